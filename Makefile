@@ -1,0 +1,32 @@
+# Two commands: `make demo` trains on simulated sites under FLARE, `make test` runs every test.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN = $(VENV)/bin
+JOB ?= jobs/fedfa_prostate
+WORKSPACE ?= demo
+
+.PHONY: demo test lint install clean
+
+install: $(VENV)/.installed
+
+# torch first and alone: an index may offer other builds to a looser request.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/fedshift data phantom
+	$(BIN)/fedshift run $(JOB) --workspace $(WORKSPACE)
+
+test: install lint
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) $(WORKSPACE) dist build .pytest_cache .mypy_cache .ruff_cache

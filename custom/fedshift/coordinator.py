@@ -1,0 +1,356 @@
+"""The server's side of a job: guard, combine, selection, results. Used by the FLARE workflow and in one process.
+
+Accepted updates wait on disk and are reduced tensor by tensor in site order, so memory does not grow with the
+number of sites and the sum does not depend on who came first.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedshift import methods
+from fedshift.checkpoint import save_checkpoint
+from fedshift.errors import ConfigError, QuorumError
+from fedshift.guard import Rejected, check_consistent, check_scores, check_update
+from fedshift.job import JobSpec
+from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
+from fedshift.methods.base import ServerContext
+from fedshift.reporting.results import (
+    DataRecord,
+    Final,
+    FinalScores,
+    Rejection,
+    RoundRecord,
+    Selected,
+    SiteRound,
+    new_results,
+)
+from fedshift.site import read_weights
+from fedshift.tasks import build_task
+
+log = logging.getLogger("fedshift")
+
+BEST, LAST = "best_global_model.pt", "last_global_model.pt"
+RULE = "highest mean over sites of the aggregated model's validation {metric}"
+
+
+@dataclass
+class StoredUpdate:
+    """An accepted update whose weights wait on disk."""
+
+    site: str
+    n_samples: int
+    n_steps: int
+    metrics: Mapping[str, float]
+    arrays: MethodArrays
+    path: Path | None
+    _open: Mapping[str, np.ndarray] | None = field(default=None, repr=False)
+
+    @property
+    def weights(self) -> Mapping[str, np.ndarray]:
+        """Key to array; an array is read when it is asked for and not kept."""
+        if self._open is None:
+            self._open = np.load(self.path, allow_pickle=False) if self.path else {}
+        return self._open
+
+
+class Coordinator:
+    """State of a job at the server: one ``open``, any number of ``accept``, one ``close`` for each round."""
+
+    def __init__(self, job: JobSpec, folder: Path, *, on_progress: Callable[[Coordinator], None] | None = None) -> None:
+        """Make the initial model.
+
+        Args:
+            job: the resolved job.
+            folder: where results, models and waiting updates go.
+            on_progress: called whenever there is something new to show.
+        """
+        self.job = job
+        self.folder = folder
+        self.results = new_results(job)
+        self.round = 0
+        self.answered: list[str] = []
+        self.best_round, self.best_score = 0, -np.inf
+        self._on_progress = on_progress or (lambda coordinator: None)
+        self._task = build_task(job)
+        self.metric = self._task.metric
+        net = self._task.network()
+        self._weights = read_weights(net)
+        self._methods = methods.load(job.methods)
+        self._halves = [(m.name, m.server()) for m in self._methods]
+        self._specs = methods.array_specs(self._methods, net)
+        self._personal = frozenset().union(*(m.client().personal(net) for m in self._methods))
+        self._trainable = frozenset(name for name, _ in net.named_parameters())
+        self._updates: dict[str, StoredUpdate] = {}
+        self._record = RoundRecord(round=0)
+        self._started = time.monotonic()
+        self._down_bytes = 0
+        self._scoring = 0
+        self._scores: dict[int, dict[str, Scores]] = {}
+        self._spool = folder / "updates"
+        folder.mkdir(parents=True, exist_ok=True)
+        for _, half in self._halves:
+            half.start(net, self._context(0))
+
+    @property
+    def rounds(self) -> int:
+        """Training rounds of the job."""
+        return self.job.task.schedule.rounds
+
+    def open(self, round_: int) -> Broadcast:
+        """Begin a round (0: statistics; ``rounds`` + 1: only to score the last aggregate)."""
+        self.round = round_
+        self.answered = []
+        self._updates = {}
+        self._record = RoundRecord(round=round_)
+        self._started = time.monotonic()
+        self._scoring = round_ - 1
+        broadcast = self._broadcast(round_, self._weights)
+        self._down_bytes = payload_bytes(broadcast.weights, broadcast.arrays)
+        self._on_progress(self)
+        return broadcast
+
+    def register(self, info: SiteInfo) -> None:
+        """A site's data, in the statistics round.
+
+        Raises:
+            ConfigError: simulated and real data would be mixed.
+        """
+        for site, other in self.results.data.items():
+            if (other.kind == "phantom") != (info.kind == "phantom"):
+                raise ConfigError(
+                    f"site {info.site} has data of kind {info.kind} and site {site} of kind {other.kind}: "
+                    "a job uses either simulated data everywhere or nowhere"
+                )
+        self.results.data[info.site] = DataRecord.model_validate(
+            {
+                "kind": info.kind,
+                "n": {"train": info.n_train, "val": info.n_val, "test": info.n_test},
+                "manifest_sha256": info.manifest_sha256,
+                "split_rule": info.split_rule,
+            }
+        )
+
+    def accept(self, update: Update) -> bool:
+        """Check an update and let it wait on disk. A refused one is recorded and logged."""
+        try:
+            if update.site not in self.job.task.sites:
+                raise Rejected("site", f"is not one of {', '.join(self.job.task.sites)}")
+            if update.site in self._updates:
+                raise Rejected("site", "has answered this round already")
+            check_update(
+                update,
+                round_=self.round,
+                weights=self._weights,
+                personal=self._personal,
+                specs=self._specs,
+                max_norm=self.job.federation.max_update_norm,
+            )
+            if self._updates:
+                check_consistent(update.arrays, next(iter(self._updates.values())).arrays)
+        except Rejected as fault:
+            self.reject(update.site, fault.key, fault.reason)
+            return False
+        path = None
+        if update.weights:
+            path = self._spool / f"{self.job.task.sites.index(update.site):04d}.npz"
+            path.parent.mkdir(exist_ok=True)
+            np.savez(path, **update.weights)  # type: ignore[arg-type]
+        self._updates[update.site] = StoredUpdate(
+            update.site, update.n_samples, update.n_steps, update.metrics, update.arrays, path
+        )
+        metrics = dict(update.metrics)
+        train_loss, seconds = metrics.pop("train_loss", 0.0), metrics.pop("seconds", 0.0)
+        if self.round > 0:
+            self._record.sites[update.site] = SiteRound(
+                n=update.n_samples,
+                steps=update.n_steps,
+                train_loss=train_loss,
+                bytes_up=payload_bytes(update.weights, update.arrays),
+                bytes_down=self._down_bytes,
+                seconds=round(seconds, 3),
+            )
+            if metrics and self.round > 1:
+                self._note_scores(Scores(update.site, self.round - 1, {"val": metrics}))
+        self.answered.append(update.site)
+        self._on_progress(self)
+        return True
+
+    def reject(self, site: str, key: str, reason: str) -> None:
+        """Leave a site out of this round, and say so."""
+        log.error("round %d: site %s is left out: %s: %s", self.round, site, key, reason)
+        self._record.rejected.append(Rejection(site=site, key=key, reason=reason))
+        self._on_progress(self)
+
+    def require(self, n_usable: int, what: str) -> None:
+        """Hold a step to the quorum.
+
+        Raises:
+            QuorumError: fewer usable answers than the job needs.
+        """
+        needed = self.job.federation.min_sites
+        if n_usable < needed:
+            said = {r.site: f"{r.site} ({r.key}: {r.reason})" for r in self._record.rejected}
+            out = [said.get(s, f"{s} (no answer)") for s in self.job.task.sites if s not in self.answered]
+            raise QuorumError(
+                f"{what}: {n_usable} usable answers, {needed} needed. Without: {'; '.join(out)}. "
+                "Mend these sites or lower federation.min_sites"
+            )
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether too many sites were refused for the round to reach its quorum."""
+        out = {r.site for r in self._record.rejected} - set(self.answered)
+        return len(self.job.task.sites) - len(out) < self.job.federation.min_sites
+
+    def close(self) -> None:
+        """End a round: select among earlier aggregates, combine the accepted updates.
+
+        Raises:
+            QuorumError: fewer usable updates than the job needs; the model stays as it was.
+        """
+        what = f"round {self.round}" if self.round else "the statistics round"
+        self._record.seconds = round(time.monotonic() - self._started, 3)
+        self._record.absent = [s for s in self.job.task.sites if s not in self.answered]
+        if self.round:
+            self.results.rounds.append(self._record)
+        self.require(len(self._updates), what)
+        context = self._context(self.round)
+        updates: Sequence[StoredUpdate] = [self._updates[s] for s in self.job.task.sites if s in self._updates]
+        for _, half in self._halves:
+            half.receive(updates, context)
+        if self.round:
+            if self.round > 1:
+                self._select(self.round - 1)
+            owner = next(half for _, half in self._halves if "combine" in half.owns)
+            self._weights = owner.combine(self._weights, updates, context)
+            self._check_aggregate()
+            self._save(LAST, self.round, self._weights)
+        for update in updates:
+            update._open = None
+        shutil.rmtree(self._spool, ignore_errors=True)
+        self.results.write(self.folder)
+        self._on_progress(self)
+
+    def add_scores(self, scores: Scores) -> bool:
+        """A site's scores of the last or the best aggregate, from the final evaluation; refused if not usable."""
+        try:
+            if scores.site not in self.job.task.sites:
+                raise Rejected("site", f"is not one of {', '.join(self.job.task.sites)}")
+            check_scores(scores, round_=self._scoring, metric=self.metric)
+        except Rejected as fault:
+            self.reject(scores.site, fault.key, fault.reason)
+            return False
+        self._note_scores(scores)
+        self.answered.append(scores.site)
+        self._on_progress(self)
+        return True
+
+    def close_last(self) -> None:
+        """After the last aggregate was scored everywhere: the selection is final.
+
+        Raises:
+            QuorumError: too few sites scored it.
+        """
+        self.require(len(self._scores.get(self.rounds, {})), "the evaluation of the last model")
+        self._select(self.rounds)
+        self.results.selected = Selected(round=self.best_round, rule=RULE.format(metric=self.metric))
+        self.results.write(self.folder)
+
+    def open_best(self) -> Broadcast | None:
+        """The best aggregate, to be scored on the test split; None if it is the last one, which has been."""
+        self.answered = []
+        if self.best_round == self.rounds:
+            return None
+        self._record = RoundRecord(round=self.round)
+        self._scoring = self.best_round
+        return self._broadcast(self.best_round + 1, self._best[0], self._best[1])
+
+    def finish(self) -> None:
+        """Write the final scores.
+
+        Raises:
+            QuorumError: too few sites scored the best model on their test split.
+        """
+        tested = [s for s in self._scores[self.best_round].values() if "test" in s.values]
+        self.require(len(tested), "the evaluation of the best model")
+        self.results.final = Final(best=self._final(self.best_round), last=self._final(self.rounds))
+        self.results.write(self.folder)
+        self._on_progress(self)
+
+    def mean_score(self, round_: int) -> float | None:
+        """Mean over sites of the aggregate's validation score, if any site has told it."""
+        known = self._scores.get(round_, {}).values()
+        values = [s.values["val"][self.metric] for s in known if self.metric in s.values.get("val", {})]
+        return float(np.mean(values)) if values else None
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _context(self, round_: int) -> ServerContext:
+        return ServerContext(round_, self.rounds, self.job.task.sites, self._trainable)
+
+    def _broadcast(self, round_: int, weights: Weights, arrays: MethodArrays | None = None) -> Broadcast:
+        if arrays is None:
+            named = {name: half.broadcast(self._context(round_)) for name, half in self._halves}
+            arrays = {name: dict(values) for name, values in named.items() if values}
+        if round_ > 1:
+            self._sent = weights, arrays
+        return Broadcast(round=round_, best_round=self.best_round, weights=weights, arrays=arrays)
+
+    def _note_scores(self, scores: Scores) -> None:
+        site_scores = self._scores.setdefault(scores.round, {})
+        known = site_scores.get(scores.site)
+        values = {**(known.values if known else {}), **scores.values}
+        site_scores[scores.site] = Scores(scores.site, scores.round, values)
+        for record in self.results.rounds:
+            if record.round == scores.round and scores.site in record.sites:
+                record.sites[scores.site].val = values.get("val", {})
+                record.sites[scores.site].test = values.get("test")
+
+    def _select(self, round_: int) -> None:
+        """Keep the aggregate of ``round_`` if it is the best so far. Its weights were those last sent."""
+        score = self.mean_score(round_)
+        if score is None:
+            if self.best_round == 0 and round_ == self.rounds:
+                raise ConfigError("no site has validation data, so no round can be selected: add cases to 'val'")
+            return
+        if score > self.best_score:
+            self.best_round, self.best_score = round_, score
+            self._best = self._sent
+            self._save(BEST, round_, self._sent[0])
+
+    def _check_aggregate(self) -> None:
+        """What came out must be usable too, whatever the rule that made it."""
+        for key, value in self._weights.items():
+            if not np.isfinite(value).all():
+                raise QuorumError(f"round {self.round}: the aggregate's {key} is not finite; the job cannot go on")
+            if key.endswith("running_var") and value.min(initial=0) < 0:
+                raise QuorumError(f"round {self.round}: the aggregate's {key} has a negative variance")
+
+    def _save(self, name: str, round_: int, weights: Weights) -> None:
+        tensors = {key: torch.from_numpy(np.asarray(value)) for key, value in weights.items()}
+        score = self.mean_score(round_)
+        save_checkpoint(
+            self.folder / name,
+            job=self.job,
+            round_=round_,
+            weights=tensors,
+            personal=sorted(self._personal),
+            scores={} if score is None else {f"val_{self.metric}": score},
+        )
+
+    def _final(self, round_: int) -> FinalScores:
+        return FinalScores(round=round_, sites={site: s.values for site, s in sorted(self._scores[round_].items())})
+
+
+def payload_bytes(weights: Weights, arrays: MethodArrays) -> int:
+    """Bytes of the arrays in a message, without framing."""
+    return sum(a.nbytes for a in weights.values()) + sum(a.nbytes for m in arrays.values() for a in m.values())

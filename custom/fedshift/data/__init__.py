@@ -1,0 +1,1 @@
+"""Site data: manifest, where a site's folder is, cached arrays, checks."""

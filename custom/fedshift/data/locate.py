@@ -1,0 +1,75 @@
+"""Where a site's prepared folder is. Only the site knows; the path never travels and is never in a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedshift.data.manifest import FILE_NAME
+from fedshift.errors import DataError
+from fedshift.job import read_yaml
+from fedshift.strict import Strict
+
+SITE_FILE = "fedshift.yaml"
+
+
+class SiteSettings(Strict):
+    """A site's own ``local/fedshift.yaml``: data set -> absolute path of the site's prepared folder."""
+
+    data: dict[str, str] = {}
+
+
+def data_home(environ: Mapping[str, str] = os.environ) -> Path:
+    """``$XDG_DATA_HOME/fedshift``, by default ``~/.local/share/fedshift``."""
+    return Path(environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "fedshift"
+
+
+def phantom_home(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where ``fedshift data phantom`` puts its sites."""
+    return data_home(environ) / "phantom"
+
+
+def find_site(
+    dataset: str,
+    site: str,
+    *,
+    local: Path | None,
+    simulator: bool,
+    environ: Mapping[str, str] = os.environ,
+) -> Path:
+    """The prepared folder of a site.
+
+    Looked at in this order: ``local/fedshift.yaml`` of the site's kit; ``$FEDSHIFT_DATA/<dataset>/<site>``;
+    `data_home`; and in the simulator only, the phantom. The first that is set or exists wins.
+
+    Args:
+        dataset: the task's data set.
+        site: the site.
+        local: the kit's ``local`` folder, if there is one.
+        simulator: whether this is FLARE's simulator or a single process, not a provisioned site.
+        environ: environment variables.
+
+    Raises:
+        DataError: nothing there; the sentence names every folder looked at and the command that makes one.
+    """
+    settings = local / SITE_FILE if local else None
+    if settings and settings.is_file():
+        path = SiteSettings.parse(read_yaml(settings), where=str(settings)).data.get(dataset)
+        if path is not None:
+            if not Path(path).is_absolute():
+                raise DataError(f"{settings}: data.{dataset} must be an absolute path, not {path!r}")
+            if not (Path(path) / FILE_NAME).is_file():
+                raise DataError(f"{settings}: data.{dataset} names {path}, which holds no {FILE_NAME}")
+            return Path(path)
+    roots = [Path(environ["FEDSHIFT_DATA"]).absolute()] if environ.get("FEDSHIFT_DATA") else []
+    roots.append(data_home(environ))
+    if simulator:
+        roots.append(phantom_home(environ))
+    folders = [root / dataset / site for root in roots]
+    for folder in folders:
+        if (folder / FILE_NAME).is_file():
+            return folder
+    makes = f"'fedshift data prepare {dataset}'" + (" or 'fedshift data phantom'" if simulator else "")
+    looked = ", ".join(str(folder) for folder in folders)
+    raise DataError(f"no {dataset} data for site {site}: looked in {looked}; {makes} makes one")

@@ -1,0 +1,81 @@
+"""``manifest.json`` of a prepared site (schema 1): what is there, from where, in which split."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from fedshift.errors import DataError
+from fedshift.strict import Strict
+
+Split = Literal["train", "val", "test"]
+FILE_NAME = "manifest.json"
+
+
+class Case(Strict):
+    """One volume (or image) of a site.
+
+    ``sha256_*`` hash the decoded voxels, so the same content under another name or compression
+    is recognised. ``shape`` is (slices, rows, columns), ``spacing`` millimetres in that order.
+    ``array`` names the folder of cached arrays below the site, ``offset`` the case's first slice there.
+    """
+
+    id: str
+    sha256_image: str
+    sha256_label: str
+    split: Split
+    shape: tuple[int, int, int]
+    spacing: tuple[float, float, float]
+    direction: tuple[float, ...]
+    array: str
+    offset: int
+
+
+class Manifest(Strict):
+    """All that is known of a prepared site. Written once by data_prep, read by everything else."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    dataset: str
+    site: str
+    kind: Literal["patients", "images", "phantom"]
+    preparation: dict[str, Any]
+    classes: tuple[str, ...]
+    cases: tuple[Case, ...]
+    licence: str
+    citation: str
+
+    def by_split(self, split: Split) -> tuple[Case, ...]:
+        """The cases of one split, in file order."""
+        return tuple(case for case in self.cases if case.split == split)
+
+    def write(self, folder: Path) -> None:
+        """Write ``folder/manifest.json`` (whole or not at all)."""
+        target = folder / FILE_NAME
+        beside = target.with_suffix(".json.partial")
+        beside.write_text(json.dumps(self.model_dump(by_alias=True), indent=1) + "\n")
+        beside.replace(target)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read ``folder/manifest.json``.
+
+    Raises:
+        DataError: no manifest there, or one that does not parse.
+    """
+    path = folder / FILE_NAME
+    if not path.is_file():
+        raise DataError(f"{path} does not exist: prepare the site with 'fedshift data prepare' first")
+    try:
+        raw = json.loads(path.read_text())
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON ({error}): prepare the site again") from None
+    return Manifest.parse(raw, where=str(path))
+
+
+def manifest_sha256(folder: Path) -> str:
+    """Fingerprint of a site's manifest file, as results.json records it."""
+    return hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()

@@ -1,0 +1,21 @@
+"""Errors that a person is meant to read: one sentence naming the thing and the mend."""
+
+
+class FedshiftError(Exception):
+    """Anything the user can put right. The command line prints it and exits with 2."""
+
+
+class ConfigError(FedshiftError):
+    """A job, task, method or option that does not fit."""
+
+
+class DataError(FedshiftError):
+    """A scan, mask, manifest or site folder that cannot be used as it is."""
+
+
+class Stopped(FedshiftError):
+    """The run was ended from outside while a site was at work."""
+
+
+class QuorumError(FedshiftError):
+    """Fewer sites than ``min_sites`` gave a usable answer."""

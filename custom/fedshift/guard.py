@@ -1,0 +1,138 @@
+"""Everything that is checked before an update may be summed. Each check gives a reason a person can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedshift.messages import Arrays, Scores, Update, Weights
+from fedshift.methods.base import ArraySpec
+
+MOST_SAMPLES = 10**9
+
+
+class Rejected(Exception):
+    """An update that must not be used: which key, and why."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        """``key`` is the array or field at fault."""
+        super().__init__(f"{key}: {reason}")
+        self.key, self.reason = key, reason
+
+
+def check_update(
+    update: Update,
+    *,
+    round_: int,
+    weights: Weights,
+    personal: frozenset[str],
+    specs: Mapping[str, Mapping[str, ArraySpec]],
+    max_norm: float,
+) -> None:
+    """Compare an update with what its round and the job's methods allow.
+
+    Args:
+        update: a site's answer.
+        round_: the round that is open; 0 is the statistics round, which carries no weights.
+        weights: what the site received in that round.
+        personal: keys that stay at the site.
+        specs: arrays by method, as ``fedshift.methods.array_specs`` gives them.
+        max_norm: largest distance from the received weights, in multiples of max(1, their norm).
+
+    Raises:
+        Rejected: the first fault found.
+    """
+    if update.round != round_:
+        raise Rejected("round", f"an answer to round {update.round} came in round {round_}")
+    if not 1 <= update.n_samples <= MOST_SAMPLES:
+        raise Rejected("n_samples", f"{update.n_samples} is not between 1 and {MOST_SAMPLES}")
+    if round_ > 0:
+        if not 1 <= update.n_steps <= MOST_SAMPLES:
+            raise Rejected("n_steps", f"{update.n_steps} is not between 1 and {MOST_SAMPLES}")
+        expected = {key: value for key, value in weights.items() if key not in personal}
+        _check_keys(update.weights, expected, "weights")
+        for key, reference in expected.items():
+            _check_array(key, update.weights[key], ArraySpec(reference.shape, str(reference.dtype)))
+            if key.endswith("running_var") and update.weights[key].min(initial=0) < 0:
+                raise Rejected(key, "a variance is negative")
+        _check_norm(update.weights, expected, max_norm)
+    for name, value in update.metrics.items():
+        if not np.isfinite(value):
+            raise Rejected(f"metrics.{name}", f"is {value}")
+    when = "once" if round_ == 0 else "round"
+    wanted = {
+        method: {name: spec for name, spec in named.items() if spec.when == when} for method, named in specs.items()
+    }
+    wanted = {method: named for method, named in wanted.items() if named}
+    _check_keys(update.arrays, wanted, "methods")
+    for method, named in wanted.items():
+        _check_keys(update.arrays[method], named, method)
+        for name, spec in named.items():
+            _check_array(f"{method}/{name}", update.arrays[method][name], spec)
+
+
+def check_scores(scores: Scores, *, round_: int, metric: str) -> None:
+    """Compare a site's scores of an aggregate with what was asked for.
+
+    Args:
+        scores: a site's answer.
+        round_: the round whose aggregate is being scored.
+        metric: the score that selects the best round; every split must have it.
+
+    Raises:
+        Rejected: the first fault found.
+    """
+    if scores.round != round_:
+        raise Rejected("round", f"scores of round {scores.round} came instead of those of round {round_}")
+    for split, values in scores.values.items():
+        if split not in ("val", "test") or metric not in values:
+            raise Rejected(f"scores.{split}", f"is not a score by {metric} on val or test")
+        for name, value in values.items():
+            if not np.isfinite(value):
+                raise Rejected(f"scores.{split}.{name}", f"is {value}")
+
+
+def check_consistent(new: Mapping[str, Arrays], first: Mapping[str, Arrays]) -> None:
+    """Arrays of free length must be as long at every site as at the first.
+
+    Raises:
+        Rejected: a different shape.
+    """
+    for method, named in new.items():
+        for name, value in named.items():
+            other = first[method][name]
+            if value.shape != other.shape:
+                raise Rejected(f"{method}/{name}", f"has shape {value.shape}, other sites sent {other.shape}")
+
+
+def _check_keys(got: Mapping[str, object], expected: Mapping[str, object], what: str) -> None:
+    missing, extra = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
+    if missing:
+        raise Rejected(missing[0], f"is missing from {what} ({len(missing)} of {len(expected)} are)")
+    if extra:
+        raise Rejected(extra[0], f"is not expected in {what}")
+
+
+def _check_array(key: str, array: np.ndarray, spec: ArraySpec) -> None:
+    if not isinstance(array, np.ndarray):
+        raise Rejected(key, f"is a {type(array).__name__}, not an array")
+    fits = len(array.shape) == len(spec.shape) and all(
+        want is None or have == want for have, want in zip(array.shape, spec.shape, strict=True)
+    )
+    if not fits:
+        raise Rejected(key, f"has shape {array.shape}, expected {spec.shape}")
+    if str(array.dtype) != spec.dtype:
+        raise Rejected(key, f"has type {array.dtype}, expected {spec.dtype}")
+    if not np.isfinite(array).all():
+        raise Rejected(key, "holds NaN or infinity")
+    if array.size and (array.min() < spec.low or array.max() > spec.high):
+        raise Rejected(key, f"goes from {array.min():g} to {array.max():g}, allowed is {spec.low:g} to {spec.high:g}")
+
+
+def _check_norm(new: Mapping[str, np.ndarray], old: Mapping[str, np.ndarray], max_norm: float) -> None:
+    floats = [key for key, value in old.items() if np.issubdtype(value.dtype, np.floating)]
+    distance = float(np.sqrt(sum(float(np.square(new[k] - old[k], dtype=np.float64).sum()) for k in floats)))
+    limit = max_norm * max(1.0, float(np.sqrt(sum(float(np.square(old[k], dtype=np.float64).sum()) for k in floats))))
+    if not distance <= limit:
+        raise Rejected("weights", f"moved by {distance:.3g} in one round, allowed is {limit:.3g}")

@@ -1,0 +1,112 @@
+"""A job: a task, its methods and a schedule, resolved to the last key. Sites read this and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field
+
+from fedshift.errors import ConfigError
+from fedshift.strict import Strict
+from fedshift.training.precision import Precision
+
+FILE_NAME = "fedshift.yaml"
+
+
+class NetworkSpec(Strict):
+    """A network of ``fedshift.networks`` and its options."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class OptimizerSpec(Strict):
+    """The local optimiser. ``keep`` carries its state (Adam's moments) from round to round."""
+
+    name: Literal["adam", "sgd"] = "adam"
+    lr: float = Field(gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    keep: bool = True
+
+
+class ScheduleSpec(Strict):
+    """How long, in which batches, in which precision."""
+
+    rounds: int = Field(ge=1)
+    local_epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(ge=1)
+    precision: Precision = "fp32"
+    threads: int = Field(default=1, ge=1)
+
+
+class TaskSpec(Strict):
+    """What is learned. ``data`` is checked by the task's kind (``fedshift.tasks.<kind>``)."""
+
+    name: str
+    kind: str
+    dataset: str
+    protocol: str = "default"
+    sites: tuple[str, ...] = Field(min_length=1)
+    classes: tuple[str, ...] = Field(min_length=2)
+    data: dict[str, Any] = {}
+    network: NetworkSpec
+    loss: str
+    optimizer: OptimizerSpec
+    schedule: ScheduleSpec
+
+
+class FederationSpec(Strict):
+    """When a round counts.
+
+    A round needs ``min_sites`` usable answers and ends with an error without them after ``round_timeout``
+    seconds. Once it has them it waits for the rest as long again as it took, plus ``grace`` seconds.
+    """
+
+    min_sites: int = Field(ge=1)
+    round_timeout: float = Field(default=3600.0, gt=0)
+    grace: float = Field(default=60.0, ge=0)
+    max_update_norm: float = Field(default=100.0, gt=0)
+
+
+class JobSpec(Strict):
+    """A fully resolved job (schema 1), as ``fedshift job`` writes it."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    name: str
+    seed: int = 0
+    task: TaskSpec
+    methods: dict[str, dict[str, Any]]
+    federation: FederationSpec
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data, as YAML and JSON can hold it."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def read_job(path: Path) -> JobSpec:
+    """Read a job's ``fedshift.yaml``.
+
+    Raises:
+        ConfigError: no such file, not YAML, or a key that does not fit.
+    """
+    return JobSpec.parse(read_yaml(path), where=str(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping.
+
+    Raises:
+        ConfigError: no such file, or not a mapping.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist")
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} must hold keys and values, not {type(raw).__name__}")
+    return raw

@@ -1,0 +1,72 @@
+"""What travels between server and sites, as plain dataclasses of numpy arrays.
+
+``flare/wire.py`` is the one place where these become FLARE's DXOs and come back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Weights = dict[str, np.ndarray]
+"""Network state: plain ``state_dict`` keys to arrays, float32 parameters and buffers, int64 counters."""
+
+Arrays = dict[str, np.ndarray]
+"""Named arrays of one method."""
+
+MethodArrays = dict[str, Arrays]
+"""Method name -> its named arrays."""
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Server to sites. ``round`` counts from 1; round 0 is the statistics round.
+
+    ``weights`` are those that round ``round`` starts from, i.e. the aggregate of ``round - 1``.
+    ``best_round`` is the best aggregate known so far (0: none yet); sites keep what they hold of it.
+    """
+
+    round: int
+    best_round: int
+    weights: Weights
+    arrays: MethodArrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Update:
+    """One site's answer to a round.
+
+    ``metrics`` are scores of the *received* model on the validation split, plus ``train_loss``.
+    ``weights`` lack the keys that a method keeps at the site (personal parts).
+    """
+
+    site: str
+    round: int
+    n_samples: int
+    n_steps: int
+    weights: Weights = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    arrays: MethodArrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SiteInfo:
+    """What a site tells about its data in the statistics round: counts and fingerprints, no paths, no ids."""
+
+    site: str
+    kind: str  # patients, images or phantom
+    n_train: int
+    n_val: int
+    n_test: int
+    manifest_sha256: str
+    split_rule: str
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of one model at one site: split name -> metric name -> value."""
+
+    site: str
+    round: int
+    values: dict[str, dict[str, float]]

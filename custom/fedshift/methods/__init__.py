@@ -1,0 +1,168 @@
+"""Methods against feature shift, one file each, found by file name.
+
+``load`` turns the names and options of a job into halves; ``ClientChain`` calls the client halves in order.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from fedshift.errors import ConfigError
+from fedshift.messages import MethodArrays
+from fedshift.methods.base import ArraySpec, Batch, Client, Context, Owned, Run, Server, TrainingImages
+from fedshift.strict import Strict, nearest
+
+DEFAULT_COMBINE = "fedavg"
+
+
+def available() -> list[str]:
+    """Names of all methods: the modules of this package that hold both halves."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in ("base", "aggregation"))
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of a job: its module and its checked options."""
+
+    name: str
+    module: ModuleType
+    config: Strict
+
+    def client(self) -> Client[Any]:
+        """A new client half."""
+        half: Client[Any] = self.module.Client(self.config)
+        return half
+
+    def server(self) -> Server[Any]:
+        """A new server half."""
+        half: Server[Any] = self.module.Server(self.config)
+        return half
+
+    @property
+    def owns(self) -> frozenset[Owned]:
+        """What this method alone may do, in either half."""
+        owned: frozenset[Owned] = self.module.Client.owns | self.module.Server.owns
+        return owned
+
+
+def find(name: str) -> ModuleType:
+    """The module of a method.
+
+    Raises:
+        ConfigError: no method of that name.
+    """
+    if name not in available():
+        raise ConfigError(f"there is no method {name!r}{nearest(name, available())}")
+    return importlib.import_module(f"fedshift.methods.{name}")
+
+
+def load(specs: Mapping[str, Mapping[str, Any]]) -> tuple[Method, ...]:
+    """Methods of a job in the order in which their halves are called.
+
+    A job that names no way to combine updates gets FedAvg's. Order: the owner of "combine", the
+    owner of "step", then by alphabet, whatever the order in which they were named.
+
+    Raises:
+        ConfigError: an unknown method or option, or two methods that own the same thing.
+    """
+    methods = []
+    for name, options in specs.items():
+        module = find(name)
+        methods.append(Method(name, module, module.Config.parse(dict(options), where=f"method {name}")))
+    if not any("combine" in m.owns for m in methods):
+        module = find(DEFAULT_COMBINE)
+        methods.append(Method(DEFAULT_COMBINE, module, module.Config()))
+    owners: dict[Owned, str] = {}
+    for method in methods:
+        for owned in sorted(method.owns):
+            if owned in owners:
+                raise ConfigError(
+                    f"{owners[owned]} and {method.name} cannot be combined: both own the {owned}; name one of them"
+                )
+            owners[owned] = method.name
+    return tuple(sorted(methods, key=lambda m: ("combine" not in m.owns, "step" not in m.owns, m.name)))
+
+
+class ClientChain:
+    """The client halves of a job at one site in one round, called in the job's order."""
+
+    def __init__(self, methods: Sequence[Method], run: Run, state: dict[str, dict[str, Tensor]]) -> None:
+        """``state`` is the ``methods`` part of the site's state tree; halves change it in place."""
+        self._halves = [(m.client(), Context(run, m.name, state.setdefault(m.name, {}))) for m in methods]
+        self._owner = next((pair for pair in self._halves if "step" in pair[0].owns), None)
+
+    def personal(self, net: nn.Module) -> frozenset[str]:
+        """Union of the keys that methods keep at the site."""
+        return frozenset().union(*(half.personal(net) for half, _ in self._halves))
+
+    def attach(self, net: nn.Module) -> list[RemovableHandle]:
+        """Insert every method's layers; the caller removes the handles."""
+        return [handle for half, ctx in self._halves for handle in half.attach(net, ctx)]
+
+    def statistics(self, data: TrainingImages) -> MethodArrays:
+        """Arrays of the statistics round by method."""
+        return _non_empty({ctx.method: half.statistics(data, ctx) for half, ctx in self._halves})
+
+    def receive(self, arrays: MethodArrays) -> None:
+        """Hand every method its part of the broadcast."""
+        for half, ctx in self._halves:
+            half.receive(arrays.get(ctx.method, {}), ctx)
+
+    def begin(self, data: TrainingImages) -> None:
+        """Before the first step."""
+        for half, ctx in self._halves:
+            half.begin(data, ctx)
+
+    def inputs(self, x: Tensor, *, training: bool) -> Tensor:
+        """Images through every method."""
+        for half, ctx in self._halves:
+            x = half.inputs(x, ctx, training=training)
+        return x
+
+    def batch(self, batch: Batch) -> Batch:
+        """A training batch through every method."""
+        batch = Batch(self.inputs(batch.x, training=True), batch.y)
+        for half, ctx in self._halves:
+            batch = half.batch(batch, ctx)
+        return batch
+
+    def loss(self, batch: Batch, loss: Tensor) -> Tensor:
+        """The task's loss with every method's additions."""
+        for half, ctx in self._halves:
+            loss = half.loss(batch, loss, ctx)
+        return loss
+
+    def step(self, closure: Callable[[], Tensor], optimizer_step: Callable[[], None]) -> Tensor:
+        """One optimiser step, by the owner of "step" if the job has one. Returns the loss."""
+        if self._owner is not None:
+            half, ctx = self._owner
+            return half.step(closure, ctx)
+        loss = closure()
+        optimizer_step()
+        return loss
+
+    def gradients(self) -> None:
+        """After the backward pass."""
+        for half, ctx in self._halves:
+            half.gradients(ctx)
+
+    def end(self) -> MethodArrays:
+        """Arrays of the round by method."""
+        return _non_empty({ctx.method: half.end(ctx) for half, ctx in self._halves})
+
+
+def array_specs(methods: Sequence[Method], net: nn.Module) -> dict[str, dict[str, ArraySpec]]:
+    """What each method may send from a site: method -> array name -> spec."""
+    return {m.name: m.client().up(net) for m in methods}
+
+
+def _non_empty(arrays: MethodArrays) -> MethodArrays:
+    return {name: named for name, named in arrays.items() if named}

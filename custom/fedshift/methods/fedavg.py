@@ -1,0 +1,49 @@
+"""FedAvg: average the sites' models.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017::
+
+    w ← Σ_k c_k w_k,    c_k = n_k / Σ n   (weights: samples)   or   1 / K   (weights: uniform)
+
+Choices: the FedFA and FedBN papers average uniformly, FedRDN and the original by sample count; ``weights``
+decides. Batch-norm running statistics are averaged like parameters (``buffers: average``) or stay at each
+site, which then scores the model with its own (``buffers: local``). Integer batch counters are not averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import nn
+
+from fedshift.messages import Weights
+from fedshift.methods import base
+from fedshift.methods.aggregation import average, sample_fractions
+from fedshift.strict import Strict
+
+
+class Config(Strict):
+    """Options of FedAvg."""
+
+    weights: Literal["samples", "uniform"] = "samples"
+    buffers: Literal["average", "local"] = "average"
+
+
+class Client(base.Client[Config]):
+    """Plain local training."""
+
+    def personal(self, net: nn.Module) -> frozenset[str]:
+        """All buffers with ``buffers: local``, else nothing."""
+        return frozenset(name for name, _ in net.named_buffers()) if self.config.buffers == "local" else frozenset()
+
+
+class Server(base.Server[Config]):
+    """The weighted mean."""
+
+    owns = frozenset({"combine"})
+
+    def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
+        """Σ_k c_k w_k, tensor by tensor."""
+        uniform = [1.0 / len(updates)] * len(updates)
+        coefficients = uniform if self.config.weights == "uniform" else sample_fractions(updates)
+        return average(weights, updates, coefficients, skip=frozenset())

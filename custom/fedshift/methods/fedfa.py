@@ -1,0 +1,265 @@
+"""FedFA: augment the channel statistics of features, as wide as the sites differ.
+
+Zhou & Konukoglu, "FedFA: Federated Feature Augmentation", ICLR 2023 (equation numbers are the paper's).
+
+At a site, at each chosen encoder stage, with probability p for a batch X of shape (B, C, H, W)::
+
+    μ, σ   = mean and deviation of X over H, W, per image and channel              (2)
+    S_μ    = variance of μ over the batch, per channel;  S_σ likewise of σ         (3)
+    m ← α m + (1−α) mean_b μ,   s ← α s + (1−α) mean_b σ                           (4)
+    Ŝ_μ    = (γ_μ + 1) S_μ;  Ŝ_σ likewise                                          (8)
+    μ̂ = μ + ε √Ŝ_μ,   σ̂ = σ + ε' √Ŝ_σ,   ε, ε' ~ N(0, 1) per image and channel
+    X̂ = σ̂ (X − μ)/σ + μ̂                                                            (9)
+
+At the server, per stage, from the M sites' m and s::
+
+    Σ²_j = variance over sites of m_j                                              (5)
+    k_j  = 1 / (1 + 1/Σ²_j),    γ_j = C k_j / Σ_i k_i                              (6, 7)
+
+Before any statistics have been gathered γ = 1 (as released; the paper is silent). A batch that the layer
+leaves alone does not move m and s (as released).
+
+Deviations from the paper: ε = 1e-6 is added to variances inside the root and to Σ² inside the kernel, so that
+a dead channel gives no infinite gradient and one site gives γ = 1. Algorithm 1 can be read as setting m, s
+to 0, 1 every round; as released, sites go on from the sites' mean (``running: average``; ``reset`` and
+``local`` are the other readings).
+
+``variant: released`` does what the authors' code does: unbiased variances, and one scalar Σ² over sites and
+channels together, which makes every γ_j = 1. Ablations by ``fusion``: ``direct`` uses Σ² in place of γ,
+``local`` is FedFA-C (Ŝ = S), ``random`` is FedFA-R (deviation 0.5 for all). ``layers`` chooses stages, from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from fedshift.errors import ConfigError
+from fedshift.messages import Arrays
+from fedshift.methods import base
+from fedshift.strict import Strict
+
+RANDOM_STD = 0.5
+
+
+class Config(Strict):
+    """Options of FedFA."""
+
+    variant: Literal["paper", "released"] = "paper"
+    fusion: Literal["adaptive", "direct", "local", "random"] = "adaptive"
+    p: float = Field(default=0.5, ge=0, le=1)
+    momentum: float = Field(default=0.99, ge=0, lt=1)
+    running: Literal["average", "reset", "local"] = "average"
+    layers: tuple[int, ...] | None = None
+    eps: float = Field(default=1e-6, gt=0)
+
+    @property
+    def shares(self) -> bool:
+        """Whether sites exchange statistics at all; the ablations FedFA-C and FedFA-R do not."""
+        return self.fusion in ("adaptive", "direct")
+
+
+# --- at a site ----------------------------------------------------------------------------------------
+
+
+def feature_statistics(x: Tensor, *, eps: float, unbiased: bool) -> tuple[Tensor, Tensor]:
+    """Eq. 2: mean and deviation over space, (B, C, H, W) -> 2 x (B, C)."""
+    variance, mean = torch.var_mean(x, (2, 3), correction=int(unbiased))
+    return mean, (variance + eps).sqrt()
+
+
+def batch_variance(statistic: Tensor, *, eps: float, unbiased: bool) -> Tensor:
+    """Eq. 3: variance over the batch, (B, C) -> (C,). A batch of one has none."""
+    return statistic.var(0, correction=int(unbiased and len(statistic) > 1)) + eps
+
+
+def augment(
+    x: Tensor, mean: Tensor, std: Tensor, spread: tuple[Tensor, Tensor], noise: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Eq. 9 as one multiply and add; ``spread`` holds √Ŝ_μ, √Ŝ_σ, each (C,), ``noise`` two (B, C) draws."""
+    new_mean = mean + noise[0] * spread[0]
+    scale = 1 + noise[1] * spread[1] / std
+    shift = new_mean - mean * scale
+    return torch.addcmul(shift[..., None, None], x, scale[..., None, None])
+
+
+class FeatureAugmentation:
+    """The FFA layer of one stage: changes features in training, leaves them alone in evaluation."""
+
+    def __init__(self, layer: int, channels: int, net: nn.Module, config: Config, ctx: base.Context) -> None:
+        """γ = 1, m = 0, s = 1 until ``receive`` brings others."""
+        self._layer, self._net, self._config, self._ctx = layer, net, config, ctx
+        self.gamma_mean, self.gamma_std = torch.ones(channels), torch.ones(channels)
+        self.running_mean, self.running_std = torch.zeros(channels), torch.ones(channels)
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """(B, C, H, W) -> the same shape and type."""
+        if not self._net.training:
+            return features
+        rng = self._ctx.rng(f"layer{self._layer}")
+        if float(torch.rand((), generator=rng)) >= self._config.p:
+            return features
+        x = features if features.dtype == torch.float64 else features.float()
+        unbiased, eps = self._config.variant == "released", self._config.eps
+        mean, std = feature_statistics(x, eps=eps, unbiased=unbiased)
+        self._move_running(mean, std)
+        draws = [torch.randn(mean.shape, generator=rng).to(mean) for _ in range(2)]
+        spread = self._spread(mean, std, eps=eps, unbiased=unbiased)
+        return augment(x, mean, std, spread, (draws[0], draws[1])).to(features.dtype)
+
+    def _spread(self, mean: Tensor, std: Tensor, *, eps: float, unbiased: bool) -> tuple[Tensor, Tensor]:
+        if self._config.fusion == "random":
+            constant = torch.full_like(mean[0], RANDOM_STD)
+            return constant, constant
+        own_mean = batch_variance(mean, eps=eps, unbiased=unbiased)
+        own_std = batch_variance(std, eps=eps, unbiased=unbiased)
+        if self._config.fusion == "local":
+            return own_mean.sqrt(), own_std.sqrt()
+        return (
+            ((self.gamma_mean.to(mean) + 1) * own_mean).sqrt(),
+            ((self.gamma_std.to(std) + 1) * own_std).sqrt(),
+        )
+
+    @torch.no_grad()
+    def _move_running(self, mean: Tensor, std: Tensor) -> None:
+        keep = self._config.momentum
+        self.running_mean = keep * self.running_mean + (1 - keep) * mean.mean(0).cpu().to(self.running_mean)
+        self.running_std = keep * self.running_std + (1 - keep) * std.mean(0).cpu().to(self.running_std)
+
+
+def chosen_stages(net: nn.Module, config: Config) -> dict[int, base.Stage]:
+    """Stages that get a layer, by their number from 1.
+
+    Raises:
+        ConfigError: the network names no stages, or ``layers`` names one that it has not.
+    """
+    stages = dict(enumerate(getattr(net, "stages", ()), start=1))
+    if not stages:
+        raise ConfigError(f"method fedfa: network {type(net).__name__} names no stages, so no layer can be placed")
+    if config.layers is None:
+        return stages
+    unknown = sorted(set(config.layers) - set(stages))
+    if unknown:
+        raise ConfigError(f"method fedfa: layers {unknown} do not exist; the network has stages 1 to {len(stages)}")
+    return {number: stages[number] for number in sorted(set(config.layers))}
+
+
+class Client(base.Client[Config]):
+    """Places the layers; sends m and s, receives γ."""
+
+    def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
+        """M and s of each layer."""
+        if not self.config.shares:
+            return {}
+        reveals = "moving average of the {} of features over the site's training images, per channel"
+        specs = {}
+        for number, stage in chosen_stages(net, self.config).items():
+            shape = (stage.channels,)
+            specs[f"mean.{number}"] = base.ArraySpec(shape, low=-1e6, high=1e6, reveals=reveals.format("mean"))
+            specs[f"std.{number}"] = base.ArraySpec(shape, low=0, high=1e6, reveals=reveals.format("deviation"))
+        return specs
+
+    def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
+        """One layer a stage."""
+        stages = chosen_stages(net, self.config)
+        self._layers = {
+            number: FeatureAugmentation(number, stage.channels, net, self.config, ctx)
+            for number, stage in stages.items()
+        }
+        return [stage.hook(self._layers[number]) for number, stage in stages.items()]
+
+    def receive(self, arrays: Arrays, ctx: base.Context) -> None:
+        """γ for every layer, and where m and s go on from."""
+        if not self.config.shares:
+            return
+        for number, layer in self._layers.items():
+            layer.gamma_mean = torch.from_numpy(arrays[f"gamma_mean.{number}"])
+            layer.gamma_std = torch.from_numpy(arrays[f"gamma_std.{number}"])
+            if self.config.running == "average":
+                layer.running_mean = torch.from_numpy(arrays[f"mean.{number}"])
+                layer.running_std = torch.from_numpy(arrays[f"std.{number}"])
+            elif self.config.running == "local" and f"mean.{number}" in ctx.state:
+                layer.running_mean = ctx.state[f"mean.{number}"]
+                layer.running_std = ctx.state[f"std.{number}"]
+
+    def end(self, ctx: base.Context) -> Arrays:
+        """M and s of this round."""
+        if not self.config.shares:
+            return {}
+        arrays: Arrays = {}
+        for number, layer in self._layers.items():
+            arrays[f"mean.{number}"] = layer.running_mean.numpy()
+            arrays[f"std.{number}"] = layer.running_std.numpy()
+            if self.config.running == "local":
+                ctx.state[f"mean.{number}"] = layer.running_mean
+                ctx.state[f"std.{number}"] = layer.running_std
+        return arrays
+
+
+# --- at the server ------------------------------------------------------------------------------------
+
+
+def site_variance(statistics: np.ndarray, *, scalar: bool) -> np.ndarray:
+    """Eq. 5: variance over sites, (M, C) -> (C,).
+
+    ``scalar`` is the released form: one unbiased variance over sites and channels, for every channel.
+    """
+    if scalar:
+        correction = 1 if statistics.size > 1 else 0
+        return np.full(statistics.shape[1], statistics.var(ddof=correction))
+    variance: np.ndarray = statistics.var(axis=0)
+    return variance
+
+
+def channel_weights(variance: np.ndarray, *, eps: float) -> np.ndarray:
+    """Eq. 6, 7: γ_j = C k_j / Σ k with k_j = 1 / (1 + 1/(Σ²_j + eps)), (C,) -> (C,)."""
+    kernel = (variance + eps) / (1 + variance + eps)
+    weights: np.ndarray = len(kernel) * kernel / kernel.sum()
+    return weights
+
+
+class Server(base.Server[Config]):
+    """Turns the sites' m and s into γ."""
+
+    def __init__(self, config: Config) -> None:
+        """Nothing gathered yet."""
+        super().__init__(config)
+        self._arrays: Arrays = {}
+
+    def down(self, net: nn.Module, n_sites: int) -> dict[str, base.ArraySpec]:
+        """γ, and the mean of all sites' m and s, for each layer."""
+        if not self.config.shares:
+            return {}
+        return {
+            f"{name}.{number}": base.ArraySpec((stage.channels,), reveals="a statistic over all sites")
+            for number, stage in chosen_stages(net, self.config).items()
+            for name in ("gamma_mean", "gamma_std", "mean", "std")
+        }
+
+    def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
+        """γ = 1, m = 0, s = 1."""
+        for name, spec in self.down(net, len(ctx.sites)).items():
+            fill = 0.0 if name.startswith("mean.") else 1.0
+            self._arrays[name] = np.full([size or 0 for size in spec.shape], fill, np.float32)
+
+    def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
+        """Eq. 5 to 7 for every layer."""
+        if ctx.round == 0:
+            return
+        for name in [n for n in self._arrays if n.startswith(("mean.", "std."))]:
+            stack = np.stack([update.arrays["fedfa"][name] for update in updates]).astype(np.float64)
+            variance = site_variance(stack, scalar=self.config.variant == "released")
+            direct = self.config.fusion == "direct"
+            gamma = variance if direct else channel_weights(variance, eps=self.config.eps)
+            self._arrays[name] = stack.mean(0).astype(np.float32)
+            self._arrays[f"gamma_{name}"] = gamma.astype(np.float32)
+
+    def broadcast(self, ctx: base.ServerContext) -> Arrays:
+        """γ, m and s for the next round."""
+        return self._arrays

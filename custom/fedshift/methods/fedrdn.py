@@ -1,0 +1,138 @@
+"""FedRDN: normalise each training image with a random site's mean and standard deviation.
+
+Yan et al., "A Simple Data Augmentation for Feature Distribution Skewed Federated Learning"::
+
+    μ^k = 1/n_k Σ_i mean(x_i),   σ^k = 1/n_k Σ_i std(x_i)        per channel, once, at each site
+    training:  x ← (x − μ^j) / σ^j,   j ~ U{1…K} drawn for every image in every epoch
+    test:      x ← (x − μ^k) / σ^k    with the site's own pair
+
+Deviations: the paper prints Σ_i without 1/n_k and its code divides, as done here. Statistics come from
+un-augmented training images in float64 (the code: from augmented ones). Random normalisation follows
+the geometric augmentation, as in the code.
+
+Variants: ``variant: released`` draws mean and deviation independently, one of each a batch (the code);
+``mode: mean`` is FedRDN-V, the mean of all sites' pairs in training and test; ``mode: fixed`` is plain
+normalisation with the numbers in ``fixed_mean`` and ``fixed_std`` at every site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedshift.errors import ConfigError, DataError
+from fedshift.messages import Arrays
+from fedshift.methods import base
+from fedshift.strict import Strict
+
+SMALLEST_STD = 1e-6
+
+
+class Config(Strict):
+    """Options of FedRDN."""
+
+    variant: Literal["paper", "released"] = "paper"
+    mode: Literal["random", "mean", "fixed"] = "random"
+    fixed_mean: tuple[float, ...] = (0.5,)
+    fixed_std: tuple[float, ...] = (0.5,)
+
+    def model_post_init(self, _context: object) -> None:
+        """Refuse a fixed deviation that cannot divide."""
+        if min(self.fixed_std) < SMALLEST_STD:
+            raise ConfigError(f"method fedrdn: fixed_std must be at least {SMALLEST_STD}, not {self.fixed_std}")
+
+
+def image_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Per-image, per-channel mean and (biased, as in the paper) standard deviation: (B, C, H, W) -> 2 x (B, C)."""
+    x = x.double()
+    return x.mean((2, 3)), x.std((2, 3), correction=0)
+
+
+class Client(base.Client[Config]):
+    """Measures its images once; then normalises with everybody's numbers in training, its own at test."""
+
+    def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
+        """Two numbers a channel, once. Images are scaled to at most [0, 255] before any method sees them."""
+        if self.config.mode == "fixed":
+            return {}
+        reveals = "average {} of the site's training images, per channel (of its only image, if it has one)"
+        return {
+            "mean": base.ArraySpec((None,), "float64", "stack", "once", -255, 255, reveals.format("brightness")),
+            "std": base.ArraySpec((None,), "float64", "stack", "once", SMALLEST_STD, 255, reveals.format("contrast")),
+        }
+
+    def statistics(self, data: base.TrainingImages, ctx: base.Context) -> Arrays:
+        """μ^k and σ^k over the un-augmented training images; kept for test time."""
+        if self.config.mode == "fixed":
+            return {}
+        sums: list[tuple[Tensor, Tensor]] = []
+        for chunk in data.image_chunks():
+            mean, std = image_statistics(chunk)
+            sums.append((mean.sum(0), std.sum(0)))
+        own_mean = torch.stack([s[0] for s in sums]).sum(0) / data.n_train
+        own_std = torch.stack([s[1] for s in sums]).sum(0) / data.n_train
+        if float(own_std.min()) < SMALLEST_STD:
+            raise DataError(
+                f"site {ctx.run.site}: a channel of the training images is constant, so FedRDN cannot normalise "
+                "with it; run 'fedshift data check' on the site"
+            )
+        ctx.state["mean"], ctx.state["std"] = own_mean, own_std
+        return {"mean": own_mean.numpy(), "std": own_std.numpy()}
+
+    def receive(self, arrays: Arrays, ctx: base.Context) -> None:
+        """All sites' pairs, (K, C) each; their mean for FedRDN-V; the fixed pair for plain normalisation."""
+        if self.config.mode == "fixed":
+            pairs = torch.tensor([self.config.fixed_mean]), torch.tensor([self.config.fixed_std])
+        else:
+            pairs = torch.from_numpy(arrays["means"]).float(), torch.from_numpy(arrays["stds"]).float()
+        if self.config.mode == "mean":
+            pairs = pairs[0].mean(0, keepdim=True), pairs[1].mean(0, keepdim=True)
+        self._means, self._stds = pairs
+
+    def inputs(self, x: Tensor, ctx: base.Context, *, training: bool) -> Tensor:
+        """A random site's pair for every image in training, the own pair otherwise."""
+        if self.config.mode != "random":
+            mean, std = self._means, self._stds
+        elif not training:
+            mean, std = ctx.state["mean"][None].float(), ctx.state["std"][None].float()
+        else:
+            released = self.config.variant == "released"
+            count = 1 if released else len(x)
+            rng = ctx.rng("pair")
+            i = torch.randint(len(self._means), (count,), generator=rng)
+            j = torch.randint(len(self._stds), (count,), generator=rng) if released else i
+            mean, std = self._means[i], self._stds[j]
+        return (x - mean[..., None, None].to(x.device)) / std[..., None, None].to(x.device)
+
+
+class Server(base.Server[Config]):
+    """Collects the pairs once and hands all of them to every site."""
+
+    def __init__(self, config: Config) -> None:
+        """No pairs yet."""
+        super().__init__(config)
+        self._pairs: Arrays = {}
+
+    def down(self, net: nn.Module, n_sites: int) -> dict[str, base.ArraySpec]:
+        """The list of pairs, without site names."""
+        if self.config.mode == "fixed":
+            return {}
+        return {
+            "means": base.ArraySpec((None, None), "float64", reveals="every site's average brightness"),
+            "stds": base.ArraySpec((None, None), "float64", reveals="every site's average contrast"),
+        }
+
+    def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
+        """Round 0: stack the pairs in site order."""
+        if ctx.round == 0 and self.config.mode != "fixed":
+            self._pairs = {
+                f"{name}s": np.stack([update.arrays["fedrdn"][name] for update in updates]) for name in ("mean", "std")
+            }
+
+    def broadcast(self, ctx: base.ServerContext) -> Arrays:
+        """The same list every round, so that a site needs to remember nothing it received."""
+        return self._pairs

@@ -1,0 +1,40 @@
+"""Networks, found by module name. Each module's ``build(in_channels, n_classes, **options)`` makes one.
+
+A network gives ``stages`` (places where methods see features, see `fedshift.methods.base.Stage`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from typing import Any
+
+from torch import nn
+
+from fedshift.errors import ConfigError
+from fedshift.strict import nearest
+from fedshift.training.seeding import seeded_global
+
+
+def available() -> list[str]:
+    """Names of all networks."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def build(name: str, options: dict[str, Any], *, in_channels: int, n_classes: int, seed: int) -> nn.Module:
+    """A network with initial weights that depend on ``seed`` only.
+
+    Raises:
+        ConfigError: no such network, or an option that it does not have.
+    """
+    if name not in available():
+        raise ConfigError(f"there is no network {name!r}{nearest(name, available())}")
+    make = importlib.import_module(f"fedshift.networks.{name}").build
+    known = [p for p in inspect.signature(make).parameters if p not in ("in_channels", "n_classes")]
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"network {name}: unknown option {key!r}{nearest(key, known)}")
+    with seeded_global(seed):
+        net: nn.Module = make(in_channels=in_channels, n_classes=n_classes, **options)
+    return net

@@ -1,0 +1,1 @@
+"""results.json and what people read from it."""

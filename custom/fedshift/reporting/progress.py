@@ -1,0 +1,96 @@
+"""``progress.json``: how far a run is, for whoever watches it. Rewritten whole at every step."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from fedshift.coordinator import Coordinator
+
+FILE_NAME = "progress.json"
+EVALUATION = 0.5
+"""The last evaluation takes about this part of a training round."""
+
+
+class Progress(BaseModel):
+    """A moment of a run. ``round`` is 0 in the statistics round, ``rounds`` + 1 in the last evaluation."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    state: Literal["running", "finished", "failed"] = "running"
+    round: int
+    rounds: int
+    sites: list[str]
+    sites_in: list[str]
+    metric: str
+    score_round: int | None = None
+    score: float | None = None
+    best_round: int
+    seconds_per_round: float | None = None
+    seconds_left: float | None = None
+    phantom: bool = False
+    reason: str = ""
+
+
+class ProgressFile:
+    """Keeps a run's ``progress.json`` up to date."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """``folder`` is the run's; ``clock`` counts seconds."""
+        self._path, self._clock = folder / FILE_NAME, clock
+        self._round, self._since = -1, clock()
+        self._last: Progress | None = None
+
+    def update(self, coordinator: Coordinator) -> None:
+        """Note where the run is."""
+        if coordinator.round != self._round:
+            self._round, self._since = coordinator.round, self._clock()
+        results, rounds = coordinator.results, coordinator.rounds
+        scored = [r for r in range(1, rounds + 1) if coordinator.mean_score(r) is not None]
+        # While a round is open, its own scores are still coming in: those of the round before are whole.
+        whole = [r for r in scored if r < coordinator.round - 1 or results.final is not None]
+        took = [record.seconds for record in results.rounds[-5:]]
+        per_round = sum(took) / len(took) if took else None
+        left = None
+        if per_round is not None:
+            ahead = max(rounds + 1 - coordinator.round, 0) + EVALUATION
+            left = max(per_round * ahead - (self._clock() - self._since), 0.0)
+        self._write(
+            Progress(
+                state="running" if results.final is None else "finished",
+                round=coordinator.round,
+                rounds=rounds,
+                sites=list(coordinator.job.task.sites),
+                sites_in=list(coordinator.answered),
+                metric=coordinator.metric,
+                score_round=whole[-1] if whole else None,
+                score=coordinator.mean_score(whole[-1]) if whole else None,
+                best_round=coordinator.best_round,
+                seconds_per_round=per_round,
+                seconds_left=0.0 if results.final else left,
+                phantom=any(site.kind == "phantom" for site in results.data.values()),
+            )
+        )
+
+    def fail(self, reason: str) -> None:
+        """Note why the run ended."""
+        last = self._last or Progress(round=0, rounds=0, sites=[], sites_in=[], metric="", best_round=0)
+        self._write(last.model_copy(update={"state": "failed", "reason": reason}))
+
+    def _write(self, progress: Progress) -> None:
+        self._last = progress
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self._path.with_suffix(".json.partial")
+        beside.write_text(progress.model_dump_json(indent=1) + "\n")
+        os.replace(beside, self._path)
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """The progress of the run in ``folder``, or None if it has not begun."""
+    path = folder / FILE_NAME
+    return Progress.model_validate_json(path.read_text()) if path.is_file() else None

@@ -1,0 +1,179 @@
+"""``results.json`` (schema 1): one model that the server writes and every reader uses."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedshift import __version__
+from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
+
+FILE_NAME = "results.json"
+Metrics = dict[str, float]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class MethodRecord(_Model):
+    """A method as it ran."""
+
+    name: str
+    variant: str | None
+    options: dict[str, Any]
+
+
+class JobRecord(_Model):
+    """What was run."""
+
+    name: str
+    task: str
+    protocol: str
+    methods: list[MethodRecord]
+    seed: int
+    precision: str
+    threads: int
+    rounds: int
+    network: dict[str, Any]
+    data: dict[str, Any]
+
+
+class DataRecord(_Model):
+    """A site's data: counts of samples a split, and the fingerprint of its manifest."""
+
+    kind: Literal["patients", "images", "phantom"]
+    n: dict[str, int]
+    manifest_sha256: str
+    split_rule: str
+
+
+class SiteRound(_Model):
+    """A site in a round. ``val`` and ``test`` are scores of the round's aggregate at the site."""
+
+    n: int
+    steps: int
+    train_loss: float
+    val: Metrics = {}
+    test: Metrics | None = None
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+
+
+class Rejection(_Model):
+    """An update that was left out."""
+
+    site: str
+    key: str
+    reason: str
+
+
+class RoundRecord(_Model):
+    """A round."""
+
+    round: int
+    seconds: float = 0.0
+    sites: dict[str, SiteRound] = {}
+    rejected: list[Rejection] = []
+    absent: list[str] = []
+
+
+class Selected(_Model):
+    """The round whose aggregate is the best model, and by which rule."""
+
+    round: int
+    rule: str
+
+
+class FinalScores(_Model):
+    """Scores of an aggregate: site -> split -> metrics."""
+
+    round: int
+    sites: dict[str, dict[str, Metrics]]
+
+
+class Final(_Model):
+    """Scores of the best and the last aggregate."""
+
+    best: FinalScores
+    last: FinalScores
+    personal: dict[str, Metrics] = {}
+
+
+class Results(_Model):
+    """The record of a run."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    job: JobRecord
+    versions: dict[str, str]
+    data: dict[str, DataRecord] = {}
+    rounds: list[RoundRecord] = []
+    selected: Selected | None = None
+    final: Final | None = None
+
+    @property
+    def is_phantom(self) -> bool:
+        """Whether any site's data are simulated."""
+        return any(record.kind == "phantom" for record in self.data.values())
+
+    def write(self, folder: Path) -> None:
+        """Write ``folder/results.json`` (whole or not at all)."""
+        target = folder / FILE_NAME
+        beside = target.with_suffix(".json.partial")
+        beside.write_text(json.dumps(self.model_dump(mode="json", by_alias=True), indent=1) + "\n")
+        beside.replace(target)
+
+
+def read_results(path: Path) -> Results:
+    """Read a ``results.json`` or the one in a folder.
+
+    Raises:
+        ConfigError: not there, or not such a file.
+    """
+    path = path / FILE_NAME if path.is_dir() else path
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: a run writes it into the server's job folder")
+    try:
+        return Results.model_validate_json(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a results file of this version ({str(error).splitlines()[0]})") from None
+
+
+def new_results(job: JobSpec) -> Results:
+    """An empty record of a job."""
+    schedule = job.task.schedule
+    return Results(
+        job=JobRecord(
+            name=job.name,
+            task=job.task.name,
+            protocol=job.task.protocol,
+            methods=[
+                MethodRecord(name=name, variant=options.get("variant"), options=options)
+                for name, options in job.methods.items()
+            ],
+            seed=job.seed,
+            precision=schedule.precision,
+            threads=schedule.threads,
+            rounds=schedule.rounds,
+            network=job.task.network.model_dump(mode="json"),
+            data=job.task.data,
+        ),
+        versions=_versions(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"fedshift": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    for package in ("torch", "numpy", "monai", "nvflare"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,131 @@
+"""From names on a command line to a resolved job: app file, protocol, methods, ``--set`` options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import fedshift
+from fedshift import methods
+from fedshift.errors import ConfigError
+from fedshift.job import FederationSpec, JobSpec, TaskSpec, read_yaml
+from fedshift.strict import nearest
+
+
+def apps_dir() -> Path:
+    """Where the task files are: inside an installed wheel, else beside ``custom`` in a checkout."""
+    package = Path(fedshift.__file__).resolve().parent
+    for folder in (package / "apps", package.parents[1] / "apps"):
+        if folder.is_dir():
+            return folder
+    raise ConfigError("the folder 'apps' with the task files is missing: install fedshift again")
+
+
+def tasks() -> list[str]:
+    """Names of all tasks."""
+    return sorted(path.stem for path in apps_dir().glob("*.yaml"))
+
+
+def resolve(
+    task: str,
+    method_names: str,
+    *,
+    protocol: str | None = None,
+    sites: Sequence[str] | None = None,
+    options: Sequence[str] = (),
+    seed: int = 0,
+    name: str | None = None,
+) -> JobSpec:
+    """A job from names.
+
+    Args:
+        task: a file of ``apps/`` without its ending.
+        method_names: method names joined by ``+``.
+        protocol: one of the task's protocols.
+        sites: a part of the task's sites.
+        options: ``path=value`` pairs; a path begins with a method's name, ``federation``, or a key of the task.
+        seed: the seed of the whole job.
+        name: the job's name; by default methods and task joined by ``_``.
+
+    Raises:
+        ConfigError: any name, key or value that does not fit.
+    """
+    if task not in tasks():
+        raise ConfigError(f"there is no task {task!r}{nearest(task, tasks())}")
+    where = f"apps/{task}.yaml"
+    raw = read_yaml(apps_dir() / f"{task}.yaml")
+    protocols: dict[str, Any] = raw.pop("protocols", {})
+    names = [part.strip() for part in method_names.split("+")]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"method named twice in {method_names!r}")
+    chosen: dict[str, dict[str, Any]] = {part: {} for part in names}
+    federation: dict[str, Any] = {}
+    if protocol is not None:
+        if protocol not in protocols:
+            raise ConfigError(f"{where} has no protocol {protocol!r}{nearest(protocol, protocols)}")
+        changes: dict[str, Any] = dict(protocols[protocol])
+        for method, method_options in changes.pop("methods", {}).items():
+            if method in chosen or method == methods.DEFAULT_COMBINE:
+                chosen.setdefault(method, {}).update(method_options)
+        raw = _merge(raw, changes)
+        raw["protocol"] = protocol
+    for option in options:
+        _apply(option, raw=raw, chosen=chosen, federation=federation)
+    if sites is not None:
+        for site in sites:
+            if site not in raw["sites"]:
+                raise ConfigError(f"{where} has no site {site!r}{nearest(site, raw['sites'])}")
+        raw["sites"] = [site for site in raw["sites"] if site in sites]
+    spec = TaskSpec.parse(raw, where=where)
+    loaded = methods.load(chosen)
+    federation.setdefault("min_sites", max(1, len(spec.sites) - 1))
+    federation_spec = FederationSpec.parse(federation, where="federation")
+    if federation_spec.min_sites > len(spec.sites):
+        raise ConfigError(
+            f"federation.min_sites is {federation_spec.min_sites}, but the job has only {len(spec.sites)} sites"
+        )
+    return JobSpec(
+        name=name or "_".join([*names, task]),
+        seed=seed,
+        task=spec,
+        methods={m.name: m.config.model_dump(mode="json") for m in loaded},
+        federation=federation_spec,
+    )
+
+
+def _apply(option: str, *, raw: dict[str, Any], chosen: dict[str, dict[str, Any]], federation: dict[str, Any]) -> None:
+    """Put one ``path=value`` where it belongs."""
+    path, sign, text = option.partition("=")
+    first, *rest = path.split(".")
+    if not sign or not first:
+        raise ConfigError(f"--set takes path=value, such as fedfa.p=0.3, not {option!r}")
+    value = yaml.safe_load(text)
+    if first in methods.available() and rest:
+        if first not in chosen and first != methods.DEFAULT_COMBINE:
+            raise ConfigError(f"--set {option}: the job does not use method {first}")
+        chosen.setdefault(first, {})[".".join(rest)] = value
+        return
+    known = [*TaskSpec.model_fields, "federation", *chosen]
+    if first not in known:
+        raise ConfigError(f"--set {option}: unknown key {first!r}{nearest(first, known)}")
+    target = federation if first == "federation" else raw
+    keys = rest if first == "federation" else [first, *rest]
+    if not keys:
+        raise ConfigError(f"--set {option}: name a key below 'federation', such as federation.min_sites")
+    for key in keys[:-1]:
+        target = target.setdefault(key, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"--set {option}: {key!r} holds a value, not keys")
+    target[keys[-1]] = value
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """``changes`` over ``base``, mapping by mapping; a network is replaced whole."""
+    merged = dict(base)
+    for key, value in changes.items():
+        inner = isinstance(value, dict) and isinstance(merged.get(key), dict) and key != "network"
+        merged[key] = _merge(merged[key], value) if inner else value
+    return merged

@@ -1,0 +1,191 @@
+"""One site's side of a job: answers to the three tasks. Used by the FLARE executor and in one process alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedshift import methods
+from fedshift.data.manifest import Split, manifest_sha256
+from fedshift.errors import DataError
+from fedshift.job import JobSpec
+from fedshift.messages import Broadcast, Scores, SiteInfo, Update, Weights
+from fedshift.methods import ClientChain
+from fedshift.methods.base import Run
+from fedshift.tasks import build_task
+from fedshift.training import local
+from fedshift.training.precision import prepare, use_threads
+from fedshift.training.state import SiteState, StateStore
+
+
+@dataclass
+class _Session:
+    """A task in progress: methods attached to the network, with the state they start from."""
+
+    run: Run
+    chain: ClientChain
+    state: SiteState
+
+
+class Site:
+    """A site in a job: data, network, and a folder for what it must remember."""
+
+    def __init__(self, job: JobSpec, name: str, *, data: Path, state: Path, device: str = "cpu") -> None:
+        """Open the site's data.
+
+        Args:
+            job: the resolved job.
+            name: the site.
+            data: the site's prepared folder.
+            state: folder for state files of this job; one site writes to ``state/<name>``.
+            device: where to train, as torch names it.
+
+        Raises:
+            DataError: the data cannot be used.
+        """
+        use_threads(job.task.schedule.threads)
+        self.name = name
+        self._job = job
+        self._task = build_task(job)
+        self._data = self._task.open(data, name)
+        self._manifest_sha256 = manifest_sha256(data)
+        self._methods = methods.load(job.methods)
+        self._net = prepare(self._task.network(), job.task.schedule.precision, torch.device(device))
+        self._store = StateStore(state / name)
+
+    def info(self) -> SiteInfo:
+        """Counts and fingerprint of the site's data."""
+        return SiteInfo(
+            site=self.name,
+            kind=self._data.manifest.kind,
+            n_train=self._data.count("train"),
+            n_val=self._data.count("val"),
+            n_test=self._data.count("test"),
+            manifest_sha256=self._manifest_sha256,
+            split_rule=self._data.split_rule,
+        )
+
+    def statistics(self) -> Update:
+        """Round 0: what the methods want to know about the site's images."""
+        state = SiteState()
+        chain = ClientChain(self._methods, self._run(0, {}), state.methods)
+        arrays = chain.statistics(self._data)
+        self._store.write(0, state, best_round=0)
+        return Update(site=self.name, round=0, n_samples=self._data.n_train, n_steps=0, arrays=arrays)
+
+    def train(self, broadcast: Broadcast, *, stop: Callable[[], bool] = lambda: False) -> Update:
+        """Score the received model, train it, and answer with the result.
+
+        Args:
+            broadcast: the round's weights and arrays.
+            stop: asked before every batch whether the run was ended from outside.
+
+        Raises:
+            DataError: training diverged.
+            Stopped: ``stop`` said so; nothing was written.
+        """
+        started = time.monotonic()
+        schedule = self._job.task.schedule
+        with self._session(broadcast, self._state_before(broadcast.round)) as session:
+            run, chain = session.run, session.chain
+            run.stop = stop
+            metrics = self._scores(chain, "val") if broadcast.round > 1 else {}
+            run.optimizer = local.make_optimizer(self._net, self._job.task.optimizer)
+            if session.state.optimizer is not None:
+                run.optimizer.load_state_dict(session.state.optimizer)
+            chain.begin(self._data)
+            n_steps, loss = local.train(self._task, self._data, chain, run, schedule)
+            if not np.isfinite(loss):
+                raise DataError(
+                    f"site {self.name}, round {broadcast.round}: the training loss is {loss}; lower optimizer.lr or "
+                    "check the site's images with 'fedshift data check'"
+                )
+            arrays = chain.end()
+            personal = chain.personal(self._net)
+            weights = read_weights(self._net)
+            self._store.write(
+                broadcast.round,
+                SiteState(
+                    optimizer=run.optimizer.state_dict() if self._job.task.optimizer.keep else None,
+                    personal={key: torch.from_numpy(weights[key]) for key in sorted(personal)},
+                    methods=session.state.methods,
+                ),
+                best_round=broadcast.best_round,
+            )
+        return Update(
+            site=self.name,
+            round=broadcast.round,
+            n_samples=self._data.n_train,
+            n_steps=n_steps,
+            weights={key: value for key, value in weights.items() if key not in personal},
+            metrics={**metrics, "train_loss": loss, "seconds": time.monotonic() - started},
+            arrays=arrays,
+        )
+
+    def validate(self, broadcast: Broadcast, splits: Sequence[Split]) -> Scores:
+        """Score an aggregate: ``broadcast.round`` is the round after the one that made it."""
+        made_in = broadcast.round - 1
+        with self._session(broadcast, self._state_before(broadcast.round)) as session:
+            values = {split: self._scores(session.chain, split) for split in splits}
+        return Scores(site=self.name, round=made_in, values={s: v for s, v in values.items() if v})
+
+    def _state_before(self, round_: int) -> SiteState:
+        """The state that a task of ``round_`` starts from.
+
+        A site that missed the statistics round measures itself now; nothing of that is sent.
+        """
+        if not self._store.has_before(round_):
+            self.statistics()
+        return self._store.before(round_)
+
+    def _scores(self, chain: ClientChain, split: Split) -> dict[str, float]:
+        if not self._data.count(split):
+            return {}
+        predictions = local.predict(self._task, self._data, chain, self._net, split, self._job.task.schedule)
+        return self._task.scores(predictions, self._data, split)
+
+    def _run(self, round_: int, received: Weights) -> Run:
+        job = self._job
+        return Run(
+            seed=job.seed,
+            site=self.name,
+            round=round_,
+            rounds=job.task.schedule.rounds,
+            sites=job.task.sites,
+            net=self._net,
+            lr=job.task.optimizer.lr,
+            received=received,
+        )
+
+    @contextmanager
+    def _session(self, broadcast: Broadcast, state: SiteState) -> Iterator[_Session]:
+        """The network with the received weights, personal parts and attached methods; undone afterwards."""
+        run = self._run(broadcast.round, broadcast.weights)
+        chain = ClientChain(self._methods, run, state.methods)
+        load_weights(self._net, broadcast.weights)
+        if state.personal:
+            self._net.load_state_dict(state.personal, strict=False)
+        handles = chain.attach(self._net)
+        try:
+            chain.receive(broadcast.arrays)
+            yield _Session(run, chain, state)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def read_weights(net: nn.Module) -> Weights:
+    """A copy of the network's state as numpy arrays with plain keys."""
+    return {key: value.detach().cpu().numpy().copy() for key, value in net.state_dict().items()}
+
+
+def load_weights(net: nn.Module, weights: Weights) -> None:
+    """Put weights into a network; missing, extra or misshapen keys are an error of torch's."""
+    net.load_state_dict({key: torch.from_numpy(np.asarray(value)) for key, value in weights.items()})

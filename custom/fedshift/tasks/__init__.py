@@ -1,0 +1,78 @@
+"""The kinds of task: how a site's data become batches, what the loss is, what is scored."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.data.manifest import Manifest, Split
+from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
+from fedshift.methods.base import TrainingImages
+from fedshift.strict import nearest
+
+
+class SiteData(TrainingImages, Protocol):
+    """A prepared site as training and evaluation read it."""
+
+    manifest: Manifest
+    split_rule: str
+
+    def count(self, split: Split) -> int:
+        """Number of samples of a split."""
+        ...
+
+    def train_batches(
+        self, *, batch_size: int, order: torch.Generator, augmentation: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """One shuffled epoch of (images, targets)."""
+        ...
+
+
+class Task(Protocol):
+    """One kind of task, built from a job."""
+
+    metric: str
+    """The score that selects the best round; higher is better."""
+
+    def __init__(self, job: JobSpec) -> None: ...
+
+    def network(self) -> nn.Module:
+        """The network with its initial weights."""
+        ...
+
+    def open(self, folder: Path, site: str) -> SiteData:
+        """A site's prepared folder."""
+        ...
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """A scalar for a batch."""
+        ...
+
+    def scores(self, predictions: Iterator[Tensor], data: SiteData, split: Split) -> dict[str, float]:
+        """Scores of predicted classes, which come batch by batch in the order of ``eval_images``."""
+        ...
+
+    def eval_images(self, data: SiteData, split: Split) -> Iterator[Tensor]:
+        """The split's images, in order."""
+        ...
+
+
+def build_task(job: JobSpec) -> Task:
+    """The task of a job.
+
+    Raises:
+        ConfigError: no such kind, or a ``data`` key that the kind does not know.
+    """
+    kinds: Sequence[str] = [module.name for module in pkgutil.iter_modules(__path__)]
+    kind = job.task.kind
+    if kind not in kinds:
+        raise ConfigError(f"task {job.task.name}: there is no kind {kind!r}{nearest(kind, kinds)}")
+    task: Task = importlib.import_module(f"fedshift.tasks.{kind}").Task(job)
+    return task

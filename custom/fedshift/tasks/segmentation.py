@@ -1,0 +1,255 @@
+"""Segmentation of volumes slice by slice: adjacent slices as channels, CE and Dice losses, Dice per case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedshift import networks
+from fedshift.data.arrays import open_arrays
+from fedshift.data.manifest import Case, Split
+from fedshift.data.splits import legacy_split
+from fedshift.errors import ConfigError, DataError
+from fedshift.job import JobSpec
+from fedshift.strict import Strict
+from fedshift.training.seeding import derive_seed
+
+EVAL_BATCH = 32
+SMOOTH = 1e-5
+
+
+class DataSpec(Strict):
+    """How slices become samples.
+
+    ``split: case`` follows the manifest; ``slice-legacy`` is the papers' split of shuffled slices, which puts one
+    patient into training and test. ``fraction`` keeps that part of the training samples, at least 32 (FedFA).
+    ``scale`` is the largest intensity the network gets. ``train_slices: foreground`` leaves out slices without
+    prostate and the first and last of a volume, as the papers do everywhere.
+    """
+
+    matrix: int = Field(ge=32, multiple_of=16)
+    context: Literal[1, 3] = 3
+    scale: float = Field(default=1.0, gt=0, le=255)
+    split: Literal["case", "slice-legacy"] = "case"
+    fraction: float = Field(default=1.0, gt=0, le=1)
+    train_slices: Literal["all", "foreground"] = "all"
+    augmentation: Literal["none", "rot90-flip"] = "none"
+
+
+class Slices:
+    """A prepared site: slices in memory-mapped arrays, cut into batches without decoding.
+
+    A sample is a slice with its neighbours in the volume as channels (the outermost repeat themselves).
+    """
+
+    def __init__(self, folder: Path, spec: DataSpec, *, site: str, seed: int) -> None:
+        """Open the arrays and decide which slice is in which split.
+
+        Raises:
+            DataError: arrays or manifest missing or broken, or no training slice.
+        """
+        arrays = open_arrays(folder, matrix=spec.matrix)
+        self.manifest = arrays.manifest
+        self.split_rule = spec.split
+        self._images, self._labels, self._spec = arrays.images, arrays.labels, spec
+        cases = self.manifest.cases
+        self.case_of = np.repeat(np.arange(len(cases)), [case.shape[0] for case in cases])
+        first = np.repeat([case.offset for case in cases], [case.shape[0] for case in cases])
+        last = np.repeat([case.offset + case.shape[0] - 1 for case in cases], [case.shape[0] for case in cases])
+        index = np.arange(len(first))
+        reach = spec.context // 2
+        self._window = np.stack([np.clip(index + d, first, last) for d in range(-reach, reach + 1)], 1)
+        foreground = self._labels.reshape(len(index), -1).any(1)
+        self.countable = foreground & (index > first) & (index < last)
+        self._members = self._split(cases, seed=seed, site=site)
+        if not len(self._members["train"]):
+            raise DataError(f"site {site}: no slice to train on; prepare the site with more cases")
+
+    def _split(self, cases: tuple[Case, ...], *, seed: int, site: str) -> dict[Split, np.ndarray]:
+        spec = self._spec
+        if spec.split == "slice-legacy":
+            return legacy_split(np.flatnonzero(self.countable), fraction=spec.fraction, site=site)
+        members: dict[Split, np.ndarray] = {}
+        for split in ("train", "val", "test"):
+            inside = np.array([case.split == split for case in cases])[self.case_of]
+            if split == "train" and spec.train_slices == "foreground":
+                inside &= self.countable
+            members[split] = np.flatnonzero(inside)
+        if spec.fraction < 1:
+            train = members["train"]
+            keep = min(len(train), max(int(spec.fraction * len(train)), 32))
+            rng = np.random.default_rng(derive_seed(seed, site, 0, "fraction"))
+            members["train"] = np.sort(rng.permutation(train)[:keep])
+        return members
+
+    def count(self, split: Split) -> int:
+        """Slices in a split."""
+        return len(self._members[split])
+
+    @property
+    def n_train(self) -> int:
+        """Training slices."""
+        return self.count("train")
+
+    def members(self, split: Split) -> np.ndarray:
+        """Slice numbers of a split, ascending (in the order of the permutation for slice-legacy)."""
+        return self._members[split]
+
+    def images(self, index: np.ndarray) -> Tensor:
+        """(B, context, M, M) float32 in [0, scale] for slice numbers (B,)."""
+        stack = torch.from_numpy(self._images[self._window[index]])
+        return stack.float().mul_(self._spec.scale / 255)
+
+    def labels(self, index: np.ndarray) -> Tensor:
+        """(B, M, M) int64 for slice numbers (B,)."""
+        return torch.from_numpy(self._labels[index]).long()
+
+    def image_chunks(self) -> Iterator[Tensor]:
+        """All training images in order, un-augmented."""
+        for index in _chunks(self._members["train"]):
+            yield self.images(index)
+
+    def train_batches(
+        self, *, batch_size: int, order: torch.Generator, augmentation: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """A shuffled epoch. The last, smaller batch is left out, as in the papers, unless it is the only one."""
+        train = self._members["train"]
+        shuffled = train[torch.randperm(len(train), generator=order).numpy()]
+        batch_size = min(batch_size, len(train))
+        for start in range(0, len(train) - batch_size + 1, batch_size):
+            index = shuffled[start : start + batch_size]
+            x, y = self.images(index), self.labels(index)
+            if self._spec.augmentation == "rot90-flip":
+                x, y = rotate_and_flip(x, y, rng=augmentation)
+            yield x, y
+
+
+def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A random symmetry of the square for each image and its mask, as in FedFA's released code.
+
+    There k ∈ {0…4} quarter turns always, then with probability 0.75 a vertical flip, a horizontal one, or both.
+    """
+    turns = torch.randint(5, (len(x),), generator=rng) % 4
+    flips = torch.randint(4, (len(x),), generator=rng)
+    x, y = x.clone(), y.clone()
+    for turn in range(4):
+        for flip in range(4):
+            chosen = (turns == turn) & (flips == flip)
+            if not chosen.any():
+                continue
+            # Bit 1 flips rows, bit 2 columns; 0 leaves the image alone.
+            dims = [d for bit, d in ((1, -2), (2, -1)) if flip & bit]
+            x[chosen] = torch.rot90(x[chosen], turn, (-2, -1)).flip(dims)
+            y[chosen] = torch.rot90(y[chosen], turn, (-2, -1)).flip(dims)
+    return x, y
+
+
+def dice_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """1 − mean over classes of the soft Dice over the whole batch (FedFA's loss; background counts too).
+
+    ``logits`` (B, K, H, W); ``target`` (B, H, W) int64 or soft (B, K, H, W).
+    """
+    probability = logits.softmax(1)
+    if target.dim() == 3:
+        target = functional.one_hot(target, logits.shape[1]).movedim(-1, 1)
+    target = target.to(probability.dtype)
+    dims = (0, 2, 3)
+    overlap = (probability * target).sum(dims)
+    dice = (2 * overlap + SMOOTH) / (probability.sum(dims) + target.sum(dims) + SMOOTH)
+    return 1 - dice.mean()
+
+
+def ce_dice_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """(cross-entropy + Dice loss) / 2 (FedFA)."""
+    return (functional.cross_entropy(logits, target) + dice_loss(logits, target)) / 2
+
+
+LOSSES = {"ce_dice": ce_dice_loss, "dice": dice_loss}
+
+
+class Task:
+    """Segmentation of the task's classes; the score is the mean foreground Dice over cases."""
+
+    metric = "dice"
+
+    def __init__(self, job: JobSpec) -> None:
+        """Check the parts of the job that only this kind understands."""
+        self._job = job
+        self._data = DataSpec.parse(job.task.data, where=f"task {job.task.name}: data")
+        if job.task.loss not in LOSSES:
+            raise ConfigError(f"task {job.task.name}: loss must be one of {', '.join(LOSSES)}, not {job.task.loss!r}")
+        if len(job.task.classes) != 2:
+            raise ConfigError(f"task {job.task.name}: segmentation knows background and one foreground class")
+
+    def network(self) -> nn.Module:
+        """Initial weights depend on the job's seed only."""
+        spec = self._job.task.network
+        return networks.build(
+            spec.name,
+            spec.options,
+            in_channels=self._data.context,
+            n_classes=len(self._job.task.classes),
+            seed=derive_seed(self._job.seed, "server", 0, "weights"),
+        )
+
+    def open(self, folder: Path, site: str) -> Slices:
+        """A site's slices at the job's matrix."""
+        return Slices(folder, self._data, site=site, seed=self._job.seed)
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The job's loss, in float32 (float64 stays)."""
+        return LOSSES[self._job.task.loss](logits if logits.dtype == torch.float64 else logits.float(), target)
+
+    def eval_images(self, data: Slices, split: Split) -> Iterator[Tensor]:
+        """All slices of the split's cases, in order."""
+        for index in _chunks(data.members(split)):
+            yield data.images(index)
+
+    def scores(self, predictions: Iterator[Tensor], data: Slices, split: Split) -> dict[str, float]:
+        """``dice``: foreground Dice per case, mean over cases, on the network's grid.
+
+        ``dice_papers``: as FedFA prints it, mean over slices with prostate of the mean of background and
+        foreground Dice.
+        """
+        members = data.members(split)
+        if not len(members):
+            return {}
+        counts = []
+        for index, predicted in zip(_chunks(members), predictions, strict=True):
+            p, r = predicted.bool(), data.labels(index).bool()
+            counts.append(torch.stack([(p & r).sum((1, 2)), p.sum((1, 2)), r.sum((1, 2))], 1))
+        overlap, predicted_size, reference_size = torch.cat(counts).double().numpy().T
+        cases, position = np.unique(data.case_of[members], return_inverse=True)
+        per_case = dice(*(np.bincount(position, c, len(cases)) for c in (overlap, predicted_size, reference_size)))
+        pixels = float(self._data.matrix**2)
+        shown = data.countable[members]
+        foreground = papers_dice(overlap, predicted_size, reference_size)
+        background = papers_dice(
+            pixels - predicted_size - reference_size + overlap, pixels - predicted_size, pixels - reference_size
+        )
+        return {"dice": float(per_case.mean()), "dice_papers": float(((foreground + background) / 2)[shown].mean())}
+
+
+def dice(overlap: np.ndarray, predicted: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """2|P∩R| / (|P|+|R|) from voxel counts; two empty masks agree (1)."""
+    size = predicted + reference
+    score: np.ndarray = np.where(size > 0, 2 * overlap / np.maximum(size, 1), 1.0)
+    return score
+
+
+def papers_dice(overlap: np.ndarray, predicted: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """FedFA's metric for one class: 2|P∩R| / (|P|+|R|+1e-5), so two empty masks give 0."""
+    score: np.ndarray = 2 * overlap / (predicted + reference + SMOOTH)
+    return score
+
+
+def _chunks(index: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(index), EVAL_BATCH):
+        yield index[start : start + EVAL_BATCH]

@@ -1,0 +1,1 @@
+"""What a site does: seeding, precision, local training, evaluation, state files."""

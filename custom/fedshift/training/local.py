@@ -1,0 +1,71 @@
+"""Local training and prediction of one site: the loops that the methods hook into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.data.manifest import Split
+from fedshift.errors import Stopped
+from fedshift.job import OptimizerSpec, ScheduleSpec
+from fedshift.methods import ClientChain
+from fedshift.methods.base import Batch, Run
+from fedshift.tasks import SiteData, Task
+from fedshift.training.precision import arrange, autocast
+from fedshift.training.seeding import derive_seed, generator, seeded_global
+
+
+def make_optimizer(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
+    """Adam (with L2 weight decay, as the papers' code) or SGD."""
+    if spec.name == "adam":
+        return torch.optim.Adam(net.parameters(), lr=spec.lr, weight_decay=spec.weight_decay)
+    return torch.optim.SGD(net.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
+
+
+def train(task: Task, data: SiteData, chain: ClientChain, run: Run, schedule: ScheduleSpec) -> tuple[int, float]:
+    """A round of local epochs. Returns optimiser steps and the mean loss of a step."""
+    net, optimizer = run.net, run.optimizer
+    assert optimizer is not None
+    device = next(net.parameters()).device
+    order = generator(run.seed, run.site, run.round, "order")
+    augmentation = generator(run.seed, run.site, run.round, "augmentation")
+    total = torch.zeros((), device=device)
+    net.train()
+    with seeded_global(derive_seed(run.seed, run.site, run.round, "layers")):
+        for _ in range(schedule.local_epochs):
+            for x, y in data.train_batches(batch_size=schedule.batch_size, order=order, augmentation=augmentation):
+                if run.stop():
+                    raise Stopped(f"site {run.site}, round {run.round}: stopped before it was done")
+                batch = chain.batch(Batch(arrange(x, schedule.precision, device), y.to(device)))
+                total += chain.step(partial(_closure, task, chain, run, schedule, batch), optimizer.step)
+                run.step += 1
+    return run.step, float(total) / max(run.step, 1)
+
+
+def _closure(task: Task, chain: ClientChain, run: Run, schedule: ScheduleSpec, batch: Batch) -> Tensor:
+    """Loss and gradients of one batch."""
+    assert run.optimizer is not None
+    run.optimizer.zero_grad(set_to_none=True)
+    with autocast(schedule.precision, batch.x.device):
+        logits = run.net(batch.x)
+    loss = chain.loss(batch, task.loss(logits, batch.y))
+    loss.backward()  # type: ignore[no-untyped-call]
+    chain.gradients()
+    return loss.detach()
+
+
+@torch.inference_mode()
+def predict(
+    task: Task, data: SiteData, chain: ClientChain, net: nn.Module, split: Split, schedule: ScheduleSpec
+) -> Iterator[Tensor]:
+    """Predicted classes of a split, batch by batch, (B, …) uint8 on the CPU."""
+    device = next(net.parameters()).device
+    net.eval()
+    for x in task.eval_images(data, split):
+        x = chain.inputs(arrange(x, schedule.precision, device), training=False)
+        with autocast(schedule.precision, device):
+            logits = net(x)
+        yield logits.argmax(1).to("cpu", torch.uint8)

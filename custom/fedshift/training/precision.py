@@ -1,0 +1,39 @@
+"""Number formats and memory layout of training: fp32 or bf16 autocast, channels-last, thread count."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+from torch import nn
+
+Precision = Literal["fp32", "bf16"]
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """bf16 autocast, or nothing for fp32. Parameters and optimiser state stay float32 in both."""
+    if precision == "bf16":
+        return torch.autocast(device_type=device.type, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Module:
+    """Move the network to its device; bf16 convolutions are fastest in channels-last layout."""
+    net = net.to(device)
+    if precision == "bf16":
+        # The overload without positional dtype is not in torch's stubs.
+        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return net
+
+
+def arrange(x: torch.Tensor, precision: Precision, device: torch.device) -> torch.Tensor:
+    """A batch (B, C, H, W) on the device, in the layout that `prepare` gave the network."""
+    x = x.to(device)
+    return x.contiguous(memory_format=torch.channels_last) if precision == "bf16" else x
+
+
+def use_threads(threads: int) -> None:
+    """Fix torch's CPU threads: sums are ordered by thread, so results depend on their number."""
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)

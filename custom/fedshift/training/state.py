@@ -1,0 +1,80 @@
+"""What a site remembers between rounds: one file a round, written whole before the site answers."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import DataError
+
+_NAME = re.compile(r"round_(\d{6})\.pt")
+
+
+@dataclass
+class SiteState:
+    """The state tree: optimiser, personal parts of the network, and each method's own tensors."""
+
+    optimizer: dict[str, Any] | None = None
+    personal: dict[str, Tensor] = field(default_factory=dict)
+    methods: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+
+class StateStore:
+    """State files of one site in one job."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is made when first written to."""
+        self._folder = folder
+
+    def before(self, round_: int) -> SiteState:
+        """State after the last finished round before ``round_`` (an empty one if there is none).
+
+        So a task that is sent again starts from where it started the first time.
+        """
+        rounds = [r for r in self._rounds() if r < round_]
+        return self._read(max(rounds)) if rounds else SiteState()
+
+    def has_before(self, round_: int) -> bool:
+        """Whether any state from before ``round_`` is there."""
+        return any(r < round_ for r in self._rounds())
+
+    def write(self, round_: int, state: SiteState, *, best_round: int) -> None:
+        """Keep the state after ``round_``; of the others keep the one before and the best round's."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        target = self._path(round_)
+        beside = target.with_suffix(".partial")
+        with beside.open("wb") as file:
+            torch.save(vars(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+        # Round 0 holds what a site measured about itself; later rounds carry it on.
+        keep = {round_, best_round, max([r for r in self._rounds() if r < round_], default=round_)}
+        for old in set(self._rounds()) - keep:
+            self._path(old).unlink()
+
+    def at(self, round_: int) -> SiteState:
+        """State after exactly this round, or the last one before it."""
+        return self.before(round_ + 1)
+
+    def _read(self, round_: int) -> SiteState:
+        path = self._path(round_)
+        try:
+            return SiteState(**torch.load(path, weights_only=True))
+        except (RuntimeError, EOFError, OSError, ValueError, TypeError) as error:
+            raise DataError(f"{path} cannot be read ({error}): delete it to go on from the round before") from error
+
+    def _rounds(self) -> list[int]:
+        if not self._folder.is_dir():
+            return []
+        matches = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
+        return sorted(int(match.group(1)) for match in matches if match)
+
+    def _path(self, round_: int) -> Path:
+        return self._folder / f"round_{round_:06d}.pt"

@@ -1,0 +1,64 @@
+"""Where a site's data are looked for, in which order, and what is said when there are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import make_site
+
+from fedshift.data.locate import find_site
+from fedshift.errors import ConfigError, DataError
+
+
+def test_the_order_of_places(tmp_path: Path) -> None:
+    environ = {"FEDSHIFT_DATA": str(tmp_path / "env"), "XDG_DATA_HOME": str(tmp_path / "xdg")}
+    local = tmp_path / "kit" / "local"
+    local.mkdir(parents=True)
+
+    def found(simulator: bool = True) -> Path:
+        return find_site("prostate", "HK", local=local, simulator=simulator, environ=environ)
+
+    phantom = make_site(tmp_path / "xdg" / "fedshift" / "phantom", "HK")
+    assert found() == phantom
+    with pytest.raises(DataError) as caught:
+        found(simulator=False)
+    assert "phantom" not in str(caught.value), "a provisioned site never falls back to simulated data"
+    home = make_site(tmp_path / "xdg" / "fedshift", "HK")
+    assert found() == home
+    by_environment = make_site(tmp_path / "env", "HK")
+    assert found() == by_environment
+    own = make_site(tmp_path / "own", "HK")
+    (local / "fedshift.yaml").write_text(f"data: {{prostate: {own}}}\n")
+    assert found() == own == found(simulator=False)
+
+
+def test_nothing_there_names_every_place_and_the_command(tmp_path: Path) -> None:
+    environ = {"FEDSHIFT_DATA": str(tmp_path / "env"), "XDG_DATA_HOME": str(tmp_path / "xdg")}
+    with pytest.raises(DataError) as caught:
+        find_site("prostate", "HK", local=None, simulator=True, environ=environ)
+    text = str(caught.value)
+    for part in (
+        "env/prostate/HK",
+        "xdg/fedshift/prostate/HK",
+        "phantom/prostate/HK",
+        "fedshift data prepare prostate",
+    ):
+        assert part in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        ("data: {prostate: relative/path}", DataError, "must be an absolute path"),
+        ("data: {prostate: /nowhere/at/all}", DataError, "holds no manifest.json"),
+        ("dta: {}", ConfigError, "unknown key 'dta'; did you mean 'data'"),
+    ],
+)
+def test_a_wrong_site_file_is_not_passed_over(
+    content: str, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "fedshift.yaml").write_text(content)
+    with pytest.raises(error, match=message):
+        find_site("prostate", "HK", local=tmp_path, simulator=True, environ={})

@@ -1,0 +1,68 @@
+"""FedAvg: the weighted mean, its buffers, and what it leaves alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from conftest import golden
+
+from fedshift.messages import MethodArrays, Weights
+from fedshift.methods import base, fedavg
+
+
+@dataclass
+class Sent:
+    site: str
+    n_samples: int
+    weights: Weights
+    n_steps: int = 1
+    metrics: dict[str, float] = field(default_factory=dict)
+    arrays: MethodArrays = field(default_factory=dict)
+
+
+CTX = base.ServerContext(1, 1, ("A", "B", "C"), frozenset())
+
+
+def test_average_is_the_authors_three_rounds_long() -> None:
+    g = golden("aggregation_fedavg_fedavgm_fedbn")
+    keys = sorted({name.split(":")[1] for name in g if name.startswith("fedavg_r0_client0:")})
+    server = fedavg.Server(fedavg.Config())
+    rounds = sorted({name.split("_")[1] for name in g if name.startswith("fedavg_r")})
+    assert len(rounds) == 3
+    for r in rounds:
+        # Weights .5/.3/.2 as sample counts.
+        updates = [
+            Sent(str(i), n, {k: np.asarray(g[f"fedavg_{r}_client{i}:{k}"]) for k in keys})
+            for i, n in enumerate((50, 30, 20))
+        ]
+        combined = server.combine(dict(updates[0].weights), updates, CTX)
+        for key in keys:
+            if not key.endswith("num_batches_tracked"):
+                np.testing.assert_allclose(combined[key], g[f"fedavg_{r}_server:{key}"], rtol=1e-6, err_msg=key)
+
+
+def test_uniform_ignores_counts_and_integers_are_not_averaged() -> None:
+    updates = [
+        Sent("A", 1, {"w": np.float32([0, 2]), "n": np.array(3)}),
+        Sent("B", 99, {"w": np.float32([4, 4]), "n": np.array(8)}),
+    ]
+    old = {"w": np.float32([9, 9]), "n": np.array(0)}
+    out = fedavg.Server(fedavg.Config(weights="uniform")).combine(old, updates, CTX)
+    np.testing.assert_array_equal(out["w"], np.float32([2, 3]))
+    assert out["n"] == 8 and out["n"].dtype == np.int64 and isinstance(out["n"], np.ndarray)
+
+
+def test_local_buffers_stay_at_the_site() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2))
+    kept = fedavg.Client(fedavg.Config(buffers="local")).personal(net)
+    assert kept == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert fedavg.Client(fedavg.Config()).personal(net) == frozenset()
+
+
+def test_keys_that_no_site_sends_stay_as_they_were() -> None:
+    old = {"w": np.float32([1]), "b": np.float32([5])}
+    out = fedavg.Server(fedavg.Config()).combine(old, [Sent("A", 2, {"w": np.float32([3])})], CTX)
+    assert out["w"] == pytest.approx(3) and out["b"] == pytest.approx(5)

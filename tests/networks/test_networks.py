@@ -1,0 +1,80 @@
+"""Networks: the authors' numbers, stages that methods can use, names and options that do not exist."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import GOLDEN, golden, rule_weights
+
+from fedshift import networks
+from fedshift.errors import ConfigError
+from fedshift.methods import base, fedfa
+from fedshift.networks.unet import UNet
+
+
+def test_unet_is_the_papers() -> None:
+    net = UNet()
+    facts = json.loads((GOLDEN / "fedfa_networks.json").read_text())["UNet"]
+    assert sum(p.numel() for p in net.parameters()) == 7_763_074
+    assert [[k, list(v.shape), str(v.dtype)] for k, v in net.state_dict().items()] == facts["state_dict"]
+
+
+def test_unet_gives_the_authors_outputs() -> None:
+    g = golden("unet_forward")
+    net = UNet().double()
+    rule_weights(net)
+    x = torch.from_numpy(g["x"])
+    for mode, name in ((False, "y_eval_fresh_bn"), (True, "y_train"), (False, "y_eval_after_one_train_pass")):
+        np.testing.assert_allclose(net.train(mode)(x).detach().numpy(), g[name], rtol=1e-8, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("unet", {"features": 4}),
+        ("monai_unet", {"channels": [4, 8, 8, 16, 16]}),
+        ("monai_basic_unet", {"features": [4, 4, 8, 8, 16, 4]}),
+    ],
+)
+def test_stages_have_their_channels_and_augmenting_them_changes_the_output(
+    name: str, options: dict[str, object]
+) -> None:
+    net = networks.build(name, options, in_channels=3, n_classes=2, seed=1)
+    stages = net.stages
+    assert len(stages) == 5
+    seen: dict[int, int] = {}
+    handles = [s.hook(lambda f, i=i: (seen.__setitem__(i, f.shape[1]), f)[1]) for i, s in enumerate(stages)]
+    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    plain = net.train()(x)
+    assert plain.shape == (4, 2, 32, 32)
+    assert [seen[i] for i in range(5)] == [s.channels for s in stages]
+    for handle in handles:
+        handle.remove()
+    run = base.Run(seed=0, site="A", round=1, rounds=1, sites=("A",), net=net)
+    for layer in range(1, 6):
+        client = fedfa.Client(fedfa.Config(p=1.0, layers=(layer,)))
+        attached = client.attach(net, base.Context(run, "fedfa", {}))
+        assert (net(x) - plain).abs().max() > 1e-4, f"layer {layer} is not on the way to the output"
+        for handle in attached:
+            handle.remove()
+
+
+def test_initial_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first = networks.build("unet", {"features": 4}, in_channels=3, n_classes=2, seed=1)
+    assert torch.equal(before, torch.random.get_rng_state()), "the global generator must be left as it was"
+    torch.manual_seed(6)
+    again = networks.build("unet", {"features": 4}, in_channels=3, n_classes=2, seed=1)
+    other = networks.build("unet", {"features": 4}, in_channels=3, n_classes=2, seed=2)
+    assert torch.equal(first.conv.weight, again.conv.weight) and not torch.equal(first.conv.weight, other.conv.weight)
+
+
+def test_unknown_network_and_option_name_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'unet'"):
+        networks.build("unnet", {}, in_channels=3, n_classes=2, seed=0)
+    with pytest.raises(ConfigError, match="unknown option 'feature'; did you mean 'features'"):
+        networks.build("unet", {"feature": 4}, in_channels=3, n_classes=2, seed=0)

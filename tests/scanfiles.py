@@ -1,0 +1,93 @@
+"""Real scan files for tests: small volumes with true geometry, in any format and orientation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import SimpleITK as sitk
+
+IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
+SPACING = (0.7, 0.8, 3.0)
+
+
+def volume(
+    seed: int = 0,
+    *,
+    size: tuple[int, int, int] = (24, 20, 9),
+    spacing: tuple[float, float, float] = SPACING,
+    direction: tuple[float, ...] = IDENTITY,
+    target: tuple[float, float, float] = (3.0, -4.0, 5.0),
+    radius: float = 3.6,
+) -> tuple[sitk.Image, sitk.Image]:
+    """An image with a bright ball and its mask.
+
+    The ball lies ``target`` mm to the left, back and head of the volume's centre, which is always the world point
+    (10, -20, 30). Size, spacing and direction are those of the file, in ITK's order and sense.
+    """
+    image = sitk.Image(size, sitk.sitkInt16)
+    image.SetSpacing(spacing)
+    image.SetDirection(direction)
+    matrix = np.reshape(direction, (3, 3)) * np.array(spacing)
+    world_centre = np.array([10.0, -20.0, 30.0])
+    origin = world_centre - matrix @ ((np.array(size) - 1) / 2)
+    index = np.stack(np.meshgrid(*(np.arange(n) for n in size), indexing="ij"), axis=-1)
+    points = index @ matrix.T + origin
+    ball = ((points - world_centre - target) ** 2).sum(axis=-1) < radius**2
+    noise = np.random.default_rng(seed).integers(0, 100, ball.shape)
+    voxels = (noise + 900 * ball).astype(np.int16).transpose(2, 1, 0)
+    out = []
+    for array in (voxels, ball.transpose(2, 1, 0).astype(np.uint8)):
+        made = sitk.GetImageFromArray(np.ascontiguousarray(array))
+        made.SetSpacing(spacing)
+        made.SetDirection(direction)
+        made.SetOrigin(tuple(float(v) for v in origin))
+        out.append(made)
+    return out[0], out[1]
+
+
+def write_pair(
+    folder: Path, case: str, seed: int = 0, *, suffix: str = ".nii.gz", ending: str = "_segmentation", **options: object
+) -> tuple[Path, Path]:
+    """Write one case; returns the paths of image and mask."""
+    folder.mkdir(parents=True, exist_ok=True)
+    image, mask = volume(seed, **options)  # type: ignore[arg-type]
+    paths = folder / f"{case}{suffix}", folder / f"{case}{ending}{suffix}"
+    for made, path in zip((image, mask), paths, strict=True):
+        sitk.WriteImage(made, str(path))
+    return paths
+
+
+def write_dicom(folder: Path, image: sitk.Image, *, series: int = 1, skip: tuple[int, ...] = ()) -> None:
+    """Write a volume as one DICOM file a slice, with position and orientation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = sitk.ImageFileWriter()
+    writer.KeepOriginalImageUIDOn()
+    d = image.GetDirection()
+    for k in range(image.GetDepth()):
+        if k in skip:
+            continue
+        cut = image[:, :, k]
+        tags = {
+            "0008|0060": "MR",
+            "0020|000d": "1.2.826.0.1.3680043.2.1125.2",
+            "0020|000e": f"1.2.826.0.1.3680043.2.1125.3.{series}",
+            "0020|0013": str(k + 1),
+            "0020|0032": "\\".join(f"{v:.6f}" for v in image.TransformIndexToPhysicalPoint((0, 0, k))),
+            "0020|0037": "\\".join(f"{v:.6f}" for v in (d[0], d[3], d[6], d[1], d[4], d[7])),
+            "0018|0050": f"{image.GetSpacing()[2]:.3f}",
+        }
+        for tag, value in tags.items():
+            cut.SetMetaData(tag, value)
+        writer.SetFileName(str(folder / f"series{series}_slice{k:03d}.dcm"))
+        writer.Execute(cut)
+
+
+def rotation(degrees: float, axis: int) -> tuple[float, ...]:
+    """Direction cosines turned about one axis."""
+    angle = np.deg2rad(degrees)
+    matrix = np.eye(3)
+    i, j = [k for k in range(3) if k != axis]
+    matrix[i, i] = matrix[j, j] = np.cos(angle)
+    matrix[i, j], matrix[j, i] = -np.sin(angle), np.sin(angle)
+    return tuple(float(v) for v in matrix.ravel())

@@ -1,0 +1,202 @@
+"""A whole job in one process: identities between methods, repeatability, learning, selection, faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_site, small_job
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import BEST, LAST, Coordinator
+from fedshift.errors import QuorumError
+from fedshift.federation import run_in_process
+from fedshift.job import JobSpec
+from fedshift.messages import Broadcast
+from fedshift.reporting.results import read_results
+from fedshift.site import Site
+
+
+def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, torch.Tensor]:
+    run_in_process(job, data, folder)
+    weights: dict[str, torch.Tensor] = load_checkpoint(folder / LAST)["weights"]
+    return weights
+
+
+def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    first = final_weights(small_job("fedfa+fedrdn"), three_sites, tmp_path / "a")
+    torch.manual_seed(123)
+    np.random.seed(5)
+    assert same(first, final_weights(small_job("fedrdn+fedfa"), three_sites, tmp_path / "b"))
+    assert not same(first, final_weights(small_job("fedfa+fedrdn", seed=1), three_sites, tmp_path / "c"))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedfa", ["fedfa.p=0.0"]),
+        ("fedrdn", ["fedrdn.mode=fixed", "fedrdn.fixed_mean=[0.0]", "fedrdn.fixed_std=[1.0]"]),
+    ],
+)
+def test_methods_that_are_switched_off_are_fedavg(
+    method: str, options: list[str], three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    plain = final_weights(small_job("fedavg"), three_sites, tmp_path / "a")
+    assert same(plain, final_weights(small_job(method, *options), three_sites, tmp_path / "b"))
+    assert not same(plain, final_weights(small_job(method), three_sites, tmp_path / "c"))
+
+
+def test_one_site_is_local_training(tmp_path: Path) -> None:
+    data = make_site(tmp_path / "data", "BIDMC")
+    job = small_job("fedavg", "schedule.rounds=2", sites=("BIDMC",))
+    federated = final_weights(job, {"BIDMC": data}, tmp_path / "a")
+    coordinator = Coordinator(job, tmp_path / "b")
+    site = Site(job, "BIDMC", data=data, state=tmp_path / "state")
+    broadcast = coordinator.open(1)
+    update = site.train(broadcast)
+    again = site.train(Broadcast(round=2, best_round=0, weights=update.weights))
+    assert same(federated, {k: torch.from_numpy(v) for k, v in again.weights.items()})
+
+
+def test_equal_sites_average_to_each_of_them_weighted_or_not(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    by_samples = final_weights(small_job("fedavg"), three_sites, tmp_path / "a")
+    uniform = final_weights(small_job("fedavg", "fedavg.weights=uniform"), three_sites, tmp_path / "b")
+    # All three sites have the same number of slices.
+    for key, value in by_samples.items():
+        torch.testing.assert_close(value, uniform[key])
+
+
+def test_a_repeated_task_gives_the_same_bytes(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedfa+fedrdn", "fedfa.running=local")
+    coordinator = Coordinator(job, tmp_path / "server")
+    data = {"data": three_sites["HK"], "state": tmp_path / "state"}
+    coordinator.open(0)
+    site = Site(job, "HK", **data)
+    coordinator.register(site.info())
+    for name in three_sites:
+        coordinator.accept(Site(job, name, data=three_sites[name], state=tmp_path / "state").statistics())
+    coordinator.close()
+    updates = []
+    for round_ in (1, 2):
+        broadcast = coordinator.open(round_)
+        first = site.train(broadcast)
+        # As after a lost answer: in the same process, and in a new one.
+        for again in (site.train(broadcast), Site(job, "HK", **data).train(broadcast)):
+            assert all(np.array_equal(first.weights[k], again.weights[k]) for k in first.weights)
+            assert all(np.array_equal(v, again.arrays["fedfa"][k]) for k, v in first.arrays["fedfa"].items())
+        updates.append(first)
+        for name in three_sites:
+            if name != "HK":
+                coordinator.accept(Site(job, name, data=three_sites[name], state=tmp_path / "state").train(broadcast))
+        coordinator.accept(first)
+        coordinator.close()
+    assert not np.array_equal(updates[0].weights["conv.weight"], updates[1].weights["conv.weight"])
+
+
+def test_the_order_of_arrival_does_not_matter(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedfa", "schedule.rounds=1")
+    results = []
+    for order in (list(three_sites), list(reversed(three_sites))):
+        folder = tmp_path / order[0]
+        coordinator = Coordinator(job, folder)
+        sites = {n: Site(job, n, data=p, state=folder / "state") for n, p in three_sites.items()}
+        coordinator.open(0)
+        for name in order:
+            coordinator.register(sites[name].info())
+            coordinator.accept(sites[name].statistics())
+        coordinator.close()
+        broadcast = coordinator.open(1)
+        for name in order:
+            coordinator.accept(sites[name].train(broadcast))
+        coordinator.close()
+        results.append(coordinator.open(2))
+    assert all(np.array_equal(results[0].weights[k], results[1].weights[k]) for k in results[0].weights)
+    for name, array in results[0].arrays["fedfa"].items():
+        np.testing.assert_array_equal(array, results[1].arrays["fedfa"][name])
+
+
+def test_it_learns_and_records_what_happened(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedfa+fedrdn", "schedule.rounds=12", "schedule.local_epochs=2", "optimizer.lr=0.01")
+    coordinator = run_in_process(job, three_sites, tmp_path / "run")
+    results = read_results(tmp_path / "run")
+    losses = [np.mean([s.train_loss for s in r.sites.values()]) for r in results.rounds]
+    assert losses[-1] < 0.6 * losses[0]
+    assert results.final is not None and results.selected is not None
+    means = [np.mean([s.val["dice"] for s in r.sites.values()]) for r in results.rounds]
+    assert results.selected.round == 1 + int(np.argmax(means))
+    test = [s["test"]["dice"] for s in results.final.best.sites.values()]
+    assert np.mean(test) > 0.75, test
+    best = load_checkpoint(tmp_path / "run" / BEST)
+    assert best["round"] == results.selected.round == coordinator.best_round
+    assert best["scores"]["val_dice"] == pytest.approx(max(means))
+    assert results.final.last.round == 12 and results.is_phantom
+    assert {r.split_rule for r in results.data.values()} == {"case"}
+    json.loads((tmp_path / "run" / "results.json").read_text())
+
+
+def test_fedfa_channel_weights_follow_the_sites(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedfa")
+    coordinator = run_in_process(job, three_sites, tmp_path / "run")
+    arrays = coordinator.open(3).arrays["fedfa"]
+    gamma = arrays["gamma_mean.1"]
+    assert gamma.sum() == pytest.approx(len(gamma), rel=1e-5) and gamma.std() > 0
+    released = run_in_process(small_job("fedfa", "fedfa.variant=released"), three_sites, tmp_path / "released")
+    np.testing.assert_allclose(released.open(3).arrays["fedfa"]["gamma_mean.1"], 1.0, rtol=1e-6)
+
+
+def test_local_buffers_stay_local_and_the_run_still_scores(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedavg", "fedavg.buffers=local")
+    run_in_process(job, three_sites, tmp_path / "run")
+    checkpoint = load_checkpoint(tmp_path / "run" / LAST)
+    assert "encoder1.enc1_bn1.running_mean" in checkpoint["personal"]
+    assert torch.equal(checkpoint["weights"]["encoder1.enc1_bn1.running_mean"], torch.zeros(4))
+    states = [torch.load(tmp_path / "run" / "sites" / s / "round_000002.pt", weights_only=True) for s in three_sites]
+    means = [state["personal"]["encoder1.enc1_bn1.running_mean"] for state in states]
+    assert not torch.equal(means[0], means[1])
+
+
+def test_a_site_whose_data_break_is_left_out_until_the_quorum_is_lost(
+    three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    (three_sites["HK"] / "manifest.json").unlink()
+    run_in_process(small_job("fedrdn"), three_sites, tmp_path / "a")
+    results = read_results(tmp_path / "a")
+    assert [r.absent for r in results.rounds] == [["HK"], ["HK"]]
+    with pytest.raises(QuorumError, match=r"statistics round: 2 usable answers, 3 needed. Without: HK .*manifest.json"):
+        run_in_process(small_job("fedrdn", "federation.min_sites=3"), three_sites, tmp_path / "b")
+
+
+def test_rejected_updates_are_recorded_and_do_not_touch_the_model(
+    three_sites: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = small_job("fedavg", "schedule.rounds=1")
+    coordinator = Coordinator(job, tmp_path / "run")
+    sites = {n: Site(job, n, data=p, state=tmp_path / "state") for n, p in three_sites.items()}
+    coordinator.open(0)
+    for site in sites.values():
+        coordinator.register(site.info())
+        coordinator.accept(site.statistics())
+    coordinator.close()
+    broadcast = coordinator.open(1)
+    updates = {n: s.train(broadcast) for n, s in sites.items()}
+    bad = {**updates["HK"].weights, "conv.bias": np.float32([np.nan, 0])}
+    assert not coordinator.accept(dataclasses.replace(updates["HK"], weights=bad))
+    assert coordinator.accept(updates["BIDMC"]) and coordinator.accept(updates["UCL"])
+    assert not coordinator.accept(updates["UCL"]), "a second answer is refused"
+    assert not coordinator.accept(dataclasses.replace(updates["HK"], site="HKU"))
+    coordinator.close()
+    assert "round 1: site HK is left out: conv.bias: holds NaN or infinity" in caplog.text
+    record = read_results(tmp_path / "run").rounds[0]
+    assert record.absent == ["HK"] and {r.site for r in record.rejected} == {"HK", "UCL", "HKU"}
+    expected = (updates["BIDMC"].weights["conv.bias"] + updates["UCL"].weights["conv.bias"]) / 2
+    np.testing.assert_allclose(coordinator.open(2).weights["conv.bias"], expected, rtol=1e-6)
+    assert not (tmp_path / "run" / "updates").exists()

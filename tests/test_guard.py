@@ -1,0 +1,109 @@
+"""Every fault that an update can have is found and named before anything is summed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedshift.guard import Rejected, check_consistent, check_update
+from fedshift.messages import Update
+from fedshift.methods.base import ArraySpec
+
+WEIGHTS = {
+    "conv.weight": np.ones((2, 3), np.float32),
+    "bn.running_var": np.ones(2, np.float32),
+    "bn.num_batches_tracked": np.array(0),
+}
+SPECS = {
+    "fedfa": {"std.1": ArraySpec((2,), low=0, high=1e6)},
+    "fedrdn": {"std": ArraySpec((None,), "float64", when="once", low=1e-6, high=255)},
+}
+GOOD = Update(
+    site="A",
+    round=3,
+    n_samples=10,
+    n_steps=5,
+    weights={k: np.asarray(v + 1) for k, v in WEIGHTS.items()},
+    metrics={"dice": 0.5},
+    arrays={"fedfa": {"std.1": np.float32([1, 2])}},
+)
+
+
+def check(update: Update, **options: Any) -> None:
+    check_update(
+        update,
+        **{"round_": 3, "weights": WEIGHTS, "personal": frozenset(), "specs": SPECS, "max_norm": 100.0, **options},
+    )
+
+
+def weights(**changes: Any) -> dict[str, Any]:
+    merged = {**GOOD.weights, **{k.replace("__", "."): v for k, v in changes.items()}}
+    return {"weights": {k: v for k, v in merged.items() if v is not None}}
+
+
+def fedfa(value: Any) -> dict[str, Any]:
+    return {"arrays": {"fedfa": {"std.1": value}}}
+
+
+def test_a_good_update_passes() -> None:
+    check(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"round": 2}, "round"),
+        ({"n_samples": 0}, "n_samples"),
+        ({"n_samples": -3}, "n_samples"),
+        ({"n_samples": 10**12}, "n_samples"),
+        ({"n_steps": 0}, "n_steps"),
+        (weights(conv__weight=None), "conv.weight"),
+        (weights(extra=np.ones(1, np.float32)), "extra"),
+        (weights(conv__weight=np.ones((3, 2), np.float32)), "conv.weight"),
+        (weights(conv__weight=np.ones((1,), np.float32)), "conv.weight"),
+        (weights(conv__weight=np.ones((1, 3), np.float32)), "conv.weight"),
+        (weights(conv__weight=np.ones((2, 3), np.float64)), "conv.weight"),
+        (weights(conv__weight=np.full((2, 3), np.nan, np.float32)), "conv.weight"),
+        (weights(conv__weight=np.full((2, 3), np.inf, np.float32)), "conv.weight"),
+        (weights(conv__weight=np.full((2, 3), 1e6, np.float32)), "weights"),
+        (weights(bn__running_var=np.float32([1, -1])), "bn.running_var"),
+        (weights(conv__weight=[[1, 2, 3], [1, 2, 3]]), "conv.weight"),
+        ({"metrics": {"dice": float("nan")}}, "metrics.dice"),
+        ({"arrays": {}}, "fedfa"),
+        ({"arrays": {"fedfa": {}}}, "std.1"),
+        ({"arrays": {**GOOD.arrays, "other": {}}}, "other"),
+        (fedfa(np.float32([1, -1])), "fedfa/std.1"),
+        (fedfa(np.float32([1, 1e9])), "fedfa/std.1"),
+        (fedfa(np.float32([1, 2, 3])), "fedfa/std.1"),
+    ],
+)
+def test_faults_are_named(change: dict[str, Any], key: str) -> None:
+    with pytest.raises(Rejected) as caught:
+        check(dataclasses.replace(GOOD, **change))
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, 1e9])
+def test_a_poisoned_deviation_is_refused_in_the_statistics_round(value: float) -> None:
+    good = Update("A", 0, 10, 0, arrays={"fedrdn": {"std": np.array([0.1, 0.2])}})
+    check(good, round_=0)
+    bad = dataclasses.replace(good, arrays={"fedrdn": {"std": np.array([0.1, value])}})
+    with pytest.raises(Rejected, match="fedrdn/std"):
+        check(bad, round_=0)
+
+
+def test_personal_keys_must_stay_at_home() -> None:
+    personal = frozenset({"bn.running_var", "bn.num_batches_tracked"})
+    with pytest.raises(Rejected, match=r"bn\.num_batches_tracked.*not expected"):
+        check(GOOD, personal=personal)
+    check(dataclasses.replace(GOOD, weights={"conv.weight": GOOD.weights["conv.weight"]}), personal=personal)
+
+
+def test_arrays_of_free_length_must_agree_between_sites() -> None:
+    first = {"fedrdn": {"std": np.zeros(3)}}
+    check_consistent({"fedrdn": {"std": np.ones(3)}}, first)
+    with pytest.raises(Rejected, match=r"shape \(1,\)"):
+        check_consistent({"fedrdn": {"std": np.ones(1)}}, first)

@@ -1,0 +1,73 @@
+"""From names and options to a job, and the sentences for what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedshift import methods
+from fedshift.errors import ConfigError
+from fedshift.job import read_job
+from fedshift.resolve import resolve, tasks
+
+
+def test_names_become_a_job_that_survives_yaml(tmp_path: Path) -> None:
+    job = resolve("prostate", "fedrdn+fedfa", options=["fedfa.p=0.3", "schedule.rounds=7"], seed=4)
+    assert job.name == "fedrdn_fedfa_prostate"
+    assert list(job.methods) == ["fedavg", "fedfa", "fedrdn"], "the owner of combine first, then by alphabet"
+    assert job.methods["fedfa"]["p"] == 0.3 and job.task.schedule.rounds == 7
+    assert job.federation.min_sites == 5
+    path = tmp_path / "fedshift.yaml"
+    path.write_text(yaml.safe_dump(job.dump(), sort_keys=False))
+    assert read_job(path) == job
+
+
+def test_the_papers_protocols() -> None:
+    fedfa = resolve("prostate", "fedfa", protocol="fedfa")
+    assert fedfa.task.schedule.rounds == 500 and fedfa.task.optimizer.lr == 1e-4 and fedfa.task.loss == "ce_dice"
+    assert fedfa.methods["fedavg"]["weights"] == "uniform" and fedfa.task.data["split"] == "slice-legacy"
+    fedrdn = resolve("prostate", "fedrdn", protocol="fedrdn")
+    assert (fedrdn.task.schedule.rounds, fedrdn.task.schedule.local_epochs) == (200, 5)
+    assert fedrdn.task.optimizer.lr == 1e-3 and fedrdn.task.loss == "dice" and not fedrdn.task.optimizer.keep
+    assert "prostate" in tasks()
+
+
+def test_a_part_of_the_sites_keeps_their_order() -> None:
+    job = resolve("prostate", "fedavg", sites=["UCL", "BIDMC"])
+    assert job.task.sites == ("BIDMC", "UCL") and job.federation.min_sites == 1
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"task": "prostrate"}, "no task 'prostrate'; did you mean 'prostate'"),
+        ({"method_names": "fedfaa"}, "no method 'fedfaa'; did you mean 'fedfa'"),
+        ({"method_names": "fedfa+fedfa"}, "named twice"),
+        ({"protocol": "fedf"}, "no protocol 'fedf'; did you mean 'fedfa'"),
+        ({"sites": ["BIDMC", "HKK"]}, "no site 'HKK'; did you mean 'HK'"),
+        ({"options": ["fedfa.pp=1"]}, "method fedfa: unknown key 'pp'; did you mean 'p'"),
+        ({"options": ["fedfa.p=2"]}, "method fedfa: 'p' input should be less than or equal to 1"),
+        ({"options": ["schedule.round=3"]}, "unknown key 'schedule.round'; did you mean 'rounds'"),
+        ({"options": ["shedule.rounds=3"]}, "unknown key 'shedule'; did you mean 'schedule'"),
+        ({"options": ["fedrdn.mode=mean"]}, "does not use method fedrdn"),
+        ({"options": ["rounds"]}, "takes path=value"),
+        ({"options": ["federation.min_sites=9"]}, "min_sites is 9, but the job has only 6"),
+        ({"options": ["optimizer.lr=-1"]}, "'optimizer.lr' input should be greater than 0"),
+    ],
+)
+def test_mistakes_get_a_sentence(kwargs: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(**{"task": "prostate", "method_names": "fedfa", **kwargs})
+
+
+def test_two_owners_of_the_same_thing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = methods.find
+
+    def find(name: str) -> object:
+        return real("fedavg") if name == "other" else real(name)
+
+    monkeypatch.setattr(methods, "find", find)
+    with pytest.raises(ConfigError, match="fedavg and other cannot be combined: both own the combine"):
+        methods.load({"fedavg": {}, "other": {}})
