@@ -17,24 +17,24 @@ def volume(
     size: tuple[int, int, int] = (24, 20, 9),
     spacing: tuple[float, float, float] = SPACING,
     direction: tuple[float, ...] = IDENTITY,
-    target: tuple[float, float, float] = (3.0, -4.0, 5.0),
+    target: tuple[float, float, float] | None = None,
     radius: float = 3.6,
 ) -> tuple[sitk.Image, sitk.Image]:
     """An image with a bright ball and its mask.
 
     The ball lies ``target`` mm to the left, back and head of the volume's centre, which is always the world point
-    (10, -20, 30). Size, spacing and direction are those of the file, in ITK's order and sense.
+    (10, -20, 30); without a target it is near the centre, elsewhere for each seed. Size, spacing and direction are
+    those of the file, in ITK's order and sense.
     """
-    image = sitk.Image(size, sitk.sitkInt16)
-    image.SetSpacing(spacing)
-    image.SetDirection(direction)
+    rng = np.random.default_rng(seed)
+    target = target or tuple(rng.uniform(-3, 3, 3))
     matrix = np.reshape(direction, (3, 3)) * np.array(spacing)
     world_centre = np.array([10.0, -20.0, 30.0])
     origin = world_centre - matrix @ ((np.array(size) - 1) / 2)
     index = np.stack(np.meshgrid(*(np.arange(n) for n in size), indexing="ij"), axis=-1)
     points = index @ matrix.T + origin
     ball = ((points - world_centre - target) ** 2).sum(axis=-1) < radius**2
-    noise = np.random.default_rng(seed).integers(0, 100, ball.shape)
+    noise = rng.integers(0, 100, ball.shape)
     voxels = (noise + 900 * ball).astype(np.int16).transpose(2, 1, 0)
     out = []
     for array in (voxels, ball.transpose(2, 1, 0).astype(np.uint8)):

@@ -1,0 +1,192 @@
+"""Cached slices of a prepared site: ``arrays/<M>/images.npy`` and ``labels.npy``, opened memory-mapped.
+
+Batches are cut from these without decoding anything again. They are derived from ``volumes/`` and can be
+deleted at any time; the first use makes them again. Intensities follow the preparation that FedFA, HarmoFL
+and FedRDN use (per volume: clip above the 99th percentile, min-max, times 255, floor). Slices are seen as a
+radiologist sees them: anterior at the top, the patient's right on the left.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedshift.data.manifest import Manifest, read_manifest
+from fedshift.errors import DataError
+
+PERCENTILE = 0.99
+
+
+@dataclass(frozen=True)
+class SliceArrays:
+    """All slices of all cases, stacked in manifest order, slices from inferior to superior.
+
+    ``images`` and ``labels`` are read-only uint8 memory maps ``[S, matrix, matrix]``, images 0…255 and labels
+    0 or 1; a case's slices are ``[case.offset : case.offset + case.shape[0]]``.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    manifest: Manifest
+    matrix: int
+
+
+def open_arrays(site_dir: Path, *, matrix: int) -> SliceArrays:
+    """Open the slices of a site at ``matrix`` x ``matrix`` pixels, making them from its volumes if need be.
+
+    Raises:
+        DataError: no prepared site there, a volume that cannot be read, a cache that does not fit.
+    """
+    manifest = read_manifest(site_dir)
+    folder = arrays_dir(site_dir, manifest, matrix)
+    if not folder.is_dir():
+        build_arrays(site_dir, manifest, matrix)
+    slices = sum(case.shape[0] for case in manifest.cases)
+    images, labels = (_open(folder / name, slices, matrix) for name in ("images.npy", "labels.npy"))
+    return SliceArrays(images=images, labels=labels, manifest=manifest, matrix=matrix)
+
+
+def arrays_dir(site_dir: Path, manifest: Manifest, matrix: int) -> Path:
+    """Where the slices of one matrix size are."""
+    if matrix < 8:
+        raise DataError(f"matrix {matrix} is too small: ask for at least 8 pixels")
+    if not manifest.cases:
+        raise DataError(f"{site_dir} has no cases: add one with 'fedshift data prepare'")
+    return site_dir / manifest.cases[0].array / str(matrix)
+
+
+def build_arrays(site_dir: Path, manifest: Manifest, matrix: int) -> None:
+    """Write ``arrays/<matrix>/`` beside its place, then rename it; another process may win the race."""
+    from fedshift.data.scans import read_scan  # SimpleITK: only here, not wherever a model trains
+
+    target = arrays_dir(site_dir, manifest, matrix)
+    beside = target.parent / f".{matrix}.partial-{uuid.uuid4().hex[:8]}"
+    shape = (sum(case.shape[0] for case in manifest.cases), matrix, matrix)
+    try:
+        beside.mkdir(parents=True)
+        stacks = [
+            np.lib.format.open_memmap(beside / name, mode="w+", dtype=np.uint8, shape=shape)
+            for name in ("images.npy", "labels.npy")
+        ]
+        for case in manifest.cases:
+            part = slice(case.offset, case.offset + case.shape[0])
+            for stack, end in zip(stacks, ("", "_mask"), strict=True):
+                path = site_dir / "volumes" / f"{case.id}{end}.nii.gz"
+                voxels = radiological(read_scan(path).voxels)
+                if voxels.shape != case.shape:
+                    raise DataError(
+                        f"{path} has shape {voxels.shape}, the manifest says {case.shape}: prepare the site again"
+                    )
+                stack[part] = resize_labels(voxels, matrix) if end else resize_images(to_uint8(voxels), matrix)
+        for stack in stacks:
+            stack.flush()
+        try:
+            beside.rename(target)
+        except OSError:
+            if not target.is_dir():  # otherwise another process was first, with the same bytes
+                raise
+    except OSError as error:
+        raise DataError(
+            f"{target} cannot be written ({error.strerror}): make room or give write permission, "
+            f"or prepare the site with --matrix {matrix} beforehand"
+        ) from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def radiological(voxels: np.ndarray) -> np.ndarray:
+    """RAS voxels ``[z, y, x]`` as slices with anterior at the top and the patient's right on the left."""
+    return voxels[:, ::-1, ::-1]
+
+
+def to_uint8(volume: np.ndarray) -> np.ndarray:
+    """Intensities of one volume, any shape: clip above the 99th percentile, min-max, times 255, floor.
+
+    A volume whose 99th percentile is its minimum (hardly any signal) is scaled to its maximum instead.
+    """
+    values = volume.astype(np.float64)
+    low, high = float(values.min()), float(np.quantile(values, PERCENTILE))
+    if high <= low:
+        high = float(values.max())
+    if high <= low:
+        return np.zeros(values.shape, np.uint8)
+    return np.asarray((np.minimum(values, high) - low) / (high - low) * 255).astype(np.uint8)
+
+
+def resize_images(slices: np.ndarray, matrix: int) -> np.ndarray:
+    """uint8 ``[S, rows, columns]`` to ``[S, matrix, matrix]``: zero-padded to a square, then resampled."""
+    if slices.shape[1:] == (matrix, matrix):
+        return slices
+    resized = _resample(_square(slices), matrix)
+    return np.asarray(np.clip(np.rint(resized), 0, 255).astype(np.uint8))
+
+
+def resize_labels(slices: np.ndarray, matrix: int) -> np.ndarray:
+    """Masks {0,1} like ``resize_images``; a pixel is foreground where at least half of it is covered."""
+    if slices.shape[1:] == (matrix, matrix):
+        return slices.astype(np.uint8)
+    # The margin keeps exact halves on one side whatever the rounding of the sums.
+    return np.asarray(_resample(_square(slices), matrix) >= 0.5 - 1e-9).astype(np.uint8)
+
+
+def _square(slices: np.ndarray) -> np.ndarray:
+    rows, columns = slices.shape[1:]
+    side = max(rows, columns)
+    top, left = (side - rows) // 2, (side - columns) // 2
+    return np.pad(slices, ((0, 0), (top, side - rows - top), (left, side - columns - left)))
+
+
+def _resample(slices: np.ndarray, matrix: int) -> np.ndarray:
+    """Rows, then columns, as sums over the few pixels that count.
+
+    No matrix product on purpose: threaded BLAS is far slower at this on a busy machine, and its order of
+    summing is not ours to choose.
+    """
+    weights = resize_weights(slices.shape[1], matrix)
+    taps = int((weights > 0).sum(axis=1).max())
+    first = np.minimum((weights > 0).argmax(axis=1), weights.shape[1] - taps)
+    result = slices.astype(np.float64)
+    for axis in (1, 2):
+        total: np.ndarray | float = 0.0
+        for tap in range(taps):
+            weight = weights[np.arange(matrix), first + tap]
+            weight = weight[:, None] if axis == 1 else weight
+            total = total + np.take(result, first + tap, axis=axis) * weight
+        result = np.asarray(total)
+    return result
+
+
+def resize_weights(before: int, after: int) -> np.ndarray:
+    """Give ``[after, before]`` weights whose rows sum to 1.
+
+    Shrinking takes the mean over the area that a new pixel covers, growing interpolates linearly between pixel
+    centres and holds the edges.
+    """
+    scale = before / after
+    if scale >= 1:
+        starts = np.arange(after)[:, None] * scale
+        pixels = np.arange(before)[None, :]
+        cover = np.minimum(starts + scale, pixels + 1) - np.maximum(starts, pixels)
+        return np.asarray(np.clip(cover, 0, 1) / scale)
+    centres = np.clip((np.arange(after) + 0.5) * scale - 0.5, 0, before - 1)
+    return np.asarray(np.clip(1 - np.abs(centres[:, None] - np.arange(before)[None, :]), 0, 1))
+
+
+def _open(path: Path, slices: int, matrix: int) -> np.ndarray:
+    again = f"delete the folder {path.parent} and it is made again"
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: {again}") from None
+    except (ValueError, OSError, EOFError):
+        raise DataError(f"{path} is cut short or damaged: {again}") from None
+    if array.dtype != np.uint8 or array.shape != (slices, matrix, matrix):
+        raise DataError(
+            f"{path} holds {array.dtype} {array.shape}, the manifest calls for uint8 "
+            f"{(slices, matrix, matrix)}: {again}"
+        )
+    return np.asarray(array)

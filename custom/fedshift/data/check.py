@@ -1,0 +1,158 @@
+"""``check``: everything wrong with a folder of scans, or with prepared sites, one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedshift.data.arrays import open_arrays
+from fedshift.data.casefiles import CaseFiles, CasePair, Finding, dummy_finding, is_dummy, read_case
+from fedshift.data.manifest import FILE_NAME, Case, Manifest, read_manifest
+from fedshift.data.scans import content_hash
+from fedshift.data.scansets import ScanSet, find_sets, pair_folders
+from fedshift.errors import DataError, FedshiftError
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class _Seen:
+    """Content met so far, over all folders of one check: hash -> (case, where, split or None)."""
+
+    images: dict[str, tuple[str, Path, str | None]] = field(default_factory=dict)
+    masks: dict[str, tuple[str, Path, str | None]] = field(default_factory=dict)
+
+
+def check(path: Path, *, masks: Path | None = None, progress: Progress | None = None) -> list[Finding]:
+    """Examine scans or prepared sites.
+
+    Args:
+        path: a folder of scans in any known layout, a prepared site, or a folder with several of either.
+        masks: the masks, if they lie in a folder of their own; ``path`` then holds the images.
+        progress: told what is read next.
+
+    Returns:
+        Errors and warnings in the order met; preparation refuses what is an error here.
+
+    Raises:
+        DataError: ``path`` does not exist.
+    """
+    if not path.exists():
+        raise DataError(f"{path} does not exist: name the folder that holds the scans")
+    seen = _Seen()
+    tell = progress or (lambda _: None)
+    prepared = [] if masks else _prepared_sites(path)
+    if prepared:
+        return [finding for site in prepared for finding in _check_site(site, seen, tell)]
+    try:
+        sets = [pair_folders(path, masks)] if masks else find_sets(path)
+    except DataError as error:
+        what, _, mend = str(error).removeprefix(str(path)).strip().partition(": ")
+        return [Finding("error", path, what, mend)]
+    return [finding for scans in sets for finding in _check_set(scans, seen, tell)]
+
+
+def _prepared_sites(path: Path) -> list[Path]:
+    patterns = (FILE_NAME, f"*/{FILE_NAME}", f"*/*/{FILE_NAME}")
+    found = [manifest.parent for pattern in patterns for manifest in sorted(path.glob(pattern))]
+    return [site for site in found if not site.name.startswith(".")]
+
+
+def _check_set(scans: ScanSet, seen: _Seen, tell: Progress) -> Iterator[Finding]:
+    yield from scans.findings
+    dummies = 0
+    for case in scans.cases:
+        tell(f"{scans.name} {case.id}")
+        pair, findings = read_case(case)
+        yield from findings
+        if pair is not None:
+            dummies += is_dummy(pair.image)
+            yield from _twice(case, pair, None, seen)
+    yield from dummy_finding(scans.folder, dummies, len(scans.cases))
+
+
+def _check_site(site: Path, seen: _Seen, tell: Progress) -> Iterator[Finding]:
+    again = "prepare the site again"
+    for left in sorted(site.parent.glob(f".{site.name}.*-*")):
+        yield Finding("warning", left, "was left by a preparation that was cut off", "delete it if none is running")
+    try:
+        manifest = read_manifest(site)
+    except FedshiftError as error:
+        what = str(error).removeprefix(str(site / FILE_NAME)).lstrip(": ")
+        yield Finding("error", site / FILE_NAME, f"cannot be used ({what})", again)
+        return
+    ids = [case.id for case in manifest.cases]
+    for case_id in sorted({case_id for case_id in ids if ids.count(case_id) > 1}):
+        yield Finding("error", site / FILE_NAME, f"lists the id {case_id} twice", again)
+    dummies = 0
+    for case in manifest.cases:
+        tell(f"{manifest.site} {case.id}")
+        files = _prepared_files(site, case)
+        pair, findings = read_case(files)
+        yield from findings
+        if pair is not None:
+            dummies += is_dummy(pair.image)
+            yield from _fits_manifest(files, pair, case)
+            yield from _twice(files, pair, case.split, seen)
+    yield from _not_listed(site, manifest)
+    yield from _unusable_arrays(site, manifest)
+    for split in ("train", "val", "test"):
+        if split not in {case.split for case in manifest.cases}:
+            yield Finding("warning", site, f"has no {split} case", "add cases, three are the least")
+    yield from dummy_finding(site, dummies, len(manifest.cases))
+
+
+def _prepared_files(site: Path, case: Case) -> CaseFiles:
+    volumes = site / "volumes"
+    return CaseFiles(case.id, volumes / f"{case.id}.nii.gz", volumes / f"{case.id}_mask.nii.gz")
+
+
+def _fits_manifest(files: CaseFiles, pair: CasePair, case: Case) -> Iterator[Finding]:
+    what = "is not what was prepared, its voxels have changed"
+    for file, voxels, known in (
+        (files.image, pair.image.voxels, case.sha256_image),
+        (files.mask, pair.mask.voxels, case.sha256_label),
+    ):
+        if voxels.shape != case.shape or content_hash(voxels) != known:
+            yield Finding("error", file, what, "prepare the site again")
+
+
+def _twice(files: CaseFiles, pair: CasePair, split: str | None, seen: _Seen) -> Iterator[Finding]:
+    """The same image is one patient under two names; the same mask is most likely a slip in copying."""
+    sha = content_hash(pair.image.voxels)
+    if sha in seen.images:
+        other, where, other_split = seen.images[sha]
+        splits = f", one for {other_split} and one for {split}," if split and split != other_split else ""
+        yield Finding(
+            "error",
+            files.image,
+            f"has the same voxels as case {other}{splits} in {where}",
+            "keep one of the two, and in one split",
+        )
+    else:
+        sha_mask = content_hash(pair.mask.voxels)
+        if sha_mask in seen.masks:
+            other, where, _ = seen.masks[sha_mask]
+            yield Finding("warning", files.mask, f"is also the mask of case {other} in {where}", "see which is right")
+        seen.masks.setdefault(sha_mask, (files.id, files.mask.parent, split))
+    seen.images.setdefault(sha, (files.id, files.image.parent, split))
+
+
+def _not_listed(site: Path, manifest: Manifest) -> Iterator[Finding]:
+    """Scans in ``volumes/`` that the manifest does not name, such as those of a patient who withdrew."""
+    listed = {case.id for case in manifest.cases}
+    for file in sorted((site / "volumes").glob("*.nii.gz")):
+        if file.name.removesuffix(".nii.gz").removesuffix("_mask") not in listed:
+            yield Finding("warning", file, "is not in the manifest and is not used", "delete it")
+
+
+def _unusable_arrays(site: Path, manifest: Manifest) -> Iterator[Finding]:
+    for folder in sorted((site / "arrays").glob("*")):
+        if not folder.name.isdigit():
+            continue
+        try:
+            open_arrays(site, matrix=int(folder.name))
+        except DataError as error:
+            what = f"cannot be used ({str(error).split(': ')[0]})"
+            yield Finding("error", folder, what, "delete it, it is made again")

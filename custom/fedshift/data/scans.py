@@ -1,0 +1,194 @@
+"""Reading and writing one scan with its geometry, through SimpleITK.
+
+Everything here brings a volume into one orientation: in memory voxels are ``[z, y, x]`` with x towards the
+patient's right, y towards anterior, z towards superior ("RAS", as nibabel counts). Only data preparation and
+checks import this module: SimpleITK is not needed where a model trains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import SimpleITK as sitk  # noqa: N813 - its customary name
+
+from fedshift.data.intact import fault, non_finite
+from fedshift.errors import DataError
+
+SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
+ORIENTATION = "RAS"
+
+
+class ScanError(DataError):
+    """A scan that cannot be used; ``what`` is wrong and the ``mend`` are kept apart for ``check``."""
+
+    def __init__(self, path: Path, what: str, mend: str) -> None:
+        """Name the file, what is wrong with it and how to mend it."""
+        super().__init__(f"{path} {what}: {mend}")
+        self.what = what
+        self.mend = mend
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One volume in RAS orientation.
+
+    ``voxels`` is ``[slices, rows, columns]`` (z, y, x); ``spacing`` (mm), ``origin`` (mm) and ``direction``
+    (3x3, row-major) are in x, y, z order and, as always in ITK, in a world that points left, posterior,
+    superior. ``stored`` is the orientation of the file itself, such as ``LPS``, and ``stored_direction`` its
+    direction.
+    """
+
+    voxels: np.ndarray
+    spacing: tuple[float, float, float]
+    origin: tuple[float, float, float]
+    direction: tuple[float, ...]
+    stored: str
+    stored_direction: tuple[float, ...]
+
+
+def suffix_of(path: Path) -> str | None:
+    """The known image suffix of a file name (``.nii.gz`` counts as one), or None."""
+    name = path.name.lower()
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+
+
+def stem_of(path: Path) -> str:
+    """The file name without its image suffix; a folder's own name."""
+    suffix = None if path.is_dir() else suffix_of(path)
+    return path.name[: -len(suffix)] if suffix else path.name
+
+
+def read_scan(path: Path, *, channel: int | None = None, direction: tuple[float, ...] | None = None) -> Scan:
+    """Read a file, or a folder with one DICOM series, and turn it into RAS.
+
+    Args:
+        path: NIfTI, NRRD, MetaImage or whatever else SimpleITK reads; or a folder of DICOM slices.
+        channel: which volume to take from a 4D file (MSD keeps T2 and ADC in one); None refuses 4D.
+        direction: taken in place of the file's own direction, for a header known to be wrong.
+
+    Raises:
+        ScanError: unreadable, truncated, NaN, 4D, several values per voxel, fewer than three slices.
+    """
+    image = _read_series(path) if path.is_dir() else _read_file(path)
+    components = image.GetNumberOfComponentsPerPixel()
+    if components != 1:
+        raise ScanError(path, f"has {components} values per voxel", "export it in grey, not in colour")
+    image = _three_dimensional(image, path, channel)
+    if direction is not None:
+        image.SetDirection(direction)
+    own = image.GetDirection()
+    image = sitk.DICOMOrient(image, ORIENTATION)
+    if image.GetSize()[2] < 3:
+        raise ScanError(
+            path, f"has {image.GetSize()[2]} slice(s)", "at least three are needed, export the whole volume"
+        )
+    voxels = sitk.GetArrayFromImage(image)
+    bad = int(np.count_nonzero(~np.isfinite(voxels))) or (0 if path.is_dir() else non_finite(path))
+    if bad:
+        raise ScanError(path, f"has {bad} voxel(s) that are NaN or infinite", "export it again without filters")
+    return Scan(
+        voxels=voxels,
+        spacing=image.GetSpacing(),
+        origin=image.GetOrigin(),
+        direction=image.GetDirection(),
+        stored=sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(own),
+        stored_direction=own,
+    )
+
+
+def write_scan(scan: Scan, path: Path) -> None:
+    """Write a scan with its geometry; the suffix of ``path`` chooses the format."""
+    image = sitk.GetImageFromArray(np.ascontiguousarray(scan.voxels))
+    image.SetSpacing(scan.spacing)
+    image.SetOrigin(scan.origin)
+    image.SetDirection(scan.direction)
+    sitk.WriteImage(image, str(path), useCompression=True)
+
+
+def content_hash(voxels: np.ndarray) -> str:
+    """SHA-256 of shape and values, the same for any file format, integer type or compression."""
+    digest = hashlib.sha256(repr(voxels.shape).encode())
+    digest.update(np.ascontiguousarray(voxels, dtype="<f4").tobytes())
+    return digest.hexdigest()
+
+
+def _read_file(path: Path) -> sitk.Image:
+    again = "copy or export it again"
+    if not path.is_file():
+        raise ScanError(path, "does not exist", "name a scan that is there")
+    if path.stat().st_size == 0:
+        raise ScanError(path, "is an empty file", again)
+    if damage := fault(path):
+        raise ScanError(path, f"cannot be read, {damage}", again)
+    try:
+        return sitk.ReadImage(str(path))
+    except RuntimeError as error:
+        if "orthonormal" in str(error):
+            raise ScanError(
+                path, "has a sheared coordinate system", "resample it onto a grid with right angles"
+            ) from None
+        raise ScanError(path, "cannot be read, it is damaged, cut short or no image", again) from None
+
+
+def _read_series(folder: Path) -> sitk.Image:
+    """One DICOM series; a missing slice in the middle is an error, not a stretched patient."""
+    series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
+    if not series:
+        raise ScanError(folder, "holds no DICOM series", "put the slices of one series there")
+    if len(series) > 1:
+        raise ScanError(
+            folder, f"holds {len(series)} DICOM series", "keep one, the axial T2, or make a folder for each"
+        )
+    files = sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(folder), series[0])
+    if len(files) < 3:
+        raise ScanError(folder, f"has {len(files)} slice(s)", "at least three are needed, export the whole volume")
+    reader = sitk.ImageSeriesReader()
+    reader.SetFileNames(files)
+    reader.MetaDataDictionaryArrayUpdateOn()
+    try:
+        image = reader.Execute()
+    except RuntimeError:
+        raise ScanError(
+            folder,
+            "cannot be read as one DICOM volume, a slice is damaged or of another size",
+            "export the series again",
+        ) from None
+    _refuse_gaps(reader, len(files), folder)
+    return image
+
+
+def _refuse_gaps(reader: sitk.ImageSeriesReader, count: int, folder: Path) -> None:
+    """Compare the distances of neighbouring slices, from the position that each slice states."""
+    if not all(reader.HasMetaDataKey(k, "0020|0032") for k in range(count)):
+        return
+    text = [reader.GetMetaData(k, "0020|0032") for k in range(count)]
+    places = [np.array([float(part) for part in entry.split("\\")]) for entry in text]
+    gaps = [float(np.linalg.norm(b - a)) for a, b in itertools.pairwise(places)]
+    if max(gaps) - min(gaps) > 0.1 * float(np.median(gaps)):
+        raise ScanError(
+            folder,
+            f"has slices {min(gaps):.2f} to {max(gaps):.2f} mm apart, so one is missing or doubled",
+            "export the series again",
+        )
+
+
+def _three_dimensional(image: sitk.Image, path: Path, channel: int | None) -> sitk.Image:
+    size = image.GetSize()
+    if image.GetDimension() == 2:
+        raise ScanError(path, "has 1 slice(s)", "at least three are needed, export the whole volume")
+    if image.GetDimension() == 3:
+        return image
+    if image.GetDimension() > 4 or (channel is None and size[3] > 1):
+        raise ScanError(
+            path,
+            f"is {image.GetDimension()}D ({' x '.join(map(str, size))})",
+            "save the T2 volume alone as a 3D file",
+        )
+    pick = channel or 0
+    if pick >= size[3]:
+        raise ScanError(path, f"has {size[3]} volume(s), not the expected {pick + 1}", "download it again")
+    return image[:, :, :, pick]

@@ -1,0 +1,205 @@
+"""Prostate MRI from the public distributions, as downloaded and unpacked, to one folder for each site.
+
+Three distributions are recognised by their layout. Images are T2-weighted volumes, masks the whole gland;
+labels above 1 (zones) are merged into 1.
+
+Six sites (Liu et al. 2020)
+    "Multi-site dataset for prostate MRI segmentation", linked from https://liuquande.github.io/SAML/: 116
+    volumes of 384 x 384 in the folders BIDMC (12), HK (12), I2CVB (19), ISBI or RUNMC (30), ISBI_1.5 or BMC
+    (30), UCL (13), as ``CaseXX.nii.gz`` with ``CaseXX_segmentation.nii.gz`` (or ``_Segmentation``). Described in
+    Liu, Dou, Yu, Heng, IEEE TMI 2020 (MS-Net) and Liu, Dou, Heng, MICCAI 2020. This is the set of FedFA, FedRDN
+    and HarmoFL.
+PROMISE12
+    https://promise12.grand-challenge.org, training cases: ``CaseXX.mhd`` and ``.raw`` with
+    ``CaseXX_segmentation.mhd``, 50 volumes, in one folder or in ``TrainingData_Part1`` to ``Part3``. Test cases
+    have no masks; a folder without any mask is passed over. Described in Litjens et al., Medical Image Analysis
+    2014. The set does not name the hospital of a case; the ranges in ``PROMISE12_SITES`` are inferred from case
+    order, matrix size, slice count, endorectal coil and intensity range, and RUNMC and UCL might be the other
+    way round. The same files sorted into site folders as NIfTI are recognised too.
+MSD Task05
+    http://medicaldecathlon.com, ``Task05_Prostate.tar`` (about 230 MB): 32 training volumes from Radboud, 4D
+    with T2 and ADC as channels (T2 is taken), zones 1 and 2 as labels. One site, MSD. ``imagesTs`` has no masks
+    and is passed over. Described in Antonelli et al., Nature Communications 2022.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from data_prep.volumes import CaseFiles, write_site
+from fedshift.data.casefiles import Finding
+from fedshift.data.scansets import ScanSet, find_sets
+from fedshift.errors import DataError
+from fedshift.strict import nearest
+
+SITES = ("BIDMC", "HK", "I2CVB", "BMC", "RUNMC", "UCL", "MSD")
+SITE_OF_FOLDER = {
+    "BIDMC": "BIDMC",
+    "HK": "HK",
+    "I2CVB": "I2CVB",
+    "BMC": "BMC",
+    "ISBI_1.5": "BMC",
+    "RUNMC": "RUNMC",
+    "ISBI": "RUNMC",
+    "UCL": "UCL",
+}
+PROMISE12_SITES = {"BIDMC": range(0, 13), "RUNMC": range(13, 25), "UCL": range(25, 38), "HK": range(38, 50)}
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Where scans come from, and on what terms."""
+
+    name: str
+    licence: str
+    citation: str
+
+
+LIU2020 = Distribution(
+    "multi-site prostate MRI of Liu et al. 2020",
+    "research use, under the terms of the sources (NCI-ISBI 2013, I2CVB, PROMISE12); not for redistribution",
+    "Liu Q, Dou Q, Yu L, Heng PA. MS-Net: multi-site network for improving prostate segmentation with "
+    "heterogeneous MRI data. IEEE Transactions on Medical Imaging 39(9), 2020",
+)
+PROMISE12 = Distribution(
+    "PROMISE12 training cases",
+    "research use, under the terms of the PROMISE12 challenge; not for redistribution",
+    "Litjens G et al. Evaluation of prostate segmentation algorithms for MRI: the PROMISE12 challenge. "
+    "Medical Image Analysis 18(2), 2014",
+)
+MSD = Distribution(
+    "Medical Segmentation Decathlon, Task05_Prostate",
+    "CC-BY-SA 4.0",
+    "Antonelli M et al. The Medical Segmentation Decathlon. Nature Communications 13, 4128, 2022",
+)
+
+
+@dataclass(frozen=True)
+class SitePlan:
+    """The scans of one site, found but not yet read."""
+
+    site: str
+    cases: tuple[CaseFiles, ...]
+    findings: tuple[Finding, ...]
+    distribution: Distribution
+
+
+def plan_prostate(source: Path, *, sites: Sequence[str] | None = None) -> list[SitePlan]:
+    """What a download holds, site by site in the order of ``SITES``.
+
+    Raises:
+        DataError: an unknown layout or site.
+    """
+    unknown = [site for site in sites or () if site not in SITES]
+    if unknown:
+        raise DataError(f"no site is called {unknown[0]!r}{nearest(unknown[0], SITES)}")
+    plans = _plans(source, find_sets(source))
+    absent = [site for site in sites or () if site not in {plan.site for plan in plans}]
+    if absent:
+        here = ", ".join(plan.site for plan in plans)
+        raise DataError(f"{source} has no site {', '.join(absent)}: it holds {here}, name some of these")
+    return [plan for plan in plans if not sites or plan.site in sites]
+
+
+def prepare_prostate(
+    source: Path,
+    root: Path,
+    *,
+    sites: Sequence[str] | None = None,
+    matrices: Sequence[int] = (),
+    trust_voxels: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> list[Path]:
+    """Prepare a public distribution; returns the site folders ``root/prostate/<site>``.
+
+    A site is replaced as a whole, and its split depends on the names of its cases alone, so the same download
+    gives the same split everywhere.
+
+    Args:
+        source: the unpacked download, see the module's text for the layouts.
+        root: where the site folders go.
+        sites: only these; all that are there otherwise.
+        matrices: sizes whose slices are cached right away.
+        trust_voxels: take the image's geometry for a mask whose header differs but whose voxel count fits.
+        progress: told site and case before each is read.
+
+    Raises:
+        DataError: an unknown layout or site, or scans with errors; sites before that one are finished.
+    """
+    folders = []
+    for plan in plan_prostate(source, sites=sites):
+        errors = [finding.sentence() for finding in plan.findings if finding.level == "error"]
+        if errors:
+            title = f"site {plan.site} was not prepared, its images and masks are not in pairs:"
+            raise DataError("\n  ".join([title, *errors]))
+        tell = (lambda case, site=plan.site: progress(f"{site} {case}")) if progress else None
+        folders.append(
+            write_site(
+                [replace(case, trust_voxels=trust_voxels) for case in plan.cases],
+                root,
+                dataset="prostate",
+                site=plan.site,
+                kind="patients",
+                licence=plan.distribution.licence,
+                citation=plan.distribution.citation,
+                matrices=matrices,
+                source=plan.distribution.name,
+                progress=tell,
+            )
+        )
+    return folders
+
+
+def _plans(source: Path, sets: Sequence[ScanSet]) -> list[SitePlan]:
+    if any(found.layout == "msd" for found in sets):
+        msd = next(found for found in sets if found.layout == "msd")
+        return [SitePlan("MSD", msd.cases, msd.findings, MSD)]
+    sets = [found for found in sets if found.cases or _site_of(found)]
+    if sets and any(_site_of(found) for found in sets):
+        return _by_folder(source, sets)
+    if len(sets) == 1 and all(_promise12_site(case) for case in sets[0].cases):
+        return _by_number(sets[0])
+    names = ", ".join(f"{found.name}/ with {len(found.cases)} case(s)" for found in sets)
+    raise DataError(
+        f"{source} is no known prostate download, it holds {names or 'images without masks'}: expected site folders "
+        f"({', '.join(SITE_OF_FOLDER)}), PROMISE12's Case00 to Case49, or MSD's imagesTr and labelsTr; "
+        "for scans of your own use 'fedshift data prepare own'"
+    )
+
+
+def _by_folder(source: Path, sets: Sequence[ScanSet]) -> list[SitePlan]:
+    folders: dict[str, ScanSet] = {}
+    for found in sets:
+        site = _site_of(found)
+        if site is None:
+            hint = nearest(found.name.upper(), SITE_OF_FOLDER)
+            raise DataError(f"{found.folder} holds scans but is no known site{hint}")
+        if site in folders:
+            raise DataError(f"{source} has site {site} twice, as {folders[site].name} and {found.name}: remove one")
+        folders[site] = found
+    promise12 = all(_promise12_site(case) == site for site, found in folders.items() for case in found.cases)
+    origin = PROMISE12 if promise12 else LIU2020
+    ordered = [(site, folders[site]) for site in SITES if site in folders]
+    return [SitePlan(site, found.cases, found.findings, origin) for site, found in ordered]
+
+
+def _by_number(found: ScanSet) -> list[SitePlan]:
+    plans = []
+    for site in SITES:
+        cases = tuple(case for case in found.cases if _promise12_site(case) == site)
+        if cases:  # what is wrong with the download as a whole stops the first site
+            plans.append(SitePlan(site, cases, found.findings, PROMISE12))
+    return plans
+
+
+def _site_of(found: ScanSet) -> str | None:
+    return SITE_OF_FOLDER.get(found.name.upper())
+
+
+def _promise12_site(case: CaseFiles) -> str | None:
+    match = re.fullmatch(r"case(\d\d)", case.id, re.IGNORECASE)
+    number = int(match[1]) if match else -1
+    return next((site for site, numbers in PROMISE12_SITES.items() if number in numbers), None)

@@ -1,0 +1,196 @@
+"""Writing one prepared site: volumes in one orientation, cached slices, manifest; whole or not at all.
+
+Splits are by case. Cases are put in the order of a hash of (dataset, site, id) and dealt out so that about
+60/20/20 % are train/val/test: val and test get ``round(n / 5)`` cases each, at least one from three cases on
+(3: 1/1/1, 6: 4/1/1, 8: 4/2/2, 10: 6/2/2); one or two cases are all train. The hash depends on nothing else,
+so the same download gives the same split on every machine. Cases whose split is given keep it, and only the
+others are dealt out, to where most is lacking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from fedshift.data.arrays import build_arrays
+from fedshift.data.casefiles import CaseFiles as CaseFiles
+from fedshift.data.casefiles import Finding, dummy_finding, is_dummy, read_case
+from fedshift.data.manifest import Case, Manifest, Split
+from fedshift.data.scans import ORIENTATION, content_hash, write_scan
+from fedshift.errors import DataError
+
+log = logging.getLogger(__name__)
+
+SPLIT_RULE = "by-case 60/20/20"
+CLASSES = ("background", "prostate")
+
+
+def write_site(
+    cases: Sequence[CaseFiles],
+    root: Path,
+    *,
+    dataset: str,
+    site: str,
+    kind: Literal["patients", "phantom"],
+    licence: str,
+    citation: str,
+    matrices: Sequence[int] = (),
+    splits: Mapping[str, Split] | None = None,
+    source: str,
+    progress: Callable[[str], None] | None = None,
+) -> Path:
+    """Check and write a site; returns its folder ``root/dataset/site``.
+
+    Everything is written beside and renamed at the end: an existing site stays as it is until then, and for
+    good if anything fails. ``matrices`` are the sizes whose slices are cached right away (others are made at
+    first use), ``splits`` the splits of cases that have one already, ``source`` a few words (no path) on
+    where the scans come from, and ``progress`` is told the id of each case that is begun.
+
+    Raises:
+        DataError: no case, a bad name, a doubled id or content, or anything else that a check calls an error.
+    """
+    _refuse_names(cases, dataset, site)
+    target = root / dataset / site
+    beside = target.parent / f".{site}.partial-{uuid.uuid4().hex[:8]}"
+    try:
+        (beside / "volumes").mkdir(parents=True)
+        split_of = deal_splits([case.id for case in cases], dataset=dataset, site=site, fixed=splits or {})
+        manifest = Manifest(
+            schema=1,
+            dataset=dataset,
+            site=site,
+            kind=kind,
+            preparation={
+                "source": source,
+                "orientation": ORIENTATION,
+                "intensity": "per volume: clip at the 99th percentile, min-max, times 255, floor",
+                "labels": "values above 1 merged into 1",
+                "split_rule": SPLIT_RULE,
+            },
+            classes=CLASSES,
+            cases=_write_volumes(cases, beside, split_of, site, progress),
+            licence=licence,
+            citation=citation,
+        )
+        manifest.write(beside)
+        for matrix in matrices:
+            build_arrays(beside, manifest, matrix)
+        _swap(beside, target)
+    except OSError as error:
+        raise DataError(
+            f"{target} cannot be written ({error.strerror or error}): make room there or give another --out"
+        ) from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return target
+
+
+def deal_splits(ids: Sequence[str], *, dataset: str, site: str, fixed: Mapping[str, Split]) -> dict[str, Split]:
+    """Give every case a split; those in ``fixed`` keep theirs. See the module's text for the rule."""
+    splits: dict[str, Split] = {case: fixed[case] for case in ids if case in fixed}
+    held_out = max(1, round(len(ids) / 5)) if len(ids) >= 3 else 0
+    lacking: dict[Split, int] = {"test": held_out, "val": held_out}
+    for split in splits.values():
+        if split in lacking:
+            lacking[split] -= 1
+    new = [case for case in ids if case not in splits]
+    for case in sorted(new, key=lambda case: hashlib.sha256(f"{dataset}/{site}/{case}".encode()).digest()):
+        most = max(lacking, key=lambda split: lacking[split])
+        splits[case] = most if lacking[most] > 0 else "train"
+        if lacking[most] > 0:
+            lacking[most] -= 1
+    return splits
+
+
+def _write_volumes(
+    cases: Sequence[CaseFiles],
+    folder: Path,
+    split_of: Mapping[str, Split],
+    site: str,
+    progress: Callable[[str], None] | None,
+) -> tuple[Case, ...]:
+    """Write image and mask of every case; all errors are gathered before one is raised."""
+    entries: list[Case] = []
+    findings: list[Finding] = []
+    seen: dict[str, str] = {}
+    offset = dummies = 0
+    for case in cases:
+        if progress:
+            progress(case.id)
+        pair, found = read_case(case)
+        findings += found
+        if pair is None:
+            continue
+        sha = content_hash(pair.image.voxels)
+        if sha in seen:
+            what = f"has the same voxels as case {seen[sha]}"
+            findings.append(Finding("error", case.image, what, "leave one of the two out"))
+            continue
+        seen[sha] = case.id
+        write_scan(pair.image, folder / "volumes" / f"{case.id}.nii.gz")
+        write_scan(pair.mask, folder / "volumes" / f"{case.id}_mask.nii.gz")
+        slices, rows, columns = pair.image.voxels.shape
+        x, y, z = pair.image.spacing
+        entries.append(
+            Case(
+                id=case.id,
+                sha256_image=sha,
+                sha256_label=content_hash(pair.mask.voxels),
+                split=split_of[case.id],
+                shape=(slices, rows, columns),
+                spacing=(round(z, 6), round(y, 6), round(x, 6)),
+                direction=tuple(round(cosine, 6) for cosine in pair.image.direction),
+                array="arrays",
+                offset=offset,
+            )
+        )
+        offset += slices
+        dummies += is_dummy(pair.image)
+    errors = [finding.sentence() for finding in findings if finding.level == "error"]
+    if errors:
+        more = "".join(f"\n  {error}" for error in errors[:20])
+        raise DataError(f"site {site} was not prepared, {len(errors)} error(s) in its scans:{more}")
+    for finding in [*findings, *dummy_finding(cases[0].image.parent, dummies, len(cases))]:
+        log.warning("%s", finding.sentence())
+    return tuple(entries)
+
+
+def _refuse_names(cases: Sequence[CaseFiles], dataset: str, site: str) -> None:
+    """Ids and site become file names, on file systems that may not tell upper from lower case."""
+    if not cases:
+        raise DataError(f"site {site} has no case: give at least one image with its mask")
+    for what, name in (("dataset", dataset), ("site", site), *(("case", case.id) for case in cases)):
+        if not re.fullmatch(r"\w[\w .+-]*", name) or name.endswith(("_mask", ".", " ")):
+            raise DataError(
+                f"{what} name {name!r} cannot be a file name here: use letters, digits, '-', '_' and '.', "
+                "and no '_mask' at the end"
+            )
+    seen: dict[str, CaseFiles] = {}
+    for case in cases:
+        other = seen.setdefault(case.id.lower(), case)
+        if other is not case:
+            raise DataError(f"case id {case.id} is there twice ({other.image} and {case.image}): rename or remove one")
+
+
+def _swap(beside: Path, target: Path) -> None:
+    """Put the finished folder in place; a former one is removed only after that."""
+    former = target.parent / f".{target.name}.former-{uuid.uuid4().hex[:8]}"
+    if not target.exists():
+        beside.rename(target)
+        return
+    target.rename(former)
+    try:
+        beside.rename(target)
+    except OSError:
+        former.rename(target)
+        raise
+    try:
+        shutil.rmtree(former)
+    except OSError as error:
+        log.error("%s is out of date but cannot be removed (%s): delete it by hand", former, error.strerror)

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import SimpleITK as sitk
+from scanfiles import IDENTITY, rotation, volume, write_dicom, write_pair
+
+from data_prep.volumes import CaseFiles, deal_splits, write_site
+from fedshift.data import arrays
+from fedshift.data.arrays import SliceArrays, open_arrays
+from fedshift.data.manifest import read_manifest
+from fedshift.errors import DataError
+
+ABOUT = {"dataset": "prostate", "kind": "patients", "licence": "none", "citation": "none", "source": "tests"}
+
+
+def site_of(pairs: list[tuple[Path, Path]], root: Path, **options: object) -> Path:
+    cases = [CaseFiles(image.name.split(".")[0], image, mask) for image, mask in pairs]
+    return write_site(cases, root, site="A", **(ABOUT | options))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    pairs = [write_pair(tmp_path / "raw", f"Case{k:02d}", seed=k) for k in range(3)]
+    return site_of(pairs, tmp_path / "out")
+
+
+DIRECTIONS = {
+    "as DICOM": IDENTITY,
+    "as NIfTI": (-1.0, 0, 0, 0, -1.0, 0, 0, 0, 1.0),
+    "head first": (1.0, 0, 0, 0, 1.0, 0, 0, 0, -1.0),
+    "mirrored": (-1.0, 0, 0, 0, 1.0, 0, 0, 0, 1.0),
+    "axes swapped": (0, 1.0, 0, 1.0, 0, 0, 0, 0, 1.0),
+    "coronal file": (1.0, 0, 0, 0, 0, 1.0, 0, -1.0, 0),
+    "oblique": rotation(20, 0),
+    "turned in plane": rotation(-15, 2),
+}
+
+
+@pytest.mark.parametrize("suffix", [".nii.gz", ".nrrd", ".mhd", "dicom"])
+@pytest.mark.parametrize("name", DIRECTIONS)
+def test_ball_lands_where_the_patient_has_it(tmp_path: Path, name: str, suffix: str) -> None:
+    """8 mm to the left, 7 mm to the front, 6 mm to the head must be right, up and late in the stack."""
+    where = {"size": (30, 26, 11), "spacing": (1.3, 1.5, 2.6), "target": (8.0, -7.0, 6.0), "radius": 5.5}
+    where["direction"] = DIRECTIONS[name]
+    if suffix == "dicom":
+        image, mask = volume(**where)  # type: ignore[arg-type]
+        write_dicom(tmp_path / "raw" / "Case00", image)
+        sitk.WriteImage(mask, str(tmp_path / "mask.nii.gz"))
+        pair = tmp_path / "raw" / "Case00", tmp_path / "mask.nii.gz"
+    else:
+        pair = write_pair(tmp_path / "raw", "Case00", suffix=suffix, **where)
+    folder = site_of([pair], tmp_path / "out")
+    case = read_manifest(folder).cases[0]
+
+    written = nibabel.load(folder / "volumes" / "Case00.nii.gz")
+    assert nibabel.aff2axcodes(written.affine) == ("R", "A", "S")
+    mask = nibabel.load(folder / "volumes" / "Case00_mask.nii.gz").get_fdata()
+    world = written.affine @ np.append(np.argwhere(mask > 0).mean(axis=0), 1)
+    # the centre (10, -20, 30) and the target count left and back; NIfTI's world counts right and front
+    np.testing.assert_allclose(world[:3], (-18, 27, 36), atol=0.8)
+
+    side = max(case.shape[1:])
+    slices = open_arrays(folder, matrix=side)
+    z, row, column = np.argwhere(slices.labels).mean(axis=0)
+    assert slices.images[slices.labels > 0].min() > 200 > slices.images[slices.labels == 0].max()
+    assert z > (case.shape[0] - 1) / 2 + 1 and row < side / 2 - 2 and column > side / 2 + 2
+
+
+def test_papers_preparation_without_resampling(site: Path, tmp_path: Path) -> None:
+    """At the volume's own square matrix the arrays are the papers' formula, bit for bit."""
+    pair = write_pair(tmp_path / "raw2", "Square", seed=7, size=(24, 24, 9))
+    folder = site_of([pair], tmp_path / "square")
+    voxels = sitk.GetArrayFromImage(sitk.ReadImage(str(pair[0])))
+    high, low = np.quantile(voxels, 0.99), voxels.min()
+    expected = (np.where(voxels > high, high, voxels) - low) / (high - low) * 255
+    np.testing.assert_array_equal(open_arrays(folder, matrix=24).images, expected.astype(np.uint8))
+
+
+@pytest.mark.parametrize("matrix", [8, 16, 20, 24, 48])
+def test_every_size_keeps_mass_and_place(site: Path, matrix: int) -> None:
+    slices = open_arrays(site, matrix=matrix)
+    reference = open_arrays(site, matrix=24)
+    assert slices.images.shape == slices.labels.shape == (27, matrix, matrix)
+    assert set(np.unique(slices.labels)) == {0, 1}
+    scale = matrix / 24
+    # brightness of the ball's slice and its centre scale with the matrix
+    assert slices.images.mean() == pytest.approx(reference.images.mean(), rel=0.03)
+    centre, expected = (np.argwhere(s.labels).mean(axis=0) for s in (slices, reference))
+    np.testing.assert_allclose((centre[1:] + 0.5) / scale, expected[1:] + 0.5, atol=0.6)
+
+
+def test_offsets_follow_the_manifest(site: Path) -> None:
+    slices = open_arrays(site, matrix=24)
+    for case in slices.manifest.cases:
+        mask = nibabel.load(site / "volumes" / f"{case.id}_mask.nii.gz").get_fdata()
+        part = slices.labels[case.offset : case.offset + case.shape[0]]
+        np.testing.assert_array_equal(part.any(axis=(1, 2)), mask.any(axis=(0, 1)))
+
+
+def test_opening_needs_no_image_library(site: Path) -> None:
+    """A worker that trains imports neither SimpleITK nor nibabel when the arrays are there."""
+    open_arrays(site, matrix=16)
+    code = (
+        "import sys; from pathlib import Path; from fedshift.data.arrays import open_arrays;"
+        f"open_arrays(Path({str(site)!r}), matrix=16);"
+        "print([name for name in ('SimpleITK', 'nibabel', 'monai', 'nvflare') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_opened_as_read_only_memory_map(site: Path) -> None:
+    slices = open_arrays(site, matrix=16)
+    assert isinstance(slices, SliceArrays) and isinstance(slices.images.base, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        slices.images[0] = 0
+
+
+def test_second_opening_decodes_nothing(site: Path) -> None:
+    first = open_arrays(site, matrix=16).images.copy()
+    for file in (site / "volumes").iterdir():
+        file.unlink()
+    np.testing.assert_array_equal(open_arrays(site, matrix=16).images, first)
+
+
+def test_losing_the_race_is_fine(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process finishes the same arrays while this one is still at it."""
+    manifest = read_manifest(site)
+    resize = arrays.resize_images
+
+    def slow(slices: np.ndarray, matrix: int) -> np.ndarray:
+        monkeypatch.setattr(arrays, "resize_images", resize)
+        arrays.build_arrays(site, manifest, matrix)
+        return resize(slices, matrix)
+
+    monkeypatch.setattr(arrays, "resize_images", slow)
+    assert open_arrays(site, matrix=16).images.any()
+    assert [entry.name for entry in (site / "arrays").iterdir()] == ["16"]
+
+
+def test_truncated_array_is_named(site: Path) -> None:
+    open_arrays(site, matrix=16)
+    file = site / "arrays" / "16" / "labels.npy"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"labels\.npy is cut short.*delete the folder"):
+        open_arrays(site, matrix=16)
+
+
+def test_array_of_another_manifest_is_named(site: Path) -> None:
+    open_arrays(site, matrix=16)
+    np.save(site / "arrays" / "16" / "images.npy", np.zeros((26, 16, 16), np.uint8))
+    with pytest.raises(DataError, match=r"holds uint8 \(26, 16, 16\), the manifest calls for"):
+        open_arrays(site, matrix=16)
+
+
+def test_failed_building_leaves_nothing(site: Path) -> None:
+    (site / "volumes" / "Case02.nii.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"Case02\.nii\.gz is an empty file"):
+        open_arrays(site, matrix=16)
+    assert list((site / "arrays").iterdir()) == []
+
+
+def test_unprepared_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist: prepare the site"):
+        open_arrays(tmp_path, matrix=16)
+
+
+def test_volume_with_hardly_any_signal_is_not_divided_by_zero() -> None:
+    flat = np.zeros((4, 10, 10), np.int16)
+    flat[2, 3, 4] = 500
+    assert arrays.to_uint8(flat).max() == 255
+    assert not arrays.to_uint8(np.full((3, 4, 4), 7.0)).any()
+
+
+@pytest.mark.parametrize(("before", "after"), [(256, 96), (160, 128), (9, 9), (5, 64), (3, 8)])
+def test_resampling_equals_its_matrix(before: int, after: int) -> None:
+    weights = arrays.resize_weights(before, after)
+    np.testing.assert_allclose(weights.sum(axis=1), 1)
+    slices = np.random.default_rng(0).random((2, before, before))
+    np.testing.assert_allclose(arrays._resample(slices, after), weights @ slices @ weights.T)
+
+
+@pytest.mark.parametrize(
+    ("n", "counts"),
+    [(1, (1, 0, 0)), (2, (2, 0, 0)), (3, (1, 1, 1)), (6, (4, 1, 1)), (8, (4, 2, 2)), (10, (6, 2, 2)), (30, (18, 6, 6))],
+)
+def test_splits(n: int, counts: tuple[int, int, int]) -> None:
+    ids = [f"Case{k:02d}" for k in range(n)]
+    dealt = deal_splits(ids, dataset="prostate", site="HK", fixed={})
+    assert tuple(list(dealt.values()).count(split) for split in ("train", "val", "test")) == counts
+    assert dealt == deal_splits(ids[::-1], dataset="prostate", site="HK", fixed={})
+    if n == 30:
+        assert dealt != deal_splits(ids, dataset="prostate", site="UCL", fixed={})
+
+
+def test_added_cases_leave_the_others_in_their_split() -> None:
+    before = deal_splits(list("abcdef"), dataset="d", site="s", fixed={})
+    after = deal_splits(list("abcdefghij"), dataset="d", site="s", fixed=before)
+    assert {case: after[case] for case in before} == before
+    assert [list(after.values()).count(split) for split in ("train", "val", "test")] == [6, 2, 2]

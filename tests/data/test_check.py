@@ -1,0 +1,474 @@
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import SimpleITK as sitk
+from scanfiles import rotation, volume, write_dicom, write_pair
+
+from data_prep.prostate import prepare_prostate
+from data_prep.volumes import CaseFiles, write_site
+from fedshift import data_cli
+from fedshift.data.casefiles import Finding
+from fedshift.data.check import check
+from fedshift.data.manifest import FILE_NAME
+from fedshift.errors import DataError
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    folder = tmp_path / "raw" / "HK"
+    for k in range(3):
+        write_pair(folder, f"Case{k:02d}", seed=k)
+    return folder
+
+
+def prepare(scans: Path, root: Path) -> Path:
+    cases = [
+        CaseFiles(f"Case{k:02d}", scans / f"Case{k:02d}.nii.gz", scans / f"Case{k:02d}_segmentation.nii.gz")
+        for k in range(3)
+    ]
+    return write_site(
+        cases,
+        root,
+        dataset="prostate",
+        site="HK",
+        kind="patients",
+        licence="none",
+        citation="none",
+        matrices=[16],
+        source="tests",
+    )
+
+
+def edit(path: Path, change: Callable[[np.ndarray], np.ndarray], *, dtype: type | None = None) -> None:
+    """Change the voxels of a NIfTI file and keep its header's geometry."""
+    image = nibabel.load(path)
+    voxels = change(np.asarray(image.dataobj).copy())
+    nibabel.save(nibabel.Nifti1Image(voxels.astype(dtype or voxels.dtype), image.affine), path)
+
+
+def put(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def change(voxels: np.ndarray) -> np.ndarray:
+        voxels[5, 5, 5] = value
+        return voxels
+
+    return change
+
+
+def geometry(path: Path, change: Callable[[sitk.Image], object]) -> None:
+    image = sitk.ReadImage(str(path))
+    change(image)
+    sitk.WriteImage(image, str(path))
+
+
+def four_d(path: Path) -> None:
+    image = sitk.ReadImage(str(path))
+    sitk.WriteImage(sitk.JoinSeries([image, image]), str(path))
+
+
+def colour(path: Path) -> None:
+    image = sitk.ReadImage(str(path))
+    sitk.WriteImage(sitk.Compose(image, image, image), str(path))
+
+
+def cut(path: Path, keep: float) -> None:
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
+
+
+def flip_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+
+
+def shear(path: Path) -> None:
+    image = nibabel.load(path)
+    affine = image.affine.copy()
+    affine[0, 1] += 0.3
+    nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), affine), path)
+
+
+def remake(path: Path, **options: object) -> None:
+    image, mask = volume(1, **options)  # type: ignore[arg-type]
+    sitk.WriteImage(image, str(path))
+    sitk.WriteImage(mask, str(path.with_name("Case01_segmentation.nii.gz")))
+
+
+IMAGE, MASK = "Case01.nii.gz", "Case01_segmentation.nii.gz"
+ERRORS: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "missing mask": (lambda d: (d / MASK).unlink(), IMAGE, "has no mask"),
+    "extra mask": (lambda d: (d / IMAGE).unlink(), MASK, "is a mask without an image Case01"),
+    "empty mask": (lambda d: edit(d / MASK, np.zeros_like), MASK, "is an empty mask"),
+    "unknown label": (lambda d: edit(d / MASK, put(3)), MASK, "has unknown label(s) 3"),
+    "negative label": (
+        lambda d: edit(d / MASK, lambda v: put(-1)(v.astype(np.int16))),
+        MASK,
+        "has unknown label(s) -1",
+    ),
+    "fractional label": (
+        lambda d: edit(d / MASK, lambda v: v * 0.5, dtype=np.float32),
+        MASK,
+        "has fractional values such as 0.5",
+    ),
+    "NaN in the mask": (
+        lambda d: edit(d / MASK, lambda v: np.where(v > 0, np.nan, 0.0), dtype=np.float32),
+        MASK,
+        "that are NaN or infinite",
+    ),
+    "one row less": (
+        lambda d: edit(d / MASK, lambda v: v[:, 1:]),
+        MASK,
+        "has 24 x 19 x 9 voxels, its image 24 x 20 x 9",
+    ),
+    "one slice more": (
+        lambda d: edit(d / MASK, lambda v: np.concatenate([v, v[:, :, :1]], axis=2)),
+        MASK,
+        "has 24 x 20 x 10 voxels, its image 24 x 20 x 9",
+    ),
+    "spacing": (
+        lambda d: geometry(d / MASK, lambda i: i.SetSpacing((0.7, 0.8, 3.1))),
+        MASK,
+        "differs from its image in spacing by up to 0.1 mm (tolerance 0.001 mm)",
+    ),
+    "origin off by one voxel": (
+        lambda d: geometry(d / MASK, lambda i: i.SetOrigin(i.TransformIndexToPhysicalPoint((1, 0, 0)))),
+        MASK,
+        "in origin by up to 0.7 mm",
+    ),
+    "direction": (lambda d: geometry(d / MASK, lambda i: i.SetDirection(rotation(5, 2))), MASK, "in direction by"),
+    "mirrored header": (
+        lambda d: geometry(d / MASK, lambda i: i.SetDirection((-1, 0, 0, 0, 1, 0, 0, 0, 1))),
+        MASK,
+        "(stored as LPS and RPS)",
+    ),
+    "sheared": (lambda d: shear(d / IMAGE), IMAGE, "has a sheared coordinate system"),
+    "4D image": (lambda d: four_d(d / IMAGE), IMAGE, "is 4D (24 x 20 x 9 x 2)"),
+    "4D mask": (lambda d: four_d(d / MASK), MASK, "is 4D (24 x 20 x 9 x 2)"),
+    "colour": (lambda d: colour(d / IMAGE), IMAGE, "has 3 values per voxel"),
+    "two slices": (lambda d: edit(d / IMAGE, lambda v: v[:, :, 3:5]), IMAGE, "has 2 slice(s)"),
+    "2D": (
+        lambda d: sitk.WriteImage(sitk.ReadImage(str(d / IMAGE))[:, :, 4], str(d / IMAGE)),
+        IMAGE,
+        "has 1 slice(s)",
+    ),
+    "truncated image": (lambda d: cut(d / IMAGE, 0.6), IMAGE, "cannot be read, its compressed data end too early"),
+    "checksum cut off": (lambda d: cut(d / MASK, 0.98), MASK, "cannot be read, its compressed data end too early"),
+    "damaged byte": (lambda d: flip_byte(d / IMAGE), IMAGE, "cannot be read, its compressed data are damaged"),
+    "empty file": (lambda d: (d / IMAGE).write_bytes(b""), IMAGE, "is an empty file"),
+    "not an image": (lambda d: (d / IMAGE).write_text("<html>404</html>"), IMAGE, "cannot be read"),
+    "NaN": (
+        lambda d: edit(d / IMAGE, lambda v: put(np.nan)(v.astype(np.float32))),
+        IMAGE,
+        "has 1 voxel(s) that are NaN or infinite",
+    ),
+    "infinite": (
+        lambda d: edit(d / IMAGE, lambda v: np.where(v > 900, np.inf, v), dtype=np.float32),
+        IMAGE,
+        "that are NaN or infinite",
+    ),
+    "NaN in another format": (
+        lambda d: (
+            sitk.WriteImage(
+                sitk.Log(sitk.Cast(sitk.ReadImage(str(d / IMAGE)), sitk.sitkFloat32) - 5.0), str(d / "Case01.mha")
+            ),
+            (d / IMAGE).unlink(),
+        ),
+        "Case01.mha",
+        "that are NaN or infinite",
+    ),
+    "constant": (lambda d: edit(d / IMAGE, np.ones_like), IMAGE, "has the same value everywhere (1)"),
+    "same content under another name": (
+        lambda d: shutil.copy(d / "Case00.nii.gz", d / IMAGE),
+        IMAGE,
+        "has the same voxels as case Case00",
+    ),
+    "same content in another format and number type": (
+        lambda d: (
+            sitk.WriteImage(
+                sitk.Cast(sitk.ReadImage(str(d / "Case00.nii.gz")), sitk.sitkFloat32), str(d / "Case01.nrrd")
+            ),
+            (d / IMAGE).unlink(),
+        ),
+        "Case01.nrrd",
+        "has the same voxels as case Case00",
+    ),
+    "doubled id": (
+        lambda d: sitk.WriteImage(sitk.ReadImage(str(d / IMAGE)), str(d / "case01.nrrd")),
+        "case01.nrrd",
+        "has the id case01, as has Case01.nii.gz",
+    ),
+}
+"""What is done to a folder of three sound cases -> the file that must be named, and what must be said."""
+
+
+@pytest.mark.parametrize("fault", ERRORS)
+def test_errors_name_the_file(scans: Path, fault: str) -> None:
+    spoil, file, words = ERRORS[fault]
+    spoil(scans)
+    errors = [finding for finding in check(scans) if finding.level == "error"]
+    assert [finding.file.name for finding in errors] == [file], errors
+    assert words in errors[0].message
+    assert len(errors[0].mend) > 10 and "\n" not in errors[0].sentence()
+
+
+@pytest.mark.parametrize("fault", ERRORS)
+def test_preparation_refuses_what_check_calls_an_error(scans: Path, tmp_path: Path, fault: str) -> None:
+    """… and an existing site stays as it was, with nothing left beside it."""
+    site = prepare(scans, tmp_path / "out")
+    before = {file: file.read_bytes() for file in site.rglob("*") if file.is_file()}
+    spoil, file, _ = ERRORS[fault]
+    spoil(scans)
+    with pytest.raises(DataError, match=file.replace(".", r"\.")):
+        prepare_prostate(scans.parent, tmp_path / "out")
+    assert {file: file.read_bytes() for file in site.rglob("*") if file.is_file()} == before
+    assert [entry.name for entry in site.parent.iterdir()] == ["HK"]
+
+
+WARNINGS: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "mask on every slice": (lambda d: edit(d / MASK, np.ones_like), MASK, "covers every one of the 9 slices"),
+    "dummy geometry": (
+        lambda d: remake(d / IMAGE, spacing=(1.0, 1.0, 1.0), radius=3),
+        "HK",
+        "dummy geometry in 1 of 3 header(s)",
+    ),
+    "same mask twice": (
+        lambda d: shutil.copy(d / "Case00_segmentation.nii.gz", d / MASK),
+        MASK,
+        "is also the mask of case Case00",
+    ),
+    "sagittal series": (
+        lambda d: remake(d / IMAGE, spacing=(0.7, 0.8, 3.0), direction=(0, 0, 1, 1, 0, 0, 0, 1, 0)),
+        IMAGE,
+        "looks like a sagittal or coronal series",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WARNINGS)
+def test_warnings(scans: Path, tmp_path: Path, fault: str) -> None:
+    spoil, file, words = WARNINGS[fault]
+    spoil(scans)
+    findings = check(scans)
+    assert [(finding.level, finding.file.name) for finding in findings] == [("warning", file)], findings
+    assert words in findings[0].message
+    assert prepare(scans, tmp_path / "out").is_dir()
+
+
+SOUND: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda d: None,
+    "two zones": lambda d: edit(d / MASK, put(2)),
+    "trailing axis of one": lambda d: edit(d / IMAGE, lambda v: v[..., None]),
+    "mask stored in another orientation": lambda d: sitk.WriteImage(
+        sitk.DICOMOrient(sitk.ReadImage(str(d / MASK)), "SRA"), str(d / MASK)
+    ),
+    "rounding of a header": lambda d: geometry(d / MASK, lambda i: i.SetSpacing((0.7004, 0.8, 3.0))),
+    "files of macOS": lambda d: (d / f"._{IMAGE}").write_bytes(b"\0"),
+    "other files": lambda d: (d / "notes.csv").write_text("a,b"),
+}
+
+
+@pytest.mark.parametrize("change", SOUND)
+def test_sound_scans_give_no_finding(scans: Path, tmp_path: Path, change: str) -> None:
+    SOUND[change](scans)
+    assert check(scans) == []
+    assert prepare(scans, tmp_path / "out").is_dir()
+
+
+def test_several_faults_are_all_reported(scans: Path) -> None:
+    for spoil in ("empty file", "empty mask"):
+        ERRORS[spoil][0](scans)
+    cut(scans / "Case02.nii.gz", 0.5)
+    assert {finding.file.name for finding in check(scans)} == {IMAGE, MASK, "Case02.nii.gz"}
+
+
+@pytest.mark.parametrize("suffix", [".mhd", ".mha", ".nrrd", ".nii"])
+def test_truncation_in_every_format(tmp_path: Path, suffix: str) -> None:
+    image, _ = write_pair(tmp_path / "A", "Case00", suffix=suffix)
+    data = image.with_suffix(".raw") if suffix == ".mhd" else image
+    cut(data, 0.7)
+    findings = check(tmp_path / "A")
+    assert [(finding.level, finding.file) for finding in findings] == [("error", image)]
+    assert "cannot be read" in findings[0].message
+
+
+def test_missing_raw_file_is_named(tmp_path: Path) -> None:
+    image, _ = write_pair(tmp_path / "A", "Case00", suffix=".mhd")
+    image.with_suffix(".raw").unlink()
+    assert "its data file Case00.raw is missing" in check(tmp_path / "A")[0].message
+
+
+def test_damaged_compressed_meta_image(tmp_path: Path) -> None:
+    image, _ = write_pair(tmp_path / "A", "Case00", suffix=".mha")
+    sitk.WriteImage(sitk.ReadImage(str(image)), str(image), useCompression=True)
+    assert [f.level for f in check(tmp_path / "A")] == []
+    flip_byte(image)
+    assert "compressed data are damaged" in check(tmp_path / "A")[0].message
+
+
+def test_images_and_masks_in_folders(tmp_path: Path) -> None:
+    for k in range(2):
+        image, mask = volume(k)
+        write_dicom(tmp_path / "images" / f"Case{k:02d}", image)
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        sitk.WriteImage(mask, str(tmp_path / "masks" / f"Case{k:02d}.nrrd"))
+    assert check(tmp_path) == check(tmp_path / "images", masks=tmp_path / "masks") == []
+    (tmp_path / "images" / "Case01" / "series1_slice004.dcm").unlink()
+    (finding,) = check(tmp_path)
+    assert finding.file == tmp_path / "images" / "Case01" and "3.00 to 6.00 mm apart" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda d: write_dicom(d, volume(5)[0], series=2), "holds 2 DICOM series"),
+        (lambda d: [file.unlink() for file in sorted(d.iterdir())[2:]], "has 2 slice(s)"),
+        (lambda d: [file.write_text("x") for file in d.iterdir()], "holds no DICOM series"),
+    ],
+)
+def test_dicom_faults(tmp_path: Path, spoil: Callable[[Path], object], words: str) -> None:
+    image, mask = volume()
+    write_dicom(tmp_path / "images" / "Case00", image)
+    (tmp_path / "masks").mkdir()
+    sitk.WriteImage(mask, str(tmp_path / "masks" / "Case00.nii.gz"))
+    spoil(tmp_path / "images" / "Case00")
+    (finding,) = check(tmp_path)
+    assert finding.level == "error" and words in finding.message
+
+
+def test_same_patient_at_two_sites(tmp_path: Path) -> None:
+    write_pair(tmp_path / "HK", "Case00", seed=1)
+    write_pair(tmp_path / "UCL", "Case17", seed=1)
+    (finding,) = check(tmp_path)
+    assert finding.level == "error" and finding.file == tmp_path / "UCL" / "Case17.nii.gz"
+    assert f"case Case00 in {tmp_path / 'HK'}" in finding.message
+
+
+def test_unknown_layout(tmp_path: Path) -> None:
+    (tmp_path / "data.zip").write_bytes(b"PK")
+    (finding,) = check(tmp_path)
+    assert finding.level == "error" and "found data.zip" in finding.message and "CaseXX" in finding.mend
+
+
+# Prepared sites
+
+
+def change_manifest(site: Path, change: Callable[[dict], object]) -> None:
+    content = json.loads((site / FILE_NAME).read_text())
+    change(content)
+    (site / FILE_NAME).write_text(json.dumps(content))
+
+
+PREPARED: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
+    "volume gone": (
+        lambda s: (s / "volumes" / "Case01.nii.gz").unlink(),
+        "error",
+        "Case01.nii.gz",
+        "does not exist",
+    ),
+    "volume truncated": (
+        lambda s: cut(s / "volumes" / "Case01_mask.nii.gz", 0.5),
+        "error",
+        "Case01_mask.nii.gz",
+        "cannot be read",
+    ),
+    "voxels changed": (
+        lambda s: edit(s / "volumes" / "Case01.nii.gz", put(77)),
+        "error",
+        "Case01.nii.gz",
+        "its voxels have changed",
+    ),
+    "arrays truncated": (
+        lambda s: cut(s / "arrays" / "16" / "images.npy", 0.5),
+        "error",
+        "16",
+        "images.npy is cut short",
+    ),
+    "manifest broken": (lambda s: cut(s / FILE_NAME, 0.5), "error", FILE_NAME, "not valid JSON"),
+    "unknown key": (
+        lambda s: change_manifest(s, lambda m: m.update(licens="x")),
+        "error",
+        FILE_NAME,
+        "unknown key 'licens'; did you mean 'licence'?",
+    ),
+    "unlisted volume": (
+        lambda s: shutil.copy(s / "volumes" / "Case01.nii.gz", s / "volumes" / "Case09.nii.gz"),
+        "warning",
+        "Case09.nii.gz",
+        "not in the manifest",
+    ),
+    "no test case": (
+        lambda s: change_manifest(s, lambda m: [case.update(split="train") for case in m["cases"]]),
+        "warning",
+        "HK",
+        "has no val case",
+    ),
+    "left over": (
+        lambda s: (s.parent / ".HK.partial-0123abcd").mkdir(),
+        "warning",
+        ".HK.partial-0123abcd",
+        "was left by a preparation that was cut off",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PREPARED)
+def test_prepared_site(scans: Path, tmp_path: Path, fault: str) -> None:
+    site = prepare(scans, tmp_path / "out")
+    assert check(site) == check(tmp_path / "out") == []
+    spoil, level, file, words = PREPARED[fault]
+    spoil(site)
+    finding = check(site)[0]
+    assert (finding.level, finding.file.name) == (level, file)
+    assert words in finding.message
+
+
+def test_same_content_in_two_splits(scans: Path, tmp_path: Path) -> None:
+    """As a careless merge of two prepared folders would do it."""
+    site = prepare(scans, tmp_path / "out")
+
+    def copy_case(manifest: dict) -> None:
+        first, second = manifest["cases"][:2]
+        for end in (".nii.gz", "_mask.nii.gz"):
+            shutil.copy(site / "volumes" / f"{first['id']}{end}", site / "volumes" / f"{second['id']}{end}")
+        second.update({key: first[key] for key in ("sha256_image", "sha256_label")})
+
+    change_manifest(site, copy_case)
+    (finding,) = check(site)
+    splits = {case["id"]: case["split"] for case in json.loads((site / FILE_NAME).read_text())["cases"]}
+    assert f"one for {splits['Case00']} and one for {splits['Case01']}" in finding.message
+
+
+# The command
+
+
+def run(*arguments: object) -> int:
+    parser = argparse.ArgumentParser()
+    data_cli.add_parsers(parser.add_subparsers())
+    args = parser.parse_args([str(argument) for argument in arguments])
+    return int(args.func(args))
+
+
+def test_exit_codes(scans: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", scans) == 0
+    WARNINGS["mask on every slice"][0](scans)
+    assert run("check", scans) == 0
+    (scans / "Case02.nii.gz").write_bytes(b"")
+    assert run("check", scans) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3].startswith("warning ") and "Case01_segmentation.nii.gz covers every" in lines[-3]
+    assert lines[-2].startswith("error ") and "Case02.nii.gz is an empty file: copy" in lines[-2]
+    assert lines[-1].endswith("1 error(s), 1 warning(s)")
+    with pytest.raises(DataError, match="does not exist"):  # the command line turns these into exit code 2
+        run("check", scans / "nowhere")
+
+
+def test_sentence() -> None:
+    finding = Finding("error", Path("a.nii.gz"), "is empty", "copy it")
+    assert finding.sentence() == "a.nii.gz is empty: copy it"
