@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,13 @@ from conftest import make_site, small_job
 
 from fedshift.checkpoint import load_checkpoint
 from fedshift.coordinator import BEST, LAST, Coordinator
-from fedshift.errors import QuorumError
+from fedshift.errors import ConfigError, DataError, MixedDataError, QuorumError
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast
 from fedshift.reporting.results import read_results
 from fedshift.site import Site
+from fedshift.training import local
 
 
 def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, torch.Tensor]:
@@ -67,12 +69,16 @@ def test_one_site_is_local_training(tmp_path: Path) -> None:
     assert same(federated, {k: torch.from_numpy(v) for k, v in again.weights.items()})
 
 
-def test_equal_sites_average_to_each_of_them_weighted_or_not(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    by_samples = final_weights(small_job("fedavg"), three_sites, tmp_path / "a")
-    uniform = final_weights(small_job("fedavg", "fedavg.weights=uniform"), three_sites, tmp_path / "b")
-    # All three sites have the same number of slices.
+def test_weights_by_samples_matter_when_sites_differ_in_size(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    def run(data: Mapping[str, Path], option: str) -> dict[str, torch.Tensor]:
+        return final_weights(small_job("fedavg", option), data, tmp_path / f"{option}{len(list(tmp_path.iterdir()))}")
+
+    by_samples, uniform = (run(three_sites, f"fedavg.weights={w}") for w in ("samples", "uniform"))
     for key, value in by_samples.items():
-        torch.testing.assert_close(value, uniform[key])
+        torch.testing.assert_close(value, uniform[key], msg="all three sites have as many slices")
+    larger = {**three_sites, "HK": make_site(tmp_path / "larger", "HK", cases=8)}
+    by_samples, uniform = (run(larger, f"fedavg.weights={w}") for w in ("samples", "uniform"))
+    assert (by_samples["conv.weight"] - uniform["conv.weight"]).abs().max() > 1e-5
 
 
 def test_a_repeated_task_gives_the_same_bytes(three_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -162,6 +168,8 @@ def test_local_buffers_stay_local_and_the_run_still_scores(three_sites: dict[str
     states = [torch.load(tmp_path / "run" / "sites" / s / "round_000002.pt", weights_only=True) for s in three_sites]
     means = [state["personal"]["encoder1.enc1_bn1.running_mean"] for state in states]
     assert not torch.equal(means[0], means[1])
+    final = read_results(tmp_path / "run").final
+    assert final is not None and set(final.personal) == set(three_sites), "scores of personal models are named so"
 
 
 def test_a_site_whose_data_break_is_left_out_until_the_quorum_is_lost(
@@ -171,7 +179,7 @@ def test_a_site_whose_data_break_is_left_out_until_the_quorum_is_lost(
     run_in_process(small_job("fedrdn"), three_sites, tmp_path / "a")
     results = read_results(tmp_path / "a")
     assert [r.absent for r in results.rounds] == [["HK"], ["HK"]]
-    with pytest.raises(QuorumError, match=r"statistics round: 2 usable answers, 3 needed. Without: HK .*manifest.json"):
+    with pytest.raises(QuorumError, match=r"statistics round: 2 usable answers, 3 needed; without HK .*manifest\.json"):
         run_in_process(small_job("fedrdn", "federation.min_sites=3"), three_sites, tmp_path / "b")
 
 
@@ -200,3 +208,58 @@ def test_rejected_updates_are_recorded_and_do_not_touch_the_model(
     expected = (updates["BIDMC"].weights["conv.bias"] + updates["UCL"].weights["conv.bias"]) / 2
     np.testing.assert_allclose(coordinator.open(2).weights["conv.bias"], expected, rtol=1e-6)
     assert not (tmp_path / "run" / "updates").exists()
+
+
+def test_a_site_without_test_cases_and_one_without_validation_cases(tmp_path: Path) -> None:
+    data = {s: make_site(tmp_path / "data", s, cases=c) for s, c in (("BIDMC", 4), ("HK", 2), ("UCL", 2))}
+    run_in_process(small_job("fedavg"), data, tmp_path / "run")
+    final = read_results(tmp_path / "run").final
+    assert final is not None and set(final.best.sites) == set(data) and final.best.sites["HK"] == {}
+    alone = {"HK": data["HK"]}
+    with pytest.raises(ConfigError, match="no site has validation data"):
+        run_in_process(small_job("fedavg", sites=("HK",)), alone, tmp_path / "alone")
+
+
+def test_a_folder_of_another_site_is_refused(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="its manifest says site HK, the job wants UCL"):
+        Site(small_job("fedavg"), "UCL", data=three_sites["HK"], state=tmp_path)
+
+
+def test_simulated_and_real_data_do_not_meet(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    manifest = three_sites["HK"] / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"phantom"', '"patients"'))
+    with pytest.raises(MixedDataError, match="site HK has data of kind patients and site BIDMC of kind phantom"):
+        run_in_process(small_job("fedavg"), three_sites, tmp_path / "run")
+
+
+def test_a_site_that_breaks_in_the_last_step_keeps_its_old_state(
+    three_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = small_job("fedavg")
+    site = Site(job, "HK", data=three_sites["HK"], state=tmp_path / "state")
+    site.statistics()
+    broadcast = Coordinator(job, tmp_path / "server").open(1)
+    real = local.train
+
+    def breaks(*args: Any) -> tuple[int, float]:
+        result = real(*args)
+        with torch.no_grad():
+            args[3].net.conv.bias.fill_(float("nan"))
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "train", breaks)
+        with pytest.raises(DataError, match="site HK, round 1: the weights are not finite after training"):
+            site.train(broadcast)
+    assert not (tmp_path / "state" / "HK" / "round_000001.pt").exists()
+    assert np.isfinite(site.train(broadcast).weights["conv.bias"]).all()
+
+
+def test_models_carry_the_arrays_of_their_methods(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    run_in_process(small_job("fedfa+fedrdn"), three_sites, tmp_path / "run")
+    for name in (BEST, LAST):
+        checkpoint = load_checkpoint(tmp_path / "run" / name)
+        assert checkpoint["methods"]["fedrdn"]["means"].shape == (3, 3)
+        assert checkpoint["methods"]["fedfa"]["gamma_mean.5"].shape == (64,)
+        assert set(checkpoint["scores"]) == {"val_dice"}
+        assert not any("fedfa" in key for key in checkpoint["weights"])

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedshift.guard import Rejected, check_consistent, check_update
-from fedshift.messages import Update
+from fedshift.guard import Rejected, check_scores, check_update
+from fedshift.messages import Scores, Update
 from fedshift.methods.base import ArraySpec
 
 WEIGHTS = {
@@ -19,7 +19,7 @@ WEIGHTS = {
 }
 SPECS = {
     "fedfa": {"std.1": ArraySpec((2,), low=0, high=1e6)},
-    "fedrdn": {"std": ArraySpec((None,), "float64", when="once", low=1e-6, high=255)},
+    "fedrdn": {"std": ArraySpec((2,), "float64", when="once", low=1e-6, high=255)},
 }
 GOOD = Update(
     site="A",
@@ -35,7 +35,17 @@ GOOD = Update(
 def check(update: Update, **options: Any) -> None:
     check_update(
         update,
-        **{"round_": 3, "weights": WEIGHTS, "personal": frozenset(), "specs": SPECS, "max_norm": 100.0, **options},
+        **{
+            "round_": 3,
+            "weights": WEIGHTS,
+            "trainable": frozenset({"conv.weight"}),
+            "personal": frozenset(),
+            "specs": SPECS,
+            "metrics": {"dice": (0, 1)},
+            "n_samples": 10,
+            "max_norm": 10.0,
+            **options,
+        },
     )
 
 
@@ -59,6 +69,7 @@ def test_a_good_update_passes() -> None:
         ({"n_samples": 0}, "n_samples"),
         ({"n_samples": -3}, "n_samples"),
         ({"n_samples": 10**12}, "n_samples"),
+        ({"n_samples": 11}, "n_samples"),
         ({"n_steps": 0}, "n_steps"),
         (weights(conv__weight=None), "conv.weight"),
         (weights(extra=np.ones(1, np.float32)), "extra"),
@@ -71,7 +82,11 @@ def test_a_good_update_passes() -> None:
         (weights(conv__weight=np.full((2, 3), 1e6, np.float32)), "weights"),
         (weights(bn__running_var=np.float32([1, -1])), "bn.running_var"),
         (weights(conv__weight=[[1, 2, 3], [1, 2, 3]]), "conv.weight"),
+        (weights(bn__num_batches_tracked=np.array(2**63 - 1)), "bn.num_batches_tracked"),
+        (weights(bn__num_batches_tracked=np.array(-1)), "bn.num_batches_tracked"),
         ({"metrics": {"dice": float("nan")}}, "metrics.dice"),
+        ({"metrics": {"dice": 1e6}}, "metrics.dice"),
+        ({"metrics": {"case_07": 0.5}}, "metrics.case_07"),
         ({"arrays": {}}, "fedfa"),
         ({"arrays": {"fedfa": {}}}, "std.1"),
         ({"arrays": {**GOOD.arrays, "other": {}}}, "other"),
@@ -102,8 +117,37 @@ def test_personal_keys_must_stay_at_home() -> None:
     check(dataclasses.replace(GOOD, weights={"conv.weight": GOOD.weights["conv.weight"]}), personal=personal)
 
 
-def test_arrays_of_free_length_must_agree_between_sites() -> None:
-    first = {"fedrdn": {"std": np.zeros(3)}}
-    check_consistent({"fedrdn": {"std": np.ones(3)}}, first)
-    with pytest.raises(Rejected, match=r"shape \(1,\)"):
-        check_consistent({"fedrdn": {"std": np.ones(1)}}, first)
+def test_large_buffers_do_not_loosen_the_limit_on_parameters_nor_break_it() -> None:
+    received = {**WEIGHTS, "bn.running_var": np.full(2, 1e9, np.float32)}
+    moved = {**GOOD.weights, "bn.running_var": np.full(2, 5e9, np.float32)}
+    check(dataclasses.replace(GOOD, weights=moved), weights=received)
+    far = {**moved, "conv.weight": np.full((2, 3), 100, np.float32)}
+    with pytest.raises(Rejected, match=r"moved by 242 in one round, allowed is 24\.5"):
+        check(dataclasses.replace(GOOD, weights=far), weights=received)
+
+
+def test_the_statistics_round_carries_no_weights_and_arrays_of_the_right_length() -> None:
+    good = Update("A", 0, 10, 0, arrays={"fedrdn": {"std": np.array([0.1, 0.2])}})
+    for change in (
+        {"weights": {"x": np.ones(3)}},
+        {"arrays": {"fedrdn": {"std": np.zeros(0)}}},
+        {"arrays": {"fedrdn": {"std": np.array([0.1, 0.2, 0.3])}}},
+        {"arrays": {"fedrdn": {"std": np.array([0.1, None])}}},
+    ):
+        with pytest.raises(Rejected):
+            check(dataclasses.replace(good, **change), round_=0)
+
+
+def test_scores_have_the_tasks_names_and_ranges() -> None:
+    ranges = {"dice": (0.0, 1.0)}
+    check_scores(Scores("A", 3, {"val": {"dice": 0.5}, "test": {"dice": 1.0}}), round_=3, metrics=ranges)
+    check_scores(Scores("A", 3, {}), round_=3, metrics=ranges)
+    for bad in (
+        Scores("A", 2, {"val": {"dice": 0.5}}),
+        Scores("A", 3, {"train": {"dice": 0.5}}),
+        Scores("A", 3, {"val": {"dice": 1.5}}),
+        Scores("A", 3, {"val": {"dice": float("nan")}}),
+        Scores("A", 3, {"val": {"Case07": 0.5}}),
+    ):
+        with pytest.raises(Rejected):
+            check_scores(bad, round_=3, metrics=ranges)

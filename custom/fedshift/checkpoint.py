@@ -6,11 +6,13 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedshift.errors import ConfigError
 from fedshift.job import JobSpec
+from fedshift.messages import MethodArrays, Weights
 
 SCHEMA = 1
 
@@ -20,17 +22,20 @@ def save_checkpoint(
     *,
     job: JobSpec,
     round_: int,
-    weights: dict[str, Tensor],
+    weights: Weights,
+    methods: MethodArrays,
     personal: list[str],
     scores: dict[str, float],
 ) -> None:
     """Write a model (whole or not at all).
 
+    ``methods`` holds the arrays of each method that go with the weights, such as FedRDN's pairs.
     ``personal`` names the keys that each site keeps for itself: in this file they hold what they were at the start.
     """
     content = {
         "schema": SCHEMA,
-        "weights": weights,
+        "weights": _tensors(weights),
+        "methods": {name: _tensors(arrays) for name, arrays in methods.items()},
         "round": round_,
         "job": job.dump(),
         "personal": personal,
@@ -39,6 +44,10 @@ def save_checkpoint(
     beside = path.with_suffix(".partial")
     torch.save(content, beside)
     beside.replace(path)
+
+
+def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    return {key: torch.from_numpy(np.asarray(value)) for key, value in arrays.items()}
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fedshift import methods
 from fedshift.checkpoint import save_checkpoint
-from fedshift.errors import ConfigError, QuorumError
-from fedshift.guard import Rejected, check_consistent, check_scores, check_update
+from fedshift.errors import ConfigError, MixedDataError, QuorumError
+from fedshift.guard import Rejected, check_scores, check_update
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.methods.base import ServerContext
@@ -33,13 +32,13 @@ from fedshift.reporting.results import (
     SiteRound,
     new_results,
 )
+from fedshift.selection import RULE, Selection
 from fedshift.site import read_weights
 from fedshift.tasks import build_task
 
 log = logging.getLogger("fedshift")
 
 BEST, LAST = "best_global_model.pt", "last_global_model.pt"
-RULE = "highest mean over sites of the aggregated model's validation {metric}"
 
 
 @dataclass
@@ -78,10 +77,10 @@ class Coordinator:
         self.results = new_results(job)
         self.round = 0
         self.answered: list[str] = []
-        self.best_round, self.best_score = 0, -np.inf
         self._on_progress = on_progress or (lambda coordinator: None)
         self._task = build_task(job)
         self.metric = self._task.metric
+        self._selection = Selection(job.task.sites, self.metric)
         net = self._task.network()
         self._weights = read_weights(net)
         self._methods = methods.load(job.methods)
@@ -94,7 +93,6 @@ class Coordinator:
         self._started = time.monotonic()
         self._down_bytes = 0
         self._scoring = 0
-        self._scores: dict[int, dict[str, Scores]] = {}
         self._spool = folder / "updates"
         folder.mkdir(parents=True, exist_ok=True)
         for _, half in self._halves:
@@ -104,6 +102,11 @@ class Coordinator:
     def rounds(self) -> int:
         """Training rounds of the job."""
         return self.job.task.schedule.rounds
+
+    @property
+    def best_round(self) -> int:
+        """The round whose aggregate is the best so far; 0 if none was scored yet."""
+        return self._selection.best
 
     def open(self, round_: int) -> Broadcast:
         """Begin a round (0: statistics; ``rounds`` + 1: only to score the last aggregate)."""
@@ -119,18 +122,19 @@ class Coordinator:
         return broadcast
 
     def register(self, info: SiteInfo) -> None:
-        """A site's data, in the statistics round.
+        """What a site says of its data, with its first answer.
 
         Raises:
-            ConfigError: simulated and real data would be mixed.
+            MixedDataError: simulated and real data would meet in one job.
+            Rejected: the site had said something else before.
         """
         for site, other in self.results.data.items():
             if (other.kind == "phantom") != (info.kind == "phantom"):
-                raise ConfigError(
+                raise MixedDataError(
                     f"site {info.site} has data of kind {info.kind} and site {site} of kind {other.kind}: "
                     "a job uses either simulated data everywhere or nowhere"
                 )
-        self.results.data[info.site] = DataRecord.model_validate(
+        record = DataRecord.model_validate(
             {
                 "kind": info.kind,
                 "n": {"train": info.n_train, "val": info.n_val, "test": info.n_test},
@@ -138,6 +142,10 @@ class Coordinator:
                 "split_rule": info.split_rule,
             }
         )
+        if self.results.data.get(info.site, record) != record:
+            raise Rejected("info", "the site's data have changed since the run began; start the run again")
+        known = {**self.results.data, info.site: record}
+        self.results.data = {site: known[site] for site in self.job.task.sites if site in known}
 
     def accept(self, update: Update) -> bool:
         """Check an update and let it wait on disk. A refused one is recorded and logged."""
@@ -150,12 +158,13 @@ class Coordinator:
                 update,
                 round_=self.round,
                 weights=self._weights,
+                trainable=self._trainable,
                 personal=self._personal,
                 specs=self._specs,
+                metrics=self._task.metrics,
+                n_samples=self.results.data[update.site].n["train"] if update.site in self.results.data else None,
                 max_norm=self.job.federation.max_update_norm,
             )
-            if self._updates:
-                check_consistent(update.arrays, next(iter(self._updates.values())).arrays)
         except Rejected as fault:
             self.reject(update.site, fault.key, fault.reason)
             return False
@@ -198,18 +207,23 @@ class Coordinator:
         """
         needed = self.job.federation.min_sites
         if n_usable < needed:
-            said = {r.site: f"{r.site} ({r.key}: {r.reason})" for r in self._record.rejected}
-            out = [said.get(s, f"{s} (no answer)") for s in self.job.task.sites if s not in self.answered]
+            said = {r.site: f"{r.key}: {r.reason}" for r in self._record.rejected}
+            without: dict[str, list[str]] = {}
+            for site in [*said, *(s for s in self.job.task.sites if s not in said)]:
+                if site not in self.answered:
+                    without.setdefault(said.get(site, "no answer yet"), []).append(site)
+            out = "; ".join(f"{', '.join(sites)} ({reason})" for reason, sites in without.items())
             raise QuorumError(
-                f"{what}: {n_usable} usable answers, {needed} needed. Without: {'; '.join(out)}. "
-                "Mend these sites or lower federation.min_sites"
+                f"{what}: {n_usable} usable answers, {needed} needed; without {out}; "
+                "mend these sites or lower federation.min_sites"
             )
 
     @property
     def hopeless(self) -> bool:
         """Whether too many sites were refused for the round to reach its quorum."""
-        out = {r.site for r in self._record.rejected} - set(self.answered)
-        return len(self.job.task.sites) - len(out) < self.job.federation.min_sites
+        sites = set(self.job.task.sites)
+        out = sites & {r.site for r in self._record.rejected} - set(self.answered)
+        return len(sites) - len(out) < self.job.federation.min_sites
 
     def close(self) -> None:
         """End a round: select among earlier aggregates, combine the accepted updates.
@@ -220,9 +234,14 @@ class Coordinator:
         what = f"round {self.round}" if self.round else "the statistics round"
         self._record.seconds = round(time.monotonic() - self._started, 3)
         self._record.absent = [s for s in self.job.task.sites if s not in self.answered]
+        self._record.sites = {s: self._record.sites[s] for s in self.job.task.sites if s in self._record.sites}
         if self.round:
             self.results.rounds.append(self._record)
+        else:
+            self.results.statistics = self._record
         self.require(len(self._updates), what)
+        if not self.round:
+            self._require_validation_data()
         context = self._context(self.round)
         updates: Sequence[StoredUpdate] = [self._updates[s] for s in self.job.task.sites if s in self._updates]
         for _, half in self._halves:
@@ -233,7 +252,7 @@ class Coordinator:
             owner = next(half for _, half in self._halves if "combine" in half.owns)
             self._weights = owner.combine(self._weights, updates, context)
             self._check_aggregate()
-            self._save(LAST, self.round, self._weights)
+            self._save(LAST, self.round, self._weights, self._arrays(self.round + 1))
         for update in updates:
             update._open = None
         shutil.rmtree(self._spool, ignore_errors=True)
@@ -245,7 +264,9 @@ class Coordinator:
         try:
             if scores.site not in self.job.task.sites:
                 raise Rejected("site", f"is not one of {', '.join(self.job.task.sites)}")
-            check_scores(scores, round_=self._scoring, metric=self.metric)
+            if scores.site in self.answered:
+                raise Rejected("site", "has answered already")
+            check_scores(scores, round_=self._scoring, metrics=self._task.metrics)
         except Rejected as fault:
             self.reject(scores.site, fault.key, fault.reason)
             return False
@@ -258,18 +279,21 @@ class Coordinator:
         """After the last aggregate was scored everywhere: the selection is final.
 
         Raises:
-            QuorumError: too few sites scored it.
+            QuorumError: too few sites answered.
         """
-        self.require(len(self._scores.get(self.rounds, {})), "the evaluation of the last model")
+        self._close_evaluation("the evaluation of the last model")
         self._select(self.rounds)
+        if not self.best_round:
+            raise ConfigError("no site could score any round on validation data, so none can be selected")
+        self._save(LAST, self.rounds, *self._sent)
         self.results.selected = Selected(round=self.best_round, rule=RULE.format(metric=self.metric))
         self.results.write(self.folder)
 
     def open_best(self) -> Broadcast | None:
         """The best aggregate, to be scored on the test split; None if it is the last one, which has been."""
-        self.answered = []
         if self.best_round == self.rounds:
             return None
+        self.answered = []
         self._record = RoundRecord(round=self.round)
         self._scoring = self.best_round
         return self._broadcast(self.best_round + 1, self._best[0], self._best[1])
@@ -278,54 +302,60 @@ class Coordinator:
         """Write the final scores.
 
         Raises:
-            QuorumError: too few sites scored the best model on their test split.
+            QuorumError: too few sites answered.
         """
-        tested = [s for s in self._scores[self.best_round].values() if "test" in s.values]
-        self.require(len(tested), "the evaluation of the best model")
-        self.results.final = Final(best=self._final(self.best_round), last=self._final(self.rounds))
+        if self.best_round != self.rounds:
+            self._close_evaluation("the evaluation of the best model")
+        best, last = self._final(self.best_round), self._final(self.rounds)
+        personal = {site: splits.get("test", {}) for site, splits in best.sites.items()} if self._personal else {}
+        self.results.final = Final(best=best, last=last, personal=personal)
         self.results.write(self.folder)
         self._on_progress(self)
 
     def mean_score(self, round_: int) -> float | None:
         """Mean over sites of the aggregate's validation score, if any site has told it."""
-        known = self._scores.get(round_, {}).values()
-        values = [s.values["val"][self.metric] for s in known if self.metric in s.values.get("val", {})]
-        return float(np.mean(values)) if values else None
+        return self._selection.mean(round_)
 
     # --- inside -----------------------------------------------------------------------------------
 
     def _context(self, round_: int) -> ServerContext:
-        return ServerContext(round_, self.rounds, self.job.task.sites, self._trainable)
+        return ServerContext(round_, self.rounds, self.job.task.sites)
 
     def _broadcast(self, round_: int, weights: Weights, arrays: MethodArrays | None = None) -> Broadcast:
         if arrays is None:
-            named = {name: half.broadcast(self._context(round_)) for name, half in self._halves}
-            arrays = {name: dict(values) for name, values in named.items() if values}
+            arrays = self._arrays(round_)
         if round_ > 1:
             self._sent = weights, arrays
         return Broadcast(round=round_, best_round=self.best_round, weights=weights, arrays=arrays)
 
+    def _arrays(self, round_: int) -> MethodArrays:
+        named = {name: half.broadcast(self._context(round_)) for name, half in self._halves}
+        return {name: dict(values) for name, values in named.items() if values}
+
+    def _require_validation_data(self) -> None:
+        """Better now than after the last round."""
+        if not any(record.n["val"] for record in self.results.data.values()):
+            raise ConfigError("no site has validation data, so no round could be selected: prepare more cases")
+
+    def _close_evaluation(self, what: str) -> None:
+        self._record.absent = [s for s in self.job.task.sites if s not in self.answered]
+        self.results.evaluations.append(self._record)
+        self.require(len(self.answered), what)
+
     def _note_scores(self, scores: Scores) -> None:
-        site_scores = self._scores.setdefault(scores.round, {})
-        known = site_scores.get(scores.site)
-        values = {**(known.values if known else {}), **scores.values}
-        site_scores[scores.site] = Scores(scores.site, scores.round, values)
+        self._selection.note(scores)
+        values = self._selection.of(scores.round)[scores.site]
         for record in self.results.rounds:
-            if record.round == scores.round and scores.site in record.sites:
-                record.sites[scores.site].val = values.get("val", {})
-                record.sites[scores.site].test = values.get("test")
+            if record.round == scores.round:
+                # A site that took no part in making an aggregate scores it all the same.
+                site = record.sites.setdefault(scores.site, SiteRound())
+                site.val, site.test = values.get("val", {}), values.get("test")
 
     def _select(self, round_: int) -> None:
         """Keep the aggregate of ``round_`` if it is the best so far. Its weights were those last sent."""
-        score = self.mean_score(round_)
-        if score is None:
-            if self.best_round == 0 and round_ == self.rounds:
-                raise ConfigError("no site has validation data, so no round can be selected: add cases to 'val'")
-            return
-        if score > self.best_score:
-            self.best_round, self.best_score = round_, score
+        if self._selection.consider(round_):
             self._best = self._sent
-            self._save(BEST, round_, self._sent[0])
+            self._save(BEST, round_, *self._sent)
 
     def _check_aggregate(self) -> None:
         """What came out must be usable too, whatever the rule that made it."""
@@ -335,20 +365,20 @@ class Coordinator:
             if key.endswith("running_var") and value.min(initial=0) < 0:
                 raise QuorumError(f"round {self.round}: the aggregate's {key} has a negative variance")
 
-    def _save(self, name: str, round_: int, weights: Weights) -> None:
-        tensors = {key: torch.from_numpy(np.asarray(value)) for key, value in weights.items()}
+    def _save(self, name: str, round_: int, weights: Weights, arrays: MethodArrays) -> None:
         score = self.mean_score(round_)
         save_checkpoint(
             self.folder / name,
             job=self.job,
             round_=round_,
-            weights=tensors,
+            weights=weights,
+            methods=arrays,
             personal=sorted(self._personal),
             scores={} if score is None else {f"val_{self.metric}": score},
         )
 
     def _final(self, round_: int) -> FinalScores:
-        return FinalScores(round=round_, sites={site: s.values for site, s in sorted(self._scores[round_].items())})
+        return FinalScores(round=round_, sites=self._selection.of(round_))
 
 
 def payload_bytes(weights: Weights, arrays: MethodArrays) -> int:

@@ -9,6 +9,10 @@ class ConfigError(FedshiftError):
     """A job, task, method or option that does not fit."""
 
 
+class MixedDataError(ConfigError):
+    """Simulated and real data in one job; no quorum makes that right."""
+
+
 class DataError(FedshiftError):
     """A scan, mask, manifest or site folder that cannot be used as it is."""
 

@@ -6,16 +6,19 @@ The same `Site` and `Coordinator` run under FLARE (``fedshift.flare``); nothing 
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedshift.coordinator import Coordinator
-from fedshift.errors import FedshiftError
+from fedshift.data.manifest import Split
+from fedshift.errors import MixedDataError
 from fedshift.job import JobSpec
-from fedshift.messages import Broadcast
 from fedshift.site import Site
 
 log = logging.getLogger("fedshift")
+
+SCORED: tuple[Split, ...] = ("val", "test")
 
 
 def run_in_process(
@@ -37,37 +40,39 @@ def run_in_process(
 
     Raises:
         QuorumError: too few sites gave usable answers.
+        MixedDataError: some data are simulated and some are not.
     """
+    shutil.rmtree(folder / "sites", ignore_errors=True)  # what an earlier run remembered is not this one's
     coordinator = Coordinator(job, folder, on_progress=on_progress)
     sites: dict[str, Site] = {}
+
+    def ask(work: Callable[[Site], object], task: str) -> None:
+        """Every site in turn; one that fails is named and left out, as under FLARE."""
+        for name in job.task.sites:
+            try:
+                if name not in sites:
+                    site = Site(job, name, data=data[name], state=folder / "sites", device=device)
+                    coordinator.register(site.info())
+                    sites[name] = site
+                work(sites[name])
+            except MixedDataError:
+                raise
+            except Exception as error:
+                log.debug("site %s", name, exc_info=True)
+                coordinator.reject(name, task, str(error))
+
     coordinator.open(0)
-    for name in job.task.sites:
-        try:
-            site = Site(job, name, data=data[name], state=folder / "sites", device=device)
-            coordinator.register(site.info())
-            coordinator.accept(site.statistics())
-            sites[name] = site
-        except FedshiftError as error:
-            coordinator.reject(name, "statistics", str(error))
+    ask(lambda site: coordinator.accept(site.statistics()), "statistics")
     coordinator.close()
     for round_ in range(1, coordinator.rounds + 1):
         broadcast = coordinator.open(round_)
-        for name, site in sites.items():
-            try:
-                coordinator.accept(site.train(broadcast))
-            except (FedshiftError, RuntimeError) as error:
-                log.debug("site %s", name, exc_info=True)
-                coordinator.reject(name, "train", str(error))
+        ask(lambda site, b=broadcast: coordinator.accept(site.train(b)), "train")  # type: ignore[misc]
         coordinator.close()
-    _evaluate(coordinator, sites, coordinator.open(coordinator.rounds + 1))
+    last = coordinator.open(coordinator.rounds + 1)
+    ask(lambda site: coordinator.add_scores(site.validate(last, SCORED)), "validate")
     coordinator.close_last()
     best = coordinator.open_best()
     if best is not None:
-        _evaluate(coordinator, sites, best)
+        ask(lambda site: coordinator.add_scores(site.validate(best, SCORED)), "validate")
     coordinator.finish()
     return coordinator
-
-
-def _evaluate(coordinator: Coordinator, sites: Mapping[str, Site], broadcast: Broadcast) -> None:
-    for site in sites.values():
-        coordinator.add_scores(site.validate(broadcast, ("val", "test")))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from fedshift.messages import Arrays, Scores, Update, Weights
+from fedshift.messages import Scores, Update, Weights
 from fedshift.methods.base import ArraySpec
 
 MOST_SAMPLES = 10**9
+PASSES_PER_STEP = 16
+"""A batch counter moves once a forward pass; methods make a few for one optimiser step."""
+
+Ranges = Mapping[str, tuple[float, float]]
+"""Metric name -> smallest and largest value, inclusive."""
+
+TRAINING: Ranges = {"train_loss": (-1e9, 1e9), "seconds": (0.0, 1e9)}
 
 
 class Rejected(Exception):
@@ -26,8 +33,11 @@ def check_update(
     *,
     round_: int,
     weights: Weights,
+    trainable: frozenset[str],
     personal: frozenset[str],
     specs: Mapping[str, Mapping[str, ArraySpec]],
+    metrics: Ranges,
+    n_samples: int | None,
     max_norm: float,
 ) -> None:
     """Compare an update with what its round and the job's methods allow.
@@ -36,9 +46,12 @@ def check_update(
         update: a site's answer.
         round_: the round that is open; 0 is the statistics round, which carries no weights.
         weights: what the site received in that round.
+        trainable: keys of parameters, as against buffers.
         personal: keys that stay at the site.
         specs: arrays by method, as ``fedshift.methods.array_specs`` gives them.
-        max_norm: largest distance from the received weights, in multiples of max(1, their norm).
+        metrics: the task's scores and their ranges.
+        n_samples: what the site said of itself before, if it did.
+        max_norm: largest distance of the parameters from the received ones, in multiples of max(1, their norm).
 
     Raises:
         Rejected: the first fault found.
@@ -47,7 +60,11 @@ def check_update(
         raise Rejected("round", f"an answer to round {update.round} came in round {round_}")
     if not 1 <= update.n_samples <= MOST_SAMPLES:
         raise Rejected("n_samples", f"{update.n_samples} is not between 1 and {MOST_SAMPLES}")
-    if round_ > 0:
+    if n_samples is not None and update.n_samples != n_samples:
+        raise Rejected("n_samples", f"is {update.n_samples}, but the site said {n_samples} before")
+    if round_ == 0:
+        _check_keys(update.weights, {}, "the statistics round")
+    else:
         if not 1 <= update.n_steps <= MOST_SAMPLES:
             raise Rejected("n_steps", f"{update.n_steps} is not between 1 and {MOST_SAMPLES}")
         expected = {key: value for key, value in weights.items() if key not in personal}
@@ -56,10 +73,10 @@ def check_update(
             _check_array(key, update.weights[key], ArraySpec(reference.shape, str(reference.dtype)))
             if key.endswith("running_var") and update.weights[key].min(initial=0) < 0:
                 raise Rejected(key, "a variance is negative")
-        _check_norm(update.weights, expected, max_norm)
-    for name, value in update.metrics.items():
-        if not np.isfinite(value):
-            raise Rejected(f"metrics.{name}", f"is {value}")
+            if np.issubdtype(reference.dtype, np.integer):
+                _check_counter(key, update.weights[key], reference, PASSES_PER_STEP * update.n_steps)
+        _check_norm(update.weights, {key: expected[key] for key in sorted(trainable & set(expected))}, max_norm)
+    _check_metrics(update.metrics, {**metrics, **TRAINING})
     when = "once" if round_ == 0 else "round"
     wanted = {
         method: {name: spec for name, spec in named.items() if spec.when == when} for method, named in specs.items()
@@ -72,13 +89,13 @@ def check_update(
             _check_array(f"{method}/{name}", update.arrays[method][name], spec)
 
 
-def check_scores(scores: Scores, *, round_: int, metric: str) -> None:
+def check_scores(scores: Scores, *, round_: int, metrics: Ranges) -> None:
     """Compare a site's scores of an aggregate with what was asked for.
 
     Args:
         scores: a site's answer.
         round_: the round whose aggregate is being scored.
-        metric: the score that selects the best round; every split must have it.
+        metrics: the task's scores and their ranges.
 
     Raises:
         Rejected: the first fault found.
@@ -86,24 +103,25 @@ def check_scores(scores: Scores, *, round_: int, metric: str) -> None:
     if scores.round != round_:
         raise Rejected("round", f"scores of round {scores.round} came instead of those of round {round_}")
     for split, values in scores.values.items():
-        if split not in ("val", "test") or metric not in values:
-            raise Rejected(f"scores.{split}", f"is not a score by {metric} on val or test")
-        for name, value in values.items():
-            if not np.isfinite(value):
-                raise Rejected(f"scores.{split}.{name}", f"is {value}")
+        if split not in ("val", "test"):
+            raise Rejected(f"scores.{split}", "is no split that is scored")
+        _check_metrics(values, metrics)
 
 
-def check_consistent(new: Mapping[str, Arrays], first: Mapping[str, Arrays]) -> None:
-    """Arrays of free length must be as long at every site as at the first.
+def _check_metrics(got: Mapping[str, float], allowed: Ranges) -> None:
+    for name, value in got.items():
+        if name not in allowed:
+            raise Rejected(f"metrics.{name}", "is not expected")
+        low, high = allowed[name]
+        if not low <= value <= high:
+            raise Rejected(f"metrics.{name}", f"is {value:g}, allowed is {low:g} to {high:g}")
 
-    Raises:
-        Rejected: a different shape.
-    """
-    for method, named in new.items():
-        for name, value in named.items():
-            other = first[method][name]
-            if value.shape != other.shape:
-                raise Rejected(f"{method}/{name}", f"has shape {value.shape}, other sites sent {other.shape}")
+
+def _check_counter(key: str, new: np.ndarray, old: np.ndarray, most: int) -> None:
+    # Compared as Python integers: a difference of extreme int64 values would wrap around.
+    pairs = zip(new.ravel().tolist(), old.ravel().tolist(), strict=True)
+    if not all(before <= now <= before + most for now, before in pairs):
+        raise Rejected(key, f"counted more than {most} batches in one round, or backwards")
 
 
 def _check_keys(got: Mapping[str, object], expected: Mapping[str, object], what: str) -> None:
@@ -131,8 +149,11 @@ def _check_array(key: str, array: np.ndarray, spec: ArraySpec) -> None:
 
 
 def _check_norm(new: Mapping[str, np.ndarray], old: Mapping[str, np.ndarray], max_norm: float) -> None:
-    floats = [key for key, value in old.items() if np.issubdtype(value.dtype, np.floating)]
-    distance = float(np.sqrt(sum(float(np.square(new[k] - old[k], dtype=np.float64).sum()) for k in floats)))
-    limit = max_norm * max(1.0, float(np.sqrt(sum(float(np.square(old[k], dtype=np.float64).sum()) for k in floats))))
+    distance = _norm(new[key].astype(np.float64) - value for key, value in old.items())
+    limit = max_norm * max(1.0, _norm(old.values()))
     if not distance <= limit:
         raise Rejected("weights", f"moved by {distance:.3g} in one round, allowed is {limit:.3g}")
+
+
+def _norm(arrays: Iterable[np.ndarray]) -> float:
+    return float(np.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays)))

@@ -13,6 +13,7 @@ from fedshift import methods
 from fedshift.errors import ConfigError
 from fedshift.job import FederationSpec, JobSpec, TaskSpec, read_yaml
 from fedshift.strict import nearest
+from fedshift.tasks import build_task
 
 
 def apps_dir() -> Path:
@@ -87,13 +88,16 @@ def resolve(
         raise ConfigError(
             f"federation.min_sites is {federation_spec.min_sites}, but the job has only {len(spec.sites)} sites"
         )
-    return JobSpec(
+    job = JobSpec(
         name=name or "_".join([*names, task]),
         seed=seed,
         task=spec,
         methods={m.name: m.config.model_dump(mode="json") for m in loaded},
         federation=federation_spec,
     )
+    # What only the network, the kind of task or a method can tell is told now, not when the sites start.
+    methods.array_specs(loaded, build_task(job).network())
+    return job
 
 
 def _apply(option: str, *, raw: dict[str, Any], chosen: dict[str, dict[str, Any]], federation: dict[str, Any]) -> None:
@@ -102,7 +106,10 @@ def _apply(option: str, *, raw: dict[str, Any], chosen: dict[str, dict[str, Any]
     first, *rest = path.split(".")
     if not sign or not first:
         raise ConfigError(f"--set takes path=value, such as fedfa.p=0.3, not {option!r}")
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {option}: the value is not valid YAML, such as 0.3, name or [1, 2]") from None
     if first in methods.available() and rest:
         if first not in chosen and first != methods.DEFAULT_COMBINE:
             raise ConfigError(f"--set {option}: the job does not use method {first}")

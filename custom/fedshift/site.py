@@ -16,7 +16,7 @@ from fedshift import methods
 from fedshift.data.manifest import Split, manifest_sha256
 from fedshift.errors import DataError
 from fedshift.job import JobSpec
-from fedshift.messages import Broadcast, Scores, SiteInfo, Update, Weights
+from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.methods import ClientChain
 from fedshift.methods.base import Run
 from fedshift.tasks import build_task
@@ -74,9 +74,7 @@ class Site:
 
     def statistics(self) -> Update:
         """Round 0: what the methods want to know about the site's images."""
-        state = SiteState()
-        chain = ClientChain(self._methods, self._run(0, {}), state.methods)
-        arrays = chain.statistics(self._data)
+        state, arrays = self._measure()
         self._store.write(0, state, best_round=0)
         return Update(site=self.name, round=0, n_samples=self._data.n_train, n_steps=0, arrays=arrays)
 
@@ -110,6 +108,12 @@ class Site:
             arrays = chain.end()
             personal = chain.personal(self._net)
             weights = read_weights(self._net)
+            if not all(np.isfinite(value).all() for value in weights.values()):
+                # Before anything is written: the optimiser's state is as broken as the weights.
+                raise DataError(
+                    f"site {self.name}, round {broadcast.round}: the weights are not finite after training; lower "
+                    "optimizer.lr or check the site's images with 'fedshift data check'"
+                )
             self._store.write(
                 broadcast.round,
                 SiteState(
@@ -142,8 +146,13 @@ class Site:
         A site that missed the statistics round measures itself now; nothing of that is sent.
         """
         if not self._store.has_before(round_):
-            self.statistics()
+            return self._measure()[0]
         return self._store.before(round_)
+
+    def _measure(self) -> tuple[SiteState, MethodArrays]:
+        state = SiteState()
+        arrays = ClientChain(self._methods, self._run(0, {}), state.methods).statistics(self._data)
+        return state, arrays
 
     def _scores(self, chain: ClientChain, split: Split) -> dict[str, float]:
         if not self._data.count(split):
@@ -160,7 +169,6 @@ class Site:
             rounds=job.task.schedule.rounds,
             sites=job.task.sites,
             net=self._net,
-            lr=job.task.optimizer.lr,
             received=received,
         )
 

@@ -34,7 +34,9 @@ class Strict(BaseModel):
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
+            faults = error.errors(include_url=False)
+            # A misspelt key is also a missing one; the unknown name says more.
+            first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
             path = ".".join(str(part) for part in first["loc"])
             if first["type"] == "extra_forbidden":
                 known = _known_keys(cls, first["loc"][:-1])

@@ -23,7 +23,7 @@ class Sent:
     arrays: MethodArrays = field(default_factory=dict)
 
 
-CTX = base.ServerContext(1, 1, ("A", "B", "C"), frozenset())
+CTX = base.ServerContext(1, 1, ("A", "B", "C"))
 
 
 def test_average_is_the_authors_three_rounds_long() -> None:

@@ -31,21 +31,32 @@ def test_a_round_starts_from_the_last_finished_one_before_it(tmp_path: Path) -> 
     assert value_of(store.before(5)) == 2, "rounds that the site missed do not matter"
 
 
-def test_files_do_not_pile_up(tmp_path: Path) -> None:
-    store = StateStore(tmp_path / "A")
+def names(folder: Path) -> list[int]:
+    return sorted(int(path.stem[-6:]) for path in folder.iterdir())
+
+
+def test_two_rounds_and_the_best_are_kept(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
     for round_ in range(10):
+        # As in a job: round 3 is known to be the best from the broadcast of round 5 on.
+        store.write(round_, mark(round_), best_round=3 if round_ >= 5 else 0)
+    assert names(tmp_path) == [3, 8, 9]
+    assert value_of(store.before(3 + 1)) == 3
+
+
+def test_a_site_that_missed_the_best_round_keeps_what_it_had_by_then(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    for round_ in (5, 6, 9, 10, 11):
+        store.write(round_, mark(round_), best_round=7 if round_ >= 9 else 0)
+    assert names(tmp_path) == [6, 10, 11]
+
+
+def test_a_repeated_task_leaves_later_rounds_alone(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    for round_ in (1, 2, 3):
         store.write(round_, mark(round_), best_round=0)
-    assert sorted(p.name for p in (tmp_path / "A").iterdir()) == [f"round_00000{r}.pt" for r in (0, 8, 9)]
-
-
-def test_the_best_round_survives_when_named_in_time(tmp_path: Path) -> None:
-    store = StateStore(tmp_path / "A")
-    store.write(3, mark(3), best_round=0)
-    store.write(4, mark(4), best_round=2)
-    for round_ in range(5, 9):
-        store.write(round_, mark(round_), best_round=3)
-    assert value_of(store.at(3)) == 3
-    assert len(list((tmp_path / "A").iterdir())) == 3
+    store.write(0, mark(0), best_round=0)
+    assert names(tmp_path) == [0, 2, 3]
 
 
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:

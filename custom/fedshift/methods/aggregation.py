@@ -16,17 +16,15 @@ def sample_fractions(updates: Sequence[SiteUpdate]) -> list[float]:
     return [update.n_samples / total for update in updates]
 
 
-def average(
-    weights: Weights, updates: Sequence[SiteUpdate], coefficients: Sequence[float], *, skip: frozenset[str]
-) -> Weights:
+def average(weights: Weights, updates: Sequence[SiteUpdate], coefficients: Sequence[float]) -> Weights:
     """Weighted sum of the updates' tensors.
 
-    Keys in ``skip`` and keys that no update carries stay as in ``weights``. Integer buffers (batch counters)
+    Keys that no update carries stay as in ``weights``. Integer buffers (batch counters)
     are not averaged: the largest is taken. Dtypes and shapes stay those of ``weights``.
     """
     result: Weights = {}
     for key, old in weights.items():
-        if key in skip or key not in updates[0].weights:
+        if key not in updates[0].weights:
             result[key] = old
         elif np.issubdtype(old.dtype, np.integer):
             largest = np.max([update.weights[key] for update in updates], axis=0)

@@ -29,7 +29,7 @@ from fedshift.training.seeding import generator
 
 ConfigT = TypeVar("ConfigT", bound=Strict)
 
-Owned = Literal["combine", "step", "embedding"]
+Owned = Literal["combine", "step"]
 """What only one method of a job may do."""
 
 
@@ -37,13 +37,12 @@ Owned = Literal["combine", "step", "embedding"]
 class ArraySpec:
     """An array that travels: what the guard accepts and what the leaves-a-site table says.
 
-    ``shape`` may hold None for "any length". ``low`` and ``high`` bound every element, inclusive.
+    ``shape`` may hold None for the number of sites. ``low`` and ``high`` bound every element, inclusive.
     ``reveals`` says in plain words what a reader of the array learns about the site.
     """
 
     shape: tuple[int | None, ...]
     dtype: str = "float32"
-    reduce: Literal["sum", "mean", "stack"] = "stack"
     when: Literal["once", "round"] = "round"
     low: float = -np.inf
     high: float = np.inf
@@ -70,6 +69,9 @@ class Stage:
 
 class StagedNetwork(Protocol):
     """What a network offers to methods besides ``forward``."""
+
+    in_channels: int
+    """Channels of the images it takes."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -100,7 +102,6 @@ class Run:
     rounds: int
     sites: tuple[str, ...]
     net: nn.Module
-    lr: float = 0.0
     step: int = 0
     received: Weights = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
@@ -122,11 +123,6 @@ class Context:
     def round(self) -> int:
         """The round, from 1; 0 in the statistics round."""
         return self.run.round
-
-    @property
-    def step(self) -> int:
-        """Optimiser steps done in this round."""
-        return self.run.step
 
     def rng(self, purpose: str) -> torch.Generator:
         """The generator of (seed, site, round, method, purpose); it advances within the round."""
@@ -221,7 +217,6 @@ class ServerContext:
     round: int
     rounds: int
     sites: tuple[str, ...]
-    trainable: frozenset[str]
 
 
 class Server(Generic[ConfigT]):
@@ -233,7 +228,7 @@ class Server(Generic[ConfigT]):
         """``config`` is the method's own, checked settings."""
         self.config = config
 
-    def down(self, net: nn.Module, n_sites: int) -> dict[str, ArraySpec]:
+    def down(self, net: nn.Module) -> dict[str, ArraySpec]:
         """Arrays that every site receives with this method, by name."""
         return {}
 

@@ -46,4 +46,4 @@ class Server(base.Server[Config]):
         """Σ_k c_k w_k, tensor by tensor."""
         uniform = [1.0 / len(updates)] * len(updates)
         coefficients = uniform if self.config.weights == "uniform" else sample_fractions(updates)
-        return average(weights, updates, coefficients, skip=frozenset())
+        return average(weights, updates, coefficients)

@@ -232,7 +232,7 @@ class Server(base.Server[Config]):
         super().__init__(config)
         self._arrays: Arrays = {}
 
-    def down(self, net: nn.Module, n_sites: int) -> dict[str, base.ArraySpec]:
+    def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """γ, and the mean of all sites' m and s, for each layer."""
         if not self.config.shares:
             return {}
@@ -244,7 +244,7 @@ class Server(base.Server[Config]):
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
         """γ = 1, m = 0, s = 1."""
-        for name, spec in self.down(net, len(ctx.sites)).items():
+        for name, spec in self.down(net).items():
             fill = 0.0 if name.startswith("mean.") else 1.0
             self._arrays[name] = np.full([size or 0 for size in spec.shape], fill, np.float32)
 

@@ -18,7 +18,7 @@ normalisation with the numbers in ``fixed_mean`` and ``fixed_std`` at every site
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -59,10 +59,11 @@ class Client(base.Client[Config]):
         """Two numbers a channel, once. Images are scaled to at most [0, 255] before any method sees them."""
         if self.config.mode == "fixed":
             return {}
+        shape = (cast(base.StagedNetwork, net).in_channels,)
         reveals = "average {} of the site's training images, per channel (of its only image, if it has one)"
         return {
-            "mean": base.ArraySpec((None,), "float64", "stack", "once", -255, 255, reveals.format("brightness")),
-            "std": base.ArraySpec((None,), "float64", "stack", "once", SMALLEST_STD, 255, reveals.format("contrast")),
+            "mean": base.ArraySpec(shape, "float64", "once", -255, 255, reveals.format("brightness")),
+            "std": base.ArraySpec(shape, "float64", "once", SMALLEST_STD, 255, reveals.format("contrast")),
         }
 
     def statistics(self, data: base.TrainingImages, ctx: base.Context) -> Arrays:
@@ -117,13 +118,13 @@ class Server(base.Server[Config]):
         super().__init__(config)
         self._pairs: Arrays = {}
 
-    def down(self, net: nn.Module, n_sites: int) -> dict[str, base.ArraySpec]:
+    def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The list of pairs, without site names."""
         if self.config.mode == "fixed":
             return {}
         return {
-            "means": base.ArraySpec((None, None), "float64", reveals="every site's average brightness"),
-            "stds": base.ArraySpec((None, None), "float64", reveals="every site's average contrast"),
+            f"{name}s": base.ArraySpec((None, *spec.shape), spec.dtype, reveals=f"every site's `{name}`, without names")
+            for name, spec in Client(self.config).up(net).items()
         }
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:

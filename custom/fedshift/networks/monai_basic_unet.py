@@ -17,6 +17,7 @@ class BasicUNet(MonaiBasicUNet):
         super().__init__(
             spatial_dims=2, in_channels=in_channels, out_channels=n_classes, features=tuple(features), norm="batch"
         )
+        self.in_channels = in_channels
         self._widths = tuple(features)
 
     @property

@@ -31,6 +31,7 @@ class UNet(nn.Module):
         """``features`` is the width of the first stage; it doubles with each."""
         super().__init__()
         f = features
+        self.in_channels = in_channels
         self.encoder1 = _block(in_channels, f, "enc1")
         self.pool1 = nn.MaxPool2d(2)
         self.encoder2 = _block(f, 2 * f, "enc2")

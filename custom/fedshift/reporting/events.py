@@ -44,7 +44,9 @@ class Events:
 def scalars(results: Results) -> Iterator[Scalar]:
     """All points of a run's curves, in order of rounds."""
     for record in results.rounds:
-        yield from _by_site("train_loss", record.round, {s: r.train_loss for s, r in record.sites.items()})
+        yield from _by_site(
+            "train_loss", record.round, {s: r.train_loss for s, r in record.sites.items() if r.train_loss is not None}
+        )
         metrics = sorted({name for site in record.sites.values() for name in site.val})
         for name in metrics:
             values = {s: r.val[name] for s, r in record.sites.items() if name in r.val}

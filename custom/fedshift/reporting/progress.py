@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +86,7 @@ class ProgressFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         beside = self._path.with_suffix(".json.partial")
         beside.write_text(progress.model_dump_json(indent=1) + "\n")
-        os.replace(beside, self._path)
+        beside.replace(self._path)
 
 
 def read_progress(folder: Path) -> Progress | None:

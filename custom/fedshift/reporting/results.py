@@ -55,16 +55,19 @@ class DataRecord(_Model):
 
 
 class SiteRound(_Model):
-    """A site in a round. ``val`` and ``test`` are scores of the round's aggregate at the site."""
+    """A site in a round. ``val`` and ``test`` are scores of the round's aggregate at the site.
 
-    n: int
-    steps: int
-    train_loss: float
+    A site that was absent when the aggregate was made but scored it later has scores and nothing else.
+    """
+
+    n: int = 0
+    steps: int = 0
+    train_loss: float | None = None
     val: Metrics = {}
     test: Metrics | None = None
-    bytes_up: int
-    bytes_down: int
-    seconds: float
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
 
 
 class Rejection(_Model):
@@ -100,7 +103,11 @@ class FinalScores(_Model):
 
 
 class Final(_Model):
-    """Scores of the best and the last aggregate."""
+    """Scores of the best and the last aggregate.
+
+    ``personal`` is filled when methods keep parts at the sites: test scores of the best round, each site with its own
+    parts (so are ``best`` and ``last`` then; the model files hold none of these parts).
+    """
 
     best: FinalScores
     last: FinalScores
@@ -114,7 +121,9 @@ class Results(_Model):
     job: JobRecord
     versions: dict[str, str]
     data: dict[str, DataRecord] = {}
+    statistics: RoundRecord | None = None
     rounds: list[RoundRecord] = []
+    evaluations: list[RoundRecord] = []
     selected: Selected | None = None
     final: Final | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +40,8 @@ class Task(Protocol):
 
     metric: str
     """The score that selects the best round; higher is better."""
+    metrics: Mapping[str, tuple[float, float]]
+    """Every score and its range; sites may send no others."""
 
     def __init__(self, job: JobSpec) -> None: ...
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -178,6 +179,7 @@ class Task:
     """Segmentation of the task's classes; the score is the mean foreground Dice over cases."""
 
     metric = "dice"
+    metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType({"dice": (0, 1), "dice_papers": (0, 1)})
 
     def __init__(self, job: JobSpec) -> None:
         """Check the parts of the job that only this kind understands."""
@@ -200,8 +202,22 @@ class Task:
         )
 
     def open(self, folder: Path, site: str) -> Slices:
-        """A site's slices at the job's matrix."""
-        return Slices(folder, self._data, site=site, seed=self._job.seed)
+        """A site's slices at the job's matrix.
+
+        Raises:
+            DataError: the folder is another site's, or of another data set or other classes.
+        """
+        data, task = Slices(folder, self._data, site=site, seed=self._job.seed), self._job.task
+        for what, have, want in (
+            ("dataset", data.manifest.dataset, task.dataset),
+            ("site", data.manifest.site, site),
+            ("classes", data.manifest.classes, task.classes),
+        ):
+            if have != want:
+                raise DataError(
+                    f"{folder}: its manifest says {what} {have}, the job wants {want}: name the right folder"
+                )
+        return data
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """The job's loss, in float32 (float64 stays)."""
@@ -216,7 +232,7 @@ class Task:
         """``dice``: foreground Dice per case, mean over cases, on the network's grid.
 
         ``dice_papers``: as FedFA prints it, mean over slices with prostate of the mean of background and
-        foreground Dice.
+        foreground Dice; left out if the split has no such slice.
         """
         members = data.members(split)
         if not len(members):
@@ -234,7 +250,10 @@ class Task:
         background = papers_dice(
             pixels - predicted_size - reference_size + overlap, pixels - predicted_size, pixels - reference_size
         )
-        return {"dice": float(per_case.mean()), "dice_papers": float(((foreground + background) / 2)[shown].mean())}
+        scores = {"dice": float(per_case.mean())}
+        if shown.any():
+            scores["dice_papers"] = float(((foreground + background) / 2)[shown].mean())
+        return scores
 
 
 def dice(overlap: np.ndarray, predicted: np.ndarray, reference: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +46,10 @@ class StateStore:
         return any(r < round_ for r in self._rounds())
 
     def write(self, round_: int, state: SiteState, *, best_round: int) -> None:
-        """Keep the state after ``round_``; of the others keep the one before and the best round's."""
+        """Keep the state after ``round_``; of earlier ones the last, and what the site held in the best round.
+
+        Later ones (``round_`` is being repeated) are left alone.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         target = self._path(round_)
         beside = target.with_suffix(".partial")
@@ -54,20 +58,17 @@ class StateStore:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(target)
-        # Round 0 holds what a site measured about itself; later rounds carry it on.
-        keep = {round_, best_round, max([r for r in self._rounds() if r < round_], default=round_)}
-        for old in set(self._rounds()) - keep:
+        earlier = [r for r in self._rounds() if r < round_]
+        # A site that missed the best round scores that model with the last state it had by then.
+        keep = {max(earlier, default=round_), max((r for r in earlier if r <= best_round), default=round_)}
+        for old in set(earlier) - keep:
             self._path(old).unlink()
-
-    def at(self, round_: int) -> SiteState:
-        """State after exactly this round, or the last one before it."""
-        return self.before(round_ + 1)
 
     def _read(self, round_: int) -> SiteState:
         path = self._path(round_)
         try:
             return SiteState(**torch.load(path, weights_only=True))
-        except (RuntimeError, EOFError, OSError, ValueError, TypeError) as error:
+        except (RuntimeError, EOFError, OSError, ValueError, TypeError, pickle.UnpicklingError) as error:
             raise DataError(f"{path} cannot be read ({error}): delete it to go on from the round before") from error
 
     def _rounds(self) -> list[int]:

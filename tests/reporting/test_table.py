@@ -1,0 +1,62 @@
+"""The table of a run, and its curves, from results.json alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import small_job
+from rich.console import Console
+
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.reporting.events import scalars
+from fedshift.reporting.results import Results, new_results, read_results
+from fedshift.reporting.table import PHANTOM, scores_table
+
+
+@pytest.fixture
+def results(three_sites: dict[str, Path], tmp_path: Path) -> Results:
+    run_in_process(small_job("fedfa"), three_sites, tmp_path / "run")
+    return read_results(tmp_path / "run")
+
+
+def text(results: Results) -> str:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(scores_table(results))
+    return capture.get()
+
+
+def test_the_table_shows_every_site_and_says_what_the_data_are(results: Results) -> None:
+    assert results.final is not None
+    shown = text(results)
+    assert "fedavg + fedfa on prostate, dice in percent" in shown
+    assert PHANTOM in shown
+    rows = {line.split()[1]: line for line in shown.splitlines() if line.startswith("│")}
+    values = []
+    for site, scores in results.final.best.sites.items():
+        for split in ("val", "test"):
+            assert f"{100 * scores[split]['dice']:.1f}" in rows[site]
+        values.append(scores["test"]["dice"])
+    assert f"{100 * sum(values) / 3:.1f}" in rows["mean"]
+    for record in results.data.values():
+        record.kind = "patients"
+    assert PHANTOM not in text(results)
+
+
+def test_a_run_that_did_not_end_has_no_table() -> None:
+    with pytest.raises(ConfigError, match="did not end"):
+        scores_table(new_results(small_job("fedfa")))
+
+
+def test_curves_hold_every_round_once(results: Results) -> None:
+    points = list(scalars(results))
+    assert len({(tag, round_) for tag, round_, _ in points}) == len(points)
+    losses = {round_: value for tag, round_, value in points if tag == "train_loss/HK"}
+    assert losses == {record.round: record.sites["HK"].train_loss for record in results.rounds}
+    means = [value for tag, _, value in points if tag == "val/dice/mean"]
+    assert means == [pytest.approx(sum(s.val["dice"] for s in record.sites.values()) / 3) for record in results.rounds]
+    assert results.final is not None
+    last = [(round_, value) for tag, round_, value in points if tag == "test_last/dice/UCL"]
+    assert last == [(2, results.final.last.sites["UCL"]["test"]["dice"])]
