@@ -1,0 +1,96 @@
+"""``fedshift …``: parse the command line, call what does the work, turn errors into one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+import fedshift
+from fedshift.errors import FedshiftError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 0, 1 for findings, 2 for errors that the user can mend."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        code: int = args.func(args)
+    except FedshiftError as error:
+        if args.debug:
+            raise
+        print(f"fedshift: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fedshift: stopped", file=sys.stderr)
+        return 130
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fedshift",
+        description="Federated learning under feature shift. Research use only; not a medical device.",
+    )
+    parser.add_argument("--version", action="version", version=f"fedshift {fedshift.__version__}")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_data(commands)
+    from fedshift import run_cli
+
+    run_cli.add_parsers(commands)
+    methods = commands.add_parser("methods", help="list the methods, or one method's paper, formula and options")
+    methods.add_argument("name", nargs="?")
+    methods.add_argument("--leaves", action="store_true", help="tables of what leaves a site with each method")
+    methods.set_defaults(func=_methods)
+    commands.add_parser("tasks", help="list the tasks").set_defaults(func=_tasks)
+    return parser
+
+
+def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from fedshift import data_cli, phantom_cli
+
+    data = commands.add_parser("data", help="prepare and check a site's images")
+    kinds = data.add_subparsers(required=True, metavar="COMMAND")
+    data_cli.add_parsers(kinds)
+    phantom_cli.add_parser(kinds)
+
+
+def _methods(args: argparse.Namespace) -> int:
+    from fedshift import methods
+
+    if args.leaves:
+        from fedshift.networks.unet import UNet
+        from fedshift.reporting.leaves import leaves_tables
+
+        print(leaves_tables(UNet()), end="")
+        return 0
+    if args.name is not None:
+        module = methods.find(args.name)
+        print((module.__doc__ or "").strip())
+        print("\nOptions (--set METHOD.OPTION=VALUE):")
+        for name, field in module.Config.model_fields.items():
+            choices = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
+            print(f"  {args.name}.{name} = {field.default!r}    {choices}")
+        return 0
+    for name in methods.available():
+        first = (methods.find(name).__doc__ or "").strip().splitlines()[0]
+        print(f"{name:<12} {first}")
+    return 0
+
+
+def _tasks(args: argparse.Namespace) -> int:
+    from fedshift import resolve
+    from fedshift.job import read_yaml
+
+    for name in resolve.tasks():
+        raw = read_yaml(resolve.apps_dir() / f"{name}.yaml")
+        protocols = ", ".join(["default", *raw.get("protocols", {})])
+        print(f"{name:<18} {raw['kind']}; sites {', '.join(raw['sites'])}; protocols {protocols}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

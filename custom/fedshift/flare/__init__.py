@@ -1,0 +1,1 @@
+"""fedshift under NVIDIA FLARE: the only package that imports nvflare. It moves messages and computes nothing."""

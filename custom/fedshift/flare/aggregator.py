@@ -1,0 +1,101 @@
+"""The server's half of a round: hands sites' answers to `fedshift.coordinator.Coordinator`, which does the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.app_common.abstract.aggregator import Aggregator
+
+from fedshift.coordinator import Coordinator
+from fedshift.errors import MixedDataError
+from fedshift.flare import wire
+from fedshift.guard import Rejected
+from fedshift.job import JobSpec
+from fedshift.messages import Broadcast, Scores, Update
+
+log = logging.getLogger("fedshift")
+
+
+class FedshiftAggregator(Aggregator):
+    """One round after another of a job. Calls are made one at a time; the workflow sees to that."""
+
+    coordinator: Coordinator
+
+    def begin(self, job: JobSpec, folder: Path, *, on_progress: Callable[[Coordinator], None]) -> Shareable:
+        """Make the initial model; returns the data of the statistics task, which needs none of it."""
+        self.coordinator = Coordinator(job, folder, on_progress=on_progress)
+        self.coordinator.open(0)
+        return wire.encode_task(Broadcast(round=0, best_round=0, weights={}))
+
+    def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
+        """Take a client's answer. Whatever is wrong with it is recorded under the site's name.
+
+        The workflow has put the identity that FLARE checked into the peer's properties.
+
+        Raises:
+            MixedDataError: the job mixes simulated and real data, which no quorum makes right.
+            OSError: this machine cannot store the answer.
+        """
+        client = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "")
+        try:
+            return self._accept(client, shareable)
+        except (MixedDataError, OSError):
+            raise
+        except Exception as error:  # no answer, however strange, may end the job
+            log.exception("the answer of site %s cannot be read", client)
+            self.coordinator.reject(client, "answer", f"cannot be read ({type(error).__name__})")
+            return False
+
+    def _accept(self, client: str, shareable: Shareable) -> bool:
+        task = shareable.get_header(ReservedHeaderKey.TASK_NAME, "task")
+        code = shareable.get_return_code()
+        if code != ReturnCode.OK:
+            self.coordinator.reject(client, task, f"FLARE reports {code}; the site's log has the details")
+            return False
+        try:
+            answers = wire.decode_answers(shareable)
+        except wire.WireError as fault:
+            self.coordinator.reject(client, fault.key, fault.reason)
+            return False
+        # A client speaks for its own sites only. Today a client is one site.
+        others = [answer.content.site for answer in answers if answer.content.site != client]
+        if others or not answers:
+            self.coordinator.reject(client, "site", f"answered for {', '.join(others) or 'no site'}")
+            return False
+        return all([self._take(answer, task) for answer in answers])
+
+    def aggregate(self, fl_ctx: FLContext) -> Shareable:
+        """End the round; returns the data of the next task.
+
+        Raises:
+            QuorumError: fewer usable updates than the job needs.
+        """
+        self.coordinator.close()
+        return wire.encode_task(self.coordinator.open(self.coordinator.round + 1))
+
+    def _take(self, answer: wire.Answer, task: str) -> bool:
+        content = answer.content
+        if isinstance(content, wire.Failure):
+            self.coordinator.reject(content.site, task, content.reason)
+            return False
+        if answer.info is not None:
+            try:
+                self.coordinator.register(answer.info)
+            except ValueError:
+                self.coordinator.reject(content.site, "info", "does not describe a site's data")
+                return False
+            except Rejected as fault:
+                self.coordinator.reject(content.site, fault.key, fault.reason)
+                return False
+        expected = Scores if task == wire.VALIDATE else Update
+        if not isinstance(content, expected):
+            self.coordinator.reject(content.site, task, f"was answered with {type(content).__name__}")
+            return False
+        if isinstance(content, Scores):
+            return self.coordinator.add_scores(content)
+        return self.coordinator.accept(content)

@@ -1,0 +1,87 @@
+"""The site's side: answers FLARE's tasks with `fedshift.site.Site`.
+
+Imports stay light on purpose: with fewer threads than sites, FLARE starts a new process for every task.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from fedshift.data.locate import find_site
+from fedshift.errors import ConfigError, FedshiftError
+from fedshift.flare import wire
+from fedshift.job import FILE_NAME, JobSpec, read_job
+from fedshift.messages import Broadcast
+from fedshift.site import Site
+
+log = logging.getLogger("fedshift")
+
+
+class FedshiftExecutor(Executor):
+    """Answers ``statistics``, ``train`` and ``validate`` for the site that the client is."""
+
+    def __init__(self) -> None:
+        """Data are opened with the first task."""
+        super().__init__()
+        self._sites: dict[str, Site] = {}
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """One task for every site of this client. A site's failure is an answer too: a sentence for the server."""
+        broadcast = wire.decode_task(shareable)
+        hosted = [fl_ctx.get_identity_name()]
+        return wire.encode_answers([self.answer(task_name, name, broadcast, fl_ctx, abort_signal) for name in hosted])
+
+    def answer(
+        self, task_name: str, name: str, broadcast: Broadcast, fl_ctx: FLContext, abort_signal: Signal
+    ) -> wire.Answer:
+        """One site's answer to a task. Exceptions become a `wire.Failure`; the details stay in the site's log."""
+        failure: Exception
+        try:
+            site = self._sites.get(name) or self._open(name, fl_ctx)
+            self._sites[name] = site
+            if task_name == wire.STATISTICS:
+                return wire.Answer(site.statistics(), site.info())
+            if task_name == wire.TRAIN:
+                return wire.Answer(site.train(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
+            if task_name == wire.VALIDATE:
+                return wire.Answer(site.validate(broadcast, ("val", "test")), site.info())
+            raise ConfigError(f"there is no task {task_name!r}: the server runs another fedshift")
+        except FedshiftError as error:
+            log.error("site %s, task %s: %s", name, task_name, error)
+            failure, reason = error, str(error)
+        except Exception as error:
+            log.exception("site %s, task %s failed", name, task_name)
+            failure = error
+            reason = f"{type(error).__name__} (the site's log has the details)"
+        if not is_simulator(fl_ctx):
+            # A sentence may name files and folders, which must not leave a hospital.
+            reason = f"{type(failure).__name__} (the site's log says more)"
+        return wire.Answer(wire.Failure(name, broadcast.round, reason))
+
+    def _open(self, name: str, fl_ctx: FLContext) -> Site:
+        workspace, job_id = fl_ctx.get_workspace(), fl_ctx.get_job_id()
+        job = job_of(fl_ctx)
+        data = find_site(
+            job.task.dataset, name, local=Path(workspace.get_site_config_dir()), simulator=is_simulator(fl_ctx)
+        )
+        site = Site(job, name, data=data, state=Path(workspace.get_run_dir(job_id)) / "sites")
+        if site.info().kind == "phantom":
+            log.warning("site %s trains on the phantom: simulated scans, not patients", name)
+        return site
+
+
+def job_of(fl_ctx: FLContext) -> JobSpec:
+    """The job as FLARE has deployed it at this party."""
+    return read_job(Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / FILE_NAME)
+
+
+def is_simulator(fl_ctx: FLContext) -> bool:
+    """Whether a client runs inside FLARE's simulator rather than at a provisioned site."""
+    return bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False))

@@ -1,0 +1,126 @@
+"""A job as the folder that FLARE's simulator, console and API take."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedshift.errors import ConfigError
+from fedshift.flare import wire
+from fedshift.job import FILE_NAME, JobSpec, read_job
+
+APP = "app"
+SPEC = Path(APP) / "config" / FILE_NAME
+
+HEADER = """\
+# The whole job, resolved to the last key: server and sites read this and nothing else of fedshift's.
+# Written by 'fedshift job'. Make a new one rather than editing it: what is not valid here is refused when it starts.
+# Where a site's data are is not in here: only the site knows.
+"""
+
+MARKER = """\
+This folder is empty on purpose. FLARE builds only its own components for a job without `app/custom/`; any file
+here makes it accept fedshift's, in the simulator and where the submitter has the right "byoc". The code itself
+is the installed fedshift. Sites that name fedshift in their `class_allow_list` take the job without this folder:
+`fedshift job --production` writes it so.
+"""
+
+
+def write_job(job: JobSpec, folder: Path, *, production: bool = False) -> Path:
+    """Write a job folder, whole or not at all; an older job of that name is replaced. Returns ``folder``.
+
+    Args:
+        job: the resolved job.
+        folder: the job folder itself, such as ``jobs/fedfa_prostate``.
+        production: without the marker that lets a bare simulator build fedshift's components.
+
+    Raises:
+        ConfigError: something other than a job is there.
+    """
+    if folder.exists() and not (folder / SPEC).is_file():
+        raise ConfigError(f"{folder} is there and is no fedshift job: give another --name or --out")
+    beside = folder.parent / f".{folder.name}.partial-{uuid.uuid4().hex[:8]}"
+    config = beside / APP / "config"
+    config.mkdir(parents=True)
+    try:
+        for path, content in (
+            (beside / "meta.json", meta(job)),
+            (config / "config_fed_server.json", server_config()),
+            (config / "config_fed_client.json", client_config()),
+        ):
+            path.write_text(json.dumps(content, indent=2) + "\n")
+        text = yaml.safe_dump(job.dump(), sort_keys=False, allow_unicode=True, width=110)
+        (config / FILE_NAME).write_text(HEADER + text)
+        if not production:
+            (beside / APP / "custom").mkdir()
+            (beside / APP / "custom" / "README.md").write_text(MARKER)
+        if folder.exists():
+            former = beside.with_name(beside.name + ".former")
+            folder.rename(former)
+            beside.rename(folder)
+            shutil.rmtree(former)
+        else:
+            beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def read_job_folder(folder: Path) -> JobSpec:
+    """The job in a job folder.
+
+    Raises:
+        ConfigError: no job there, or one that does not fit.
+    """
+    if not (folder / SPEC).is_file():
+        raise ConfigError(f"{folder} is no fedshift job (it has no {SPEC}): 'fedshift job' writes one")
+    return read_job(folder / SPEC)
+
+
+def meta(job: JobSpec) -> dict[str, Any]:
+    """``meta.json``. Naming the sites saves the simulator's user ``-n`` and ``-c``."""
+    return {
+        "name": job.name,
+        "resource_spec": {},
+        "min_clients": job.federation.min_sites,
+        "deploy_map": {APP: ["server", *job.task.sites]},
+    }
+
+
+def server_config() -> dict[str, Any]:
+    """``config_fed_server.json``. Clients ask for work ten times a second; arrays travel inside messages."""
+    return {
+        "format_version": 2,
+        "server": {"task_request_interval": 0.1},
+        "np_download_chunk_size": 0,
+        "workflows": [
+            {
+                "id": "fedshift",
+                "path": "fedshift.flare.workflow.FedshiftWorkflow",
+                "args": {"aggregator_id": "aggregator"},
+            }
+        ],
+        "components": [
+            {"id": "aggregator", "path": "fedshift.flare.aggregator.FedshiftAggregator", "args": {}},
+        ],
+    }
+
+
+def client_config() -> dict[str, Any]:
+    """``config_fed_client.json``."""
+    return {
+        "format_version": 2,
+        "np_download_chunk_size": 0,
+        "executors": [
+            {
+                "tasks": [wire.STATISTICS, wire.TRAIN, wire.VALIDATE],
+                "executor": {"path": "fedshift.flare.executor.FedshiftExecutor", "args": {}},
+            }
+        ],
+        "components": [],
+    }

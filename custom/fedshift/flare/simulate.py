@@ -1,0 +1,177 @@
+"""FLARE's stock simulator as a child process: started, watched through ``progress.json``, ended for certain."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
+
+from fedshift.errors import ConfigError, FedshiftError
+from fedshift.flare.local_data import find_sites
+from fedshift.job import JobSpec
+from fedshift.reporting.progress import Progress, read_progress
+
+LOG = "simulator.log"
+LOOK = 0.5
+PATIENCE = 90.0
+"""Seconds the simulator has to end once the run itself has: every site may be busy with a batch."""
+
+
+class RunFailed(FedshiftError):
+    """The simulator ended without a model; the message is the reason in one sentence."""
+
+
+@dataclass(frozen=True)
+class RunFolders:
+    """Where a simulated run leaves what."""
+
+    workspace: Path
+
+    @property
+    def server(self) -> Path:
+        """The server's job folder: results, models, curves."""
+        return self.workspace / "server" / str(SimulatorConstants.JOB_NAME)
+
+    @property
+    def log(self) -> Path:
+        """Everything that the simulator and its workers printed."""
+        return self.workspace / LOG
+
+
+def simulate(
+    job: JobSpec,
+    job_folder: Path,
+    workspace: Path,
+    *,
+    threads: int | None = None,
+    on_look: Callable[[Progress | None], None] = lambda progress: None,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> RunFolders:
+    """Run a job folder in FLARE's simulator; returns when it has ended well.
+
+    Args:
+        job: the job in ``job_folder``.
+        job_folder: as `fedshift.flare.export.write_job` made it.
+        workspace: the simulator's folder; an earlier run in it is removed.
+        threads: how many sites work at a time, by default all.
+        on_look: called twice a second with the latest progress.
+        on_line: called with every line that the simulator and its workers print.
+
+    Raises:
+        ConfigError: ``workspace`` holds something other than a run, ``threads`` does not fit, or kinds of data mix.
+        DataError: a site has no data.
+        RunFailed: the run did not end with a model.
+    """
+    count = len(job.task.sites) if threads is None else threads
+    if not 1 <= count <= len(job.task.sites):
+        raise ConfigError(f"--threads {count} does not fit: the job has {len(job.task.sites)} sites")
+    find_sites(job)
+    folders = RunFolders(workspace.absolute())
+    _clear(folders)
+    command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job_folder.absolute())]
+    command += ["-w", str(folders.workspace), "-t", str(count)]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        # FLARE's server handles each message in another thread; glibc would keep a heap of models for each of them.
+        env={"MALLOC_ARENA_MAX": "2", **os.environ},
+    )
+    logger = _LogFile(process, folders, on_line)
+    logger.start()
+    try:
+        _watch(process, folders, on_look)
+    finally:
+        _end(process)
+        logger.join(timeout=10)
+    progress = read_progress(folders.server)
+    if progress is not None and progress.state == "finished" and process.returncode == 0:
+        return folders
+    if progress is not None and progress.reason:
+        raise RunFailed(progress.reason)
+    raise RunFailed(
+        f"FLARE's simulator ended with exit code {process.returncode}: {logger.last_error or 'no reason given'}"
+    )
+
+
+def _watch(process: subprocess.Popen[str], folders: RunFolders, on_look: Callable[[Progress | None], None]) -> None:
+    ended: float | None = None
+    while process.poll() is None:
+        progress = read_progress(folders.server)
+        on_look(progress)
+        if progress is not None and progress.state != "running":
+            ended = ended or time.monotonic()
+            if time.monotonic() - ended > PATIENCE:
+                return  # a hung worker would keep the simulator for ever
+        time.sleep(LOOK)
+    on_look(read_progress(folders.server))
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the simulator and all its workers, which are in sessions of their own."""
+    try:
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    except psutil.NoSuchProcess:
+        family = []
+    for member in family:
+        try:
+            member.terminate()
+        except psutil.NoSuchProcess:
+            continue
+    for member in psutil.wait_procs(family, timeout=5)[1]:
+        member.kill()
+    process.wait()
+
+
+def _clear(folders: RunFolders) -> None:
+    """The simulator deletes whatever is in its workspace: make sure that that is a former run."""
+    workspace = folders.workspace
+    if workspace.exists() and not workspace.is_dir():
+        raise ConfigError(f"{workspace} is not a folder: give another -w")
+    kept = {"local", "startup"}  # by the simulator, from run to run
+    others = [path for path in workspace.glob("*") if path.name not in kept]
+    if others and not folders.server.is_dir():
+        raise ConfigError(f"{workspace} holds something other than a run, and would be emptied: give another -w")
+    for path in others:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class _LogFile(threading.Thread):
+    """Copies what the simulator prints into the workspace, once the simulator has emptied that."""
+
+    def __init__(self, process: subprocess.Popen[str], folders: RunFolders, on_line: Callable[[str], None]) -> None:
+        super().__init__(daemon=True)
+        self._process, self._folders, self._on_line = process, folders, on_line
+        self.last_error = ""
+
+    def run(self) -> None:
+        """Until the last worker has closed its end."""
+        assert self._process.stdout is not None
+        waiting: list[str] = []
+        for line in self._process.stdout:
+            waiting.append(line)
+            self._on_line(line.rstrip("\n"))
+            _, found, message = line.partition(" - ERROR - ")
+            if found:
+                self.last_error = message.strip()
+            if (self._folders.workspace / "server").is_dir():
+                self._write(waiting)
+        self._folders.workspace.mkdir(parents=True, exist_ok=True)
+        self._write(waiting)
+
+    def _write(self, waiting: list[str]) -> None:
+        with self._folders.log.open("a") as file:
+            file.writelines(waiting)
+        waiting.clear()

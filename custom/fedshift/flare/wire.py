@@ -1,0 +1,202 @@
+"""fedshift's messages as FLARE's DXOs, and back. The one place where the two meet.
+
+A task is a COLLECTION of ``weights`` and ``arrays``. An answer is a COLLECTION by site (a client may host several),
+each again a COLLECTION, so that FLARE's DXO filters reach every array. Arrays are numpy and keep type and shape,
+0-d included; everything else is plain Python in the DXO's ``meta``. Every answer says which fedshift made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.shareable import Shareable
+
+from fedshift.errors import FedshiftError
+from fedshift.flare.identity import Identity, own_identity
+from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update
+
+STATISTICS, TRAIN, VALIDATE = "statistics", "train", "validate"
+"""Task names."""
+
+
+class WireError(FedshiftError):
+    """A message that cannot be read: what it lacks, and why."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        """``key`` is the part at fault."""
+        super().__init__(f"{key}: {reason}")
+        self.key, self.reason = key, reason
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A site that could not do its task, in one sentence."""
+
+    site: str
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a site says to a task; ``info`` goes with it whenever the site could open its data."""
+
+    content: Update | Scores | Failure
+    info: SiteInfo | None = None
+
+
+# --- server to sites ------------------------------------------------------------------------------------
+
+
+def encode_task(broadcast: Broadcast) -> Shareable:
+    """A task's data. The statistics round needs no weights: leave them out of the broadcast."""
+    data = {"weights": _arrays(DataKind.WEIGHTS, broadcast.weights), "arrays": _methods(broadcast.arrays)}
+    meta = {"round": broadcast.round, "best_round": broadcast.best_round}
+    return DXO(DataKind.COLLECTION, data=data, meta=meta).to_shareable()
+
+
+def decode_task(shareable: Shareable) -> Broadcast:
+    """A task's data at a site.
+
+    Raises:
+        WireError: not a task of fedshift's.
+    """
+    dxo = _open(shareable)
+    return Broadcast(
+        round=_number(dxo, "round"),
+        best_round=_number(dxo, "best_round"),
+        weights=_part(dxo, "weights").data,
+        arrays={name: part.data for name, part in _part(dxo, "arrays").data.items()},
+    )
+
+
+# --- sites to server ------------------------------------------------------------------------------------
+
+
+def encode_answers(answers: Sequence[Answer]) -> Shareable:
+    """A client's answer: one entry a site."""
+    data = {answer.content.site: _encode(answer) for answer in answers}
+    return DXO(DataKind.COLLECTION, data=data, meta={"fedshift": asdict(own_identity())}).to_shareable()
+
+
+def decode_answers(shareable: Shareable) -> list[Answer]:
+    """A client's answer at the server.
+
+    Raises:
+        WireError: another version or source of fedshift (both are named), or not an answer of fedshift's.
+    """
+    dxo = _open(shareable)
+    theirs = dxo.get_meta_prop("fedshift")
+    try:
+        identity = Identity(str(theirs["version"]), str(theirs["source"]))
+    except (TypeError, KeyError):
+        raise WireError("version", "the answer does not say which fedshift made it") from None
+    if identity != own_identity():
+        raise WireError(
+            "version",
+            f"the site runs fedshift {identity}, the server fedshift {own_identity()}: install the same on both",
+        )
+    return [_decode(site, part) for site, part in dxo.data.items()]
+
+
+def _encode(answer: Answer) -> DXO:
+    content = answer.content
+    meta: dict[str, Any] = {"kind": type(content).__name__, "round": int(content.round)}
+    if answer.info is not None:
+        meta["info"] = asdict(answer.info)
+    data: dict[str, DXO] = {}
+    if isinstance(content, Update):
+        meta |= {"n_samples": int(content.n_samples), "n_steps": int(content.n_steps)}
+        data = {
+            "weights": _arrays(DataKind.WEIGHTS, content.weights),
+            "arrays": _methods(content.arrays),
+            "metrics": _metrics(content.metrics),
+        }
+    elif isinstance(content, Scores):
+        data = {split: _metrics(values) for split, values in content.values.items()}
+    else:
+        meta["reason"] = content.reason
+    return DXO(DataKind.COLLECTION, data=data, meta=meta)
+
+
+def _decode(site: str, dxo: DXO) -> Answer:
+    if not isinstance(dxo, DXO) or not isinstance(dxo.data, dict):
+        raise WireError("answer", f"the entry of site {site} is not a DXO")
+    kind, round_ = dxo.get_meta_prop("kind"), _number(dxo, "round")
+    content: Update | Scores | Failure
+    if kind == Update.__name__:
+        content = Update(
+            site=site,
+            round=round_,
+            n_samples=_number(dxo, "n_samples"),
+            n_steps=_number(dxo, "n_steps"),
+            weights=_part(dxo, "weights").data,
+            metrics=_floats(_part(dxo, "metrics")),
+            arrays={name: part.data for name, part in _part(dxo, "arrays").data.items()},
+        )
+    elif kind == Scores.__name__:
+        content = Scores(site, round_, {split: _floats(part) for split, part in dxo.data.items()})
+    elif kind == Failure.__name__:
+        content = Failure(site, round_, str(dxo.get_meta_prop("reason")))
+    else:
+        raise WireError("kind", f"{kind!r} is no kind of answer")
+    info = dxo.get_meta_prop("info")
+    try:
+        answer = Answer(content, None if info is None else SiteInfo(**info))
+    except TypeError:
+        raise WireError("info", "does not describe a site's data") from None
+    if answer.info is not None and answer.info.site != site:
+        raise WireError("info", f"describes site {answer.info.site} in the answer of site {site}")
+    return answer
+
+
+# --- parts ----------------------------------------------------------------------------------------------
+
+
+def _arrays(kind: str, arrays: Mapping[str, Any]) -> DXO:
+    # np.asarray makes 0-d arrays of numpy's scalars, which FLARE does not carry.
+    return DXO(kind, data={name: np.asarray(value) for name, value in arrays.items()})
+
+
+def _methods(arrays: MethodArrays) -> DXO:
+    data = {method: _arrays(DataKind.STATISTICS, named) for method, named in arrays.items()}
+    return DXO(DataKind.COLLECTION, data=data)
+
+
+def _metrics(metrics: Mapping[str, float]) -> DXO:
+    return DXO(DataKind.METRICS, data={name: float(value) for name, value in metrics.items()})
+
+
+def _open(shareable: Shareable) -> DXO:
+    try:
+        dxo = from_shareable(shareable)
+    except ValueError as error:
+        raise WireError("message", str(error)) from None
+    if dxo.data_kind != DataKind.COLLECTION:
+        raise WireError("message", f"is a DXO of kind {dxo.data_kind}, not {DataKind.COLLECTION}")
+    return dxo
+
+
+def _part(dxo: DXO, name: str) -> DXO:
+    part = dxo.data.get(name)
+    if not isinstance(part, DXO) or not isinstance(part.data, dict):
+        raise WireError(name, "is missing from the message")
+    return part
+
+
+def _number(dxo: DXO, name: str) -> int:
+    value = dxo.get_meta_prop(name)
+    if not isinstance(value, int):
+        raise WireError(name, f"is {value!r}, not a whole number")
+    return value
+
+
+def _floats(dxo: DXO) -> dict[str, float]:
+    for name, value in dxo.data.items():
+        if not isinstance(value, float):
+            raise WireError(f"metrics.{name}", f"is a {type(value).__name__}, not a number")
+    return dict(dxo.data)

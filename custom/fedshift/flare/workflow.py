@@ -1,0 +1,208 @@
+"""The job's course at the server: statistics, training rounds, a last evaluation.
+
+The sequence is that of `fedshift.federation.run_in_process`; here sites answer whenever they are ready, some never.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
+
+from fedshift.coordinator import Coordinator
+from fedshift.errors import FedshiftError, Stopped
+from fedshift.flare import wire
+from fedshift.flare.aggregator import FedshiftAggregator
+from fedshift.flare.executor import job_of
+from fedshift.flare.local_data import find_sites
+from fedshift.flare.patience import Patience
+from fedshift.reporting.events import Events
+from fedshift.reporting.progress import ProgressFile
+
+log = logging.getLogger("fedshift")
+
+LOOK = 0.1
+"""Seconds between looks at the clock and at the abort signal."""
+
+
+class FedshiftWorkflow(Controller):
+    """Runs a job's rounds; every one ends, whatever its sites do."""
+
+    def __init__(self, aggregator_id: str = "aggregator") -> None:
+        """``aggregator_id`` names the job's `FedshiftAggregator` component."""
+        super().__init__()
+        self._aggregator_id = aggregator_id
+        self._changed = threading.Condition()
+        self._open = False
+        self._answered: set[str] = set()
+        self._usable = 0
+        self._silent: set[str] = set()
+        self._fault: Exception | None = None
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Find the aggregator."""
+        self._aggregator: FedshiftAggregator = self._engine.get_component(self._aggregator_id)
+        if not isinstance(self._aggregator, FedshiftAggregator):
+            self.system_panic(f"the job has no FedshiftAggregator named {self._aggregator_id!r}", fl_ctx)
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing is left open."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """All rounds of the job. An error ends it with one sentence in the log and in ``progress.json``."""
+        folder = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
+        progress = ProgressFile(folder)
+        try:
+            self._run(folder, progress, abort_signal, fl_ctx)
+        except Stopped as error:
+            progress.fail(str(error))
+            # An administrator's abort is no error; in the simulator nobody aborts but a dying process.
+            if _simulated(fl_ctx):
+                self.system_panic(str(error), fl_ctx)
+        except FedshiftError as error:
+            self._fail(str(error), progress, fl_ctx)
+        except Exception as error:
+            log.exception("the server's workflow failed")
+            self._fail(f"{type(error).__name__} at the server (its log has the details)", progress, fl_ctx)
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """An answer that came after its round had ended."""
+        with self._changed:
+            self._stale(client.name, task_name)
+
+    # --- the course -----------------------------------------------------------------------------------
+
+    def _run(self, folder: Path, progress: ProgressFile, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        job = job_of(fl_ctx)
+        if _simulated(fl_ctx):
+            find_sites(job)
+        aggregator, federation = self._aggregator, job.federation
+        patience = Patience(frozenset(job.task.sites), federation.min_sites, federation.round_timeout, federation.grace)
+        events = Events(folder)
+        try:
+            data = aggregator.begin(job, folder, on_progress=progress.update)
+            coordinator = aggregator.coordinator
+            log.info("job %s: %s, %d rounds", job.name, ", ".join(job.task.sites), coordinator.rounds)
+            for round_ in range(coordinator.rounds + 1):
+                self._gather(wire.TRAIN if round_ else wire.STATISTICS, data, patience, abort_signal, fl_ctx)
+                data = aggregator.aggregate(fl_ctx)
+                events.update(coordinator.results)
+                _report(coordinator, round_)
+            self._gather(wire.VALIDATE, data, patience, abort_signal, fl_ctx)
+            coordinator.close_last()
+            best = coordinator.open_best()
+            if best is not None:
+                self._gather(wire.VALIDATE, wire.encode_task(best), patience, abort_signal, fl_ctx)
+            coordinator.finish()
+            events.update(coordinator.results)
+            log.info("finished: the best model is that of round %d", coordinator.best_round)
+        finally:
+            events.close()
+
+    def _gather(self, name: str, data: Shareable, patience: Patience, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Send a task to all sites and take their answers until the round is over.
+
+        Raises:
+            Stopped: the job was aborted.
+            ConfigError: the job mixes simulated and real data.
+        """
+        task = Task(name, data=data, result_received_cb=self._receive)
+        started = time.monotonic()
+        quorum_after: float | None = None
+        with self._changed:
+            self._open, self._answered, self._usable = True, set(), 0
+        self.broadcast(task, fl_ctx, targets=sorted(patience.sites), min_responses=len(patience.sites))
+        try:
+            with self._changed:
+                while self._fault is None:
+                    elapsed = time.monotonic() - started
+                    if quorum_after is None and self._usable >= patience.min_sites:
+                        quorum_after = elapsed
+                    end = patience.deadline(
+                        answered=self._answered,
+                        usable=self._usable,
+                        quorum_after=quorum_after,
+                        silent_before=self._silent,
+                    )
+                    # FLARE itself ends a task when only dead clients are left.
+                    if elapsed >= end or self._aggregator.coordinator.hopeless or task.completion_status is not None:
+                        break
+                    if abort_signal.triggered:
+                        waiting = ", ".join(sorted(patience.sites - self._answered))
+                        place = _place(self._aggregator.coordinator)
+                        raise Stopped(f"the run was stopped from outside during {place}, before {waiting} answered")
+                    self._changed.wait(min(LOOK, max(end - elapsed, 0.0)))
+        finally:
+            with self._changed:
+                self._open = False
+            self.cancel_task(task, completion_status=TaskCompletionStatus.OK)
+        if self._fault is not None:
+            raise self._fault
+        self._silent = set(patience.sites - self._answered)
+        if self._silent and not self._aggregator.coordinator.hopeless:
+            log.warning("%s: no answer from %s", _place(self._aggregator.coordinator), ", ".join(sorted(self._silent)))
+
+    def _receive(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """A client's answer; called by FLARE, in a thread of its own."""
+        name = client_task.client.name
+        with self._changed:
+            if not self._open:
+                self._stale(name, client_task.task.name)
+                return
+            # What the answer says of its sender is the client's own word; this name is what FLARE has verified.
+            client_task.result.set_peer_props({ReservedKey.IDENTITY_NAME: name})
+            try:
+                self._usable += self._aggregator.accept(client_task.result, fl_ctx)
+            except Exception as error:
+                self._fault = error
+            self._answered.add(name)
+            self._changed.notify_all()
+        client_task.result = None  # FLARE would keep it in memory until the round ends
+
+    def _stale(self, site: str, task: str) -> None:
+        log.warning("site %s answered a %s task after its round had ended: left out as stale", site, task)
+        self._silent.discard(site)  # slow, not dead: worth waiting for again
+
+    def _fail(self, reason: str, progress: ProgressFile, fl_ctx: FLContext) -> None:
+        coordinator = getattr(self._aggregator, "coordinator", None)
+        if coordinator is not None:
+            coordinator.results.write(coordinator.folder)
+        progress.fail(reason)
+        log.error("%s", reason)
+        self.system_panic(reason, fl_ctx)
+
+
+def _simulated(fl_ctx: FLContext) -> bool:
+    # SIMULATE_MODE, which clients have, is not set at the simulator's server.
+    return bool(fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME)
+
+
+def _place(coordinator: Coordinator) -> str:
+    if coordinator.round == 0:
+        return "the statistics round"
+    return f"round {coordinator.round}" if coordinator.round <= coordinator.rounds else "the last evaluation"
+
+
+def _report(coordinator: Coordinator, round_: int) -> None:
+    if round_ == 0:
+        kinds = sorted({site.kind for site in coordinator.results.data.values()})
+        log.info("statistics round done; data: %s", ", ".join(kinds))
+        if "phantom" in kinds:
+            log.warning("the data are the phantom: simulated scans, not patients")
+        return
+    score = coordinator.mean_score(round_ - 1)
+    known = "" if score is None else f"; round {round_ - 1} validates at {coordinator.metric} {score:.4f}"
+    took = coordinator.results.rounds[-1].seconds
+    log.info("round %d of %d done in %.1f s%s", round_, coordinator.rounds, took, known)

@@ -1,0 +1,169 @@
+"""``fedshift job`` and ``fedshift run``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from fedshift.reporting.progress import Progress
+
+console = Console(soft_wrap=True, highlight=False)
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add both commands."""
+    job = subparsers.add_parser("job", help="write a job folder for FLARE from a task and its methods")
+    job.add_argument("methods", metavar="METHODS", help="method names joined by +, such as fedfa+fedrdn")
+    job.add_argument("task", metavar="TASK", help="a task; 'fedshift tasks' lists them")
+    job.add_argument("--protocol", metavar="P", help="a paper's settings, such as fedfa")
+    job.add_argument("--sites", metavar="A,B", help="only these sites of the task")
+    job.add_argument(
+        "--set", dest="options", action="extend", nargs="+", default=[], metavar="K=V", help="any keys of the job"
+    )
+    job.add_argument("--seed", type=int, default=0, help="decides every random number (default 0)")
+    job.add_argument("--name", help="default: methods and task joined by _")
+    job.add_argument("--out", type=Path, default=Path("jobs"), metavar="DIR", help="where (default: jobs)")
+    job.add_argument("--production", action="store_true", help="for sites that allow fedshift's components by name")
+    job.set_defaults(func=write)
+
+    run = subparsers.add_parser("run", help="run a job folder in FLARE's simulator, all sites side by side")
+    run.add_argument("job", type=Path, metavar="JOB_FOLDER")
+    run.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name of the job>")
+    run.add_argument("-t", "--threads", type=int, metavar="N", help="sites that work at a time (default: all)")
+    run.add_argument("--verbose", action="store_true", help="print every line of the log too")
+    run.set_defaults(func=execute)
+
+
+def write(args: argparse.Namespace) -> int:
+    """``fedshift job``."""
+    from fedshift.flare.export import write_job
+    from fedshift.resolve import resolve
+
+    sites = None if args.sites is None else [part.strip() for part in args.sites.split(",") if part.strip()]
+    job = resolve(
+        args.task,
+        args.methods,
+        protocol=args.protocol,
+        sites=sites,
+        options=args.options,
+        seed=args.seed,
+        name=args.name,
+    )
+    folder = write_job(job, args.out / job.name, production=args.production)
+    print(f"{folder}: {job.task.schedule.rounds} rounds at {', '.join(job.task.sites)}")
+    return 0
+
+
+def execute(args: argparse.Namespace) -> int:
+    """``fedshift run``."""
+    from fedshift.coordinator import BEST, LAST
+    from fedshift.flare.export import read_job_folder
+    from fedshift.flare.simulate import RunFailed, RunFolders, simulate
+    from fedshift.reporting import events, results
+    from fedshift.reporting.table import scores_table
+
+    job = read_job_folder(args.job)
+    workspace = args.workspace or Path("runs") / job.name
+    display = _Bar() if console.is_terminal and not args.verbose else _Lines()
+    try:
+        with display:
+            folders = simulate(
+                job,
+                args.job,
+                workspace,
+                threads=args.threads,
+                on_look=display.show,
+                on_line=print if args.verbose else lambda line: None,
+            )
+    except RunFailed as failure:
+        log = RunFolders(workspace.absolute()).log
+        raise RunFailed(f"{failure} (log: {log})") from None
+    console.print(scores_table(results.read_results(folders.server)))
+    for what, name in (
+        ("best model", BEST),
+        ("last model", LAST),
+        ("results", results.FILE_NAME),
+        ("TensorBoard", events.FOLDER),
+    ):
+        print(f"{what + ':':<13}{folders.server / name}")
+    print(f"{'log:':<13}{folders.log}")
+    return 0
+
+
+def describe(progress: Progress | None) -> str:
+    """A moment of a run in one line."""
+    if progress is None:
+        return "starting the sites"
+    if progress.round == 0:
+        what = "statistics"
+    elif progress.round <= progress.rounds:
+        what = f"round {progress.round}/{progress.rounds}"
+    else:
+        what = "last evaluation"
+    parts = [what, f"{len(progress.sites_in)}/{len(progress.sites)} sites in"]
+    if progress.score is not None:
+        parts.append(f"mean validation {progress.metric} {progress.score:.3f} (round {progress.score_round})")
+    if progress.seconds_left is not None and progress.state == "running":
+        parts.append(f"{duration(progress.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class _Bar:
+    """A progress bar on a terminal."""
+
+    def __enter__(self) -> _Bar:
+        columns = (BarColumn(30), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._bar = Bar(*columns, console=console, transient=True)
+        self._bar.start()
+        self._task = self._bar.add_task(describe(None), total=1.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, progress: Progress | None) -> None:
+        """Statistics and evaluation count as a round each."""
+        if progress is not None:
+            steps = progress.rounds + 2
+            done = progress.round + len(progress.sites_in) / max(len(progress.sites), 1)
+            self._bar.update(self._task, total=steps, completed=min(done, steps))
+        self._bar.update(self._task, description=describe(progress))
+
+
+class _Lines:
+    """A line a round where nobody sees a bar."""
+
+    def __init__(self) -> None:
+        self._round: int | None = -1
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def show(self, progress: Progress | None) -> None:
+        """Only what is new."""
+        round_ = None if progress is None else progress.round
+        if round_ != self._round:
+            self._round = round_
+            print(describe(progress), flush=True)
+            if progress is not None and progress.phantom and progress.round == 1:
+                from fedshift.reporting.table import PHANTOM
+
+                print(PHANTOM, flush=True)

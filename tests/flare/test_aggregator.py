@@ -1,0 +1,136 @@
+"""What the server makes of answers: the right are taken, the wrong are recorded under the site's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import small_job
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+
+from fedshift.errors import ConfigError, QuorumError
+from fedshift.flare import wire
+from fedshift.flare.aggregator import FedshiftAggregator
+from fedshift.flare.identity import Identity
+from fedshift.messages import Scores, SiteInfo, Update
+from fedshift.reporting.results import Rejection
+from fedshift.site import Site
+
+Send = Callable[..., bool]
+
+
+@pytest.fixture
+def aggregator(tmp_path: Path) -> FedshiftAggregator:
+    aggregator = FedshiftAggregator()
+    aggregator.begin(small_job("fedavg"), tmp_path / "server", on_progress=lambda coordinator: None)
+    return aggregator
+
+
+def send(aggregator: FedshiftAggregator, shareable: Shareable, *, client: str, task: str) -> bool:
+    shareable.set_header(ReservedHeaderKey.TASK_NAME, task)
+    shareable.set_peer_props({ReservedKey.IDENTITY_NAME: client})
+    return aggregator.accept(shareable, FLContext())
+
+
+def statistics(site: str, kind: str = "phantom") -> wire.Answer:
+    return wire.Answer(Update(site, 0, n_samples=8, n_steps=0), SiteInfo(site, kind, 8, 4, 4, "sha", "case"))
+
+
+def faults(aggregator: FedshiftAggregator) -> list[Rejection]:
+    return aggregator.coordinator._record.rejected
+
+
+def test_answers_of_the_statistics_round_are_taken(aggregator: FedshiftAggregator) -> None:
+    for site in ("UCL", "BIDMC", "HK"):
+        assert send(aggregator, wire.encode_answers([statistics(site)]), client=site, task=wire.STATISTICS)
+    broadcast = wire.decode_task(aggregator.aggregate(FLContext()))
+    assert broadcast.round == 1
+    assert "encoder1.enc1_conv1.weight" in broadcast.weights
+    assert list(aggregator.coordinator.results.data) == ["BIDMC", "HK", "UCL"], "in the job's order"
+
+
+def test_a_return_code_of_flare_is_the_reason(aggregator: FedshiftAggregator) -> None:
+    assert not send(aggregator, make_reply(ReturnCode.EXECUTION_EXCEPTION), client="HK", task=wire.STATISTICS)
+    (fault,) = faults(aggregator)
+    assert (fault.site, fault.key) == ("HK", "statistics")
+    assert "EXECUTION_EXCEPTION" in fault.reason
+
+
+def test_another_version_is_left_out_by_name(aggregator: FedshiftAggregator, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "own_identity", lambda: Identity("9.9", "feedfeedfeed"))
+        shareable = wire.encode_answers([statistics("HK")])
+    assert not send(aggregator, shareable, client="HK", task=wire.STATISTICS)
+    (fault,) = faults(aggregator)
+    assert (fault.site, fault.key) == ("HK", "version")
+    assert "9.9 (source feedfeedfeed)" in fault.reason
+
+
+def test_a_client_answers_for_itself_only(aggregator: FedshiftAggregator) -> None:
+    assert not send(aggregator, wire.encode_answers([statistics("UCL")]), client="HK", task=wire.STATISTICS)
+    assert not send(aggregator, wire.encode_answers([]), client="HK", task=wire.STATISTICS)
+    assert [fault.site for fault in faults(aggregator)] == ["HK", "HK"]
+    assert not aggregator.coordinator.results.data
+
+
+def test_a_sites_own_reason_is_kept(aggregator: FedshiftAggregator) -> None:
+    shareable = wire.encode_answers([wire.Answer(wire.Failure("HK", 0, "the disk is full"))])
+    assert not send(aggregator, shareable, client="HK", task=wire.STATISTICS)
+    assert faults(aggregator) == [Rejection(site="HK", key="statistics", reason="the disk is full")]
+
+
+def test_mixing_simulated_and_real_data_ends_the_job(aggregator: FedshiftAggregator) -> None:
+    send(aggregator, wire.encode_answers([statistics("BIDMC")]), client="BIDMC", task=wire.STATISTICS)
+    with pytest.raises(ConfigError, match="simulated data everywhere or nowhere"):
+        send(aggregator, wire.encode_answers([statistics("HK", "patients")]), client="HK", task=wire.STATISTICS)
+
+
+def test_an_unknown_kind_of_data_is_left_out(aggregator: FedshiftAggregator) -> None:
+    assert not send(aggregator, wire.encode_answers([statistics("HK", "mice")]), client="HK", task=wire.STATISTICS)
+    assert [fault.key for fault in faults(aggregator)] == ["info"]
+
+
+def test_a_lost_quorum_names_every_site(aggregator: FedshiftAggregator) -> None:
+    shareable = wire.encode_answers([wire.Answer(wire.Failure("HK", 0, "the disk is full"))])
+    send(aggregator, shareable, client="HK", task=wire.STATISTICS)
+    with pytest.raises(QuorumError, match=r"without HK \(statistics: the disk is full\); BIDMC, UCL \(no answer yet\)"):
+        aggregator.aggregate(FLContext())
+
+
+def test_scores_that_select_a_model_are_checked(
+    aggregator: FedshiftAggregator, three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    coordinator = aggregator.coordinator
+    sites = {name: Site(coordinator.job, name, data=data, state=tmp_path / "s") for name, data in three_sites.items()}
+    broadcast = coordinator.open(3)
+    good = sites["HK"].validate(broadcast, ("val", "test"))
+    assert good.round == 2
+    bad = {
+        "round": replace(good, round=1),
+        "metrics.dice": replace(good, values={"val": {"dice": float("nan")}}),
+        "metrics.f1": replace(good, values={"val": {"f1": 1.0}}),
+        "scores.train": replace(good, values={"train": {"dice": 1.0}}),
+    }
+    for scores in bad.values():
+        assert not send(aggregator, wire.encode_answers([wire.Answer(scores)]), client="HK", task=wire.VALIDATE)
+    assert [fault.key for fault in faults(aggregator)] == list(bad)
+    assert not send(aggregator, wire.encode_answers([statistics("HK")]), client="HK", task=wire.VALIDATE)
+    assert send(aggregator, wire.encode_answers([wire.Answer(good)]), client="HK", task=wire.VALIDATE)
+    assert isinstance(good, Scores) and coordinator.answered == ["HK"]
+
+
+def test_the_mean_score_does_not_depend_on_who_answers_first(aggregator: FedshiftAggregator) -> None:
+    coordinator = aggregator.coordinator
+    told = {"BIDMC": 0.1, "HK": 0.2, "UCL": 0.3}
+    means = []
+    for round_, order in ((2, ("BIDMC", "HK", "UCL")), (3, ("UCL", "HK", "BIDMC"))):
+        coordinator.open(round_)
+        for site in order:
+            coordinator.add_scores(Scores(site, round_ - 1, {"val": {"dice": told[site]}}))
+        means.append(coordinator.mean_score(round_ - 1))
+    assert means[0] == means[1]
+    assert sum([0.1, 0.2, 0.3]) != sum([0.3, 0.2, 0.1]), "the order of summation does matter"

@@ -1,0 +1,137 @@
+"""A site's answers: the same bytes when asked twice, a sentence when it cannot, and no path of its own in it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_site, small_job
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.signal import Signal
+from nvflare.apis.workspace import Workspace
+
+from fedshift.coordinator import Coordinator
+from fedshift.flare import wire
+from fedshift.flare.executor import FedshiftExecutor
+from fedshift.flare.export import SPEC, write_job
+from fedshift.messages import Broadcast, Update
+
+
+@dataclass
+class Context:
+    """The part of FLARE's context that the executor reads."""
+
+    workspace: Workspace
+    simulator: bool = True
+
+    def get_identity_name(self) -> str:
+        return "HK"
+
+    def get_job_id(self) -> str:
+        return "job"
+
+    def get_workspace(self) -> Workspace:
+        return self.workspace
+
+    def get_prop(self, key: str, default: Any = None) -> Any:
+        return self.simulator if key == FLContextKey.SIMULATE_MODE else default
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """A kit of site HK with the job deployed in it, and its data."""
+    make_site(tmp_path / "share" / "fedshift" / "phantom", "HK")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    kit = tmp_path / "kit"
+    for name in ("local", "startup"):
+        (kit / name).mkdir(parents=True)
+    workspace = Workspace(root_dir=str(kit), site_name="HK")
+    write_job(small_job("fedfa+fedrdn"), tmp_path / "job")
+    config = Path(workspace.get_app_config_dir("job"))
+    config.parent.mkdir(parents=True)
+    (tmp_path / "job" / SPEC).parent.rename(config)
+    return Context(workspace)
+
+
+def ask(executor: FedshiftExecutor, context: Context, task: str, broadcast: Broadcast) -> wire.Answer:
+    shareable = executor.execute(task, wire.encode_task(broadcast), context, Signal())  # type: ignore[arg-type]
+    (answer,) = wire.decode_answers(shareable)
+    return answer
+
+
+def flat(answer: wire.Answer) -> dict[str, bytes]:
+    content = answer.content
+    assert isinstance(content, Update), content
+    named = {**content.weights, **{f"{m}/{k}": v for m, a in content.arrays.items() for k, v in a.items()}}
+    metrics = {k: np.float64(v).tobytes() for k, v in content.metrics.items() if k != "seconds"}
+    return {**{key: value.tobytes() for key, value in named.items()}, **metrics}
+
+
+def test_a_repeated_task_gives_the_same_bytes(context: Context, tmp_path: Path) -> None:
+    coordinator = Coordinator(small_job("fedfa+fedrdn"), tmp_path / "server")
+    statistics = ask(FedshiftExecutor(), context, wire.STATISTICS, Broadcast(0, 0, {}))
+    assert statistics.info is not None
+    assert statistics.info.kind == "phantom"
+    assert isinstance(statistics.content, Update)
+    coordinator.accept(statistics.content)
+    half = dict(coordinator._halves)["fedrdn"]
+    half.receive([coordinator._updates["HK"]], coordinator._context(0))
+    broadcast = coordinator.open(1)
+    kept = FedshiftExecutor()
+    first = flat(ask(kept, context, wire.TRAIN, broadcast))
+    second_round = Broadcast(2, 0, broadcast.weights, broadcast.arrays)
+    next_ = flat(ask(kept, context, wire.TRAIN, second_round))
+    assert next_ != first
+    assert flat(ask(kept, context, wire.TRAIN, second_round)) == next_, "the same process asked again"
+    assert flat(ask(FedshiftExecutor(), context, wire.TRAIN, second_round)) == next_, "a new process asked again"
+    assert flat(ask(FedshiftExecutor(), context, wire.TRAIN, broadcast)) == first, "an earlier round asked again"
+
+
+def test_a_stopped_run_stops_training(context: Context, tmp_path: Path) -> None:
+    broadcast = Coordinator(small_job("fedfa"), tmp_path / "server").open(1)
+    broadcast.arrays["fedrdn"] = {"means": np.zeros((1, 3)), "stds": np.ones((1, 3))}
+    signal = Signal()
+    signal.trigger(True)
+    answer = FedshiftExecutor().answer(wire.TRAIN, "HK", broadcast, context, signal)  # type: ignore[arg-type]
+    assert answer.content == wire.Failure("HK", 1, "site HK, round 1: stopped before it was done")
+
+
+@pytest.mark.parametrize("simulator", [True, False])
+def test_missing_data_are_a_sentence_that_a_hospital_keeps_to_itself(
+    context: Context, simulator: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    context.simulator = simulator
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "my scans"))
+    with caplog.at_level(logging.ERROR, "fedshift"):
+        answer = ask(FedshiftExecutor(), context, wire.STATISTICS, Broadcast(0, 0, {}))
+    assert isinstance(answer.content, wire.Failure)
+    sentence = f"no prostate data for site HK: looked in {tmp_path / 'my scans'}"
+    assert sentence in caplog.text, "the site's own log has all of it"
+    if simulator:
+        assert answer.content.reason.startswith(sentence)
+        assert "'fedshift data phantom'" in answer.content.reason
+    else:
+        assert answer.content.reason == "DataError (the site's log says more)"
+
+
+def test_an_unforeseen_error_is_told_by_its_name_only(
+    context: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("patient 17")
+
+    monkeypatch.setattr("fedshift.site.Site.statistics", broken)
+    answer = ask(FedshiftExecutor(), context, wire.STATISTICS, Broadcast(0, 0, {}))
+    assert answer.content == wire.Failure("HK", 0, "KeyError (the site's log has the details)")
+    assert "patient 17" in caplog.text
+
+
+def test_an_unknown_task_is_refused(context: Context) -> None:
+    answer = ask(FedshiftExecutor(), context, "upload_images", Broadcast(1, 0, {}))
+    assert isinstance(answer.content, wire.Failure)
+    assert "there is no task 'upload_images'" in answer.content.reason

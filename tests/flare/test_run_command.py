@@ -1,0 +1,141 @@
+"""``fedshift job`` and ``fedshift run`` as a person uses them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedshift.cli import main
+from fedshift.flare.export import read_job_folder
+from fedshift.reporting.progress import Progress
+from fedshift.run_cli import describe, duration
+
+from .conftest import SimulatorRun, environment
+
+pytestmark = pytest.mark.timeout(240)
+SHORT = [
+    *("--sites", "BIDMC,HK", "--set", "network.options.features=4", "--set", "schedule.precision=fp32"),
+    *("--set", "schedule.local_epochs=1", "--set", "schedule.rounds=2"),
+]
+
+
+def test_job_writes_a_folder_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "jobs"
+    assert main(["job", "fedrdn+fedfa", "prostate", "--seed", "3", "--out", str(out), *SHORT]) == 0
+    assert str(out / "fedrdn_fedfa_prostate") in capsys.readouterr().out
+    job = read_job_folder(out / "fedrdn_fedfa_prostate")
+    assert (job.seed, job.task.sites, job.federation.min_sites) == (3, ("BIDMC", "HK"), 1)
+    assert main(["job", "fedavg", "prostate", "--name", "mine", "--production", "--out", str(out)]) == 0
+    assert not (out / "mine" / "app" / "custom").exists()
+
+
+def test_mistakes_are_one_sentence_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "nothing"))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    assert main(["job", "fedaf", "prostate", "--out", str(tmp_path)]) == 2
+    assert "did you mean 'fedfa'" in capsys.readouterr().err
+    assert main(["run", str(tmp_path)]) == 2
+    assert "is no fedshift job" in capsys.readouterr().err
+    assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SHORT]) == 0
+    job = str(tmp_path / "fedfa_prostate")
+    assert main(["run", job, "-t", "7"]) == 2
+    assert "the job has 2 sites" in capsys.readouterr().err
+    started = time.monotonic()
+    assert main(["run", job, "-w", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert time.monotonic() - started < 10
+    assert "no prostate data for site BIDMC: looked in" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_no_run_is_not_emptied(
+    tmp_path: Path, phantom_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(phantom_home))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SHORT])
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "text").write_text("years of work")
+    assert main(["run", str(tmp_path / "fedfa_prostate"), "-w", str(tmp_path / "thesis")]) == 2
+    assert "give another -w" in capsys.readouterr().err
+    assert (tmp_path / "thesis" / "text").is_file()
+
+
+def test_run_shows_progress_scores_and_where_things_are(side_by_side: SimulatorRun) -> None:
+    assert side_by_side.code == 0, side_by_side.output
+    for shown in (
+        "round 1/2, ",
+        "simulated scans, no patients",
+        "fedavg + fedfa + fedrdn on prostate, dice in percent",
+    ):
+        assert shown in side_by_side.output
+    for name in ("best_global_model.pt", "results.json", "tb_events"):
+        path = side_by_side.server / name
+        assert path.exists()
+        assert str(path) in side_by_side.output
+    assert "round 2 of 2 done" in side_by_side.log
+
+
+def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, phantom_home: Path) -> None:
+    assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SHORT, "schedule.rounds=1000"]) == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedshift.cli", "run", str(tmp_path / "fedfa_prostate"), "-w", str(tmp_path / "run")],
+        env=environment(phantom_home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    family: list[psutil.Process] = []
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        family = psutil.Process(process.pid).children(recursive=True)
+        if sum("simulator_worker" in " ".join(_command_line(member)) for member in family) == 2:
+            break
+        time.sleep(0.2)
+    assert len(family) >= 3
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip() == "fedshift: stopped"
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        words: list[str] = process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+    return words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_moment_in_one_line() -> None:
+    moment = Progress(
+        round=3,
+        rounds=15,
+        sites=["BIDMC", "HK"],
+        sites_in=["HK"],
+        metric="dice",
+        score_round=1,
+        score=0.41234,
+        best_round=1,
+        seconds_left=95.0,
+    )
+    assert describe(None) == "starting the sites"
+    assert describe(moment) == "round 3/15, 1/2 sites in, mean validation dice 0.412 (round 1), 1 min 35 s left"
+    assert describe(moment.model_copy(update={"round": 16})).startswith("last evaluation, 1/2")

@@ -1,0 +1,83 @@
+"""One job, one seed: the same weights bit for bit in one process and in the simulator at any number of threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import BEST, LAST
+from fedshift.federation import run_in_process
+from fedshift.reporting.results import Results, read_results
+
+from .conftest import JOB, SHIFTS, SimulatorRun, cut, run_simulator
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="session")
+def in_process(phantom_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("in_process")
+    torch.set_num_threads(1)
+    job = cut(JOB, tmp_path_factory.mktemp("jobs") / JOB.name)
+    data = {site: phantom_home / "fedshift" / "phantom" / "prostate" / site for site in job.task.sites}
+    run_in_process(job, data, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def two_at_a_time(short_job: Path, phantom_home: Path, tmp_path_factory: pytest.TempPathFactory) -> SimulatorRun:
+    return run_simulator(short_job, tmp_path_factory.mktemp("t2"), home=phantom_home, threads=2, timeout=500)
+
+
+@pytest.mark.parametrize("name", ["side_by_side", "two_at_a_time"])
+def test_the_simulator_gives_the_weights_of_one_process(
+    name: str, in_process: Path, request: pytest.FixtureRequest
+) -> None:
+    run: SimulatorRun = request.getfixturevalue(name)
+    assert run.code == 0, run.output[-3000:]
+    for file in (BEST, LAST):
+        ours, theirs = load_checkpoint(in_process / file), load_checkpoint(run.server / file)
+        assert ours["round"] == theirs["round"]
+        assert ours["scores"] == theirs["scores"]
+        assert list(ours["weights"]) == list(theirs["weights"])
+        for key, value in ours["weights"].items():
+            assert value.dtype == theirs["weights"][key].dtype
+            assert torch.equal(value, theirs["weights"][key]), key
+    assert _scores(read_results(in_process)) == _scores(run.results)
+
+
+def _scores(results: Results) -> object:
+    """All that does not depend on the clock."""
+    rounds = [
+        {site: r.model_dump(exclude={"seconds"}) for site, r in sorted(record.sites.items())}
+        for record in results.rounds
+    ]
+    return rounds, results.selected, results.final, results.data, results.job
+
+
+def test_a_run_leaves_what_a_person_needs(side_by_side: SimulatorRun) -> None:
+    run = side_by_side
+    assert run.progress.state == "finished"
+    assert run.progress.score_round == 2
+    assert run.progress.score == pytest.approx(_mean(run.results, 2))
+    assert run.progress.phantom
+    assert "simulated scans, not patients" in run.log
+    assert not (run.server / "updates").exists()
+    assert list(run.results.data) == list(SHIFTS)
+    events = EventAccumulator(str(run.server / "tb_events"))
+    events.Reload()
+    assert [e.value for e in events.Scalars("val/dice/mean")] == pytest.approx(
+        [_mean(run.results, 1), _mean(run.results, 2)]
+    )
+    assert {"train_loss/HK", "val/dice/UCL", "test_best/dice/BMC", "test_last/dice/mean"} <= set(
+        events.Tags()["scalars"]
+    )
+
+
+def _mean(results: Results, round_: int) -> float:
+    sites = results.rounds[round_ - 1].sites.values()
+    return sum(site.val["dice"] for site in sites) / len(sites)

@@ -1,0 +1,152 @@
+"""What goes over the wire comes back as it was; what another fedshift sends, or nobody would, is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.app_common.decomposers import common_decomposers
+from nvflare.app_common.filters.exclude_vars import ExcludeVars
+from nvflare.fuel.utils import fobs
+
+from fedshift.flare import wire
+from fedshift.flare.identity import Identity, own_identity, source_hash
+from fedshift.messages import Broadcast, Scores, SiteInfo, Update
+
+ARRAYS = {
+    "conv.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "bn.num_batches_tracked": np.array(7),
+    "bn.running_var": np.ones(2, np.float64),
+    "empty": np.zeros((0, 4), np.float32),
+}
+UPDATE = Update(
+    site="HK",
+    round=3,
+    n_samples=10,
+    n_steps=2,
+    weights=ARRAYS,
+    metrics={"dice": 0.5, "train_loss": 1.25},
+    arrays={"fedfa": {"mean.1": np.float32([1, 2])}, "fedrdn": {"mean": np.float64([3])}},
+)
+INFO = SiteInfo("HK", "phantom", 4, 2, 1, "abc", "case")
+
+
+def travelled(shareable: Shareable) -> Shareable:
+    """As FLARE's serialiser leaves it."""
+    flare_decomposers.register()
+    common_decomposers.register()
+    received = fobs.loads(fobs.dumps(shareable))
+    assert isinstance(received, Shareable)
+    return received
+
+
+def assert_same(got: dict[str, np.ndarray], sent: dict[str, np.ndarray]) -> None:
+    assert list(got) == list(sent)
+    for key, value in sent.items():
+        assert type(got[key]) is np.ndarray
+        assert (got[key].dtype, got[key].shape) == (value.dtype, value.shape)
+        assert got[key].tobytes() == value.tobytes()
+
+
+def test_a_task_comes_back_as_it_was() -> None:
+    sent = Broadcast(round=4, best_round=2, weights=ARRAYS, arrays={"fedrdn": {"means": np.eye(3)}})
+    got = wire.decode_task(travelled(wire.encode_task(sent)))
+    assert (got.round, got.best_round) == (4, 2)
+    assert_same(got.weights, sent.weights)
+    assert_same(got.arrays["fedrdn"], sent.arrays["fedrdn"])
+
+
+def test_numpy_scalars_travel_as_arrays_without_dimensions() -> None:
+    got = wire.decode_task(travelled(wire.encode_task(Broadcast(1, 0, {"count": np.int64(3)}))))  # type: ignore[dict-item]
+    assert_same(got.weights, {"count": np.array(3)})
+
+
+def test_an_update_comes_back_as_it_was() -> None:
+    (answer,) = wire.decode_answers(travelled(wire.encode_answers([wire.Answer(UPDATE, INFO)])))
+    got = answer.content
+    assert isinstance(got, Update)
+    assert (got.site, got.round, got.n_samples, got.n_steps, got.metrics) == ("HK", 3, 10, 2, UPDATE.metrics)
+    assert_same(got.weights, UPDATE.weights)
+    assert {method: list(named) for method, named in got.arrays.items()} == {"fedfa": ["mean.1"], "fedrdn": ["mean"]}
+    assert answer.info == INFO
+
+
+def test_several_sites_of_one_client_answer_together() -> None:
+    scores = Scores("UCL", 5, {"val": {"dice": 0.25}, "test": {"dice": 0.5}})
+    failure = wire.Failure("BMC", 5, "the disk is full")
+    answers = [wire.Answer(scores), wire.Answer(failure), wire.Answer(UPDATE)]
+    got = wire.decode_answers(travelled(wire.encode_answers(answers)))
+    assert [answer.content for answer in got[:2]] == [scores, failure]
+    assert isinstance(got[2].content, Update)
+
+
+def test_filters_of_flare_reach_the_arrays() -> None:
+    shareable = wire.encode_answers([wire.Answer(UPDATE, INFO)])
+    filtered = ExcludeVars(exclude_vars=["conv.weight"]).process(shareable, FLContext())
+    (answer,) = wire.decode_answers(filtered)
+    assert isinstance(answer.content, Update)
+    assert "conv.weight" not in answer.content.weights
+    assert "bn.running_var" in answer.content.weights
+
+
+def test_another_fedshift_is_refused_with_both_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = Identity("0.0.9", "0123456789ab")
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "own_identity", lambda: theirs)
+        shareable = wire.encode_answers([wire.Answer(UPDATE)])
+    with pytest.raises(wire.WireError) as caught:
+        wire.decode_answers(shareable)
+    assert caught.value.key == "version"
+    assert str(theirs) in caught.value.reason
+    assert str(own_identity()) in caught.value.reason
+
+
+def test_the_source_hash_sees_every_python_file(tmp_path: Path) -> None:
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "a.py").write_text("x = 1\n")
+    first = source_hash(tmp_path)
+    (tmp_path / "methods" / "a.py").write_text("x = 2\n")
+    second = source_hash(tmp_path)
+    (tmp_path / "methods" / "a.py").rename(tmp_path / "a.py")
+    assert len({first, second, source_hash(tmp_path)}) == 3
+
+
+def answer_with(site: Any) -> Shareable:
+    identity = own_identity()
+    meta = {"fedshift": {"version": identity.version, "source": identity.source}}
+    return DXO(DataKind.COLLECTION, data={"HK": site}, meta=meta).to_shareable()
+
+
+def entry(**meta: Any) -> DXO:
+    return DXO(DataKind.COLLECTION, data={}, meta={"kind": "Update", "round": 1, **meta})
+
+
+@pytest.mark.parametrize(
+    ("shareable", "key"),
+    [
+        (Shareable(), "message"),
+        (DXO(DataKind.WEIGHTS, data={}).to_shareable(), "message"),
+        (DXO(DataKind.COLLECTION, data={}).to_shareable(), "version"),
+        (answer_with("weights"), "answer"),
+        (answer_with(entry(kind="Pickle")), "kind"),
+        (answer_with(entry(round="1")), "round"),
+        (answer_with(entry(n_samples=1, n_steps=1)), "weights"),
+        (answer_with(entry(kind="Failure", info={"path": "/data"})), "info"),
+        (
+            answer_with(
+                DXO(DataKind.COLLECTION, {"val": DXO(DataKind.METRICS, {"dice": "1"})}, {"kind": "Scores", "round": 1})
+            ),
+            "metrics.dice",
+        ),
+    ],
+)
+def test_what_is_no_answer_is_refused(shareable: Shareable, key: str) -> None:
+    with pytest.raises(wire.WireError) as caught:
+        wire.decode_answers(shareable)
+    assert caught.value.key == key

@@ -1,0 +1,68 @@
+"""Answers that come too early or too late, seen from the server."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+
+from fedshift.errors import ConfigError
+from fedshift.flare import wire
+from fedshift.flare.workflow import FedshiftWorkflow
+
+
+class Answers:
+    """Stands in for the aggregator and counts."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.taken = 0
+        self._error = error
+
+    def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
+        self.taken += 1
+        if self._error is not None:
+            raise self._error
+        return True
+
+
+def workflow_with(answers: Answers, *, round_is_open: bool) -> FedshiftWorkflow:
+    workflow = FedshiftWorkflow()
+    workflow._aggregator = answers  # type: ignore[assignment]
+    workflow._open = round_is_open
+    return workflow
+
+
+def answer() -> ClientTask:
+    client_task = ClientTask(Client("HK", ""), Task(wire.TRAIN, Shareable()))
+    client_task.result = Shareable()
+    return client_task
+
+
+def test_an_answer_is_counted_and_not_kept() -> None:
+    workflow = workflow_with(Answers(), round_is_open=True)
+    client_task = answer()
+    workflow._receive(client_task=client_task, fl_ctx=FLContext())
+    assert (workflow._answered, workflow._usable) == ({"HK"}, 1)
+    assert client_task.result is None
+
+
+def test_an_answer_after_the_end_of_its_round_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    answers = Answers()
+    workflow = workflow_with(answers, round_is_open=False)
+    with caplog.at_level(logging.WARNING, "fedshift"):
+        workflow._receive(client_task=answer(), fl_ctx=FLContext())
+        workflow.process_result_of_unknown_task(Client("HK", ""), wire.TRAIN, "id", Shareable(), FLContext())
+    assert answers.taken == 0
+    assert [record.message for record in caplog.records] == [
+        "site HK answered a train task after its round had ended: left out as stale"
+    ] * 2
+
+
+def test_an_error_that_no_quorum_mends_reaches_the_course_of_the_job() -> None:
+    workflow = workflow_with(Answers(ConfigError("kinds are mixed")), round_is_open=True)
+    workflow._receive(client_task=answer(), fl_ctx=FLContext())
+    assert isinstance(workflow._fault, ConfigError)

@@ -1,0 +1,67 @@
+"""The wheel, built from the sdist, works in another folder with all that it needs inside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+def run(*command: str, cwd: Path, **environ: str) -> str:
+    done = subprocess.run(command, cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the wheel was unpacked into, as pip does it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    # Without isolation: the build backend is a development dependency, so nothing is downloaded.
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(CHECKOUT), cwd=folder)
+    wheel = next((folder / "dist").glob("*.whl"))
+    target = folder / "site"
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel), cwd=folder)
+    return target
+
+
+def test_tasks_and_jobs_from_another_folder(installed: Path, tmp_path: Path) -> None:
+    where = run(
+        sys.executable, "-c", "import fedshift; print(fedshift.__file__)", cwd=tmp_path, PYTHONPATH=str(installed)
+    )
+    assert Path(where.strip()).is_relative_to(installed)
+    listed = run(sys.executable, "-m", "fedshift.cli", "tasks", cwd=tmp_path, PYTHONPATH=str(installed))
+    assert listed.startswith("prostate") and "protocols default, fedfa, fedrdn" in listed
+    command = (sys.executable, "-m", "fedshift.cli", "job", "fedfa", "prostate", "--out", "jobs")
+    run(*command, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert (tmp_path / "jobs" / "fedfa_prostate" / "meta.json").is_file()
+
+
+def test_data_preparation_is_inside(installed: Path, tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "fedshift.cli", "data", "phantom", "--out", "p", "--sites", "HK", "--cases", "3")
+    run(*command, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert (tmp_path / "p" / "prostate" / "HK" / "manifest.json").is_file()
+
+
+def test_the_command_is_installed_with_the_checkout(tmp_path: Path) -> None:
+    command = Path(sys.executable).parent / "fedshift"
+    assert "fedshift 0." in run(str(command), "--version", cwd=tmp_path)
+    assert "prostate" in run(str(command), "tasks", cwd=tmp_path)
+
+
+def test_the_command_line_gives_one_sentence_for_a_mistake(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedshift.cli", "job", "fedfaa", "prostate"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and "did you mean 'fedfa'" in lines[0]
