@@ -1,0 +1,216 @@
+"""Does the phantom's feature shift bite? Models of one site, of all sites pooled, and plain thresholds.
+
+    python benchmarks/phantom_shift.py            # about a quarter of an hour on one core
+
+Every model is the prostate task's network with its optimiser, loss and precision, trained for the same
+number of steps, either on one site's training cases or on those of all sites together. It is tested on each
+site's validation and test cases (none of which trained or selected anything). The thresholds take an
+intensity window (low, high) for prostate: the best one of a site's training cases, tried on all sites, and,
+as a bound for any of them, the best one of the tested cases themselves.
+
+Writes ``benchmarks/results/phantom_shift.json`` and the table in ``docs/phantom.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_prep.phantom import make_phantom
+from fedshift import methods
+from fedshift.data.manifest import Split
+from fedshift.job import JobSpec
+from fedshift.methods import ClientChain
+from fedshift.methods.base import Run
+from fedshift.resolve import resolve
+from fedshift.tasks import build_task
+from fedshift.tasks.segmentation import Slices, Task, dice
+from fedshift.training import local
+from fedshift.training.precision import prepare, use_threads
+
+HERE = Path(__file__).resolve().parent
+RESULT = HERE / "results" / "phantom_shift.json"
+PAGE = HERE.parent / "docs" / "phantom.md"
+BEGIN, END = "<!-- table: written by benchmarks/phantom_shift.py -->", "<!-- end of table -->"
+LEVELS = 256
+HELD_OUT: tuple[Split, ...] = ("val", "test")
+
+Row = dict[str, float]
+
+
+class Mixed:
+    """Training slices of several sites, shuffled together: ``steps`` batches, epoch after epoch."""
+
+    def __init__(self, parts: Sequence[Slices], steps: int) -> None:
+        self._parts, self._steps = parts, steps
+        self._members = np.concatenate(
+            [np.stack([np.full(p.n_train, k), p.members("train")], 1) for k, p in enumerate(parts)]
+        )
+
+    def train_batches(
+        self, *, batch_size: int, order: torch.Generator, augmentation: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Exactly ``steps`` batches."""
+        done = 0
+        while done < self._steps:
+            shuffled = self._members[torch.randperm(len(self._members), generator=order).numpy()]
+            for start in range(0, len(shuffled) - batch_size + 1, batch_size):
+                if done == self._steps:
+                    return
+                chosen = shuffled[start : start + batch_size]
+                picks = [(part, chosen[chosen[:, 0] == k, 1]) for k, part in enumerate(self._parts)]
+                picks = [(part, index) for part, index in picks if len(index)]
+                yield (
+                    torch.cat([part.images(index) for part, index in picks]),
+                    torch.cat([part.labels(index) for part, index in picks]),
+                )
+                done += 1
+
+
+def train_and_test(job: JobSpec, data: dict[str, Slices], train_on: Sequence[str], *, steps: int) -> Row:
+    """Mean foreground Dice per case of each site's held-out cases, of a model trained at ``train_on``."""
+    task = build_task(job)
+    net = prepare(task.network(), job.task.schedule.precision, torch.device("cpu"))
+    run = Run(seed=job.seed, site="+".join(train_on), round=1, rounds=1, sites=job.task.sites, net=net)
+    run.optimizer = local.make_optimizer(net, job.task.optimizer)
+    chain = ClientChain(methods.load(job.methods), run, {})
+    once = job.task.schedule.model_copy(update={"local_epochs": 1})
+    local.train(task, Mixed([data[site] for site in train_on], steps), chain, run, once)  # type: ignore[arg-type]
+    row = {}
+    for site, slices in data.items():
+        total = cases = 0.0
+        for split in HELD_OUT:
+            predictions = local.predict(task, slices, chain, net, split, once)
+            number = len(slices.manifest.by_split(split))
+            total += number * task.scores(predictions, slices, split)["dice"]
+            cases += number
+        row[site] = total / cases
+    return row
+
+
+def window_scores(slices: Slices, splits: Sequence[Split], *, scale: float) -> np.ndarray:
+    """[low, high] mean foreground Dice per case of "prostate where low <= intensity <= high" (uint8 levels)."""
+    scores = []
+    for split in splits:
+        members = slices.members(split)
+        for case in np.unique(slices.case_of[members]):
+            index = members[slices.case_of[members] == case]
+            middle = slices.images(index)[:, slices.images(index).shape[1] // 2]
+            grey = np.rint(middle.numpy() / scale * (LEVELS - 1)).astype(int)
+            inside = slices.labels(index).numpy() > 0
+            # Counts below each level; a window's count is a difference of two of these.
+            both = [np.bincount(part.ravel(), minlength=LEVELS) for part in (grey, grey[inside])]
+            everything, gland = (np.concatenate([[0], np.cumsum(count)]) for count in both)
+            windows = [sums[None, 1:] - sums[:-1, None] for sums in (everything, gland)]
+            scores.append(np.where(windows[0] >= 0, dice(windows[1], windows[0], np.array(gland[-1])), 0))
+    return np.triu(np.mean(scores, axis=0))
+
+
+def others(row: Row, site: str) -> float:
+    """Mean over all sites but one."""
+    return float(np.mean([value for name, value in row.items() if name != site]))
+
+
+def measure(root: Path, *, seed: int, steps: int, options: Sequence[str]) -> dict[str, object]:
+    """The whole result as plain data."""
+    job = resolve("prostate", "fedavg", seed=seed, options=options)
+    use_threads(job.task.schedule.threads)
+    task = build_task(job)
+    assert isinstance(task, Task)
+    scale = float(job.task.data["scale"])
+    data = {site: task.open(root / job.task.dataset / site, site) for site in job.task.sites}
+    assert all(slices.manifest.kind == "phantom" for slices in data.values())
+
+    held_out = {site: window_scores(slices, HELD_OUT, scale=scale) for site, slices in data.items()}
+    threshold: dict[str, Row] = {}
+    for site, slices in data.items():
+        best = np.unravel_index(np.argmax(window_scores(slices, ("train",), scale=scale)), (LEVELS, LEVELS))
+        threshold[site] = {name: float(table[best]) for name, table in held_out.items()}
+    bound = {site: float(table.max()) for site, table in held_out.items()}
+
+    single: dict[str, Row] = {}
+    started = time.monotonic()
+    for site in data:
+        single[site] = train_and_test(job, data, [site], steps=steps)
+        print(f"{site:6} others {others(single[site], site):.3f}  {time.monotonic() - started:.0f} s", flush=True)
+    pooled = train_and_test(job, data, list(data), steps=steps)
+    print(f"pooled {np.mean(list(pooled.values())):.3f}  {time.monotonic() - started:.0f} s", flush=True)
+    return {
+        "kind": "phantom",
+        "metric": "foreground Dice per case, mean over a site's validation and test cases",
+        "seed": seed,
+        "steps": steps,
+        "task": job.task.model_dump(mode="json"),
+        "cases": {
+            site: {split: len(slices.manifest.by_split(split)) for split in ("train", *HELD_OUT)}
+            for site, slices in data.items()
+        },
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "single": single,
+        "pooled": pooled,
+        "threshold": threshold,
+        "threshold_bound": bound,
+    }
+
+
+def table(result: dict[str, object]) -> str:
+    """The result as a Markdown table in percent."""
+    single, threshold = result["single"], result["threshold"]
+    pooled, bound = result["pooled"], result["threshold_bound"]
+    assert isinstance(single, dict) and isinstance(threshold, dict)
+    assert isinstance(pooled, dict) and isinstance(bound, dict)
+    sites = list(single)
+    best = max(sites, key=lambda site: others(threshold[site], site))
+    lines = [
+        "| trained at | " + " | ".join(sites) + " | other sites, mean |",
+        "|---|" + "---:|" * (len(sites) + 1),
+    ]
+
+    def line(name: str, row: Row, last: str) -> None:
+        lines.append(f"| {name} | " + " | ".join(f"{100 * row[site]:.1f}" for site in sites) + f" | {last} |")
+
+    for site in sites:
+        line(site, single[site], f"{100 * others(single[site], site):.1f}")
+    line("**all six, pooled**", pooled, f"**{100 * np.mean(list(pooled.values())):.1f}** (all six)")
+    line(f"best threshold (of {best})", threshold[best], f"{100 * others(threshold[best], best):.1f}")
+    line("threshold fitted to the tested cases", bound, f"{100 * np.mean(list(bound.values())):.1f} (all six)")
+    return "\n".join(lines)
+
+
+def write_page(result: dict[str, object]) -> None:
+    """Put the table between the markers of the page."""
+    text = PAGE.read_text()
+    head, tail = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+    PAGE.write_text(f"{head}\n{table(result)}\n{tail}")
+
+
+def main() -> None:
+    """Measure, or only write the page again from the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="a phantom made earlier (default: make it with --seed)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=300, help="optimiser steps of each model")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for 'fedshift job'")
+    parser.add_argument("--page-only", action="store_true", help="write the table from the JSON again")
+    args = parser.parse_args()
+    if not args.page_only:
+        with tempfile.TemporaryDirectory() as scratch:
+            root = args.data or make_phantom(Path(scratch), seed=args.seed)
+            result = measure(root, seed=args.seed, steps=args.steps, options=args.set)
+        RESULT.parent.mkdir(exist_ok=True)
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    if PAGE.exists():
+        write_page(json.loads(RESULT.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The prostate phantom: six simulated sites as real NIfTI scans, prepared like anyone's.
+
+Nothing here comes from a patient. ``phantom_anatomy`` draws a pelvis, ``phantom_scanner`` scans it as
+each of six sites would, and this module writes ``CaseXX.nii.gz`` with ``CaseXX_segmentation.nii.gz``
+(the layout of the public six-site set) and hands them to ``volumes.write_site``. Every number comes
+from (seed, site, case): the same seed gives the same bytes with the same versions and processor type,
+and a case does not depend on which others are made.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.phantom_anatomy import Grid, draw_patient, render
+from data_prep.phantom_scanner import SCANNERS, Scanner, acquire, vary
+from data_prep.volumes import CaseFiles, write_site
+from fedshift.data.manifest import FILE_NAME, read_manifest
+from fedshift.errors import ConfigError, DataError
+from fedshift.strict import nearest
+
+DATASET = "prostate"
+CASES = 8  # per site
+NOTE = """SIMULATED, NOT PATIENTS
+
+The scans below this folder are the fedshift phantom: drawn and scanned by a program
+(seed {seed}), for trying the software out. They come from no patient, their site names
+stand for invented scanner settings, and scores on them say nothing about real scans.
+"""
+
+Volume = NDArray[np.float32] | NDArray[np.int16]
+
+
+def make_phantom(
+    root: Path,
+    *,
+    seed: int = 0,
+    sites: Sequence[str] | None = None,
+    cases: int | None = None,
+    matrices: Sequence[int] = (96,),
+    progress: Callable[[str], None] | None = None,
+) -> Path:
+    """Write the phantom's sites to ``root/prostate/<site>`` and return ``root``.
+
+    Args:
+        root: the phantom's own folder; must not hold prepared sites of patients.
+        seed: decides everything.
+        sites: some of the six, default all.
+        cases: patients a site, default 8.
+        matrices: sizes whose slices are cached right away.
+        progress: told ``SITE CaseXX`` as each case is begun.
+
+    Raises:
+        ConfigError: an unknown site, a negative seed, or fewer than one case.
+        DataError: ``root`` holds sites that are no phantom, or cannot be written.
+    """
+    chosen = list(SCANNERS) if sites is None else list(dict.fromkeys(sites))
+    count = CASES if cases is None else cases
+    for site in chosen:
+        if site not in SCANNERS:
+            raise ConfigError(f"the phantom has no site {site!r}{nearest(site, SCANNERS)}")
+    if count < 1 or seed < 0:
+        raise ConfigError(f"the phantom needs cases >= 1 and seed >= 0, not {count} and {seed}")
+    _refuse_patients(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "PHANTOM.txt").write_text(NOTE.format(seed=seed))
+    except OSError as error:
+        raise DataError(f"{root} cannot be written ({error.strerror}): give another folder") from None
+    for site in chosen:
+        with TemporaryDirectory(prefix="fedshift-phantom-") as scratch:
+            files = write_scans(Path(scratch), site=site, seed=seed, cases=count, progress=progress)
+            write_site(
+                files,
+                root,
+                dataset=DATASET,
+                site=site,
+                kind="phantom",
+                licence="Apache-2.0 (simulated, not patients)",
+                citation=f"fedshift prostate phantom, seed {seed}",
+                matrices=matrices,
+                source=f"simulated by fedshift data phantom, seed {seed}",
+            )
+    return root
+
+
+def write_scans(
+    folder: Path, *, site: str, seed: int, cases: int, progress: Callable[[str], None] | None = None
+) -> list[CaseFiles]:
+    """Write a site's scans and masks as they would come from a scanner; returns where they are."""
+    written = []
+    for number in range(cases):
+        name = f"Case{number:02d}"
+        if progress:
+            progress(f"{site} {name}")
+        image, mask, affine = draw_case(site=site, seed=seed, number=number)
+        case = CaseFiles(id=name, image=folder / f"{name}.nii.gz", mask=folder / f"{name}_segmentation.nii.gz")
+        _write_nifti(image, affine, case.image)
+        _write_nifti(mask, affine, case.mask)
+        written.append(case)
+    return written
+
+
+def draw_case(*, site: str, seed: int, number: int) -> tuple[Volume, NDArray[np.uint8], NDArray[np.float64]]:
+    """One case: image and mask ``[columns, rows, slices]`` as NIfTI stores them, and the affine (RAS, mm)."""
+    scanner = SCANNERS[site]
+    rng = np.random.default_rng([seed, zlib.crc32(site.encode()), number])
+    grid = Grid.centred(
+        shape=(scanner.slices, scanner.matrix, scanner.matrix),
+        spacing=(scanner.thickness, scanner.spacing, scanner.spacing),
+    )
+    # Half the stack, less a slice and a half and the few millimetres that position and bend can take.
+    headroom = (scanner.slices / 2 - 1.5) * scanner.thickness - 3
+    patient = draw_patient(rng, endorectal=scanner.coil == "endorectal", headroom=headroom)
+    signal, mask = render(patient, grid, vary(scanner.contrast, rng), rng, soft=scanner.spacing)
+    mask[[0, -1]] = 0
+    image = acquire(signal, patient, grid, scanner, rng)
+    affine = _affine(scanner, rng)
+    step = -1 if scanner.head_first else 1
+    return image[::step].T, mask[::step].T, affine
+
+
+def _affine(scanner: Scanner, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Voxel (column, row, slice) to RAS mm: rows run to the back, columns to the left, slightly oblique."""
+    turn = np.eye(3)
+    for axis, degrees in enumerate(scanner.tilt):
+        a, b = [k for k in range(3) if k != axis]
+        angle = np.deg2rad(degrees + rng.uniform(-1, 1) * (degrees != 0))
+        step = np.eye(3)
+        step[[a, a, b, b], [a, b, a, b]] = np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)
+        turn = turn @ step
+    up = -1.0 if scanner.head_first else 1.0
+    affine = np.eye(4)
+    affine[:3, :3] = turn @ np.diag([-scanner.spacing, -scanner.spacing, up * scanner.thickness])
+    middle = (np.array([scanner.matrix, scanner.matrix, scanner.slices]) - 1) / 2
+    affine[:3, 3] = rng.uniform(-15, 15, 3) - affine[:3, :3] @ middle
+    return affine
+
+
+def _write_nifti(voxels: NDArray[np.generic], affine: NDArray[np.float64], path: Path) -> None:
+    image = nib.Nifti1Image(voxels, affine)
+    image.header.set_xyzt_units("mm")
+    image.set_qform(affine, code=1)
+    image.set_sform(affine, code=1)
+    nib.save(image, path)
+
+
+def _refuse_patients(root: Path) -> None:
+    """The phantom never lies beside, or replaces, prepared scans of patients."""
+    for path in sorted((root / DATASET).glob(f"*/{FILE_NAME}")):
+        if read_manifest(path.parent).kind != "phantom":
+            raise DataError(
+                f"{path.parent} holds prepared scans that are no phantom: give the phantom a folder of its own"
+            )
