@@ -87,9 +87,10 @@ def test_a_repeated_task_gives_the_same_bytes(three_sites: dict[str, Path], tmp_
     data = {"data": three_sites["HK"], "state": tmp_path / "state"}
     coordinator.open(0)
     site = Site(job, "HK", **data)
-    coordinator.register(site.info())
-    for name in three_sites:
-        coordinator.accept(Site(job, name, data=three_sites[name], state=tmp_path / "state").statistics())
+    for name, path in three_sites.items():
+        measured = Site(job, name, data=path, state=tmp_path / "state")
+        coordinator.register(measured.info())
+        coordinator.accept(measured.statistics())
     coordinator.close()
     updates = []
     for round_ in (1, 2):

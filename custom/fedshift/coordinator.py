@@ -154,6 +154,8 @@ class Coordinator:
                 raise Rejected("site", f"is not one of {', '.join(self.job.task.sites)}")
             if update.site in self._updates:
                 raise Rejected("site", "has answered this round already")
+            if update.site not in self.results.data:
+                raise Rejected("info", "the site has not said what its data are")
             check_update(
                 update,
                 round_=self.round,
@@ -162,7 +164,7 @@ class Coordinator:
                 personal=self._personal,
                 specs=self._specs,
                 metrics=self._task.metrics,
-                n_samples=self.results.data[update.site].n["train"] if update.site in self.results.data else None,
+                n_samples=self.results.data[update.site].n["train"],
                 max_norm=self.job.federation.max_update_norm,
             )
         except Rejected as fault:

@@ -37,7 +37,7 @@ def check_update(
     personal: frozenset[str],
     specs: Mapping[str, Mapping[str, ArraySpec]],
     metrics: Ranges,
-    n_samples: int | None,
+    n_samples: int,
     max_norm: float,
 ) -> None:
     """Compare an update with what its round and the job's methods allow.
@@ -50,7 +50,7 @@ def check_update(
         personal: keys that stay at the site.
         specs: arrays by method, as ``fedshift.methods.array_specs`` gives them.
         metrics: the task's scores and their ranges.
-        n_samples: what the site said of itself before, if it did.
+        n_samples: what the site said of its data.
         max_norm: largest distance of the parameters from the received ones, in multiples of max(1, their norm).
 
     Raises:
@@ -60,8 +60,8 @@ def check_update(
         raise Rejected("round", f"an answer to round {update.round} came in round {round_}")
     if not 1 <= update.n_samples <= MOST_SAMPLES:
         raise Rejected("n_samples", f"{update.n_samples} is not between 1 and {MOST_SAMPLES}")
-    if n_samples is not None and update.n_samples != n_samples:
-        raise Rejected("n_samples", f"is {update.n_samples}, but the site said {n_samples} before")
+    if update.n_samples != n_samples:
+        raise Rejected("n_samples", f"is {update.n_samples}, but the site said {n_samples} of its data")
     if round_ == 0:
         _check_keys(update.weights, {}, "the statistics round")
     else:

@@ -105,7 +105,9 @@ def describe(progress: Progress | None) -> str:
         what = f"round {progress.round}/{progress.rounds}"
     else:
         what = "last evaluation"
-    parts = [what, f"{len(progress.sites_in)}/{len(progress.sites)} sites in"]
+    parts = [what]
+    if progress.sites_in:
+        parts.append(f"{len(progress.sites_in)}/{len(progress.sites)} sites in")
     if progress.score is not None:
         parts.append(f"mean validation {progress.metric} {progress.score:.3f} (round {progress.score_round})")
     if progress.seconds_left is not None and progress.state == "running":

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import small_job
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
@@ -134,3 +136,41 @@ def test_the_mean_score_does_not_depend_on_who_answers_first(aggregator: Fedshif
         means.append(coordinator.mean_score(round_ - 1))
     assert means[0] == means[1]
     assert sum([0.1, 0.2, 0.3]) != sum([0.3, 0.2, 0.1]), "the order of summation does matter"
+
+
+def damaged(part: str, value: object) -> Shareable:
+    """An answer of HK in which one part is not what it should be."""
+    dxo = from_shareable(wire.encode_answers([statistics("HK")]))
+    dxo.data["HK"].data[part] = value
+    return dxo.to_shareable()
+
+
+@pytest.mark.parametrize(
+    "shareable",
+    [
+        Shareable(),
+        DXO(DataKind.WEIGHTS, data={"HK": np.ones(3)}).to_shareable(),
+        damaged("weights", np.ones(3)),
+        damaged("weights", DXO(DataKind.WEIGHTS, data={"file": np.ones(3)})),
+        damaged("weights", DXO(DataKind.WEIGHTS, data={1: np.ones(3), "x": np.ones(3)})),
+        damaged("arrays", DXO(DataKind.COLLECTION, data={"fedrdn": np.ones(3)})),
+        damaged("arrays", DXO(DataKind.COLLECTION, data={1: DXO(DataKind.STATISTICS, data={"x": 1}), "x": 2})),
+        damaged("metrics", DXO(DataKind.METRICS, data={"dice": np.float32(1)})),
+    ],
+    ids=range(8),
+)
+def test_no_answer_however_strange_ends_the_job(aggregator: FedshiftAggregator, shareable: Shareable) -> None:
+    assert not send(aggregator, shareable, client="HK", task=wire.STATISTICS)
+    assert {fault.site for fault in faults(aggregator)} == {"HK"}
+    for site in ("UCL", "BIDMC"):
+        assert send(aggregator, wire.encode_answers([statistics(site)]), client=site, task=wire.STATISTICS)
+    assert wire.decode_task(aggregator.aggregate(FLContext())).round == 1
+
+
+def test_a_site_whose_data_change_during_the_run_is_left_out(aggregator: FedshiftAggregator) -> None:
+    first = statistics("HK")
+    assert send(aggregator, wire.encode_answers([first]), client="HK", task=wire.STATISTICS)
+    assert first.info is not None
+    changed = replace(first, info=replace(first.info, manifest_sha256="other"))
+    assert not send(aggregator, wire.encode_answers([changed]), client="HK", task=wire.STATISTICS)
+    assert "data have changed" in faults(aggregator)[0].reason

@@ -78,6 +78,7 @@ def test_a_repeated_task_gives_the_same_bytes(context: Context, tmp_path: Path) 
     assert statistics.info is not None
     assert statistics.info.kind == "phantom"
     assert isinstance(statistics.content, Update)
+    coordinator.register(statistics.info)
     coordinator.accept(statistics.content)
     half = dict(coordinator._halves)["fedrdn"]
     half.receive([coordinator._updates["HK"]], coordinator._context(0))

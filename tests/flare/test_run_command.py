@@ -139,3 +139,4 @@ def test_a_moment_in_one_line() -> None:
     assert describe(None) == "starting the sites"
     assert describe(moment) == "round 3/15, 1/2 sites in, mean validation dice 0.412 (round 1), 1 min 35 s left"
     assert describe(moment.model_copy(update={"round": 16})).startswith("last evaluation, 1/2")
+    assert describe(moment.model_copy(update={"sites_in": []})).startswith("round 3/15, mean validation")
