@@ -73,7 +73,7 @@ def test_a_folder_that_is_no_run_is_not_emptied(
 def test_run_shows_progress_scores_and_where_things_are(side_by_side: SimulatorRun) -> None:
     assert side_by_side.code == 0, side_by_side.output
     for shown in (
-        "round 1/2, ",
+        "round 1/2",
         "simulated scans, no patients",
         "fedavg + fedfa + fedrdn on prostate, dice in percent",
     ):
