@@ -150,6 +150,23 @@ def test_it_learns_and_records_what_happened(three_sites: dict[str, Path], tmp_p
     json.loads((tmp_path / "run" / "results.json").read_text())
 
 
+@pytest.mark.parametrize(
+    "network",
+    [
+        ("network.name=monai_unet", "network.options.channels=[4, 8, 8, 8, 8]"),
+        ("network.name=monai_basic_unet", "network.options.features=[4, 4, 8, 8, 8, 4]"),
+    ],
+)
+def test_methods_work_on_monais_networks(
+    network: tuple[str, str], three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    options = ("schedule.rounds=1", "schedule.precision=bf16", "network.options={}", *network)
+    coordinator = run_in_process(small_job("fedfa+fedrdn", *options), three_sites, tmp_path / "run")
+    assert coordinator.results.rounds[0].absent == []
+    gamma = coordinator.open(2).arrays["fedfa"]["gamma_mean.5"]
+    assert gamma.shape == (8,) and gamma.std() > 0
+
+
 def test_fedfa_channel_weights_follow_the_sites(three_sites: dict[str, Path], tmp_path: Path) -> None:
     job = small_job("fedfa")
     coordinator = run_in_process(job, three_sites, tmp_path / "run")

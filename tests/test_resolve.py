@@ -34,6 +34,15 @@ def test_the_papers_protocols() -> None:
     assert "prostate" in tasks()
 
 
+def test_another_network_starts_from_its_own_defaults() -> None:
+    job = resolve("prostate", "fedfa", options=["network.name=monai_unet", "network.options.residual=0"])
+    assert job.task.network.options == {"residual": 0}
+    with pytest.raises(ConfigError, match="network monai_unet: unknown option 'features'"):
+        resolve("prostate", "fedfa", options=["network.name=monai_unet", "network.options.features=16"])
+    with pytest.raises(ConfigError, match="layers \\[7\\] do not exist; the network has stages 1 to 5"):
+        resolve("prostate", "fedfa", options=["network.name=monai_basic_unet", "fedfa.layers=[7]"])
+
+
 def test_a_part_of_the_sites_keeps_their_order() -> None:
     job = resolve("prostate", "fedavg", sites=["UCL", "BIDMC"])
     assert job.task.sites == ("BIDMC", "UCL") and job.federation.min_sites == 1

@@ -118,6 +118,9 @@ def _apply(option: str, *, raw: dict[str, Any], chosen: dict[str, dict[str, Any]
     known = [*TaskSpec.model_fields, "federation", *chosen]
     if first not in known:
         raise ConfigError(f"--set {option}: unknown key {first!r}{nearest(first, known)}")
+    if path == "network.name":
+        raw["network"] = {"name": value}  # another network has other options
+        return
     target = federation if first == "federation" else raw
     keys = rest if first == "federation" else [first, *rest]
     if not keys:
