@@ -67,7 +67,7 @@ def main() -> None:
         },
         "runs": figures,
     }
-    args.out.write_text(json.dumps(content, indent=1) + "\n")
+    args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def cut(folder: Path, *, rounds: int) -> JobSpec:

@@ -188,9 +188,9 @@ def table(result: dict[str, object]) -> str:
 
 def write_page(result: dict[str, object]) -> None:
     """Put the table between the markers of the page."""
-    text = PAGE.read_text()
+    text = PAGE.read_text(encoding="utf-8")
     head, tail = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    PAGE.write_text(f"{head}\n{table(result)}\n{tail}")
+    PAGE.write_text(f"{head}\n{table(result)}\n{tail}", encoding="utf-8")
 
 
 def main() -> None:
@@ -207,9 +207,9 @@ def main() -> None:
             root = args.data or make_phantom(Path(scratch), seed=args.seed)
             result = measure(root, seed=args.seed, steps=args.steps, options=args.set)
         RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if PAGE.exists():
-        write_page(json.loads(RESULT.read_text()))
+        write_page(json.loads(RESULT.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

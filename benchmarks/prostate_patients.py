@@ -67,7 +67,7 @@ def run(method: str, seed: int, rounds: int, work: Path) -> bool:
             print(f"{name}: failed", flush=True)
             return True
     shutil.copyfile(work / name / "server" / "simulate_job" / "results.json", target)
-    (OUT / f"{name}.command.txt").write_text(shlex.join(job) + "\n")
+    (OUT / f"{name}.command.txt").write_text(shlex.join(job) + "\n", encoding="utf-8")
     print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
     return False
 
@@ -106,8 +106,8 @@ def write_table() -> None:
                 "best_std": statistics.stdev(means) if len(means) > 1 else None,
                 "last_mean": statistics.mean(last),
             }
-    (OUT / "table.md").write_text("\n".join(lines) + "\n")
-    (OUT / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    (OUT / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (OUT / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     print("\n".join(lines))
 
 

@@ -70,7 +70,7 @@ def make_phantom(
     _refuse_patients(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        (root / "PHANTOM.txt").write_text(NOTE.format(seed=seed))
+        (root / "PHANTOM.txt").write_text(NOTE.format(seed=seed), encoding="utf-8")
     except OSError as error:
         raise DataError(f"{root} cannot be written ({error.strerror}): give another folder") from None
     for site in chosen:

@@ -147,7 +147,7 @@ def test_it_learns_and_records_what_happened(three_sites: dict[str, Path], tmp_p
     assert best["scores"]["val_dice"] == pytest.approx(max(means))
     assert results.final.last.round == 12 and results.is_phantom
     assert {r.split_rule for r in results.data.values()} == {"case"}
-    json.loads((tmp_path / "run" / "results.json").read_text())
+    json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_folder_of_another_site_is_refused(three_sites: dict[str, Path], tmp_p
 
 def test_simulated_and_real_data_do_not_meet(three_sites: dict[str, Path], tmp_path: Path) -> None:
     manifest = three_sites["HK"] / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"phantom"', '"patients"'))
+    manifest.write_text(manifest.read_text(encoding="utf-8").replace('"phantom"', '"patients"'))
     with pytest.raises(MixedDataError, match="site HK has data of kind patients and site BIDMC of kind phantom"):
         run_in_process(small_job("fedavg"), three_sites, tmp_path / "run")
 

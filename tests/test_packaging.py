@@ -13,7 +13,9 @@ CHECKOUT = Path(__file__).parents[1]
 
 
 def run(*command: str, cwd: Path, **environ: str) -> str:
-    done = subprocess.run(command, cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environ}, capture_output=True, encoding="utf-8", check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -59,7 +61,7 @@ def test_the_command_line_gives_one_sentence_for_a_mistake(tmp_path: Path) -> No
         [sys.executable, "-m", "fedshift.cli", "job", "fedfaa", "prostate"],
         cwd=tmp_path,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
     )
     assert done.returncode == 2

@@ -20,7 +20,7 @@ def test_names_become_a_job_that_survives_yaml(tmp_path: Path) -> None:
     assert job.methods["fedfa"]["p"] == 0.3 and job.task.schedule.rounds == 7
     assert job.federation.min_sites == 5
     path = tmp_path / "fedshift.yaml"
-    path.write_text(yaml.safe_dump(job.dump(), sort_keys=False))
+    path.write_text(yaml.safe_dump(job.dump(), sort_keys=False), encoding="utf-8")
     assert read_job(path) == job
 
 

@@ -162,7 +162,7 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "checksum cut off": (lambda d: cut(d / MASK, 0.98), MASK, "cannot be read, its compressed data end too early"),
     "damaged byte": (lambda d: flip_byte(d / IMAGE), IMAGE, "cannot be read, its compressed data are damaged"),
     "empty file": (lambda d: (d / IMAGE).write_bytes(b""), IMAGE, "is an empty file"),
-    "not an image": (lambda d: (d / IMAGE).write_text("<html>404</html>"), IMAGE, "cannot be read"),
+    "not an image": (lambda d: (d / IMAGE).write_text("<html>404</html>", encoding="utf-8"), IMAGE, "cannot be read"),
     "NaN": (
         lambda d: edit(d / IMAGE, lambda v: put(np.nan)(v.astype(np.float32))),
         IMAGE,
@@ -270,7 +270,7 @@ SOUND: dict[str, Callable[[Path], object]] = {
     ),
     "rounding of a header": lambda d: geometry(d / MASK, lambda i: i.SetSpacing((0.7004, 0.8, 3.0))),
     "files of macOS": lambda d: (d / f"._{IMAGE}").write_bytes(b"\0"),
-    "other files": lambda d: (d / "notes.csv").write_text("a,b"),
+    "other files": lambda d: (d / "notes.csv").write_text("a,b", encoding="utf-8"),
 }
 
 
@@ -329,7 +329,7 @@ def test_images_and_masks_in_folders(tmp_path: Path) -> None:
     [
         (lambda d: write_dicom(d, volume(5)[0], series=2), "holds 2 DICOM series"),
         (lambda d: [file.unlink() for file in sorted(d.iterdir())[2:]], "has 2 slice(s)"),
-        (lambda d: [file.write_text("x") for file in d.iterdir()], "holds no DICOM series"),
+        (lambda d: [file.write_text("x", encoding="utf-8") for file in d.iterdir()], "holds no DICOM series"),
     ],
 )
 def test_dicom_faults(tmp_path: Path, spoil: Callable[[Path], object], words: str) -> None:
@@ -360,9 +360,9 @@ def test_unknown_layout(tmp_path: Path) -> None:
 
 
 def change_manifest(site: Path, change: Callable[[dict], object]) -> None:
-    content = json.loads((site / FILE_NAME).read_text())
+    content = json.loads((site / FILE_NAME).read_text(encoding="utf-8"))
     change(content)
-    (site / FILE_NAME).write_text(json.dumps(content))
+    (site / FILE_NAME).write_text(json.dumps(content), encoding="utf-8")
 
 
 PREPARED: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
@@ -441,7 +441,7 @@ def test_same_content_in_two_splits(scans: Path, tmp_path: Path) -> None:
 
     change_manifest(site, copy_case)
     (finding,) = check(site)
-    splits = {case["id"]: case["split"] for case in json.loads((site / FILE_NAME).read_text())["cases"]}
+    splits = {case["id"]: case["split"] for case in json.loads((site / FILE_NAME).read_text(encoding="utf-8"))["cases"]}
     assert f"one for {splits['Case00']} and one for {splits['Case01']}" in finding.message
 
 

@@ -29,7 +29,7 @@ def test_the_order_of_places(tmp_path: Path) -> None:
     by_environment = make_site(tmp_path / "env", "HK")
     assert found() == by_environment
     own = make_site(tmp_path / "own", "HK")
-    (local / "fedshift.yaml").write_text(f"data: {{prostate: {own}}}\n")
+    (local / "fedshift.yaml").write_text(f"data: {{prostate: {own}}}\n", encoding="utf-8")
     assert found() == own == found(simulator=False)
 
 
@@ -59,6 +59,6 @@ def test_nothing_there_names_every_place_and_the_command(tmp_path: Path) -> None
 def test_a_wrong_site_file_is_not_passed_over(
     content: str, error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "fedshift.yaml").write_text(content)
+    (tmp_path / "fedshift.yaml").write_text(content, encoding="utf-8")
     with pytest.raises(error, match=message):
         find_site("prostate", "HK", local=tmp_path, simulator=True, environ={})

@@ -59,7 +59,7 @@ def test_every_format(hospital: Path) -> None:
         assert case.shape == (9, 20, 24) and case.spacing == (3.0, 0.8, 0.7)
         assert slices.images[part][slices.labels[part] > 0].min() > 200, case.id
     assert check(site) == []
-    assert str(hospital) not in (site / "manifest.json").read_text()
+    assert str(hospital) not in (site / "manifest.json").read_text(encoding="utf-8")
 
 
 def test_masks_beside_the_images_and_with_endings(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_withdrawn_case_is_gone(hospital: Path) -> None:
     assert len(slices.images) == 5 * 9
     assert not any(np.array_equal(slices.images[k], gone[4]) for k in range(len(slices.images)))
     assert not [file for file in (hospital / "out").rglob("*") if "P2" in file.name]
-    assert "P2" not in (site / "manifest.json").read_text()
+    assert "P2" not in (site / "manifest.json").read_text(encoding="utf-8")
     assert [entry.name for entry in site.parent.iterdir()] == ["clinic"]
     assert check(site) == []
 

@@ -42,7 +42,7 @@ def test_a_case_does_not_depend_on_how_many_are_made(root: Path, tmp_path: Path)
 
 
 def test_is_labelled_as_a_phantom(root: Path) -> None:
-    note = (root / "PHANTOM.txt").read_text()
+    note = (root / "PHANTOM.txt").read_text(encoding="utf-8")
     assert "NOT PATIENTS" in note and "seed 3" in note
     for site in ("HK", "I2CVB"):
         manifest = read_manifest(root / "prostate" / site)
@@ -133,7 +133,7 @@ def test_refuses_to_lie_beside_patients(root: Path, tmp_path: Path) -> None:
     source = root / "prostate" / "HK" / "manifest.json"
     folder = tmp_path / "prostate" / "RUNMC"
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(source.read_text().replace('"phantom"', '"patients"'))
+    (folder / "manifest.json").write_text(source.read_text(encoding="utf-8").replace('"phantom"', '"patients"'))
     with pytest.raises(DataError, match=r"RUNMC.*no phantom"):
         make_phantom(tmp_path, sites=["HK"], cases=1)
     assert not (tmp_path / "PHANTOM.txt").exists() and not (tmp_path / "prostate" / "HK").exists()
@@ -169,8 +169,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def test_the_documented_shift_bites_and_the_page_shows_the_measured_numbers() -> None:
-    result = json.loads((CHECKOUT / "benchmarks" / "results" / "phantom_shift.json").read_text())
-    page = (CHECKOUT / "docs" / "phantom.md").read_text()
+    result = json.loads((CHECKOUT / "benchmarks" / "results" / "phantom_shift.json").read_text(encoding="utf-8"))
+    page = (CHECKOUT / "docs" / "phantom.md").read_text(encoding="utf-8")
     assert result["kind"] == "phantom" and sorted(result["single"]) == sorted(SCANNERS)
     for rows in (result["single"], result["threshold"]):
         for trained_at, row in rows.items():

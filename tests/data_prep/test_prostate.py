@@ -57,7 +57,7 @@ def msd(root: Path, *, modality: dict[str, str] | None = None) -> Path:
         )
     sitk.WriteImage(sitk.JoinSeries([t2, adc]), str(folder / "imagesTs" / "prostate_03.nii.gz"))
     if modality:
-        (folder / "dataset.json").write_text(json.dumps({"modality": modality, "training": training}))
+        (folder / "dataset.json").write_text(json.dumps({"modality": modality, "training": training}), encoding="utf-8")
     return root
 
 
@@ -70,7 +70,7 @@ def test_liu_six_sites(tmp_path: Path) -> None:
         assert [case.id for case in manifest.cases] == ["Case00", "Case01", "Case02"]
         assert {case.split for case in manifest.cases} == {"train", "val", "test"}
         assert "MS-Net" in manifest.citation and "research" in manifest.licence
-        assert str(tmp_path) not in (folder / "manifest.json").read_text()
+        assert str(tmp_path) not in (folder / "manifest.json").read_text(encoding="utf-8")
     assert set(np.unique(open_arrays(folders[4], matrix=24).labels)) == {0, 1}
     assert check(tmp_path / "out") == []
 
@@ -132,7 +132,7 @@ def test_msd(tmp_path: Path, modality: dict[str, str] | None) -> None:
 
 def test_msd_of_another_task(tmp_path: Path) -> None:
     raw = msd(tmp_path / "raw", modality={"0": "T2", "1": "ADC"})
-    (raw / "Task05_Prostate" / "dataset.json").write_text(json.dumps({"modality": {"0": "CT"}}))
+    (raw / "Task05_Prostate" / "dataset.json").write_text(json.dumps({"modality": {"0": "CT"}}), encoding="utf-8")
     with pytest.raises(DataError, match="names the channels ct, not T2"):
         prepare_prostate(raw, tmp_path / "out")
 

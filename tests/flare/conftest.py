@@ -47,7 +47,7 @@ class SimulatorRun:
     @property
     def log(self) -> str:
         """Of ``fedshift run``; the simulator itself prints it."""
-        return (self.workspace / "simulator.log").read_text()
+        return (self.workspace / "simulator.log").read_text(encoding="utf-8")
 
     @property
     def results(self) -> Results:
@@ -108,7 +108,7 @@ def run(*command: str, workspace: Path, home: Path, timeout: float = 200) -> Sim
         env=environment(home),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         timeout=timeout,
         check=False,
     )
@@ -129,14 +129,14 @@ def cut(job: Path, target: Path, **federation: float) -> JobSpec:
 def make_faulty(job: JobSpec, target: Path, faults: dict[str, str]) -> Path:
     """The job with code of its own: an executor that misbehaves. ``faults``: ``SITE.round`` -> what happens."""
     write_job(job, target)
-    code = Path(__file__).with_name("faulty_executor.py").read_text()
-    (target / "app" / "custom" / "faulty_executor.py").write_text(code)
+    code = Path(__file__).with_name("faulty_executor.py").read_text(encoding="utf-8")
+    (target / "app" / "custom" / "faulty_executor.py").write_text(code, encoding="utf-8")
     path = target / "app" / "config" / "config_fed_client.json"
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_text(encoding="utf-8"))
     config["executors"][0]["executor"] = {
         "path": "faulty_executor.FaultyExecutor",
         "args": {"faults": faults},
     }
-    path.write_text(json.dumps(config))
-    assert yaml.safe_load((target / SPEC).read_text())["name"] == job.name
+    path.write_text(json.dumps(config), encoding="utf-8")
+    assert yaml.safe_load((target / SPEC).read_text(encoding="utf-8"))["name"] == job.name
     return target

@@ -53,7 +53,7 @@ def test_a_job_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:
     assert list(read_job_folder(tmp_path / "job").methods) == ["fedavg"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job"]
     (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "text").write_text("years of work")
+    (tmp_path / "thesis" / "text").write_text("years of work", encoding="utf-8")
     with pytest.raises(ConfigError, match="is no fedshift job"):
         write_job(small_job("fedavg"), tmp_path / "thesis")
     assert (tmp_path / "thesis" / "text").is_file()
@@ -62,7 +62,7 @@ def test_a_job_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:
 def test_an_edited_job_is_refused_with_the_nearest_key(tmp_path: Path) -> None:
     write_job(small_job("fedavg"), tmp_path / "job")
     path = tmp_path / "job" / SPEC
-    path.write_text(path.read_text().replace("batch_size:", "batchsize:"))
+    path.write_text(path.read_text(encoding="utf-8").replace("batch_size:", "batchsize:"))
     with pytest.raises(ConfigError, match="did you mean 'batch_size'"):
         read_job_folder(tmp_path / "job")
     with pytest.raises(ConfigError, match="'fedshift job' writes one"):

@@ -64,7 +64,7 @@ def test_a_folder_that_is_no_run_is_not_emptied(
     monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
     main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SHORT])
     (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "text").write_text("years of work")
+    (tmp_path / "thesis" / "text").write_text("years of work", encoding="utf-8")
     assert main(["run", str(tmp_path / "fedfa_prostate"), "-w", str(tmp_path / "thesis")]) == 2
     assert "give another -w" in capsys.readouterr().err
     assert (tmp_path / "thesis" / "text").is_file()
@@ -92,7 +92,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, phantom_home: Path) -> 
         env=environment(phantom_home),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
     )
     family: list[psutil.Process] = []
     deadline = time.monotonic() + 90

@@ -17,7 +17,7 @@ from fedshift.networks.unet import UNet
 
 def test_unet_is_the_papers() -> None:
     net = UNet()
-    facts = json.loads((GOLDEN / "fedfa_networks.json").read_text())["UNet"]
+    facts = json.loads((GOLDEN / "fedfa_networks.json").read_text(encoding="utf-8"))["UNet"]
     assert sum(p.numel() for p in net.parameters()) == 7_763_074
     assert [[k, list(v.shape), str(v.dtype)] for k, v in net.state_dict().items()] == facts["state_dict"]
 

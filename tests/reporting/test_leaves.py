@@ -22,7 +22,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text().endswith("\n" + leaves_tables(UNet())), "run 'fedshift methods --leaves' and put it in"
+    assert PAGE.read_text(encoding="utf-8").endswith("\n" + leaves_tables(UNet())), (
+        "run 'fedshift methods --leaves' and put it in"
+    )
 
 
 def test_methods_that_share_statistics_say_so() -> None:
@@ -63,7 +65,7 @@ def test_an_answer_as_it_is_sent_holds_what_the_page_names(three_sites: dict[str
     ]
     flare_decomposers.register()
     common_decomposers.register()
-    page = PAGE.read_text()
+    page = PAGE.read_text(encoding="utf-8")
     network = set(coordinator.open(1).weights)
     for answer, arrays in answers:
         sent = fobs.loads(fobs.dumps(wire.encode_answers([answer])))

@@ -56,7 +56,7 @@ class Manifest(Strict):
         """Write ``folder/manifest.json`` (whole or not at all)."""
         target = folder / FILE_NAME
         beside = target.with_suffix(".json.partial")
-        beside.write_text(json.dumps(self.model_dump(by_alias=True), indent=1) + "\n")
+        beside.write_text(json.dumps(self.model_dump(by_alias=True), indent=1) + "\n", encoding="utf-8")
         beside.replace(target)
 
 
@@ -70,7 +70,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise DataError(f"{path} does not exist: prepare the site with 'fedshift data prepare' first")
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({error}): prepare the site again") from None
     return Manifest.parse(raw, where=str(path))

@@ -91,7 +91,7 @@ def pair_msd(folder: Path) -> ScanSet:
     description = folder / "dataset.json"
     if description.is_file():
         try:
-            content = json.loads(description.read_text())
+            content = json.loads(description.read_text(encoding="utf-8"))
             names = {str(name).lower(): int(index) for index, name in content.get("modality", {}).items()}
             listed = [folder / entry["image"] for entry in content.get("training", [])]
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -53,12 +53,12 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False) -> Path:
             (config / "config_fed_server.json", server_config()),
             (config / "config_fed_client.json", client_config()),
         ):
-            path.write_text(json.dumps(content, indent=2) + "\n")
+            path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         text = yaml.safe_dump(job.dump(), sort_keys=False, allow_unicode=True, width=110)
-        (config / FILE_NAME).write_text(HEADER + text)
+        (config / FILE_NAME).write_text(HEADER + text, encoding="utf-8")
         if not production:
             (beside / APP / "custom").mkdir()
-            (beside / APP / "custom" / "README.md").write_text(MARKER)
+            (beside / APP / "custom" / "README.md").write_text(MARKER, encoding="utf-8")
         if folder.exists():
             former = beside.with_name(beside.name + ".former")
             folder.rename(former)

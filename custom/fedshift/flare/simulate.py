@@ -84,7 +84,7 @@ def simulate(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         errors="replace",
         # FLARE's server handles each message in another thread; glibc would keep a heap of models for each of them.
         env={"MALLOC_ARENA_MAX": "2", **os.environ},
@@ -172,6 +172,6 @@ class _LogFile(threading.Thread):
         self._write(waiting)
 
     def _write(self, waiting: list[str]) -> None:
-        with self._folders.log.open("a") as file:
+        with self._folders.log.open("a", encoding="utf-8") as file:
             file.writelines(waiting)
         waiting.clear()

@@ -85,11 +85,11 @@ class ProgressFile:
         self._last = progress
         self._path.parent.mkdir(parents=True, exist_ok=True)
         beside = self._path.with_suffix(".json.partial")
-        beside.write_text(progress.model_dump_json(indent=1) + "\n")
+        beside.write_text(progress.model_dump_json(indent=1) + "\n", encoding="utf-8")
         beside.replace(self._path)
 
 
 def read_progress(folder: Path) -> Progress | None:
     """The progress of the run in ``folder``, or None if it has not begun."""
     path = folder / FILE_NAME
-    return Progress.model_validate_json(path.read_text()) if path.is_file() else None
+    return Progress.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -136,7 +136,7 @@ class Results(_Model):
         """Write ``folder/results.json`` (whole or not at all)."""
         target = folder / FILE_NAME
         beside = target.with_suffix(".json.partial")
-        beside.write_text(json.dumps(self.model_dump(mode="json", by_alias=True), indent=1) + "\n")
+        beside.write_text(json.dumps(self.model_dump(mode="json", by_alias=True), indent=1) + "\n", encoding="utf-8")
         beside.replace(target)
 
 
@@ -150,7 +150,7 @@ def read_results(path: Path) -> Results:
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: a run writes it into the server's job folder")
     try:
-        return Results.model_validate_json(path.read_text())
+        return Results.model_validate_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path} is not a results file of this version ({str(error).splitlines()[0]})") from None
 
