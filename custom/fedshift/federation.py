@@ -11,14 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedshift.coordinator import Coordinator
-from fedshift.data.manifest import Split
 from fedshift.errors import MixedDataError
 from fedshift.job import JobSpec
 from fedshift.site import Site
 
 log = logging.getLogger("fedshift")
-
-SCORED: tuple[Split, ...] = ("val", "test")
 
 
 def run_in_process(
@@ -69,10 +66,10 @@ def run_in_process(
         ask(lambda site, b=broadcast: coordinator.accept(site.train(b)), "train")  # type: ignore[misc]
         coordinator.close()
     last = coordinator.open(coordinator.rounds + 1)
-    ask(lambda site: coordinator.add_scores(site.validate(last, SCORED)), "validate")
+    ask(lambda site: coordinator.add_scores(site.validate(last)), "validate")
     coordinator.close_last()
     best = coordinator.open_best()
     if best is not None:
-        ask(lambda site: coordinator.add_scores(site.validate(best, SCORED)), "validate")
+        ask(lambda site: coordinator.add_scores(site.validate(best)), "validate")
     coordinator.finish()
     return coordinator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,8 @@ from fedshift.tasks import build_task
 from fedshift.training import local
 from fedshift.training.precision import prepare, use_threads
 from fedshift.training.state import SiteState, StateStore
+
+HELD_OUT: tuple[Split, ...] = ("val", "test")
 
 
 @dataclass
@@ -133,11 +135,11 @@ class Site:
             arrays=arrays,
         )
 
-    def validate(self, broadcast: Broadcast, splits: Sequence[Split]) -> Scores:
-        """Score an aggregate: ``broadcast.round`` is the round after the one that made it."""
+    def validate(self, broadcast: Broadcast) -> Scores:
+        """Score an aggregate on the held-out splits: ``broadcast.round`` is the round after the one that made it."""
         made_in = broadcast.round - 1
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            values = {split: self._scores(session.chain, split) for split in splits}
+            values = {split: self._scores(session.chain, split) for split in HELD_OUT}
         return Scores(site=self.name, round=made_in, values={s: v for s, v in values.items() if v})
 
     def _state_before(self, round_: int) -> SiteState:

@@ -109,7 +109,7 @@ def test_scores_that_select_a_model_are_checked(
     coordinator = aggregator.coordinator
     sites = {name: Site(coordinator.job, name, data=data, state=tmp_path / "s") for name, data in three_sites.items()}
     broadcast = coordinator.open(3)
-    good = sites["HK"].validate(broadcast, ("val", "test"))
+    good = sites["HK"].validate(broadcast)
     assert good.round == 2
     bad = {
         "round": replace(good, round=1),

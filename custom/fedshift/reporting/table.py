@@ -51,7 +51,7 @@ def scores_table(results: Results, *, metric: str = "dice") -> Table:
 
 def phantom_line(results: Results) -> str:
     """A sentence if any data are simulated, else nothing."""
-    return PHANTOM if any(site.kind == "phantom" for site in results.data.values()) else ""
+    return PHANTOM if results.is_phantom else ""
 
 
 def _score(scores: FinalScores, site: str, split: str, metric: str) -> float | None:
