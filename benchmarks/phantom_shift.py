@@ -18,16 +18,16 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from data_prep.phantom import make_phantom
 from fedshift import methods
 from fedshift.data.manifest import Split
+from fedshift.data.samples import Union
 from fedshift.job import JobSpec
 from fedshift.methods import ClientChain
 from fedshift.methods.base import Run
@@ -47,44 +47,25 @@ HELD_OUT: tuple[Split, ...] = ("val", "test")
 Row = dict[str, float]
 
 
-class Mixed:
-    """Training slices of several sites, shuffled together: ``steps`` batches, epoch after epoch."""
-
-    def __init__(self, parts: Sequence[Slices], steps: int) -> None:
-        self._parts, self._steps = parts, steps
-        self._members = np.concatenate(
-            [np.stack([np.full(p.n_train, k), p.members("train")], 1) for k, p in enumerate(parts)]
-        )
-
-    def train_batches(
-        self, *, batch_size: int, order: torch.Generator, augmentation: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Exactly ``steps`` batches."""
-        done = 0
-        while done < self._steps:
-            shuffled = self._members[torch.randperm(len(self._members), generator=order).numpy()]
-            for start in range(0, len(shuffled) - batch_size + 1, batch_size):
-                if done == self._steps:
-                    return
-                chosen = shuffled[start : start + batch_size]
-                picks = [(part, chosen[chosen[:, 0] == k, 1]) for k, part in enumerate(self._parts)]
-                picks = [(part, index) for part, index in picks if len(index)]
-                yield (
-                    torch.cat([part.images(index) for part, index in picks]),
-                    torch.cat([part.labels(index) for part, index in picks]),
-                )
-                done += 1
-
-
 def train_and_test(job: JobSpec, data: dict[str, Slices], train_on: Sequence[str], *, steps: int) -> Row:
     """Mean foreground Dice per case of each site's held-out cases, of a model trained at ``train_on``."""
     task = build_task(job)
     net = prepare(task.network(), job.task.schedule.precision, torch.device("cpu"))
-    run = Run(seed=job.seed, site="+".join(train_on), round=1, rounds=1, sites=job.task.sites, net=net)
+    run = Run(
+        seed=job.seed,
+        site="+".join(train_on),
+        round=1,
+        rounds=1,
+        sites=job.task.sites,
+        net=net,
+        objective=task.loss,
+        n_classes=len(job.task.classes),
+        images_are_slices=task.images_are_slices,
+    )
     run.optimizer = local.make_optimizer(net, job.task.optimizer)
     chain = ClientChain(methods.load(job.methods), run, {})
-    once = job.task.schedule.model_copy(update={"local_epochs": 1})
-    local.train(task, Mixed([data[site] for site in train_on], steps), chain, run, once)  # type: ignore[arg-type]
+    once = job.task.schedule.model_copy(update={"local_steps": steps})
+    local.train(task, Union([data[site] for site in train_on]), chain, run, once)
     row = {}
     for site, slices in data.items():
         total = cases = 0.0

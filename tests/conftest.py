@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from fedshift.data.manifest import Manifest
-from fedshift.job import JobSpec
+from fedshift.job import JobSpec, OptimizerSpec
+from fedshift.methods import base
 from fedshift.resolve import resolve
 
 GOLDEN = Path(__file__).parent / "golden"
+SHAPES = Path(__file__).parent / "shapes.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +116,68 @@ def make_site(
     return folder
 
 
+def make_image_site(
+    root: Path,
+    site: str,
+    *,
+    seed: int = 0,
+    images: int = 48,
+    size: int = 16,
+    gain: float = 1.0,
+    offset: float = 0.0,
+) -> Path:
+    """A prepared site of coloured discs, squares and bars on noise; shifted by gain and offset."""
+    rng = np.random.default_rng([seed, sum(site.encode())])
+    folder = root / "shapes" / site
+    y, x = np.mgrid[:size, :size]
+    pictures, labels, records = [], [], []
+    for number in range(images):
+        label = number % 3
+        cy, cx = rng.uniform(0.4, 0.6, 2) * size
+        r = size * rng.uniform(0.2, 0.3)
+        inside = (
+            (y - cy) ** 2 + (x - cx) ** 2 < r**2,
+            (abs(y - cy) < 0.8 * r) & (abs(x - cx) < 0.8 * r) & ((y + x) % 2 == 0),
+            (abs(y - cy) < r / 3) & (abs(x - cx) < 1.5 * r),
+        )[label]
+        colour = rng.uniform(60, 100, 3)[:, None, None]
+        picture = gain * (60 + colour * inside + rng.normal(0, 10, (3, size, size))) + offset
+        pictures.append(np.clip(picture, 0, 255).astype(np.uint8))
+        labels.append(label)
+        records.append(
+            {
+                "id": f"{number:04d}",
+                "sha256_image": f"{site}-image-{number}",
+                "sha256_label": f"{site}-label-{number}",
+                "split": ("train", "train", "train", "train", "val", "test")[number // 3 % 6],
+                "shape": (1, size, size),
+                "spacing": (1.0, 1.0, 1.0),
+                "direction": (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0),
+                "array": "arrays",
+                "offset": number,
+            }
+        )
+    arrays = folder / "arrays" / str(size)
+    arrays.mkdir(parents=True)
+    np.save(arrays / "images.npy", np.stack(pictures))
+    np.save(arrays / "labels.npy", np.array(labels, np.uint8))
+    Manifest.parse(
+        {
+            "schema": 1,
+            "dataset": "shapes",
+            "site": site,
+            "kind": "phantom",
+            "preparation": {"source": "made by the tests"},
+            "classes": ["disc", "square", "bar"],
+            "cases": records,
+            "licence": "Apache-2.0",
+            "citation": "none",
+        },
+        where="test site",
+    ).write(folder)
+    return folder
+
+
 SMALL = (
     "data.matrix=32",
     "network.options.features=4",
@@ -127,6 +194,71 @@ def three_sites(tmp_path: Path) -> dict[str, Path]:
     """Sites whose images differ in gain and offset."""
     shifts = {"BIDMC": (1.0, 0.0), "HK": (0.5, 20.0), "UCL": (1.4, -30.0)}
     return {s: make_site(tmp_path / "data", s, gain=g, offset=o) for s, (g, o) in shifts.items()}
+
+
+class Samples:
+    """Training samples as a method's client half sees them."""
+
+    def __init__(self, x: np.ndarray | torch.Tensor, y: np.ndarray | torch.Tensor | None = None) -> None:
+        self.x = torch.as_tensor(x)
+        self.y = torch.zeros(len(self.x), dtype=torch.int64) if y is None else torch.as_tensor(y)
+        self.n_train = len(self.x)
+
+    def chunks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield from zip(self.x.split(2), self.y.split(2), strict=True)
+
+
+def make_context(method: str, net: torch.nn.Module | None = None, **changes: Any) -> base.Context:
+    """A method's view of a site's round; ``changes`` are fields of `fedshift.methods.base.Run`."""
+    net = net or torch.nn.Identity()
+    fields: dict[str, Any] = {
+        "seed": 0,
+        "site": "A",
+        "round": 1,
+        "rounds": 1,
+        "sites": ("A", "B", "C"),
+        "net": net,
+        "objective": functional.cross_entropy,
+        "n_classes": 3,
+        "received": {key: value.numpy().copy() for key, value in net.state_dict().items()},
+    }
+    return base.Context(base.Run(**(fields | changes)), method, {})
+
+
+def server_context(*trainable: str, **changes: Any) -> base.ServerContext:
+    """A server half's view of a round; ``trainable`` names the parameters."""
+    fields: dict[str, Any] = {
+        "round": 1,
+        "rounds": 1,
+        "sites": ("A", "B", "C"),
+        "trainable": frozenset(trainable),
+        "optimizer": OptimizerSpec(name="sgd", lr=0.1),
+    }
+    return base.ServerContext(**(fields | changes))
+
+
+@dataclass
+class Sent:
+    """An accepted update as a server half sees it."""
+
+    site: str
+    weights: dict[str, np.ndarray]
+    n_samples: int = 1
+    n_steps: int = 1
+    metrics: dict[str, float] = field(default_factory=dict)
+    arrays: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+
+
+@pytest.fixture
+def three_image_sites(tmp_path: Path) -> dict[str, Path]:
+    """Sites whose images differ in gain and offset."""
+    shifts = {"A": (1.0, 0.0), "B": (0.5, 20.0), "C": (1.4, -30.0)}
+    return {s: make_image_site(tmp_path / "data", s, gain=g, offset=o) for s, (g, o) in shifts.items()}
+
+
+def small_image_job(methods: str, *options: str, sites: Sequence[str] = ("A", "B", "C"), seed: int = 0) -> JobSpec:
+    """A job on the sites of `make_image_site` that trains in a second."""
+    return resolve(str(SHAPES), methods, sites=sites, options=options, seed=seed)
 
 
 def small_job(methods: str, *options: str, sites: Sequence[str] = ("BIDMC", "HK", "UCL"), seed: int = 0) -> JobSpec:

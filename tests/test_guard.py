@@ -39,7 +39,7 @@ def check(update: Update, **options: Any) -> None:
             "round_": 3,
             "weights": WEIGHTS,
             "trainable": frozenset({"conv.weight"}),
-            "personal": frozenset(),
+            "withheld": frozenset(),
             "specs": SPECS,
             "metrics": {"dice": (0, 1)},
             "n_samples": 10,
@@ -113,8 +113,8 @@ def test_a_poisoned_deviation_is_refused_in_the_statistics_round(value: float) -
 def test_personal_keys_must_stay_at_home() -> None:
     personal = frozenset({"bn.running_var", "bn.num_batches_tracked"})
     with pytest.raises(Rejected, match=r"bn\.num_batches_tracked.*not expected"):
-        check(GOOD, personal=personal)
-    check(dataclasses.replace(GOOD, weights={"conv.weight": GOOD.weights["conv.weight"]}), personal=personal)
+        check(GOOD, withheld=personal)
+    check(dataclasses.replace(GOOD, weights={"conv.weight": GOOD.weights["conv.weight"]}), withheld=personal)
 
 
 def test_large_buffers_do_not_loosen_the_limit_on_parameters_nor_break_it() -> None:

@@ -78,5 +78,5 @@ def test_two_owners_of_the_same_thing_are_refused(monkeypatch: pytest.MonkeyPatc
         return real("fedavg") if name == "other" else real(name)
 
     monkeypatch.setattr(methods, "find", find)
-    with pytest.raises(ConfigError, match="fedavg and other cannot be combined: both own the combine"):
+    with pytest.raises(ConfigError, match="fedavg and other cannot be combined: both decide how updates are combined"):
         methods.load({"fedavg": {}, "other": {}})

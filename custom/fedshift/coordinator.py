@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedshift import methods
-from fedshift.checkpoint import save_checkpoint
+from fedshift.checkpoint import ServerState, load_progress, read_model, save_checkpoint, save_progress
 from fedshift.errors import ConfigError, MixedDataError, QuorumError
 from fedshift.guard import Rejected, check_scores, check_update
 from fedshift.job import JobSpec
@@ -27,6 +27,7 @@ from fedshift.reporting.results import (
     Final,
     FinalScores,
     Rejection,
+    Results,
     RoundRecord,
     Selected,
     SiteRound,
@@ -87,6 +88,8 @@ class Coordinator:
         self._halves = [(m.name, m.server()) for m in self._methods]
         self._specs = methods.array_specs(self._methods, net)
         self._personal = frozenset().union(*(m.client().personal(net) for m in self._methods))
+        self._withheld = frozenset().union(*(m.client().withheld(net) for m in self._methods))
+        self._fine_tuned: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
         self._trainable = frozenset(name for name, _ in net.named_parameters())
         self._updates: dict[str, StoredUpdate] = {}
         self._record = RoundRecord(round=0)
@@ -161,7 +164,7 @@ class Coordinator:
                 round_=self.round,
                 weights=self._weights,
                 trainable=self._trainable,
-                personal=self._personal,
+                withheld=self._withheld,
                 specs=self._specs,
                 metrics=self._task.metrics,
                 n_samples=self.results.data[update.site].n["train"],
@@ -259,7 +262,43 @@ class Coordinator:
             update._open = None
         shutil.rmtree(self._spool, ignore_errors=True)
         self.results.write(self.folder)
+        save_progress(
+            self.folder,
+            ServerState(
+                job=self.job.dump(),
+                round=self.round,
+                best_round=self.best_round,
+                weights=self._weights,
+                methods={name: half.state for name, half in self._halves},
+                results=self.results.model_dump_json(by_alias=True),
+            ),
+        )
         self._on_progress(self)
+
+    def resume(self) -> int:
+        """Go on from the last round that was closed in this folder. Returns it; -1 if none was.
+
+        Raises:
+            ConfigError: what is in the folder is another job's, or damaged.
+        """
+        state = load_progress(self.folder)
+        if state is None:
+            return -1
+        if state.job != self.job.dump():
+            raise ConfigError(f"{self.folder} holds the state of another job: name another folder or start anew")
+        self.round, self._weights = state.round, state.weights
+        for name, half in self._halves:
+            half.state = state.methods.get(name, {})
+        self.results = Results.model_validate_json(state.results)
+        for record in self.results.rounds:
+            for name, site in record.sites.items():
+                if site.val or site.test:
+                    splits = {"val": site.val, "test": site.test or {}}
+                    self._selection.note(Scores(name, record.round, {s: v for s, v in splits.items() if v}))
+        self._selection.best = state.best_round
+        if state.best_round:
+            self._best = read_model(self.folder / BEST)
+        return state.round
 
     def add_scores(self, scores: Scores) -> bool:
         """A site's scores of the last or the best aggregate, from the final evaluation; refused if not usable."""
@@ -273,6 +312,8 @@ class Coordinator:
             self.reject(scores.site, fault.key, fault.reason)
             return False
         self._note_scores(scores)
+        if scores.personal:
+            self._fine_tuned[scores.round, scores.site] = scores.personal
         self.answered.append(scores.site)
         self._on_progress(self)
         return True
@@ -309,8 +350,15 @@ class Coordinator:
         if self.best_round != self.rounds:
             self._close_evaluation("the evaluation of the best model")
         best, last = self._final(self.best_round), self._final(self.rounds)
-        personal = {site: splits.get("test", {}) for site, splits in best.sites.items()} if self._personal else {}
-        self.results.final = Final(best=best, last=last, personal=personal)
+        own = best.sites if self._personal else {}
+        own |= {site: splits for (round_, site), splits in self._fine_tuned.items() if round_ == self.best_round}
+        trained = {site for record in self.results.rounds for site, told in record.sites.items() if told.steps}
+        self.results.final = Final(
+            best=best,
+            last=last,
+            personal={site: own[site].get("test", {}) for site in self.job.task.sites if site in own},
+            newcomers=[site for site in self.job.task.sites if site in best.sites and site not in trained],
+        )
         self.results.write(self.folder)
         self._on_progress(self)
 
@@ -321,7 +369,8 @@ class Coordinator:
     # --- inside -----------------------------------------------------------------------------------
 
     def _context(self, round_: int) -> ServerContext:
-        return ServerContext(round_, self.rounds, self.job.task.sites)
+        task = self.job.task
+        return ServerContext(round_, self.rounds, task.sites, self._trainable, task.optimizer, self.job.seed)
 
     def _broadcast(self, round_: int, weights: Weights, arrays: MethodArrays | None = None) -> Broadcast:
         if arrays is None:

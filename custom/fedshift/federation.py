@@ -1,6 +1,7 @@
 """All sites in one process: the oracle for tests, the limit for benchmarks, the fast path for sweeps.
 
-The same `Site` and `Coordinator` run under FLARE (``fedshift.flare``); nothing here computes.
+The same `Site` and `Coordinator` run under FLARE (``fedshift.flare``); nothing here computes. Centralised
+references, which no federation can run, are here too.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from fedshift.coordinator import Coordinator
 from fedshift.errors import MixedDataError
 from fedshift.job import JobSpec
-from fedshift.site import Site
+from fedshift.site import PooledSite, Site
 
 log = logging.getLogger("fedshift")
 
@@ -24,6 +26,7 @@ def run_in_process(
     folder: Path,
     *,
     device: str = "cpu",
+    resume: bool = False,
     on_progress: Callable[[Coordinator], None] | None = None,
 ) -> Coordinator:
     """Run a job with every site in this process, one after another.
@@ -33,14 +36,17 @@ def run_in_process(
         data: each site's prepared folder.
         folder: where results, models and the sites' state go.
         device: where to train.
+        resume: go on after the last round that an interrupted run in ``folder`` has closed.
         on_progress: called whenever there is something new to show.
 
     Raises:
         QuorumError: too few sites gave usable answers.
         MixedDataError: some data are simulated and some are not.
     """
-    shutil.rmtree(folder / "sites", ignore_errors=True)  # what an earlier run remembered is not this one's
     coordinator = Coordinator(job, folder, on_progress=on_progress)
+    done = coordinator.resume() if resume else -1
+    if done < 0:
+        shutil.rmtree(folder / "sites", ignore_errors=True)  # what an earlier run remembered is not this one's
     sites: dict[str, Site] = {}
 
     def ask(work: Callable[[Site], object], task: str) -> None:
@@ -58,10 +64,11 @@ def run_in_process(
                 log.debug("site %s", name, exc_info=True)
                 coordinator.reject(name, task, str(error))
 
-    coordinator.open(0)
-    ask(lambda site: coordinator.accept(site.statistics()), "statistics")
-    coordinator.close()
-    for round_ in range(1, coordinator.rounds + 1):
+    if done < 0:
+        coordinator.open(0)
+        ask(lambda site: coordinator.accept(site.statistics()), "statistics")
+        coordinator.close()
+    for round_ in range(max(done, 0) + 1, coordinator.rounds + 1):
         broadcast = coordinator.open(round_)
         ask(lambda site, b=broadcast: coordinator.accept(site.train(b)), "train")  # type: ignore[misc]
         coordinator.close()
@@ -71,5 +78,53 @@ def run_in_process(
     best = coordinator.open_best()
     if best is not None:
         ask(lambda site: coordinator.add_scores(site.validate(best)), "validate")
+    coordinator.finish()
+    return coordinator
+
+
+def run_pooled(
+    job: JobSpec,
+    data: Mapping[str, Path],
+    folder: Path,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+    on_progress: Callable[[Coordinator], None] | None = None,
+) -> Coordinator:
+    """Run a centralised reference: train where all images are, score at every site as a federated model is.
+
+    The record is a federated run's in which every site's update is the same model. Arguments and errors are those
+    of `run_in_process`; a site that cannot be used ends the run.
+    """
+    coordinator = Coordinator(job, folder, on_progress=on_progress)
+    done = coordinator.resume() if resume else -1
+    if done < 0:
+        shutil.rmtree(folder / "sites", ignore_errors=True)
+    trainer = PooledSite(job, data=data, state=folder / "sites", device=device)
+    sites = [Site(job, name, data=data[name], state=folder / "sites", device=device) for name in job.task.sites]
+    for site in sites:
+        coordinator.register(site.info())
+    if done < 0:
+        coordinator.open(0)
+        for site in sites:
+            coordinator.accept(site.statistics())
+        coordinator.close()
+    for round_ in range(max(done, 0) + 1, coordinator.rounds + 1):
+        broadcast = coordinator.open(round_)
+        trained = trainer.train(broadcast)
+        for site in sites:
+            scores = site.score(broadcast, "val") if round_ > 1 else {}
+            n = coordinator.results.data[site.name].n["train"]
+            told = replace(trained, site=site.name, n_samples=n, metrics={**trained.metrics, **scores})
+            coordinator.accept(told)
+        coordinator.close()
+    last = coordinator.open(coordinator.rounds + 1)
+    for site in sites:
+        coordinator.add_scores(site.validate(last))
+    coordinator.close_last()
+    best = coordinator.open_best()
+    if best is not None:
+        for site in sites:
+            coordinator.add_scores(site.validate(best))
     coordinator.finish()
     return coordinator

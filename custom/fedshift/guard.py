@@ -10,6 +10,8 @@ from fedshift.messages import Scores, Update, Weights
 from fedshift.methods.base import ArraySpec
 
 MOST_SAMPLES = 10**9
+MOST_BYTES = 2**28
+"""Of an array whose size only the site knows."""
 PASSES_PER_STEP = 16
 """A batch counter moves once a forward pass; methods make a few for one optimiser step."""
 
@@ -34,7 +36,7 @@ def check_update(
     round_: int,
     weights: Weights,
     trainable: frozenset[str],
-    personal: frozenset[str],
+    withheld: frozenset[str],
     specs: Mapping[str, Mapping[str, ArraySpec]],
     metrics: Ranges,
     n_samples: int,
@@ -47,7 +49,7 @@ def check_update(
         round_: the round that is open; 0 is the statistics round, which carries no weights.
         weights: what the site received in that round.
         trainable: keys of parameters, as against buffers.
-        personal: keys that stay at the site.
+        withheld: keys that never leave the site.
         specs: arrays by method, as ``fedshift.methods.array_specs`` gives them.
         metrics: the task's scores and their ranges.
         n_samples: what the site said of its data.
@@ -67,7 +69,7 @@ def check_update(
     else:
         if not 1 <= update.n_steps <= MOST_SAMPLES:
             raise Rejected("n_steps", f"{update.n_steps} is not between 1 and {MOST_SAMPLES}")
-        expected = {key: value for key, value in weights.items() if key not in personal}
+        expected = {key: value for key, value in weights.items() if key not in withheld}
         _check_keys(update.weights, expected, "weights")
         for key, reference in expected.items():
             _check_array(key, update.weights[key], ArraySpec(reference.shape, str(reference.dtype)))
@@ -102,10 +104,11 @@ def check_scores(scores: Scores, *, round_: int, metrics: Ranges) -> None:
     """
     if scores.round != round_:
         raise Rejected("round", f"scores of round {scores.round} came instead of those of round {round_}")
-    for split, values in scores.values.items():
-        if split not in ("val", "test"):
-            raise Rejected(f"scores.{split}", "is no split that is scored")
-        _check_metrics(values, metrics)
+    for splits in (scores.values, scores.personal):
+        for split, values in splits.items():
+            if split not in ("val", "test"):
+                raise Rejected(f"scores.{split}", "is no split that is scored")
+            _check_metrics(values, metrics)
 
 
 def _check_metrics(got: Mapping[str, float], allowed: Ranges) -> None:
@@ -136,10 +139,12 @@ def _check_array(key: str, array: np.ndarray, spec: ArraySpec) -> None:
     if not isinstance(array, np.ndarray):
         raise Rejected(key, f"is a {type(array).__name__}, not an array")
     fits = len(array.shape) == len(spec.shape) and all(
-        want is None or have == want for have, want in zip(array.shape, spec.shape, strict=True)
+        isinstance(want, str) or have == want for have, want in zip(array.shape, spec.shape, strict=True)
     )
     if not fits:
         raise Rejected(key, f"has shape {array.shape}, expected {spec.shape}")
+    if array.nbytes > MOST_BYTES and any(isinstance(want, str) for want in spec.shape):
+        raise Rejected(key, f"has {array.nbytes} bytes, allowed are {MOST_BYTES}")
     if str(array.dtype) != spec.dtype:
         raise Rejected(key, f"has type {array.dtype}, expected {spec.dtype}")
     if not np.isfinite(array).all():

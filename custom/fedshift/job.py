@@ -33,10 +33,14 @@ class OptimizerSpec(Strict):
 
 
 class ScheduleSpec(Strict):
-    """How long, in which batches, in which precision."""
+    """How long, in which batches, in which precision.
+
+    ``local_steps``, if given, is the number of optimiser steps a round and takes the place of ``local_epochs``.
+    """
 
     rounds: int = Field(ge=1)
     local_epochs: int = Field(default=1, ge=1)
+    local_steps: int | None = Field(default=None, ge=1)
     batch_size: int = Field(ge=1)
     precision: Precision = "fp32"
     threads: int = Field(default=1, ge=1)

@@ -38,7 +38,7 @@ class Update:
     """One site's answer to a round.
 
     ``metrics`` are scores of the *received* model on the validation split, plus ``train_loss``.
-    ``weights`` lack the keys that a method keeps at the site (personal parts).
+    ``weights`` lack the keys that a method withholds.
     """
 
     site: str
@@ -65,8 +65,12 @@ class SiteInfo:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of one model at one site: split name -> metric name -> value."""
+    """Scores of one model at one site: split name -> metric name -> value.
+
+    ``personal`` are those of the model after the site has fine-tuned it for itself, where a method does that.
+    """
 
     site: str
     round: int
     values: dict[str, dict[str, float]]
+    personal: dict[str, dict[str, float]] = field(default_factory=dict)

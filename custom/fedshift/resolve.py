@@ -43,7 +43,7 @@ def resolve(
     """A job from names.
 
     Args:
-        task: a file of ``apps/`` without its ending.
+        task: a file of ``apps/`` without its ending, or the path of such a file of one's own, ending in ``.yaml``.
         method_names: method names joined by ``+``.
         protocol: one of the task's protocols.
         sites: a part of the task's sites.
@@ -54,10 +54,7 @@ def resolve(
     Raises:
         ConfigError: any name, key or value that does not fit.
     """
-    if task not in tasks():
-        raise ConfigError(f"there is no task {task!r}{nearest(task, tasks())}")
-    where = f"apps/{task}.yaml"
-    raw = read_yaml(apps_dir() / f"{task}.yaml")
+    raw, where = _read_task(task)
     protocols: dict[str, Any] = raw.pop("protocols", {})
     names = [part.strip() for part in method_names.split("+")]
     if len(set(names)) != len(names):
@@ -89,15 +86,26 @@ def resolve(
             f"federation.min_sites is {federation_spec.min_sites}, but the job has only {len(spec.sites)} sites"
         )
     job = JobSpec(
-        name=name or "_".join([*names, task]),
+        name=name or "_".join([*names, spec.name]),
         seed=seed,
         task=spec,
         methods={m.name: m.config.model_dump(mode="json") for m in loaded},
         federation=federation_spec,
     )
     # What only the network, the kind of task or a method can tell is told now, not when the sites start.
-    methods.array_specs(loaded, build_task(job).network())
+    net = build_task(job).network()
+    methods.array_specs(loaded, net)
+    methods.check(loaded, job, net)
     return job
+
+
+def _read_task(task: str) -> tuple[dict[str, Any], str]:
+    """A task file, and how to name it in errors."""
+    if task.endswith((".yaml", ".yml")):
+        return read_yaml(Path(task)), task
+    if task not in tasks():
+        raise ConfigError(f"there is no task {task!r}{nearest(task, tasks())}, or the path of a .yaml file")
+    return read_yaml(apps_dir() / f"{task}.yaml"), f"apps/{task}.yaml"
 
 
 def _apply(option: str, *, raw: dict[str, Any], chosen: dict[str, dict[str, Any]], federation: dict[str, Any]) -> None:

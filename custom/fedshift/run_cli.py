@@ -1,10 +1,10 @@
-"""``fedshift job`` and ``fedshift run``."""
+"""``fedshift job``, ``fedshift run`` and ``fedshift pooled``."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
@@ -12,21 +12,17 @@ from rich.progress import Progress as Bar
 
 from fedshift.reporting.progress import Progress
 
+if TYPE_CHECKING:
+    from fedshift.coordinator import Coordinator
+    from fedshift.job import JobSpec
+
 console = Console(soft_wrap=True, highlight=False)
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add both commands."""
+    """Add the commands."""
     job = subparsers.add_parser("job", help="write a job folder for FLARE from a task and its methods")
-    job.add_argument("methods", metavar="METHODS", help="method names joined by +, such as fedfa+fedrdn")
-    job.add_argument("task", metavar="TASK", help="a task; 'fedshift tasks' lists them")
-    job.add_argument("--protocol", metavar="P", help="a paper's settings, such as fedfa")
-    job.add_argument("--sites", metavar="A,B", help="only these sites of the task")
-    job.add_argument(
-        "--set", dest="options", action="extend", nargs="+", default=[], metavar="K=V", help="any keys of the job"
-    )
-    job.add_argument("--seed", type=int, default=0, help="decides every random number (default 0)")
-    job.add_argument("--name", help="default: methods and task joined by _")
+    _add_job_arguments(job)
     job.add_argument("--out", type=Path, default=Path("jobs"), metavar="DIR", help="where (default: jobs)")
     job.add_argument("--production", action="store_true", help="for sites that allow fedshift's components by name")
     job.set_defaults(func=write)
@@ -38,14 +34,30 @@ def add_parsers(subparsers: Any) -> None:
     run.add_argument("--verbose", action="store_true", help="print every line of the log too")
     run.set_defaults(func=execute)
 
+    pooled = subparsers.add_parser("pooled", help="train a centralised reference on all sites' images, in one process")
+    _add_job_arguments(pooled)
+    pooled.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name of the job>")
+    pooled.add_argument("--resume", action="store_true", help="go on with a run that was interrupted")
+    pooled.set_defaults(func=train_pooled)
 
-def write(args: argparse.Namespace) -> int:
-    """``fedshift job``."""
-    from fedshift.flare.export import write_job
+
+def _add_job_arguments(parser: Any) -> None:
+    parser.add_argument("methods", metavar="METHODS", help="method names joined by +, such as fedfa+fedrdn")
+    parser.add_argument("task", metavar="TASK", help="a task ('fedshift tasks' lists them), or a .yaml file of one")
+    parser.add_argument("--protocol", metavar="P", help="a paper's settings, such as fedfa")
+    parser.add_argument("--sites", metavar="A,B", help="only these sites of the task")
+    parser.add_argument(
+        "--set", dest="options", action="extend", nargs="+", default=[], metavar="K=V", help="any keys of the job"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="decides every random number (default 0)")
+    parser.add_argument("--name", help="default: methods and task joined by _")
+
+
+def _resolve(args: argparse.Namespace) -> JobSpec:
     from fedshift.resolve import resolve
 
     sites = None if args.sites is None else [part.strip() for part in args.sites.split(",") if part.strip()]
-    job = resolve(
+    return resolve(
         args.task,
         args.methods,
         protocol=args.protocol,
@@ -54,8 +66,50 @@ def write(args: argparse.Namespace) -> int:
         seed=args.seed,
         name=args.name,
     )
+
+
+def write(args: argparse.Namespace) -> int:
+    """``fedshift job``."""
+    from fedshift.flare.export import write_job
+
+    job = _resolve(args)
     folder = write_job(job, args.out / job.name, production=args.production)
     print(f"{folder}: {job.task.schedule.rounds} rounds at {', '.join(job.task.sites)}")
+    return 0
+
+
+def train_pooled(args: argparse.Namespace) -> int:
+    """``fedshift pooled``."""
+    from fedshift import methods
+    from fedshift.coordinator import BEST, LAST
+    from fedshift.data.locate import find_site
+    from fedshift.errors import ConfigError
+    from fedshift.federation import run_pooled
+    from fedshift.reporting import results
+    from fedshift.reporting.progress import ProgressFile, read_progress
+    from fedshift.reporting.table import scores_table
+
+    job = _resolve(args)
+    if methods.reference_in(methods.load(job.methods)) is None:
+        known = [name for name in methods.available() if methods.load({name: {}})[-1].is_pooled]
+        raise ConfigError(
+            f"{args.methods} is no centralised reference ({', '.join(known)}): use 'fedshift job' and 'run'"
+        )
+    data = {s: find_site(job.task.dataset, s, local=None, simulator=True) for s in job.task.sites}
+    folder = (args.workspace or Path("runs") / job.name).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = ProgressFile(folder)
+    display = _Bar() if console.is_terminal else _Lines()
+
+    def show(coordinator: Coordinator) -> None:
+        file.update(coordinator)
+        display.show(read_progress(folder))
+
+    with display:
+        run_pooled(job, data, folder, resume=args.resume, on_progress=show)
+    console.print(scores_table(results.read_results(folder)))
+    for what, name in (("best model", BEST), ("last model", LAST), ("results", results.FILE_NAME)):
+        print(f"{what + ':':<13}{folder / name}")
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,13 @@ from torch import nn
 
 from fedshift import methods
 from fedshift.data.manifest import Split, manifest_sha256
+from fedshift.data.samples import EverySite, Samples, Union
 from fedshift.errors import DataError
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.methods import ClientChain
 from fedshift.methods.base import Run
-from fedshift.tasks import build_task
+from fedshift.tasks import SiteData, build_task
 from fedshift.training import local
 from fedshift.training.precision import prepare, use_threads
 from fedshift.training.state import SiteState, StateStore
@@ -39,6 +40,8 @@ class _Session:
 class Site:
     """A site in a job: data, network, and a folder for what it must remember."""
 
+    _data: SiteData | None
+
     def __init__(self, job: JobSpec, name: str, *, data: Path, state: Path, device: str = "cpu") -> None:
         """Open the site's data.
 
@@ -52,18 +55,23 @@ class Site:
         Raises:
             DataError: the data cannot be used.
         """
+        self._data = build_task(job).open(data, name)
+        self._manifest_sha256 = manifest_sha256(data)
+        self._set_up(job, name, self._data, state, device)
+
+    def _set_up(self, job: JobSpec, name: str, training: Samples, state: Path, device: str) -> None:
         use_threads(job.task.schedule.threads)
         self.name = name
         self._job = job
+        self._training = training
         self._task = build_task(job)
-        self._data = self._task.open(data, name)
-        self._manifest_sha256 = manifest_sha256(data)
         self._methods = methods.load(job.methods)
         self._net = prepare(self._task.network(), job.task.schedule.precision, torch.device(device))
         self._store = StateStore(state / name)
 
     def info(self) -> SiteInfo:
         """Counts and fingerprint of the site's data."""
+        assert self._data is not None
         return SiteInfo(
             site=self.name,
             kind=self._data.manifest.kind,
@@ -78,7 +86,7 @@ class Site:
         """Round 0: what the methods want to know about the site's images."""
         state, arrays = self._measure()
         self._store.write(0, state, best_round=0)
-        return Update(site=self.name, round=0, n_samples=self._data.n_train, n_steps=0, arrays=arrays)
+        return Update(site=self.name, round=0, n_samples=self._training.n_train, n_steps=0, arrays=arrays)
 
     def train(self, broadcast: Broadcast, *, stop: Callable[[], bool] = lambda: False) -> Update:
         """Score the received model, train it, and answer with the result.
@@ -96,19 +104,21 @@ class Site:
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
             run, chain = session.run, session.chain
             run.stop = stop
+            if broadcast.round > 1 and not self._store.has_trained(broadcast.round):
+                chain.newcomer(self._training)
             metrics = self._scores(chain, "val") if broadcast.round > 1 else {}
             run.optimizer = local.make_optimizer(self._net, self._job.task.optimizer)
             if session.state.optimizer is not None:
                 run.optimizer.load_state_dict(session.state.optimizer)
-            chain.begin(self._data)
-            n_steps, loss = local.train(self._task, self._data, chain, run, schedule)
+            chain.begin(self._training)
+            n_steps, loss = local.train(self._task, self._training, chain, run, schedule)
             if not np.isfinite(loss):
                 raise DataError(
                     f"site {self.name}, round {broadcast.round}: the training loss is {loss}; lower optimizer.lr or "
                     "check the site's images with 'fedshift data check'"
                 )
-            arrays = chain.end()
-            personal = chain.personal(self._net)
+            arrays = chain.end(self._training)
+            personal, withheld = chain.personal(self._net), chain.withheld(self._net)
             weights = read_weights(self._net)
             if not all(np.isfinite(value).all() for value in weights.values()):
                 # Before anything is written: the optimiser's state is as broken as the weights.
@@ -128,19 +138,41 @@ class Site:
         return Update(
             site=self.name,
             round=broadcast.round,
-            n_samples=self._data.n_train,
+            n_samples=self._training.n_train,
             n_steps=n_steps,
-            weights={key: value for key, value in weights.items() if key not in personal},
+            weights={key: value for key, value in weights.items() if key not in withheld},
             metrics={**metrics, "train_loss": loss, "seconds": time.monotonic() - started},
             arrays=arrays,
         )
 
+    def score(self, broadcast: Broadcast, split: Split) -> dict[str, float]:
+        """Scores of the received model on one split, as `validate` has them."""
+        with self._session(broadcast, self._state_before(broadcast.round)) as session:
+            return self._scores(session.chain, split)
+
     def validate(self, broadcast: Broadcast) -> Scores:
         """Score an aggregate on the held-out splits: ``broadcast.round`` is the round after the one that made it."""
-        made_in = broadcast.round - 1
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            values = {split: self._scores(session.chain, split) for split in HELD_OUT}
-        return Scores(site=self.name, round=made_in, values={s: v for s, v in values.items() if v})
+            if not self._store.has_trained(broadcast.round):
+                session.chain.newcomer(self._training)
+            values = self._held_out_scores(session.chain)
+            personal = {}
+            epochs = session.chain.fine_tune()
+            if epochs:
+                self._fine_tune(session, epochs)
+                personal = self._held_out_scores(session.chain)
+        return Scores(site=self.name, round=broadcast.round - 1, values=values, personal=personal)
+
+    def _fine_tune(self, session: _Session, epochs: int) -> None:
+        """Train the received model for this site alone; nothing of it is kept or sent."""
+        schedule = self._job.task.schedule.model_copy(update={"local_epochs": epochs, "local_steps": None})
+        session.run.optimizer = local.make_optimizer(self._net, self._job.task.optimizer)
+        session.chain.begin(self._training)
+        local.train(self._task, self._training, session.chain, session.run, schedule)
+
+    def _held_out_scores(self, chain: ClientChain) -> dict[str, dict[str, float]]:
+        scores = {split: self._scores(chain, split) for split in HELD_OUT}
+        return {split: values for split, values in scores.items() if values}
 
     def _state_before(self, round_: int) -> SiteState:
         """The state that a task of ``round_`` starts from.
@@ -153,11 +185,11 @@ class Site:
 
     def _measure(self) -> tuple[SiteState, MethodArrays]:
         state = SiteState()
-        arrays = ClientChain(self._methods, self._run(0, {}), state.methods).statistics(self._data)
+        arrays = ClientChain(self._methods, self._run(0, {}), state.methods).statistics(self._training)
         return state, arrays
 
     def _scores(self, chain: ClientChain, split: Split) -> dict[str, float]:
-        if not self._data.count(split):
+        if self._data is None or not self._data.count(split):
             return {}
         predictions = local.predict(self._task, self._data, chain, self._net, split, self._job.task.schedule)
         return self._task.scores(predictions, self._data, split)
@@ -171,6 +203,9 @@ class Site:
             rounds=job.task.schedule.rounds,
             sites=job.task.sites,
             net=self._net,
+            objective=self._task.loss,
+            n_classes=len(job.task.classes),
+            images_are_slices=self._task.images_are_slices,
             received=received,
         )
 
@@ -189,6 +224,19 @@ class Site:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+class PooledSite(Site):
+    """All sites' training images in one place, for the centralised references; it has nothing to score on."""
+
+    def __init__(self, job: JobSpec, *, data: Mapping[str, Path], state: Path, device: str = "cpu") -> None:
+        """``data``: each site's prepared folder; the rest as for `Site`."""
+        task = build_task(job)
+        parts = [task.open(data[site], site) for site in job.task.sites]
+        reference = methods.reference_in(methods.load(job.methods))
+        mixed = reference is not None and reference.client().trains_on == "union"
+        self._data = None
+        self._set_up(job, "all sites", Union(parts) if mixed else EverySite(parts), state, device)
 
 
 def read_weights(net: nn.Module) -> Weights:

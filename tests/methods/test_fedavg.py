@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 import torch
-from conftest import golden
+from conftest import Sent, golden, server_context
 
-from fedshift.messages import MethodArrays, Weights
-from fedshift.methods import base, fedavg
+from fedshift.methods import fedavg
 
-
-@dataclass
-class Sent:
-    site: str
-    n_samples: int
-    weights: Weights
-    n_steps: int = 1
-    metrics: dict[str, float] = field(default_factory=dict)
-    arrays: MethodArrays = field(default_factory=dict)
-
-
-CTX = base.ServerContext(1, 1, ("A", "B", "C"))
+CTX = server_context()
 
 
 def test_average_is_the_authors_three_rounds_long() -> None:
@@ -35,7 +21,7 @@ def test_average_is_the_authors_three_rounds_long() -> None:
     for r in rounds:
         # Weights .5/.3/.2 as sample counts.
         updates = [
-            Sent(str(i), n, {k: np.asarray(g[f"fedavg_{r}_client{i}:{k}"]) for k in keys})
+            Sent(str(i), {k: np.asarray(g[f"fedavg_{r}_client{i}:{k}"]) for k in keys}, n)
             for i, n in enumerate((50, 30, 20))
         ]
         combined = server.combine(dict(updates[0].weights), updates, CTX)
@@ -46,8 +32,8 @@ def test_average_is_the_authors_three_rounds_long() -> None:
 
 def test_uniform_ignores_counts_and_integers_are_not_averaged() -> None:
     updates = [
-        Sent("A", 1, {"w": np.float32([0, 2]), "n": np.array(3)}),
-        Sent("B", 99, {"w": np.float32([4, 4]), "n": np.array(8)}),
+        Sent("A", {"w": np.float32([0, 2]), "n": np.array(3)}, 1),
+        Sent("B", {"w": np.float32([4, 4]), "n": np.array(8)}, 99),
     ]
     old = {"w": np.float32([9, 9]), "n": np.array(0)}
     out = fedavg.Server(fedavg.Config(weights="uniform")).combine(old, updates, CTX)
@@ -64,5 +50,5 @@ def test_local_buffers_stay_at_the_site() -> None:
 
 def test_keys_that_no_site_sends_stay_as_they_were() -> None:
     old = {"w": np.float32([1]), "b": np.float32([5])}
-    out = fedavg.Server(fedavg.Config()).combine(old, [Sent("A", 2, {"w": np.float32([3])})], CTX)
+    out = fedavg.Server(fedavg.Config()).combine(old, [Sent("A", {"w": np.float32([3])}, 2)], CTX)
     assert out["w"] == pytest.approx(3) and out["b"] == pytest.approx(5)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import golden, rule_weights
+from conftest import golden, make_context, rule_weights
 
 from fedshift.errors import ConfigError
-from fedshift.methods import base, fedfa
+from fedshift.methods import fedfa
 from fedshift.networks.unet import UNet
-
-
-def run_of(net: torch.nn.Module, seed: int = 0) -> base.Run:
-    return base.Run(seed=seed, site="A", round=1, rounds=1, sites=("A",), net=net)
 
 
 class Recorded:
@@ -26,7 +22,7 @@ class Recorded:
 
 def layer_for(config: fedfa.Config, channels: int) -> fedfa.FeatureAugmentation:
     net = torch.nn.Identity().train()
-    return fedfa.FeatureAugmentation(1, channels, net, config, base.Context(run_of(net), "fedfa", {}))
+    return fedfa.FeatureAugmentation(1, channels, net, config, make_context("fedfa", net))
 
 
 @pytest.mark.parametrize("case", ["init", "custom"])
@@ -104,7 +100,7 @@ def test_unet_with_all_layers_gives_the_released_networks_output(monkeypatch: py
     net = UNet().double()
     rule_weights(net)
     client = fedfa.Client(fedfa.Config(variant="released", p=1.0))
-    handles = client.attach(net, base.Context(run_of(net), "fedfa", {}))
+    handles = client.attach(net, make_context("fedfa", net))
     for layer in client._layers.values():
         layer.running_mean, layer.running_std = layer.running_mean.double(), layer.running_std.double()
     x = torch.from_numpy(g["x"])
@@ -123,7 +119,7 @@ def test_unet_with_all_layers_gives_the_released_networks_output(monkeypatch: py
 def test_skip_connections_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     net = UNet(features=4)
     client = fedfa.Client(fedfa.Config(p=1.0, layers=(1,)))
-    client.attach(net, base.Context(run_of(net), "fedfa", {}))
+    client.attach(net, make_context("fedfa", net))
     seen: dict[str, torch.Tensor] = {}
     net.encoder1.register_forward_hook(lambda _m, _i, out: seen.__setitem__("before", out.clone()))
     net.decoder1.register_forward_pre_hook(lambda _m, inputs: seen.__setitem__("skip", inputs[0][:, 4:].clone()))
@@ -137,7 +133,7 @@ def test_skip_connections_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_layers_fire_with_probability_p_and_differ_between_seeds_only() -> None:
     def outputs(seed: int) -> list[bool]:
         net = torch.nn.Identity().train()
-        context = base.Context(run_of(net, seed), "fedfa", {})
+        context = make_context("fedfa", net, seed=seed)
         layer = fedfa.FeatureAugmentation(1, 3, net, fedfa.Config(p=0.3), context)
         x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(1))
         return [not torch.equal(layer(x), x) for _ in range(400)]

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
-from conftest import golden
+from conftest import Samples, golden, make_context
 
 from fedshift.errors import ConfigError, DataError
 from fedshift.methods import base, fedrdn
 
 
-class Images:
-    """Training images as a client half sees them."""
-
-    def __init__(self, images: np.ndarray) -> None:
-        self._images = torch.from_numpy(images)
-        self.n_train = len(images)
-
-    def image_chunks(self) -> Iterator[torch.Tensor]:
-        yield from self._images.split(2)
-
-
-def context(site: str = "A", round_: int = 0) -> base.Context:
-    run = base.Run(seed=0, site=site, round=round_, rounds=1, sites=("A", "B", "C"), net=torch.nn.Identity())
-    return base.Context(run, "fedrdn", {})
-
-
 def test_statistics_are_the_papers_over_n() -> None:
     g = golden("fedrdn")
     for k in range(3):
-        ctx = context()
-        sent = fedrdn.Client(fedrdn.Config()).statistics(Images(g[f"client{k}_images"]), ctx)
+        ctx = make_context("fedrdn", round=0)
+        sent = fedrdn.Client(fedrdn.Config()).statistics(Samples(g[f"client{k}_images"]), ctx)
         np.testing.assert_allclose(sent["mean"], g["float64_mean"][k], rtol=1e-12)
         np.testing.assert_allclose(sent["mean"], g["code_mean"][k], rtol=1e-5)
         np.testing.assert_allclose(sent["std"], g["paper_sum_over_n_biased_std_mean"][k], rtol=1e-12)
@@ -53,7 +35,7 @@ def client_with_pairs(config: fedrdn.Config, ctx: base.Context) -> fedrdn.Client
 def test_normalisation_is_the_authors(monkeypatch: pytest.MonkeyPatch) -> None:
     g = golden("fedrdn")
     x = torch.from_numpy(g["client1_images"])
-    ctx = context(round_=1)
+    ctx = make_context("fedrdn")
     client = client_with_pairs(fedrdn.Config(variant="released"), ctx)
     at_test = client.inputs(x, ctx, training=False)
     np.testing.assert_allclose(at_test.numpy(), g["normalized_client1_test_local"], rtol=1e-5, atol=1e-6)
@@ -67,7 +49,7 @@ def test_paper_draws_a_pair_an_image_and_released_two_numbers_a_batch() -> None:
     g = golden("fedrdn")
     x = torch.full((64, 3, 1, 1), 0.5)
     pairs = [(0.5 - g["code_mean"][k]) / g["code_std_unbiased"][k] for k in range(3)]
-    ctx = context(round_=1)
+    ctx = make_context("fedrdn")
     out = client_with_pairs(fedrdn.Config(), ctx).inputs(x, ctx, training=True)[..., 0, 0].numpy()
     of_pair = [np.isclose(out, p, rtol=1e-5).all(1) for p in pairs]
     assert np.sum(of_pair, 0).tolist() == [1] * 64, "every image uses the mean and deviation of one site"
@@ -82,7 +64,7 @@ def test_paper_draws_a_pair_an_image_and_released_two_numbers_a_batch() -> None:
 def test_mean_and_fixed_modes_treat_training_and_test_alike() -> None:
     g = golden("fedrdn")
     x = torch.from_numpy(g["client1_images"])
-    ctx = context(round_=1)
+    ctx = make_context("fedrdn")
     v = client_with_pairs(fedrdn.Config(mode="mean"), ctx)
     expected = (x - torch.from_numpy(g["code_mean"].mean(0))[:, None, None]) / torch.from_numpy(
         g["code_std_unbiased"].mean(0)
@@ -93,11 +75,13 @@ def test_mean_and_fixed_modes_treat_training_and_test_alike() -> None:
     fixed.receive({}, ctx)
     for training in (True, False):
         torch.testing.assert_close(fixed.inputs(x, ctx, training=training), (x - 0.4) / 0.2)
-    assert fixed.up(torch.nn.Identity()) == {} and fixed.statistics(Images(g["client0_images"]), ctx) == {}
+    assert fixed.up(torch.nn.Identity()) == {} and fixed.statistics(Samples(g["client0_images"]), ctx) == {}
 
 
 def test_constant_images_and_zero_deviation_are_refused() -> None:
     with pytest.raises(DataError, match="site A: a channel of the training images is constant"):
-        fedrdn.Client(fedrdn.Config()).statistics(Images(np.ones((3, 3, 4, 4), np.float32)), context())
+        fedrdn.Client(fedrdn.Config()).statistics(
+            Samples(np.ones((3, 3, 4, 4), np.float32)), make_context("fedrdn", round=0)
+        )
     with pytest.raises(ConfigError, match="fixed_std"):
         fedrdn.Config(mode="fixed", fixed_std=(0.0,))

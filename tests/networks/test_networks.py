@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, golden, rule_weights
+from conftest import GOLDEN, golden, make_context, rule_weights
 
 from fedshift import networks
 from fedshift.errors import ConfigError
-from fedshift.methods import base, fedfa
+from fedshift.methods import fedfa
 from fedshift.networks.unet import UNet
 
 
@@ -53,10 +53,9 @@ def test_stages_have_their_channels_and_augmenting_them_changes_the_output(
     assert [seen[i] for i in range(5)] == [s.channels for s in stages]
     for handle in handles:
         handle.remove()
-    run = base.Run(seed=0, site="A", round=1, rounds=1, sites=("A",), net=net)
     for layer in range(1, 6):
         client = fedfa.Client(fedfa.Config(p=1.0, layers=(layer,)))
-        attached = client.attach(net, base.Context(run, "fedfa", {}))
+        attached = client.attach(net, make_context("fedfa", net))
         assert (net(x) - plain).abs().max() > 1e-4, f"layer {layer} is not on the way to the output"
         for handle in attached:
             handle.remove()

@@ -52,6 +52,22 @@ class Manifest(Strict):
         """The cases of one split, in file order."""
         return tuple(case for case in self.cases if case.split == split)
 
+    def check_is(self, folder: Path, *, dataset: str, site: str, classes: tuple[str, ...]) -> None:
+        """Compare with what a job expects in ``folder``.
+
+        Raises:
+            DataError: the folder is another site's, or of another data set or other classes.
+        """
+        for what, have, want in (
+            ("dataset", self.dataset, dataset),
+            ("site", self.site, site),
+            ("classes", self.classes, classes),
+        ):
+            if have != want:
+                raise DataError(
+                    f"{folder}: its manifest says {what} {have}, the job wants {want}: name the right folder"
+                )
+
     def write(self, folder: Path) -> None:
         """Write ``folder/manifest.json`` (whole or not at all)."""
         target = folder / FILE_NAME

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from fedshift import methods
 from fedshift.errors import ConfigError
 from fedshift.flare import wire
 from fedshift.job import FILE_NAME, JobSpec, read_job
@@ -40,8 +41,14 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False) -> Path:
         production: without the marker that lets a bare simulator build fedshift's components.
 
     Raises:
-        ConfigError: something other than a job is there.
+        ConfigError: something other than a job is there, or the job is a centralised reference.
     """
+    reference = methods.reference_in(methods.load(job.methods))
+    if reference is not None:
+        raise ConfigError(
+            f"{reference.name} trains where all sites' images are, which no federation has, so there is no FLARE job "
+            f"for it: run it in one process with 'fedshift pooled {reference.name} {job.task.name}'"
+        )
     if folder.exists() and not (folder / SPEC).is_file():
         raise ConfigError(f"{folder} is there and is no fedshift job: give another --name or --out")
     beside = folder.parent / f".{folder.name}.partial-{uuid.uuid4().hex[:8]}"

@@ -117,7 +117,7 @@ def _encode(answer: Answer) -> DXO:
             "metrics": _metrics(content.metrics),
         }
     elif isinstance(content, Scores):
-        data = {split: _metrics(values) for split, values in content.values.items()}
+        data = {"values": _splits(content.values), "personal": _splits(content.personal)}
     else:
         meta["reason"] = content.reason
     return DXO(DataKind.COLLECTION, data=data, meta=meta)
@@ -139,7 +139,10 @@ def _decode(site: str, dxo: DXO) -> Answer:
             arrays={name: part.data for name, part in _part(dxo, "arrays").data.items()},
         )
     elif kind == Scores.__name__:
-        content = Scores(site, round_, {split: _floats(part) for split, part in dxo.data.items()})
+        values, personal = (
+            {split: _floats(part) for split, part in _part(dxo, name).data.items()} for name in ("values", "personal")
+        )
+        content = Scores(site, round_, values, personal)
     elif kind == Failure.__name__:
         content = Failure(site, round_, str(dxo.get_meta_prop("reason")))
     else:
@@ -169,6 +172,10 @@ def _methods(arrays: MethodArrays) -> DXO:
 
 def _metrics(metrics: Mapping[str, float]) -> DXO:
     return DXO(DataKind.METRICS, data={name: float(value) for name, value in metrics.items()})
+
+
+def _splits(splits: Mapping[str, Mapping[str, float]]) -> DXO:
+    return DXO(DataKind.COLLECTION, data={split: _metrics(values) for split, values in splits.items()})
 
 
 def _open(shareable: Shareable) -> DXO:

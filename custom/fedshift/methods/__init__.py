@@ -9,23 +9,32 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from functools import partial
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
 from fedshift.messages import MethodArrays
-from fedshift.methods.base import ArraySpec, Batch, Client, Context, Owned, Run, Server, TrainingImages
+from fedshift.methods.base import ArraySpec, Batch, Client, Context, Owned, Run, Server, TrainingSamples
 from fedshift.strict import Strict, nearest
 
 DEFAULT_COMBINE = "fedavg"
+SHARED = ("base", "aggregation", "mixing")
+"""Modules of this package that are no methods."""
 
 
 def available() -> list[str]:
-    """Names of all methods: the modules of this package that hold both halves."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in ("base", "aggregation"))
+    """Names of all methods: the modules of this package but those that methods share."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in SHARED)
+
+
+OWNED: Mapping[Owned, str] = MappingProxyType(
+    {"combine": "decide how updates are combined", "step": "take the local optimiser step"}
+)
 
 
 @dataclass(frozen=True)
@@ -36,21 +45,25 @@ class Method:
     module: ModuleType
     config: Strict
 
+    @property
+    def is_pooled(self) -> bool:
+        """Whether it is a centralised reference."""
+        return self.client().trains_on != "site"
+
     def client(self) -> Client[Any]:
         """A new client half."""
-        half: Client[Any] = self.module.Client(self.config)
+        half: Client[Any] = getattr(self.module, "Client", Client)(self.config)  # a half may be missing
         return half
 
     def server(self) -> Server[Any]:
         """A new server half."""
-        half: Server[Any] = self.module.Server(self.config)
+        half: Server[Any] = getattr(self.module, "Server", Server)(self.config)
         return half
 
     @property
     def owns(self) -> frozenset[Owned]:
         """What this method alone may do, in either half."""
-        owned: frozenset[Owned] = self.module.Client.owns | self.module.Server.owns
-        return owned
+        return self.client().owns | self.server().owns
 
 
 def find(name: str) -> ModuleType:
@@ -80,12 +93,15 @@ def load(specs: Mapping[str, Mapping[str, Any]]) -> tuple[Method, ...]:
     if not any("combine" in m.owns for m in methods):
         module = find(DEFAULT_COMBINE)
         methods.append(Method(DEFAULT_COMBINE, module, module.Config()))
+    references = [m.name for m in methods if m.is_pooled]
+    if len(references) > 1:
+        raise ConfigError(f"{' and '.join(references)} cannot be combined: each is a whole training; name one of them")
     owners: dict[Owned, str] = {}
     for method in methods:
         for owned in sorted(method.owns):
             if owned in owners:
                 raise ConfigError(
-                    f"{owners[owned]} and {method.name} cannot be combined: both own the {owned}; name one of them"
+                    f"{owners[owned]} and {method.name} cannot be combined: both {OWNED[owned]}; name one of them"
                 )
             owners[owned] = method.name
     return tuple(sorted(methods, key=lambda m: ("combine" not in m.owns, "step" not in m.owns, m.name)))
@@ -98,16 +114,21 @@ class ClientChain:
         """``state`` is the ``methods`` part of the site's state tree; halves change it in place."""
         self._halves = [(m.client(), Context(run, m.name, state.setdefault(m.name, {}))) for m in methods]
         self._owner = next((pair for pair in self._halves if "step" in pair[0].owns), None)
+        run.normalise = partial(self.inputs, training=True)
 
     def personal(self, net: nn.Module) -> frozenset[str]:
         """Union of the keys that methods keep at the site."""
         return frozenset().union(*(half.personal(net) for half, _ in self._halves))
 
+    def withheld(self, net: nn.Module) -> frozenset[str]:
+        """Union of the keys that never leave the site."""
+        return frozenset().union(*(half.withheld(net) for half, _ in self._halves))
+
     def attach(self, net: nn.Module) -> list[RemovableHandle]:
         """Insert every method's layers; the caller removes the handles."""
         return [handle for half, ctx in self._halves for handle in half.attach(net, ctx)]
 
-    def statistics(self, data: TrainingImages) -> MethodArrays:
+    def statistics(self, data: TrainingSamples) -> MethodArrays:
         """Arrays of the statistics round by method."""
         return _non_empty({ctx.method: half.statistics(data, ctx) for half, ctx in self._halves})
 
@@ -116,7 +137,12 @@ class ClientChain:
         for half, ctx in self._halves:
             half.receive(arrays.get(ctx.method, {}), ctx)
 
-    def begin(self, data: TrainingImages) -> None:
+    def newcomer(self, data: TrainingSamples) -> None:
+        """At a site that has never trained."""
+        for half, ctx in self._halves:
+            half.newcomer(data, ctx)
+
+    def begin(self, data: TrainingSamples) -> None:
         """Before the first step."""
         for half, ctx in self._halves:
             half.begin(data, ctx)
@@ -129,15 +155,17 @@ class ClientChain:
 
     def batch(self, batch: Batch) -> Batch:
         """A training batch through every method."""
+        for half, ctx in self._halves:
+            batch = half.augment(batch, ctx)
         batch = Batch(self.inputs(batch.x, training=True), batch.y)
         for half, ctx in self._halves:
             batch = half.batch(batch, ctx)
         return batch
 
-    def loss(self, batch: Batch, loss: Tensor) -> Tensor:
+    def loss(self, batch: Batch, logits: Tensor, loss: Tensor) -> Tensor:
         """The task's loss with every method's additions."""
         for half, ctx in self._halves:
-            loss = half.loss(batch, loss, ctx)
+            loss = half.loss(batch, logits, loss, ctx)
         return loss
 
     def step(self, closure: Callable[[], Tensor], optimizer_step: Callable[[], None]) -> Tensor:
@@ -154,9 +182,36 @@ class ClientChain:
         for half, ctx in self._halves:
             half.gradients(ctx)
 
-    def end(self) -> MethodArrays:
+    def end(self, data: TrainingSamples) -> MethodArrays:
         """Arrays of the round by method."""
-        return _non_empty({ctx.method: half.end(ctx) for half, ctx in self._halves})
+        return _non_empty({ctx.method: half.end(data, ctx) for half, ctx in self._halves})
+
+    def fine_tune(self) -> int:
+        """The most local epochs that a method asks for after the last round."""
+        return max(half.fine_tune() for half, _ in self._halves)
+
+
+def check(methods: Sequence[Method], job: JobSpec, net: nn.Module) -> None:
+    """Tell what does not fit before anything runs.
+
+    Raises:
+        ConfigError: a method that cannot take the job's task, network, optimiser or other methods.
+    """
+    pooled = reference_in(methods)
+    for method in methods:
+        client = method.client()
+        client.check(job, net)
+        sends = client.up(net) or client.personal(net)
+        if pooled and method.name not in (pooled.name, DEFAULT_COMBINE) and (sends or method.owns):
+            raise ConfigError(
+                f"{pooled.name} and {method.name} cannot be combined: {pooled.name} trains where all images are, "
+                f"and {method.name} needs sites that train apart"
+            )
+
+
+def reference_in(methods: Sequence[Method]) -> Method | None:
+    """The centralised reference among a job's methods, if there is one."""
+    return next((m for m in methods if m.is_pooled), None)
 
 
 def array_specs(methods: Sequence[Method], net: nn.Module) -> dict[str, dict[str, ArraySpec]]:

@@ -1,4 +1,4 @@
-"""Sums over sites that every server half shares: float64, in site order, one tensor at a time."""
+"""Sums over sites that server halves share: float64, in site order, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ def sample_fractions(updates: Sequence[SiteUpdate]) -> list[float]:
     return [update.n_samples / total for update in updates]
 
 
+def site_fractions(updates: Sequence[SiteUpdate], weights: str) -> list[float]:
+    """n_k / n with ``weights="samples"``, 1 / K with ``"uniform"``."""
+    return [1.0 / len(updates)] * len(updates) if weights == "uniform" else sample_fractions(updates)
+
+
 def average(weights: Weights, updates: Sequence[SiteUpdate], coefficients: Sequence[float]) -> Weights:
-    """Weighted sum of the updates' tensors.
+    """Weighted sum of the updates' tensors, Σ_k c_k w_k.
 
     Keys that no update carries stay as in ``weights``. Integer buffers (batch counters)
     are not averaged: the largest is taken. Dtypes and shapes stay those of ``weights``.
@@ -30,8 +35,35 @@ def average(weights: Weights, updates: Sequence[SiteUpdate], coefficients: Seque
             largest = np.max([update.weights[key] for update in updates], axis=0)
             result[key] = np.asarray(largest, old.dtype)  # numpy turns 0-d results into scalars
         else:
-            total = np.zeros(old.shape, np.float64)
-            for update, coefficient in zip(updates, coefficients, strict=True):
-                total += coefficient * update.weights[key].astype(np.float64)
+            result[key] = np.asarray(_sum(old, updates, coefficients, key), old.dtype)
+    return result
+
+
+def move(
+    weights: Weights,
+    updates: Sequence[SiteUpdate],
+    coefficients: Sequence[float],
+    *,
+    trainable: frozenset[str],
+    buffers: Sequence[float] | None = None,
+) -> Weights:
+    """Move along the sites' changes: w + Σ_k c_k (w_k − w) for parameters, whatever the sign and sum of c.
+
+    A combination that is not convex would make running variances negative, so floating buffers are averaged with
+    the convex ``buffers`` (default: by sample count).
+    """
+    result = average(weights, updates, sample_fractions(updates) if buffers is None else buffers)
+    rest = 1.0 - sum(coefficients)
+    for key in weights:
+        if key in trainable and key in updates[0].weights:
+            old = weights[key]
+            total = _sum(old, updates, coefficients, key) + rest * old.astype(np.float64)
             result[key] = np.asarray(total, old.dtype)
     return result
+
+
+def _sum(old: np.ndarray, updates: Sequence[SiteUpdate], coefficients: Sequence[float], key: str) -> np.ndarray:
+    total = np.zeros(old.shape, np.float64)
+    for update, coefficient in zip(updates, coefficients, strict=True):
+        total += coefficient * update.weights[key].astype(np.float64)
+    return total

@@ -6,15 +6,19 @@ file holds only what its method does differently.
 
 Order of the client hooks within a round::
 
-    attach → receive → begin → for each batch: inputs → batch → loss → (backward) → gradients → step → end
+    attach → receive → begin → for each batch: augment → inputs → batch → loss → (backward) → gradients → step → end
 
-``inputs`` also runs in evaluation. Halves keep nothing in attributes between rounds: what must last
-goes to ``ctx.state``, which is written to disk before the site answers.
+``inputs`` also runs in evaluation. Halves keep nothing in attributes between rounds: what must last goes to
+``ctx.state`` at a site and to ``self.state`` at the server. Both are written to disk, the first before the site
+answers, the second when the round is closed.
+
+The centralised references of the papers' tables are client halves that say in ``trains_on`` that they train where
+all sites' images are. They run in one process only (`fedshift.federation.run_pooled`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -23,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fedshift.job import JobSpec, OptimizerSpec
 from fedshift.messages import Arrays, MethodArrays, Weights
 from fedshift.strict import Strict
 from fedshift.training.seeding import generator
@@ -32,16 +37,21 @@ ConfigT = TypeVar("ConfigT", bound=Strict)
 Owned = Literal["combine", "step"]
 """What only one method of a job may do."""
 
+TrainsOn = Literal["site", "union", "every site"]
+"""A site's own images; or, for a centralised reference, batches from the union of all sites' images, or batches that
+hold equally many of every site, site after site."""
+
 
 @dataclass(frozen=True)
 class ArraySpec:
     """An array that travels: what the guard accepts and what the leaves-a-site table says.
 
-    ``shape`` may hold None for the number of sites. ``low`` and ``high`` bound every element, inclusive.
-    ``reveals`` says in plain words what a reader of the array learns about the site.
+    A word in ``shape`` stands for a size that the network does not fix, such as ``"sites"`` or ``"rows"``. ``low`` and
+    ``high`` bound every element, inclusive. ``reveals`` says in plain words what a reader of the array learns about
+    the site.
     """
 
-    shape: tuple[int | None, ...]
+    shape: tuple[int | str, ...]
     dtype: str = "float32"
     when: Literal["once", "round"] = "round"
     low: float = -np.inf
@@ -79,16 +89,25 @@ class StagedNetwork(Protocol):
         ...
 
 
-class TrainingImages(Protocol):
-    """A site's training images, as methods may read them."""
+class ClassifyingNetwork(Protocol):
+    """What a classification network offers besides: ``forward(x) = head(features(x))``.
+
+    A method sees the embedding u (B, d), d = ``head.in_features``, by a forward pre-hook on ``head``.
+    """
+
+    head: nn.Linear
+
+
+class TrainingSamples(Protocol):
+    """A site's training samples, as methods may read them."""
 
     @property
     def n_train(self) -> int:
         """Number of training samples."""
         ...
 
-    def image_chunks(self) -> Any:
-        """Iterate over float32 tensors (B, C, H, W) of un-augmented training images, in order."""
+    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Un-augmented training images (B, C, H, W) float32 and targets (see `Batch`), in order."""
         ...
 
 
@@ -102,11 +121,32 @@ class Run:
     rounds: int
     sites: tuple[str, ...]
     net: nn.Module
+    objective: Callable[[Tensor, Tensor], Tensor]
+    """The task's loss of (logits, targets), a scalar."""
+    n_classes: int
+    images_are_slices: bool = False
+    """Whether the channels are neighbouring slices (segmentation) and not colours."""
     step: int = 0
+    """Optimiser steps taken in this round."""
+    replay: bool = False
+    """Whether the present pass repeats an earlier one of the same step: nothing may be counted twice."""
     received: Weights = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
+    normalise: Callable[[Tensor], Tensor] = lambda x: x
+    """Images (B, C, H, W) through every method's ``inputs``, as in training."""
     generators: dict[str, torch.Generator] = field(default_factory=dict)
     stop: Callable[[], bool] = lambda: False
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the local optimiser."""
+        assert self.optimizer is not None
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def received_parameters(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+        """Name, parameter and received value, on the parameter's device, of every trainable tensor."""
+        for name, parameter in self.net.named_parameters():
+            yield name, parameter, torch.from_numpy(self.received[name]).to(parameter)
 
 
 class Context:
@@ -144,32 +184,51 @@ class Client(Generic[ConfigT]):
     """The half at a site. A new object is made for every task the site is given."""
 
     owns: ClassVar[frozenset[Owned]] = frozenset()
+    trains_on: ClassVar[TrainsOn] = "site"
 
     def __init__(self, config: ConfigT) -> None:
         """``config`` is the method's own, checked settings."""
         self.config = config
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """Refuse what the method cannot take, when the job is made.
+
+        Raises:
+            ConfigError: a task, optimiser, network or other method that does not fit, and why.
+        """
 
     def up(self, net: nn.Module) -> dict[str, ArraySpec]:
         """Arrays that leave the site with this method, by name."""
         return {}
 
     def personal(self, net: nn.Module) -> frozenset[str]:
-        """``state_dict`` keys that never leave the site and are not overwritten from outside."""
+        """``state_dict`` keys that a site keeps for itself: what comes from outside does not overwrite them."""
         return frozenset()
+
+    def withheld(self, net: nn.Module) -> frozenset[str]:
+        """``state_dict`` keys that never leave the site; by default the personal ones."""
+        return self.personal(net)
 
     def attach(self, net: nn.Module, ctx: Context) -> list[RemovableHandle]:
         """Insert layers at ``net.stages``; they never enter ``net.state_dict()``."""
         return []
 
-    def statistics(self, data: TrainingImages, ctx: Context) -> Arrays:
-        """Once, before round 1: numbers about the site's training images."""
+    def statistics(self, data: TrainingSamples, ctx: Context) -> Arrays:
+        """Once, before round 1: the arrays named in ``up`` with ``when="once"``."""
         return {}
 
     def receive(self, arrays: Arrays, ctx: Context) -> None:
-        """This method's arrays of the broadcast; the network has its weights already."""
+        """This method's arrays of the broadcast; the network has the received weights and personal parts already."""
 
-    def begin(self, data: TrainingImages, ctx: Context) -> None:
+    def newcomer(self, data: TrainingSamples, ctx: Context) -> None:
+        """At a site that has never trained in this job, after ``receive``: it has no personal parts."""
+
+    def begin(self, data: TrainingSamples, ctx: Context) -> None:
         """With the received model, before the first step."""
+
+    def augment(self, batch: Batch, ctx: Context) -> Batch:
+        """Change images as they come from the data, and masks with them. Training only."""
+        return batch
 
     def inputs(self, x: Tensor, ctx: Context, *, training: bool) -> Tensor:
         """Change a batch of images (B, C, H, W), in training and in evaluation."""
@@ -179,20 +238,28 @@ class Client(Generic[ConfigT]):
         """Change inputs and targets together; soft targets are allowed. Training only."""
         return batch
 
-    def loss(self, batch: Batch, loss: Tensor, ctx: Context) -> Tensor:
-        """Add to the task's loss of this batch (a scalar)."""
+    def loss(self, batch: Batch, logits: Tensor, loss: Tensor, ctx: Context) -> Tensor:
+        """Add to the task's loss of this batch (a scalar); ``logits`` are the network's answer to it."""
         return loss
 
     def gradients(self, ctx: Context) -> None:
         """Change gradients after the backward pass."""
 
     def step(self, closure: Callable[[], Tensor], ctx: Context) -> Tensor:
-        """Take the optimiser step (owners of "step" only); ``closure`` computes loss and gradients."""
+        """Take the optimiser step (owners of "step" only) and return the loss.
+
+        ``closure`` sets gradients and gives the loss of the batch. Called again it draws the same random numbers
+        and moves no running statistics.
+        """
         raise TypeError(f"{self.config.__class__.__name__}: owns no step")
 
-    def end(self, ctx: Context) -> Arrays:
+    def end(self, data: TrainingSamples, ctx: Context) -> Arrays:
         """After the last step of the round: the arrays named in ``up`` with ``when="round"``."""
         return {}
+
+    def fine_tune(self) -> int:
+        """Local epochs by which a site trains the final model for itself; it is then scored a second time."""
+        return 0
 
 
 class SiteUpdate(Protocol):
@@ -217,16 +284,22 @@ class ServerContext:
     round: int
     rounds: int
     sites: tuple[str, ...]
+    trainable: frozenset[str]
+    """Keys of the network's parameters; its other keys are buffers."""
+    optimizer: OptimizerSpec
+    """The sites' optimiser."""
+    seed: int = 0
 
 
 class Server(Generic[ConfigT]):
-    """The half at the server. It lives as long as the job."""
+    """The half at the server."""
 
     owns: ClassVar[frozenset[Owned]] = frozenset()
 
     def __init__(self, config: ConfigT) -> None:
-        """``config`` is the method's own, checked settings."""
+        """``config`` is the method's own, checked settings; ``state`` is all that it remembers."""
         self.config = config
+        self.state: Arrays = {}
 
     def down(self, net: nn.Module) -> dict[str, ArraySpec]:
         """Arrays that every site receives with this method, by name."""

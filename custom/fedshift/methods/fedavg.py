@@ -18,7 +18,7 @@ from torch import nn
 
 from fedshift.messages import Weights
 from fedshift.methods import base
-from fedshift.methods.aggregation import average, sample_fractions
+from fedshift.methods.aggregation import average, site_fractions
 from fedshift.strict import Strict
 
 
@@ -44,6 +44,4 @@ class Server(base.Server[Config]):
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
         """Σ_k c_k w_k, tensor by tensor."""
-        uniform = [1.0 / len(updates)] * len(updates)
-        coefficients = uniform if self.config.weights == "uniform" else sample_fractions(updates)
-        return average(weights, updates, coefficients)
+        return average(weights, updates, site_fractions(updates, self.config.weights))

@@ -108,7 +108,8 @@ class FeatureAugmentation:
         x = features if features.dtype == torch.float64 else features.float()
         unbiased, eps = self._config.variant == "released", self._config.eps
         mean, std = feature_statistics(x, eps=eps, unbiased=unbiased)
-        self._move_running(mean, std)
+        if not self._ctx.run.replay:
+            self._move_running(mean, std)
         draws = [torch.randn(mean.shape, generator=rng).to(mean) for _ in range(2)]
         spread = self._spread(mean, std, eps=eps, unbiased=unbiased)
         return augment(x, mean, std, spread, (draws[0], draws[1])).to(features.dtype)
@@ -188,7 +189,7 @@ class Client(base.Client[Config]):
                 layer.running_mean = ctx.state[f"mean.{number}"]
                 layer.running_std = ctx.state[f"std.{number}"]
 
-    def end(self, ctx: base.Context) -> Arrays:
+    def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """M and s of this round."""
         if not self.config.shares:
             return {}
@@ -227,11 +228,6 @@ def channel_weights(variance: np.ndarray, *, eps: float) -> np.ndarray:
 class Server(base.Server[Config]):
     """Turns the sites' m and s into γ."""
 
-    def __init__(self, config: Config) -> None:
-        """Nothing gathered yet."""
-        super().__init__(config)
-        self._arrays: Arrays = {}
-
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """γ, and the mean of all sites' m and s, for each layer."""
         if not self.config.shares:
@@ -244,22 +240,24 @@ class Server(base.Server[Config]):
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
         """γ = 1, m = 0, s = 1."""
-        for name, spec in self.down(net).items():
-            fill = 0.0 if name.startswith("mean.") else 1.0
-            self._arrays[name] = np.full([size or 0 for size in spec.shape], fill, np.float32)
+        if not self.config.shares:
+            return
+        for number, stage in chosen_stages(net, self.config).items():
+            for name, fill in (("gamma_mean", 1.0), ("gamma_std", 1.0), ("mean", 0.0), ("std", 1.0)):
+                self.state[f"{name}.{number}"] = np.full(stage.channels, fill, np.float32)
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
         """Eq. 5 to 7 for every layer."""
         if ctx.round == 0:
             return
-        for name in [n for n in self._arrays if n.startswith(("mean.", "std."))]:
+        for name in [n for n in self.state if n.startswith(("mean.", "std."))]:
             stack = np.stack([update.arrays["fedfa"][name] for update in updates]).astype(np.float64)
             variance = site_variance(stack, scalar=self.config.variant == "released")
             direct = self.config.fusion == "direct"
             gamma = variance if direct else channel_weights(variance, eps=self.config.eps)
-            self._arrays[name] = stack.mean(0).astype(np.float32)
-            self._arrays[f"gamma_{name}"] = gamma.astype(np.float32)
+            self.state[name] = stack.mean(0).astype(np.float32)
+            self.state[f"gamma_{name}"] = gamma.astype(np.float32)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
         """γ, m and s for the next round."""
-        return self._arrays
+        return self.state

@@ -66,12 +66,12 @@ class Client(base.Client[Config]):
             "std": base.ArraySpec(shape, "float64", "once", SMALLEST_STD, 255, reveals.format("contrast")),
         }
 
-    def statistics(self, data: base.TrainingImages, ctx: base.Context) -> Arrays:
+    def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """μ^k and σ^k over the un-augmented training images; kept for test time."""
         if self.config.mode == "fixed":
             return {}
         sums: list[tuple[Tensor, Tensor]] = []
-        for chunk in data.image_chunks():
+        for chunk, _ in data.chunks():
             mean, std = image_statistics(chunk)
             sums.append((mean.sum(0), std.sum(0)))
         own_mean = torch.stack([s[0] for s in sums]).sum(0) / data.n_train
@@ -113,27 +113,23 @@ class Client(base.Client[Config]):
 class Server(base.Server[Config]):
     """Collects the pairs once and hands all of them to every site."""
 
-    def __init__(self, config: Config) -> None:
-        """No pairs yet."""
-        super().__init__(config)
-        self._pairs: Arrays = {}
-
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The list of pairs, without site names."""
         if self.config.mode == "fixed":
             return {}
+        told = "every site's `{}`, without names"
         return {
-            f"{name}s": base.ArraySpec((None, *spec.shape), spec.dtype, reveals=f"every site's `{name}`, without names")
+            f"{name}s": base.ArraySpec(("sites", *spec.shape), spec.dtype, reveals=told.format(name))
             for name, spec in Client(self.config).up(net).items()
         }
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
         """Round 0: stack the pairs in site order."""
         if ctx.round == 0 and self.config.mode != "fixed":
-            self._pairs = {
+            self.state = {
                 f"{name}s": np.stack([update.arrays["fedrdn"][name] for update in updates]) for name in ("mean", "std")
             }
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
         """The same list every round, so that a site needs to remember nothing it received."""
-        return self._pairs
+        return self.state

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from monai.networks.nets.basic_unet import BasicUNet as MonaiBasicUNet
+from torch import nn
 
 from fedshift.methods.base import Stage
 
@@ -26,6 +27,12 @@ class BasicUNet(MonaiBasicUNet):
         downs = (self.down_1, self.down_2, self.down_3, self.down_4)
         pooled = [Stage(down.max_pooling, width) for down, width in zip(downs, self._widths, strict=False)]
         return (*pooled, Stage(self.down_4, self._widths[4]))
+
+    @property
+    def head(self) -> nn.Module:
+        """The last layer."""
+        head: nn.Module = self.final_conv
+        return head
 
 
 def build(*, in_channels: int, n_classes: int, features: Sequence[int] = (32, 32, 64, 128, 256, 32)) -> BasicUNet:

@@ -59,6 +59,11 @@ class UNet(nn.Module):
         modules = (self.pool1, self.pool2, self.pool3, self.pool4, self.bottleneck)
         return tuple(Stage(module, f * 2**i) for i, module in enumerate(modules))
 
+    @property
+    def head(self) -> nn.Conv2d:
+        """The last layer."""
+        return self.conv
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits at the input's size."""
         skip1 = self.encoder1(x)

@@ -4,40 +4,41 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from fedshift.data.manifest import Manifest, Split
+from fedshift.data.samples import Samples
 from fedshift.errors import ConfigError
 from fedshift.job import JobSpec
-from fedshift.methods.base import TrainingImages
 from fedshift.strict import nearest
 
 
-class SiteData(TrainingImages, Protocol):
+class SiteData(Samples):
     """A prepared site as training and evaluation read it."""
 
     manifest: Manifest
     split_rule: str
 
+    @abstractmethod
     def count(self, split: Split) -> int:
         """Number of samples of a split."""
-        ...
 
-    def train_batches(
-        self, *, batch_size: int, order: torch.Generator, augmentation: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """One shuffled epoch of (images, targets)."""
-        ...
+    @property
+    def n_train(self) -> int:
+        """Training samples."""
+        return self.count("train")
 
 
 class Task(Protocol):
     """One kind of task, built from a job."""
 
+    images_are_slices: bool
+    """Whether the channels of an image are neighbouring slices and not colours."""
     metric: str
     """The score that selects the best round; higher is better."""
     metrics: Mapping[str, tuple[float, float]]

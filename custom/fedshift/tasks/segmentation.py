@@ -20,6 +20,7 @@ from fedshift.data.splits import legacy_split
 from fedshift.errors import ConfigError, DataError
 from fedshift.job import JobSpec
 from fedshift.strict import Strict
+from fedshift.tasks import SiteData
 from fedshift.training.seeding import derive_seed
 
 EVAL_BATCH = 32
@@ -44,7 +45,7 @@ class DataSpec(Strict):
     augmentation: Literal["none", "rot90-flip"] = "none"
 
 
-class Slices:
+class Slices(SiteData):
     """A prepared site: slices in memory-mapped arrays, cut into batches without decoding.
 
     A sample is a slice with its neighbours in the volume as channels (the outermost repeat themselves).
@@ -94,11 +95,6 @@ class Slices:
         """Slices in a split."""
         return len(self._members[split])
 
-    @property
-    def n_train(self) -> int:
-        """Training slices."""
-        return self.count("train")
-
     def members(self, split: Split) -> np.ndarray:
         """Slice numbers of a split, ascending (in the order of the permutation for slice-legacy)."""
         return self._members[split]
@@ -112,24 +108,14 @@ class Slices:
         """(B, M, M) int64 for slice numbers (B,)."""
         return torch.from_numpy(self._labels[index]).long()
 
-    def image_chunks(self) -> Iterator[Tensor]:
-        """All training images in order, un-augmented."""
-        for index in _chunks(self._members["train"]):
-            yield self.images(index)
+    def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Training slices by their place among them."""
+        members = self._members["train"][index]
+        return self.images(members), self.labels(members)
 
-    def train_batches(
-        self, *, batch_size: int, order: torch.Generator, augmentation: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """A shuffled epoch. The last, smaller batch is left out, as in the papers, unless it is the only one."""
-        train = self._members["train"]
-        shuffled = train[torch.randperm(len(train), generator=order).numpy()]
-        batch_size = min(batch_size, len(train))
-        for start in range(0, len(train) - batch_size + 1, batch_size):
-            index = shuffled[start : start + batch_size]
-            x, y = self.images(index), self.labels(index)
-            if self._spec.augmentation == "rot90-flip":
-                x, y = rotate_and_flip(x, y, rng=augmentation)
-            yield x, y
+    def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """With ``augmentation: rot90-flip``."""
+        return rotate_and_flip(x, y, rng=rng) if self._spec.augmentation == "rot90-flip" else (x, y)
 
 
 def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -178,6 +164,7 @@ LOSSES = {"ce_dice": ce_dice_loss, "dice": dice_loss}
 class Task:
     """Segmentation of the task's classes; the score is the mean foreground Dice over cases."""
 
+    images_are_slices = True
     metric = "dice"
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType({"dice": (0, 1), "dice_papers": (0, 1)})
 
@@ -208,15 +195,7 @@ class Task:
             DataError: the folder is another site's, or of another data set or other classes.
         """
         data, task = Slices(folder, self._data, site=site, seed=self._job.seed), self._job.task
-        for what, have, want in (
-            ("dataset", data.manifest.dataset, task.dataset),
-            ("site", data.manifest.site, site),
-            ("classes", data.manifest.classes, task.classes),
-        ):
-            if have != want:
-                raise DataError(
-                    f"{folder}: its manifest says {what} {have}, the job wants {want}: name the right folder"
-                )
+        data.manifest.check_is(folder, dataset=task.dataset, site=site, classes=task.classes)
         return data
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:

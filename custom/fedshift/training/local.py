@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import repeat
 
 import torch
 from torch import Tensor, nn
 
 from fedshift.data.manifest import Split
+from fedshift.data.samples import Samples
 from fedshift.errors import Stopped
 from fedshift.job import OptimizerSpec, ScheduleSpec
 from fedshift.methods import ClientChain
 from fedshift.methods.base import Batch, Run
 from fedshift.tasks import SiteData, Task
+from fedshift.training.passes import Replayed
 from fedshift.training.precision import arrange, autocast
 from fedshift.training.seeding import derive_seed, generator, seeded_global
 
@@ -25,33 +28,44 @@ def make_optimizer(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer
     return torch.optim.SGD(net.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
 
 
-def train(task: Task, data: SiteData, chain: ClientChain, run: Run, schedule: ScheduleSpec) -> tuple[int, float]:
-    """A round of local epochs. Returns optimiser steps and the mean loss of a step."""
+def train(task: Task, data: Samples, chain: ClientChain, run: Run, schedule: ScheduleSpec) -> tuple[int, float]:
+    """A round of local epochs or steps. Returns optimiser steps and the mean loss of a step."""
     net, optimizer = run.net, run.optimizer
     assert optimizer is not None
     device = next(net.parameters()).device
-    order = generator(run.seed, run.site, run.round, "order")
-    augmentation = generator(run.seed, run.site, run.round, "augmentation")
     total = torch.zeros((), device=device)
     net.train()
     with seeded_global(derive_seed(run.seed, run.site, run.round, "layers")):
-        for _ in range(schedule.local_epochs):
-            for x, y in data.train_batches(batch_size=schedule.batch_size, order=order, augmentation=augmentation):
-                if run.stop():
-                    raise Stopped(f"site {run.site}, round {run.round}: stopped before it was done")
-                batch = chain.batch(Batch(arrange(x, schedule.precision, device), y.to(device)))
-                total += chain.step(partial(_closure, task, chain, run, schedule, batch), optimizer.step)
-                run.step += 1
+        for x, y in batches(data, run, schedule):
+            if run.stop():
+                raise Stopped(f"site {run.site}, round {run.round}: stopped before it was done")
+            batch = chain.batch(Batch(arrange(x, schedule.precision, device), y.to(device)))
+            total += chain.step(Replayed(run, partial(_compute, task, chain, run, schedule, batch)), optimizer.step)
+            run.step += 1
     return run.step, float(total) / max(run.step, 1)
 
 
-def _closure(task: Task, chain: ClientChain, run: Run, schedule: ScheduleSpec, batch: Batch) -> Tensor:
+def batches(data: Samples, run: Run, schedule: ScheduleSpec) -> Iterator[tuple[Tensor, Tensor]]:
+    """A round's batches: ``local_epochs`` shuffled epochs, or ``local_steps`` batches from as many as it takes."""
+    order = generator(run.seed, run.site, run.round, "order")
+    augmentation = generator(run.seed, run.site, run.round, "augmentation")
+    steps = schedule.local_steps
+    for _ in repeat(None) if steps is not None else range(schedule.local_epochs):
+        for batch in data.train_batches(batch_size=schedule.batch_size, order=order, augmentation=augmentation):
+            yield batch
+            if steps is not None:
+                steps -= 1
+                if steps == 0:
+                    return
+
+
+def _compute(task: Task, chain: ClientChain, run: Run, schedule: ScheduleSpec, batch: Batch) -> Tensor:
     """Loss and gradients of one batch."""
     assert run.optimizer is not None
     run.optimizer.zero_grad(set_to_none=True)
     with autocast(schedule.precision, batch.x.device):
         logits = run.net(batch.x)
-    loss = chain.loss(batch, task.loss(logits, batch.y))
+    loss = chain.loss(batch, logits, task.loss(logits, batch.y))
     loss.backward()  # type: ignore[no-untyped-call]
     chain.gradients()
     return loss.detach()

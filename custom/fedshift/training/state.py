@@ -45,6 +45,10 @@ class StateStore:
         """Whether any state from before ``round_`` is there."""
         return any(r < round_ for r in self._rounds())
 
+    def has_trained(self, round_: int) -> bool:
+        """Whether the site has trained in a round before ``round_``."""
+        return any(0 < r < round_ for r in self._rounds())
+
     def write(self, round_: int, state: SiteState, *, best_round: int) -> None:
         """Keep the state after ``round_``; of earlier ones the last, and what the site held in the best round.
 

@@ -1,0 +1,54 @@
+"""Cached images of a prepared site: ``arrays/<S>/images.npy`` and ``labels.npy``, opened memory-mapped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedshift.data.manifest import Manifest, read_manifest
+from fedshift.errors import DataError
+
+
+@dataclass(frozen=True)
+class ImageArrays:
+    """All images in manifest order: ``images`` uint8 [N, C, S, S], ``labels`` uint8 [N], indices into the classes."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    manifest: Manifest
+
+
+def open_images(folder: Path, *, size: int, channels: int) -> ImageArrays:
+    """Open a site's images at ``size`` x ``size`` pixels.
+
+    Raises:
+        DataError: no prepared site there, none of that size, or arrays that do not fit the manifest.
+    """
+    manifest = read_manifest(folder)
+    arrays = folder / "arrays" / str(size)
+    if not arrays.is_dir():
+        found = sorted(int(p.name) for p in (folder / "arrays").glob("*") if p.name.isdigit())
+        raise DataError(f"{folder} has no images of {size} pixels, only {found}: prepare the site with that size")
+    n = len(manifest.cases)
+    images = _open(arrays / "images.npy", (n, channels, size, size))
+    labels = _open(arrays / "labels.npy", (n,))
+    if n and labels.max() >= len(manifest.classes):
+        raise DataError(
+            f"{arrays / 'labels.npy'} names class {labels.max()}, the manifest has {len(manifest.classes)} "
+            "classes: prepare the site again"
+        )
+    return ImageArrays(images, labels, manifest)
+
+
+def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: prepare the site again") from None
+    except (ValueError, OSError, EOFError):
+        raise DataError(f"{path} is cut short or damaged: prepare the site again") from None
+    if array.dtype != np.uint8 or array.shape != shape:
+        raise DataError(f"{path} holds {array.dtype} {array.shape}, expected is uint8 {shape}: prepare the site again")
+    return np.asarray(array)

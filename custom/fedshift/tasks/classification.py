@@ -1,0 +1,151 @@
+"""Classification of images: cached arrays, cross-entropy, accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedshift import networks
+from fedshift.data.images import open_images
+from fedshift.data.manifest import Split
+from fedshift.errors import ConfigError, DataError
+from fedshift.job import JobSpec
+from fedshift.strict import Strict
+from fedshift.tasks import SiteData
+from fedshift.training.seeding import derive_seed
+
+EVAL_BATCH = 64
+
+
+class DataSpec(Strict):
+    """How images become samples.
+
+    ``size`` is the side in pixels, ``channels`` 1 for grey and 3 for colour. Intensities are scaled to [0, 1], then
+    normalised by ``mean`` and ``std``, one number or one a channel. ``fraction`` keeps that part of the training
+    images.
+    """
+
+    size: int = Field(ge=8)
+    channels: Literal[1, 3] = 3
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    fraction: float = Field(default=1.0, gt=0, le=1)
+
+
+class Images(SiteData):
+    """A prepared site: images in a memory-mapped array."""
+
+    def __init__(self, folder: Path, spec: DataSpec, *, site: str, seed: int) -> None:
+        """Open the arrays.
+
+        Raises:
+            DataError: arrays or manifest missing or broken, or no training image.
+        """
+        arrays = open_images(folder, size=spec.size, channels=spec.channels)
+        self.manifest = arrays.manifest
+        self.split_rule = "manifest"
+        self._images, self._labels = arrays.images, arrays.labels
+        self._mean, self._std = (torch.tensor(v).reshape(1, -1, 1, 1) for v in (spec.mean, spec.std))
+        splits = np.array([case.split for case in self.manifest.cases])
+        parts: tuple[Split, ...] = ("train", "val", "test")
+        self._members: dict[Split, np.ndarray] = {split: np.flatnonzero(splits == split) for split in parts}
+        if spec.fraction < 1:
+            train = self._members["train"]
+            rng = np.random.default_rng(derive_seed(seed, site, 0, "fraction"))
+            self._members["train"] = np.sort(rng.permutation(train)[: max(1, round(spec.fraction * len(train)))])
+        if not len(self._members["train"]):
+            raise DataError(f"site {site}: no image to train on; prepare the site with more images")
+
+    def count(self, split: Split) -> int:
+        """Images in a split."""
+        return len(self._members[split])
+
+    def members(self, split: Split) -> np.ndarray:
+        """Image numbers of a split, ascending."""
+        return self._members[split]
+
+    def images(self, index: np.ndarray) -> Tensor:
+        """(B, C, S, S) float32 for image numbers (B,)."""
+        x = torch.from_numpy(self._images[index]).float().div_(255)
+        return x.sub_(self._mean).div_(self._std)
+
+    def labels(self, index: np.ndarray) -> Tensor:
+        """(B,) int64 for image numbers (B,)."""
+        return torch.from_numpy(self._labels[index]).long()
+
+    def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Training images by their place among them."""
+        members = self._members["train"][index]
+        return self.images(members), self.labels(members)
+
+
+class Task:
+    """Classification of the task's classes; the score is the accuracy over a split's images."""
+
+    images_are_slices = False
+    metric = "accuracy"
+    metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType({"accuracy": (0, 1)})
+
+    def __init__(self, job: JobSpec) -> None:
+        """Check the parts of the job that only this kind understands."""
+        self._job = job
+        where = f"task {job.task.name}"
+        self._data = DataSpec.parse(job.task.data, where=f"{where}: data")
+        if job.task.loss != "ce":
+            raise ConfigError(f"{where}: loss must be ce, not {job.task.loss!r}")
+        for name, values in (("mean", self._data.mean), ("std", self._data.std)):
+            if len(values) not in (1, self._data.channels):
+                raise ConfigError(f"{where}: data.{name} needs 1 or {self._data.channels} numbers, not {len(values)}")
+        if min(self._data.std) <= 0:
+            raise ConfigError(f"{where}: data.std must be above 0, not {self._data.std}")
+
+    def network(self) -> nn.Module:
+        """Initial weights depend on the job's seed only."""
+        spec = self._job.task.network
+        return networks.build(
+            spec.name,
+            spec.options,
+            in_channels=self._data.channels,
+            n_classes=len(self._job.task.classes),
+            seed=derive_seed(self._job.seed, "server", 0, "weights"),
+        )
+
+    def open(self, folder: Path, site: str) -> Images:
+        """A site's images at the job's size.
+
+        Raises:
+            DataError: the folder is another site's, or of another data set or other classes.
+        """
+        data, task = Images(folder, self._data, site=site, seed=self._job.seed), self._job.task
+        data.manifest.check_is(folder, dataset=task.dataset, site=site, classes=task.classes)
+        return data
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy, in float32 (float64 stays); soft targets (B, K) are allowed."""
+        return functional.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), target)
+
+    def eval_images(self, data: Images, split: Split) -> Iterator[Tensor]:
+        """All images of the split, in order."""
+        for index in _chunks(data.members(split)):
+            yield data.images(index)
+
+    def scores(self, predictions: Iterator[Tensor], data: Images, split: Split) -> dict[str, float]:
+        """``accuracy``: the part of the split's images whose most likely class is the right one."""
+        members = data.members(split)
+        if not len(members):
+            return {}
+        predicted = torch.cat(list(predictions))
+        return {"accuracy": float((predicted == data.labels(members)).double().mean())}
+
+
+def _chunks(index: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(index), EVAL_BATCH):
+        yield index[start : start + EVAL_BATCH]
