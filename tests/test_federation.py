@@ -281,3 +281,40 @@ def test_models_carry_the_arrays_of_their_methods(three_sites: dict[str, Path], 
         assert checkpoint["methods"]["fedfa"]["gamma_mean.5"].shape == (64,)
         assert set(checkpoint["scores"]) == {"val_dice"}
         assert not any("fedfa" in key for key in checkpoint["weights"])
+
+
+def test_sites_are_drawn_by_seed_and_the_last_model_is_the_best(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    def run(seed: int) -> Coordinator:
+        job = small_job("fedfa+fedrdn", "federation.sites_per_round=2", "schedule.rounds=5", seed=seed)
+        return run_in_process(job, three_sites, tmp_path / str(seed))
+
+    def drawn(coordinator: Coordinator) -> list[list[str]]:
+        return [[s for s, told in r.sites.items() if told.steps] for r in coordinator.results.rounds]
+
+    first = run(0)
+    assert all(len(sites) == 2 for sites in drawn(first))
+    assert set().union(*drawn(first)) == set(three_sites)
+    assert drawn(first) != drawn(run(1))
+    assert [record.absent for record in first.results.rounds] == [[]] * 5
+    assert first.results.selected is not None and first.results.final is not None
+    assert first.results.selected.round == 5 and "drawn anew" in first.results.selected.rule
+    assert set(first.results.final.best.sites) == set(three_sites)
+
+
+def test_a_site_that_was_not_drawn_is_not_counted(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedavg", "federation.sites_per_round=1")
+    coordinator = Coordinator(job, tmp_path / "server")
+    sites = {name: Site(job, name, data=path, state=tmp_path / "state") for name, path in three_sites.items()}
+    coordinator.open(0)
+    for site in sites.values():
+        coordinator.register(site.info())
+        coordinator.accept(site.statistics())
+    coordinator.close()
+    broadcast = coordinator.open(1)
+    (drawn,) = coordinator.invited
+    other = next(site for name, site in sites.items() if name != drawn)
+    assert not coordinator.accept(other.train(broadcast))
+    assert coordinator.accept(sites[drawn].train(broadcast))
+    coordinator.close()
+    (rejection,) = coordinator.results.rounds[0].rejected
+    assert rejection.reason == "was not drawn for this round"

@@ -62,7 +62,9 @@ def test_a_part_of_the_sites_keeps_their_order() -> None:
         ({"options": ["shedule.rounds=3"]}, "unknown key 'shedule'; did you mean 'schedule'"),
         ({"options": ["fedrdn.mode=mean"]}, "does not use method fedrdn"),
         ({"options": ["rounds"]}, "takes path=value"),
-        ({"options": ["federation.min_sites=9"]}, "min_sites is 9, but the job has only 6"),
+        ({"options": ["federation.min_sites=9"]}, "min_sites is 9, but a round has only 6 sites"),
+        ({"options": ["federation.sites_per_round=7"]}, "sites_per_round is 7, but the job has only 6 sites"),
+        ({"options": ["federation.sites_per_round=2", "federation.min_sites=3"]}, "a round has only 2 sites"),
         ({"options": ["optimizer.lr=-1"]}, "'optimizer.lr' input should be greater than 0"),
     ],
 )

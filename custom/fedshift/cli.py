@@ -62,10 +62,9 @@ def _methods(args: argparse.Namespace) -> int:
     from fedshift import methods
 
     if args.leaves:
-        from fedshift.networks.unet import UNet
-        from fedshift.reporting.leaves import leaves_tables
+        from fedshift.reporting.leaves import leaves_page
 
-        print(leaves_tables(UNet()), end="")
+        print(leaves_page(), end="")
         return 0
     if args.name is not None:
         module = methods.find(args.name)
@@ -77,7 +76,7 @@ def _methods(args: argparse.Namespace) -> int:
         return 0
     for name in methods.available():
         first = (methods.find(name).__doc__ or "").strip().splitlines()[0]
-        print(f"{name:<12} {first}")
+        print(f"{name:<16} {first.partition(': ')[2] or first}")
     return 0
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedshift import methods
 from fedshift.checkpoint import ServerState, load_progress, read_model, save_checkpoint, save_progress
@@ -33,9 +34,10 @@ from fedshift.reporting.results import (
     SiteRound,
     new_results,
 )
-from fedshift.selection import RULE, Selection
+from fedshift.selection import Selection
 from fedshift.site import read_weights
 from fedshift.tasks import build_task
+from fedshift.training.seeding import generator
 
 log = logging.getLogger("fedshift")
 
@@ -81,7 +83,9 @@ class Coordinator:
         self._on_progress = on_progress or (lambda coordinator: None)
         self._task = build_task(job)
         self.metric = self._task.metric
-        self._selection = Selection(job.task.sites, self.metric)
+        drawn = job.federation.sites_per_round
+        self._sampled = drawn if drawn is not None and drawn < len(job.task.sites) else None
+        self._selection = Selection(job.task.sites, self.metric, last=self._sampled is not None)
         net = self._task.network()
         self._weights = read_weights(net)
         self._methods = methods.load(job.methods)
@@ -89,6 +93,7 @@ class Coordinator:
         self._specs = methods.array_specs(self._methods, net)
         self._personal = frozenset().union(*(m.client().personal(net) for m in self._methods))
         self._withheld = frozenset().union(*(m.client().withheld(net) for m in self._methods))
+        self._own_models = any(m.client().scores_own_model(net) for m in self._methods)
         self._fine_tuned: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
         self._trainable = frozenset(name for name, _ in net.named_parameters())
         self._updates: dict[str, StoredUpdate] = {}
@@ -105,6 +110,16 @@ class Coordinator:
     def rounds(self) -> int:
         """Training rounds of the job."""
         return self.job.task.schedule.rounds
+
+    @property
+    def invited(self) -> tuple[str, ...]:
+        """Sites that take part in the open round: all, or in training those that were drawn."""
+        sites = self.job.task.sites
+        if self._sampled is None or not 1 <= self.round <= self.rounds:
+            return sites
+        rng = generator(self.job.seed, "server", self.round, "sites")
+        drawn = sorted(torch.randperm(len(sites), generator=rng)[: self._sampled].tolist())
+        return tuple(sites[number] for number in drawn)
 
     @property
     def best_round(self) -> int:
@@ -155,6 +170,8 @@ class Coordinator:
         try:
             if update.site not in self.job.task.sites:
                 raise Rejected("site", f"is not one of {', '.join(self.job.task.sites)}")
+            if update.site not in self.invited:
+                raise Rejected("site", "was not drawn for this round")
             if update.site in self._updates:
                 raise Rejected("site", "has answered this round already")
             if update.site not in self.results.data:
@@ -214,7 +231,7 @@ class Coordinator:
         if n_usable < needed:
             said = {r.site: f"{r.key}: {r.reason}" for r in self._record.rejected}
             without: dict[str, list[str]] = {}
-            for site in [*said, *(s for s in self.job.task.sites if s not in said)]:
+            for site in [*said, *(s for s in self.invited if s not in said)]:
                 if site not in self.answered:
                     without.setdefault(said.get(site, "no answer yet"), []).append(site)
             out = "; ".join(f"{', '.join(sites)} ({reason})" for reason, sites in without.items())
@@ -226,7 +243,7 @@ class Coordinator:
     @property
     def hopeless(self) -> bool:
         """Whether too many sites were refused for the round to reach its quorum."""
-        sites = set(self.job.task.sites)
+        sites = set(self.invited)
         out = sites & {r.site for r in self._record.rejected} - set(self.answered)
         return len(sites) - len(out) < self.job.federation.min_sites
 
@@ -238,7 +255,7 @@ class Coordinator:
         """
         what = f"round {self.round}" if self.round else "the statistics round"
         self._record.seconds = round(time.monotonic() - self._started, 3)
-        self._record.absent = [s for s in self.job.task.sites if s not in self.answered]
+        self._record.absent = [s for s in self.invited if s not in self.answered]
         self._record.sites = {s: self._record.sites[s] for s in self.job.task.sites if s in self._record.sites}
         if self.round:
             self.results.rounds.append(self._record)
@@ -329,7 +346,7 @@ class Coordinator:
         if not self.best_round:
             raise ConfigError("no site could score any round on validation data, so none can be selected")
         self._save(LAST, self.rounds, *self._sent)
-        self.results.selected = Selected(round=self.best_round, rule=RULE.format(metric=self.metric))
+        self.results.selected = Selected(round=self.best_round, rule=self._selection.rule)
         self.results.write(self.folder)
 
     def open_best(self) -> Broadcast | None:
@@ -350,7 +367,7 @@ class Coordinator:
         if self.best_round != self.rounds:
             self._close_evaluation("the evaluation of the best model")
         best, last = self._final(self.best_round), self._final(self.rounds)
-        own = best.sites if self._personal else {}
+        own = dict(best.sites) if self._own_models else {}
         own |= {site: splits for (round_, site), splits in self._fine_tuned.items() if round_ == self.best_round}
         trained = {site for record in self.results.rounds for site, told in record.sites.items() if told.steps}
         self.results.final = Final(

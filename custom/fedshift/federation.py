@@ -50,8 +50,8 @@ def run_in_process(
     sites: dict[str, Site] = {}
 
     def ask(work: Callable[[Site], object], task: str) -> None:
-        """Every site in turn; one that fails is named and left out, as under FLARE."""
-        for name in job.task.sites:
+        """Every site of the round in turn; one that fails is named and left out, as under FLARE."""
+        for name in coordinator.invited:
             try:
                 if name not in sites:
                     site = Site(job, name, data=data[name], state=folder / "sites", device=device)

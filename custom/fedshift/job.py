@@ -65,12 +65,14 @@ class TaskSpec(Strict):
 class FederationSpec(Strict):
     """When a round counts.
 
-    A round needs ``min_sites`` usable answers and ends with an error without them after ``round_timeout``
+    ``sites_per_round``, if given, is how many sites the server draws, by seed, to train in each round; all sites take
+    part in the statistics round and in the last evaluation. A round needs ``min_sites`` usable answers and ends with an error without them after ``round_timeout``
     seconds. Once it has them it waits for the rest as long again as it took, plus ``grace`` seconds. An update whose
     parameters moved by more than ``max_update_norm`` times the model's norm is refused.
     """
 
     min_sites: int = Field(ge=1)
+    sites_per_round: int | None = Field(default=None, ge=1)
     round_timeout: float = Field(default=3600.0, gt=0)
     grace: float = Field(default=60.0, ge=0)
     max_update_norm: float = Field(default=10.0, gt=0)

@@ -59,15 +59,16 @@ def resolve(
     names = [part.strip() for part in method_names.split("+")]
     if len(set(names)) != len(names):
         raise ConfigError(f"method named twice in {method_names!r}")
-    chosen: dict[str, dict[str, Any]] = {part: {} for part in names}
+    # With FedAvg among them if nothing else combines updates; options may then name it.
+    chosen: dict[str, dict[str, Any]] = {m.name: {} for m in methods.load({part: {} for part in names})}
     federation: dict[str, Any] = {}
     if protocol is not None:
         if protocol not in protocols:
             raise ConfigError(f"{where} has no protocol {protocol!r}{nearest(protocol, protocols)}")
         changes: dict[str, Any] = dict(protocols[protocol])
         for method, method_options in changes.pop("methods", {}).items():
-            if method in chosen or method == methods.DEFAULT_COMBINE:
-                chosen.setdefault(method, {}).update(method_options)
+            if method in chosen:
+                chosen[method].update(method_options)
         raw = _merge(raw, changes)
         raw["protocol"] = protocol
     for option in options:
@@ -79,12 +80,7 @@ def resolve(
         raw["sites"] = [site for site in raw["sites"] if site in sites]
     spec = TaskSpec.parse(raw, where=where)
     loaded = methods.load(chosen)
-    federation.setdefault("min_sites", max(1, len(spec.sites) - 1))
-    federation_spec = FederationSpec.parse(federation, where="federation")
-    if federation_spec.min_sites > len(spec.sites):
-        raise ConfigError(
-            f"federation.min_sites is {federation_spec.min_sites}, but the job has only {len(spec.sites)} sites"
-        )
+    federation_spec = _federation(federation, len(spec.sites))
     job = JobSpec(
         name=name or "_".join([*names, spec.name]),
         seed=seed,
@@ -97,6 +93,20 @@ def resolve(
     methods.array_specs(loaded, net)
     methods.check(loaded, job, net)
     return job
+
+
+def _federation(raw: dict[str, Any], n_sites: int) -> FederationSpec:
+    """By default all sites but one must answer."""
+    sampled = raw.get("sites_per_round")
+    asked = sampled if isinstance(sampled, int) else n_sites
+    spec = FederationSpec.parse({"min_sites": max(1, asked - 1), **raw}, where="federation")
+    for key, value, most, what in (
+        ("sites_per_round", spec.sites_per_round or n_sites, n_sites, "the job has only"),
+        ("min_sites", spec.min_sites, asked, "a round has only"),
+    ):
+        if value > most:
+            raise ConfigError(f"federation.{key} is {value}, but {what} {most} sites")
+    return spec
 
 
 def _read_task(task: str) -> tuple[dict[str, Any], str]:
@@ -119,9 +129,9 @@ def _apply(option: str, *, raw: dict[str, Any], chosen: dict[str, dict[str, Any]
     except yaml.YAMLError:
         raise ConfigError(f"--set {option}: the value is not valid YAML, such as 0.3, name or [1, 2]") from None
     if first in methods.available() and rest:
-        if first not in chosen and first != methods.DEFAULT_COMBINE:
+        if first not in chosen:
             raise ConfigError(f"--set {option}: the job does not use method {first}")
-        chosen.setdefault(first, {})[".".join(rest)] = value
+        chosen[first][".".join(rest)] = value
         return
     known = [*TaskSpec.model_fields, "federation", *chosen]
     if first not in known:

@@ -9,13 +9,16 @@ RULE = (
     "that scored both, and of equals the earlier one is kept"
 )
 
+RULE_LAST = "the last round: sites are drawn anew for each, so rounds are scored by different sites"
+
 
 class Selection:
     """Scores of all aggregates, by round and site. Sums run in site order, whoever answers first."""
 
-    def __init__(self, sites: tuple[str, ...], metric: str) -> None:
-        """``metric`` decides; higher is better."""
-        self._sites, self._metric = sites, metric
+    def __init__(self, sites: tuple[str, ...], metric: str, *, last: bool = False) -> None:
+        """``metric`` decides; higher is better. With ``last`` every round takes the place of the one before."""
+        self._sites, self._metric, self._last = sites, metric, last
+        self.rule = RULE_LAST if last else RULE.format(metric=metric)
         self._scores: dict[int, dict[str, dict[str, dict[str, float]]]] = {}
         self.best = 0
 
@@ -40,6 +43,9 @@ class Selection:
         """
         new, old = self._validation(round_), self._validation(self.best)
         common = [site for site in self._sites if site in new and site in old]
+        if self._last:
+            self.best = round_
+            return True
         if self.best and (not common or sum(new[s] for s in common) <= sum(old[s] for s in common)):
             return False
         if not new:

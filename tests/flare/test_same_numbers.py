@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import make_image_site, make_site
+from methods.cases import job_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedshift.checkpoint import load_checkpoint
 from fedshift.coordinator import BEST, LAST
 from fedshift.federation import run_in_process
+from fedshift.flare.export import write_job
 from fedshift.reporting.results import Results, read_results
 
 from .conftest import JOB, SHIFTS, SimulatorRun, cut, run_simulator
@@ -81,3 +84,26 @@ def test_a_run_leaves_what_a_person_needs(side_by_side: SimulatorRun) -> None:
 def _mean(results: Results, round_: int) -> float:
     sites = results.rounds[round_ - 1].sites.values()
     return sum(site.val["dice"] for site in sites) / len(sites)
+
+
+@pytest.mark.parametrize(("names", "kind"), [("scaffold", "segmentation"), ("fraug", "classification")])
+def test_methods_with_much_to_remember_give_the_same_weights_in_the_simulator(
+    names: str, kind: str, tmp_path: Path
+) -> None:
+    phantom = tmp_path / "share" / "fedshift" / "phantom"
+    make, sites = (make_site, ("BIDMC", "HK", "UCL")) if kind == "segmentation" else (make_image_site, ("A", "B", "C"))
+    data = {site: make(phantom, site, gain=gain) for site, gain in zip(sites, (1.0, 0.5, 1.3), strict=True)}
+    job = job_for(names, kind)
+    write_job(job, tmp_path / "job")
+    run_in_process(job, data, tmp_path / "one")
+    run = run_simulator(tmp_path / "job", tmp_path / "w", home=tmp_path / "share", threads=3)
+    assert run.code == 0, run.output[-3000:]
+    for file in (BEST, LAST):
+        ours, theirs = load_checkpoint(tmp_path / "one" / file), load_checkpoint(run.server / file)
+        for part in ("weights", "methods"):
+            assert str(ours[part].keys()) == str(theirs[part].keys())
+        for key, value in ours["weights"].items():
+            assert torch.equal(value, theirs["weights"][key]), key
+        for key, value in ours["methods"][names].items():
+            assert torch.equal(value, theirs["methods"][names][key]), key
+    assert _scores(read_results(tmp_path / "one")) == _scores(run.results)

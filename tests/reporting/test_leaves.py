@@ -1,86 +1,126 @@
-"""The page on what leaves a site is up to date, and an answer as it is sent holds nothing else."""
+"""The page on what leaves a site is up to date, and what goes over the wire is what the page says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from conftest import small_job
-from nvflare.apis.dxo import DXO, from_shareable
-from nvflare.apis.utils.decomposers import flare_decomposers
-from nvflare.app_common.decomposers import common_decomposers
-from nvflare.fuel.utils import fobs
+import pytest
+from conftest import make_image_site, make_site
+from flare.serialised import Federation, Message
+from methods.cases import cases, job_for
 
-from fedshift.coordinator import Coordinator
+from fedshift import methods
 from fedshift.flare import wire
-from fedshift.networks.unet import UNet
-from fedshift.reporting.leaves import leaves_tables
-from fedshift.site import Site
+from fedshift.reporting.leaves import leaves_page, leaves_section
+from fedshift.tasks import build_task
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
+SINGLE = [(name, kind) for name, kind in cases() if "+" not in name and not methods.load({name: {}})[-1].is_pooled]
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8").endswith("\n" + leaves_tables(UNet())), (
+    assert PAGE.read_text(encoding="utf-8").endswith("\n" + leaves_page()), (
         "run 'fedshift methods --leaves' and put it in"
     )
 
 
 def test_methods_that_share_statistics_say_so() -> None:
-    tables = leaves_tables(UNet())
-    assert "| `mean.5` | 512 float32 | every round |" in tables
-    assert "| `std` | 3 float64 | once | average contrast" in tables
-    assert "every site's `mean`, without names" in tables
-    assert "## fedavg\n\nNothing more." in tables
+    page = leaves_page()
+    assert "| `mean.5` | 256 float32 | 1024 | every round |" in page
+    assert "| `std` | 3 float64 | 24 | once | average contrast" in page
+    assert "every site's `mean`, without names" in page
+    assert "## fedavg\n\nEvery round the network after local training (unet of task prostate): 118 tensors" in page
 
 
-def leaves(dxo: DXO, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Everything in a message that is not another DXO, by its path."""
-    for key, value in {**dxo.data, **{f"meta:{k}": v for k, v in dxo.meta.items()}}.items():
-        if isinstance(value, DXO):
-            yield from leaves(value, (*path, key))
-        elif isinstance(value, dict):
-            yield from (((*path, key, inner), v) for inner, v in value.items())
-        else:
-            yield (*path, key), value
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
+    root = tmp_path_factory.mktemp("data")
+    return {
+        "segmentation": {site: make_site(root, site) for site in ("BIDMC", "HK", "UCL")},
+        "classification": {site: make_image_site(root, site) for site in "ABC"},
+    }
 
 
-def test_an_answer_as_it_is_sent_holds_what_the_page_names(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedfa+fedrdn")
-    coordinator = Coordinator(job, tmp_path / "server")
-    coordinator.open(0)
-    sites = {name: Site(job, name, data=path, state=tmp_path / "state") for name, path in three_sites.items()}
-    for site in sites.values():
-        coordinator.register(site.info())
-        coordinator.accept(site.statistics())
-    coordinator.close()
-    site = sites["HK"]
-    answers = [
-        (wire.Answer(site.statistics(), site.info()), {("fedrdn", "mean"), ("fedrdn", "std")}),
-        (
-            wire.Answer(site.train(coordinator.open(1)), site.info()),
-            {("fedfa", f"{name}.{layer}") for name in ("mean", "std") for layer in range(1, 6)},
-        ),
-    ]
-    flare_decomposers.register()
-    common_decomposers.register()
-    page = PAGE.read_text(encoding="utf-8")
-    network = set(coordinator.open(1).weights)
-    for answer, arrays in answers:
-        sent = fobs.loads(fobs.dumps(wire.encode_answers([answer])))
-        found = dict(leaves(from_shareable(sent)))
-        sent_arrays = {key[2:] for key, value in found.items() if key[:2] == ("HK", "arrays")}
-        assert sent_arrays == arrays
-        assert all(f"## {method}" in page and f"| `{name}` |" in page for method, name in arrays)
-        assert {key[2] for key in found if key[:2] == ("HK", "weights")} <= network
-        assert all(isinstance(v, np.ndarray) for k, v in found.items() if k[1] in ("weights", "arrays"))
-        others = {key[1:] for key in found if key[0] == "HK" and key[1] not in ("weights", "arrays")}
-        counts = {("meta:n_samples",), ("meta:n_steps",), ("meta:kind",), ("meta:round",)}
-        info = {
-            ("meta:info", n) for n in ("site", "kind", "n_train", "n_val", "n_test", "manifest_sha256", "split_rule")
-        }
-        assert others <= counts | info | {("metrics", "train_loss"), ("metrics", "seconds"), ("metrics", "dice")}
-        assert {key for key in found if key[0] != "HK"} == {("meta:fedshift", "version"), ("meta:fedshift", "source")}
-        for text in (v for v in found.values() if isinstance(v, str)):
-            assert "/" not in text and "Case" not in text, "no path, no case"
+def table(text: str) -> dict[str, list[str]]:
+    """Rows of a section's tables: name -> [shape and type, bytes, when]."""
+    rows = (line.split(" | ") for line in text.splitlines() if line.startswith("| `"))
+    return {cells[0].removeprefix("| "): cells[1:4] for cells in rows}
+
+
+def assert_told(sent: Mapping[str, np.ndarray], told: Mapping[str, list[str]], when: str) -> None:
+    """Arrays of a message against the rows of a table."""
+    rest = dict(sent)
+    for name, (shape, size, often) in told.items():
+        if often != when:
+            continue
+        if "…" in name:  # many arrays in one row
+            count, dtype = re.fullmatch(r"(\d+) arrays, (\w+)", shape).groups()  # type: ignore[union-attr]
+            several = {key: value for key, value in rest.items() if f"`{key}`" not in told and value.dtype == dtype}
+            assert len(several) == int(count)
+            assert sum(value.nbytes for value in several.values()) == int(size)
+            rest = {key: value for key, value in rest.items() if key not in several}
+            continue
+        array = rest.pop(name.strip("`"))
+        extent, dtype = shape.rsplit(" ", 1)
+        assert str(array.dtype) == dtype, name
+        sizes = [] if extent == "a number" else extent.split("x")
+        assert len(sizes) == array.ndim, name
+        assert all(word == str(have) or not word.isdigit() for word, have in zip(sizes, array.shape, strict=True)), name
+        assert size in ("varies", str(array.nbytes)), name
+    assert not rest, f"not on the page: {sorted(rest)}"
+
+
+def of(messages: list[Message], task: str, *, up: bool) -> Message:
+    """The first site's last message of a task."""
+    return [m for m in messages if m.task == task and m.up is up][-1]
+
+
+@pytest.mark.parametrize(("name", "kind"), SINGLE)
+def test_what_goes_over_the_wire_is_on_the_page(
+    name: str, kind: str, data: dict[str, dict[str, Path]], tmp_path: Path
+) -> None:
+    job = job_for(name, kind)
+    federation = Federation(job, data[kind], tmp_path)
+    federation.run()
+    section = leaves_section(name, job)
+    up, _, down = section.partition("The server sends to every site")
+    statistics, trained = (of(federation.messages, task, up=True) for task in (wire.STATISTICS, wire.TRAIN))
+    for message, when in ((statistics, "once"), (trained, "every round")):
+        arrays = {path[1]: value for path, value in message.arrays("arrays").items() if path[0] == name}
+        assert len(arrays) == len(message.arrays("arrays")), "nothing of another method"
+        assert_told(arrays, table(up), when)
+    received = of(federation.messages, wire.TRAIN, up=False).arrays("arrays")
+    assert_told({path[1]: value for path, value in received.items()}, table(down), "every round")
+
+    weights = trained.arrays("weights")
+    network = build_task(job).network().state_dict()
+    assert {path[0] for path in weights} <= set(network)
+    if weights:
+        told = re.search(r"(\d+) tensors, (\d+) bytes", section)
+        assert told is not None
+        assert [int(n) for n in told.groups()] == [len(weights), sum(w.nbytes for w in weights.values())]
+    else:
+        assert "stays at the site." in section
+    assert not statistics.arrays("weights")
+    for message in federation.messages:
+        if message.up:
+            assert_nothing_else(message)
+
+
+def assert_nothing_else(message: Message) -> None:
+    """Besides arrays: counts, scores and what the page lists for every job; no path and no case."""
+    others = {path: value for path, value in message.content.items() if not isinstance(value, np.ndarray)}
+    own = {path[1:] for path in others if path[0] == message.site}
+    info = {("meta:info", n) for n in ("site", "kind", "n_train", "n_val", "n_test", "manifest_sha256", "split_rule")}
+    counts = {(f"meta:{n}",) for n in ("n_samples", "n_steps", "kind", "round")}
+    scores = {path for path in own if path[-1] in ("dice", "dice_papers", "accuracy", "train_loss", "seconds")}
+    assert own <= counts | info | scores
+    assert {path for path in others if path[0] != message.site} == {
+        ("meta:fedshift", "version"),
+        ("meta:fedshift", "source"),
+    }
+    for text in (value for value in others.values() if isinstance(value, str)):
+        assert "/" not in text and "Case" not in text

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from nvflare.apis.client import Client
@@ -112,12 +113,13 @@ class FedshiftWorkflow(Controller):
             events.close()
 
     def _gather(self, name: str, data: Shareable, patience: Patience, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Send a task to all sites and take their answers until the round is over.
+        """Send a task to the round's sites and take their answers until the round is over.
 
         Raises:
             Stopped: the job was aborted.
             ConfigError: the job mixes simulated and real data.
         """
+        patience = replace(patience, sites=frozenset(self._aggregator.coordinator.invited))
         task = Task(name, data=data, result_received_cb=self._receive)
         started = time.monotonic()
         quorum_after: float | None = None
@@ -150,9 +152,10 @@ class FedshiftWorkflow(Controller):
             self.cancel_task(task, completion_status=TaskCompletionStatus.OK)
         if self._fault is not None:
             raise self._fault
-        self._silent = set(patience.sites - self._answered)
-        if self._silent and not self._aggregator.coordinator.hopeless:
-            log.warning("%s: no answer from %s", _place(self._aggregator.coordinator), ", ".join(sorted(self._silent)))
+        silent = patience.sites - self._answered
+        self._silent = (self._silent - patience.sites) | silent
+        if silent and not self._aggregator.coordinator.hopeless:
+            log.warning("%s: no answer from %s", _place(self._aggregator.coordinator), ", ".join(sorted(silent)))
 
     def _receive(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """A client's answer; called by FLARE, in a thread of its own."""

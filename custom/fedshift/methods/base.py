@@ -209,6 +209,10 @@ class Client(Generic[ConfigT]):
         """``state_dict`` keys that never leave the site; by default the personal ones."""
         return self.personal(net)
 
+    def scores_own_model(self, net: nn.Module) -> bool:
+        """Whether what a site scores is a model of its own; by default if it keeps anything for itself."""
+        return bool(self.personal(net))
+
     def attach(self, net: nn.Module, ctx: Context) -> list[RemovableHandle]:
         """Insert layers at ``net.stages``; they never enter ``net.state_dict()``."""
         return []

@@ -1,23 +1,27 @@
-"""What leaves a site: the table in ``docs/what-leaves-a-site.md``, made from what the guard accepts."""
+"""What leaves a site: the tables in ``docs/what-leaves-a-site.md``, made from what the guard accepts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+import numpy as np
 from torch import nn
 
 from fedshift import methods
+from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
 from fedshift.methods.base import ArraySpec
+from fedshift.resolve import resolve
+from fedshift.tasks import build_task
 
 ALWAYS = (
-    ("network weights and buffers", "as the network", "every round", "the model after local training"),
     ("sample count, step count", "2 integers", "every round", "how many training slices or images the site has"),
     ("validation scores, training loss, seconds", "a few numbers", "every round", "how good the model is at the site"),
     (
         "validation and test scores",
         "a few numbers",
         "at the end",
-        "how good the last and the best model are at the site",
+        "how good the last and the best model are at the site, and its own model where it has one",
     ),
     (
         "counts of each split, kind, split rule, manifest fingerprint",
@@ -28,28 +32,95 @@ ALWAYS = (
     ("fedshift version and source hash", "2 strings", "every answer", "which software runs"),
     ("kind of error", "a word", "when a task fails", "that the site could not do it; the sentence stays in its log"),
 )
-HEADER = "| what | shape | when | what a reader of it learns |\n|---|---|---|---|"
+MANY = 12
+HEADER = "| what | shape | bytes | when | what a reader of it learns |\n|---|---|---|---|---|"
+DIGITS = {
+    "schema": 1,
+    "name": "digits",
+    "task": {
+        "name": "digits",
+        "kind": "classification",
+        "dataset": "digits",
+        "sites": ["mnist", "mnistm", "svhn", "usps"],
+        "classes": [str(digit) for digit in range(10)],
+        "data": {"size": 32, "channels": 3},
+        "network": {"name": "digits_cnn"},
+        "loss": "ce",
+        "optimizer": {"name": "sgd", "lr": 0.01},
+        "schedule": {"rounds": 1, "batch_size": 32},
+    },
+    "methods": {},
+    "federation": {"min_sites": 4},
+}
+"""For methods that segmentation cannot have: FRAug's network for digits, ten classes."""
 
 
-def leaves_tables(net: nn.Module) -> str:
-    """Markdown: one table for every job, then for each method what it sends more and what all sites get to see.
-
-    ``net`` decides the number and size of per-stage arrays; the repository's table uses the default U-Net.
-    """
-    parts = ["## Every job\n", HEADER, *(f"| {' | '.join(row)} |" for row in ALWAYS)]
-    for name in methods.available():
-        method = methods.load({name: {}})[-1] if name != methods.DEFAULT_COMBINE else methods.load({})[0]
-        rows = list(_rows(method.client().up(net)))
-        parts.append(f"\n## {name}\n")
-        parts.extend([HEADER, *rows] if rows else ["Nothing more."])
-        shown = list(_rows(method.server().down(net)))
-        if shown:
-            parts.extend(["\nThe server sends to every site:\n", HEADER, *shown])
+def leaves_page() -> str:
+    """Markdown: what leaves with every job, then with each method of the list."""
+    parts = ["## Every job\n", "| what | shape | when | what a reader of it learns |\n|---|---|---|---|"]
+    parts += [f"| {' | '.join(row)} |" for row in ALWAYS]
+    parts += [leaves_section(name, reference_job(name)) for name in methods.available()]
     return "\n".join(parts) + "\n"
 
 
-def _rows(specs: dict[str, ArraySpec]) -> Iterator[str]:
+def reference_job(name: str) -> JobSpec:
+    """The job whose shapes the page shows: prostate, with SGD if it must be; else digits."""
+    for options in ([], ["optimizer.name=sgd"]):
+        try:
+            return resolve("prostate", name, options=options)
+        except ConfigError:
+            continue
+    loaded = methods.load({name: {}})
+    named = {method.name: method.config.model_dump(mode="json") for method in loaded}
+    return JobSpec.parse({**DIGITS, "methods": named}, where="digits")
+
+
+def leaves_section(name: str, job: JobSpec) -> str:
+    """One method's part of the page, with the shapes that it has in a job."""
+    loaded = methods.load(job.methods)
+    method = next(m for m in loaded if m.name == name)
+    if method.is_pooled:
+        return f"\n## {name}\n\nNo federation: it trains where all images are."
+    net = build_task(job).network()
+    up, down = method.client().up(net), method.server().down(net)
+    withheld = frozenset().union(*(m.client().withheld(net) for m in loaded))
+    parts = [f"\n## {name}\n", network_line(net, withheld, job)]
+    parts += ["", HEADER, *_rows(up)] if up else ["", "Nothing more."]
+    if down:
+        parts += ["\nThe server sends to every site, with the network:\n", HEADER, *_rows(down)]
+    return "\n".join(parts)
+
+
+def network_line(net: nn.Module, withheld: frozenset[str], job: JobSpec) -> str:
+    """How much of the network goes up every round."""
+    state = {key: value.numpy() for key, value in net.state_dict().items()}
+    sent = {key: value for key, value in state.items() if key not in withheld}
+    size = sum(value.nbytes for value in sent.values())
+    what = f"{job.task.network.name} of task {job.task.name}"
+    if not sent:
+        return f"The network ({what}) stays at the site."
+    stays = f"; {len(state) - len(sent)} tensors stay at the site" if withheld else ""
+    return f"Every round the network after local training ({what}): {len(sent)} tensors, {size} bytes{stays}."
+
+
+def _rows(specs: Mapping[str, ArraySpec]) -> Iterator[str]:
+    """A row an array; arrays like each other in all but name and shape, as many as the network has tensors, in one."""
+    grouped: dict[tuple[str, str, str], list[tuple[str, ArraySpec]]] = {}
     for name, spec in specs.items():
-        shape = "x".join("sites" if size is None else str(size) for size in spec.shape)
-        when = "once" if spec.when == "once" else "every round"
-        yield f"| `{name}` | {shape} {spec.dtype} | {when} | {spec.reveals} |"
+        grouped.setdefault((spec.when, spec.reveals, spec.dtype), []).append((name, spec))
+    for (when, reveals, dtype), members in grouped.items():
+        often = "once" if when == "once" else "every round"
+        if len(members) > MANY:
+            total = sum(_bytes(spec) or 0 for _, spec in members)
+            names = f"`{members[0][0]}` … `{members[-1][0]}`"
+            yield f"| {names} | {len(members)} arrays, {dtype} | {total} | {often} | {reveals} |"
+            continue
+        for name, spec in members:
+            size = _bytes(spec)
+            shape = "x".join(str(size) for size in spec.shape) or "a number"
+            yield f"| `{name}` | {shape} {dtype} | {size if size is not None else 'varies'} | {often} | {reveals} |"
+
+
+def _bytes(spec: ArraySpec) -> int | None:
+    sizes = [size for size in spec.shape if isinstance(size, int)]
+    return None if len(sizes) < len(spec.shape) else int(np.prod(sizes, dtype=int)) * np.dtype(spec.dtype).itemsize

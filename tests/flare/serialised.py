@@ -1,0 +1,135 @@
+"""FLARE without its processes: every message is really serialised, every task meets a new executor.
+
+What the simulator adds is processes and sockets; tests of those are few, as each takes half a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from nvflare.apis.dxo import DXO, from_shareable
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.apis.signal import Signal
+from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.decomposers import common_decomposers
+from nvflare.fuel.utils import fobs
+
+from fedshift.coordinator import Coordinator
+from fedshift.flare import wire
+from fedshift.flare.aggregator import FedshiftAggregator
+from fedshift.flare.executor import FedshiftExecutor
+from fedshift.flare.export import SPEC, write_job
+from fedshift.job import JobSpec
+
+
+@dataclass
+class Kit:
+    """A site's kit: the part of FLARE's context that the executor reads."""
+
+    site: str
+    workspace: Workspace
+
+    @classmethod
+    def make(cls, job: JobSpec, site: str, data: Path, folder: Path) -> Kit:
+        """With the job deployed in it and its data named in ``local/fedshift.yaml``."""
+        for name in ("local", "startup"):
+            (folder / name).mkdir(parents=True)
+        (folder / "local" / "fedshift.yaml").write_text(f"data: {{{job.task.dataset}: {data}}}\n", encoding="utf-8")
+        workspace = Workspace(root_dir=str(folder), site_name=site)
+        write_job(job, folder / "as_sent")
+        config = Path(workspace.get_app_config_dir("job"))
+        config.parent.mkdir(parents=True)
+        (folder / "as_sent" / SPEC).parent.rename(config)
+        return cls(site, workspace)
+
+    def get_identity_name(self) -> str:
+        return self.site
+
+    def get_job_id(self) -> str:
+        return "job"
+
+    def get_workspace(self) -> Workspace:
+        return self.workspace
+
+    def get_prop(self, key: str, default: Any = None) -> Any:
+        return True if key == FLContextKey.SIMULATE_MODE else default
+
+
+@dataclass
+class Message:
+    """What went over the wire: to or from a site, in which task."""
+
+    site: str
+    task: str
+    round: int
+    up: bool
+    content: dict[tuple[str, ...], object]
+    """Every leaf of the message by its path."""
+
+    def arrays(self, part: str) -> dict[tuple[str, ...], np.ndarray]:
+        """``weights`` or methods' ``arrays`` by the rest of their path."""
+        start = (self.site, part) if self.up else (part,)
+        found = {path[len(start) :]: v for path, v in self.content.items() if path[: len(start)] == start}
+        return {path: v for path, v in found.items() if isinstance(v, np.ndarray)}
+
+
+@dataclass
+class Federation:
+    """A server and its sites' kits."""
+
+    job: JobSpec
+    data: Mapping[str, Path]
+    folder: Path
+    messages: list[Message] = field(default_factory=list)
+
+    def run(self) -> Coordinator:
+        """The whole job, as the workflow runs it."""
+        flare_decomposers.register()
+        common_decomposers.register()
+        kits = {site: Kit.make(self.job, site, self.data[site], self.folder / site) for site in self.job.task.sites}
+        aggregator = FedshiftAggregator()
+        data = aggregator.begin(self.job, self.folder / "server", on_progress=lambda coordinator: None)
+        coordinator = aggregator.coordinator
+        for round_ in range(coordinator.rounds + 1):
+            self._gather(aggregator, kits, wire.TRAIN if round_ else wire.STATISTICS, data)
+            data = aggregator.aggregate(FLContext())
+        self._gather(aggregator, kits, wire.VALIDATE, data)
+        coordinator.close_last()
+        best = coordinator.open_best()
+        if best is not None:
+            self._gather(aggregator, kits, wire.VALIDATE, wire.encode_task(best))
+        coordinator.finish()
+        return coordinator
+
+    def _gather(self, aggregator: FedshiftAggregator, kits: dict[str, Kit], task: str, data: Shareable) -> None:
+        for site in reversed(aggregator.coordinator.invited):  # the order of arrival must not matter
+            kit = kits[site]
+            received = self._send(site, task, aggregator.coordinator.round, data, up=False)
+            answer = FedshiftExecutor().execute(task, received, kit, Signal())  # type: ignore[arg-type]
+            sent = self._send(site, task, aggregator.coordinator.round, answer, up=True)
+            sent.set_header(ReservedHeaderKey.TASK_NAME, task)
+            sent.set_peer_props({ReservedKey.IDENTITY_NAME: site})
+            aggregator.accept(sent, FLContext())
+
+    def _send(self, site: str, task: str, round_: int, message: Shareable, *, up: bool) -> Shareable:
+        arrived: Shareable = fobs.loads(fobs.dumps(message))
+        self.messages.append(Message(site, task, round_, up, dict(leaves(from_shareable(arrived)))))
+        return arrived
+
+
+def leaves(dxo: DXO, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Everything in a message that is not another DXO, by its path."""
+    for key, value in {**dxo.data, **{f"meta:{k}": v for k, v in dxo.meta.items()}}.items():
+        if isinstance(value, DXO):
+            yield from leaves(value, (*path, key))
+        elif isinstance(value, dict):
+            yield from (((*path, key, inner), v) for inner, v in value.items())
+        else:
+            yield (*path, key), value

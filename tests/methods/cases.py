@@ -1,0 +1,50 @@
+"""Every method on every kind of task, found by file name, and the combinations that the papers report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from conftest import small_image_job, small_job
+
+from fedshift import methods
+from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
+
+KINDS = {"segmentation": small_job, "classification": small_image_job}
+
+# FedRDN's Table 1 and 2, FedFA's Table 6, and the augmentation paper's tables.
+REPORTED = [
+    *(
+        f"{other}+fedrdn"
+        for other in ("fedavg", "fedavgm", "fedprox", "scaffold", "fednova", "fedbn", "fedproto", "fedfa")
+    ),
+    *(
+        f"{other}+fedmix"
+        for other in ("fedavg", "fedavgm", "fedprox", "scaffold", "fednova", "fedbn", "fedproto", "fedfa")
+    ),
+    *(f"fedfa+{other}" for other in ("mixup", "manifold_mixup", "mixstyle", "moex")),
+    *(f"augmentation+{other}" for other in ("afl", "gen_afl", "vm", "fedprox")),
+]
+
+REFUSED = {("fedproto", "segmentation"), ("fraug", "segmentation")}
+"""(method, kind): there is no embedding of a whole image in a segmentation network."""
+
+
+@cache
+def job_for(names: str, kind: str) -> JobSpec:
+    """A small job with these methods; with SGD if they are defined for nothing else."""
+    try:
+        return KINDS[kind](names)
+    except ConfigError as error:
+        if "optimizer.name=sgd" not in str(error):
+            raise
+        return KINDS[kind](names, "optimizer.name=sgd", "optimizer.lr=0.02", "optimizer.weight_decay=0")
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    """(methods, kind of task)."""
+    for names in (*methods.available(), *REPORTED):
+        for kind in KINDS:
+            if not REFUSED & {(name, kind) for name in names.split("+")}:
+                yield names, kind

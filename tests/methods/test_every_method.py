@@ -1,0 +1,143 @@
+"""Every method, and every combination that the papers report, on every kind of task: found by file name.
+
+In one process; then with every message serialised and a new executor for each task; then killed and gone on with.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_image_site, make_site
+from flare.serialised import Federation
+
+from fedshift import methods
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import BEST, LAST, Coordinator
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process, run_pooled
+from fedshift.job import JobSpec
+
+from .cases import KINDS, REFUSED, cases, job_for
+
+CASES = list(cases())
+POOLED = [name for name in methods.available() if methods.load({name: {}})[-1].is_pooled]
+FEDERATED = [(names, kind) for names, kind in CASES if names not in POOLED]
+Data = Mapping[str, Path]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Data]:
+    root = tmp_path_factory.mktemp("data")
+    shifts = [(1.0, 0.0), (0.5, 20.0), (1.4, -30.0)]
+    slices = {s: make_site(root, s, gain=g, offset=o) for s, (g, o) in zip(("BIDMC", "HK", "UCL"), shifts, strict=True)}
+    images = {s: make_image_site(root, s, gain=g, offset=o) for s, (g, o) in zip("ABC", shifts, strict=True)}
+    return {"segmentation": slices, "classification": images}
+
+
+def run(job: JobSpec, data: Data, folder: Path, **options: object) -> Coordinator:
+    pooled = methods.reference_in(methods.load(job.methods))
+    return (run_pooled if pooled else run_in_process)(job, data, folder, **options)  # type: ignore[arg-type]
+
+
+class Runs:
+    """Runs in one process, each made once."""
+
+    def __init__(self, data: dict[str, Data], folder: Path) -> None:
+        self.data, self._folder = data, folder
+        self._done: dict[tuple[str, str], Coordinator] = {}
+
+    def __call__(self, names: str, kind: str) -> Coordinator:
+        if (names, kind) not in self._done:
+            torch.set_num_threads(1)
+            self._done[names, kind] = run(job_for(names, kind), self.data[kind], self._folder / f"{names}_{kind}")
+        return self._done[names, kind]
+
+
+@pytest.fixture(scope="module")
+def runs(data: dict[str, Data], tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(data, tmp_path_factory.mktemp("runs"))
+
+
+def models(folder: Path) -> dict[str, np.ndarray]:
+    """Weights and methods' arrays of both model files."""
+    found: dict[str, np.ndarray] = {}
+    for file in (BEST, LAST):
+        content = load_checkpoint(folder / file)
+        found |= {f"{file}:{key}": value.numpy() for key, value in content["weights"].items()}
+        for name, arrays in content["methods"].items():
+            found |= {f"{file}:{name}/{key}": value.numpy() for key, value in arrays.items()}
+    return found
+
+
+def scores(coordinator: Coordinator) -> object:
+    """All of the results that does not depend on the clock."""
+    rounds = [
+        {site: told.model_dump(exclude={"seconds"}) for site, told in record.sites.items()}
+        for record in coordinator.results.rounds
+    ]
+    return rounds, coordinator.results.final, coordinator.results.selected
+
+
+def assert_same(one: Coordinator, other: Coordinator) -> None:
+    a, b = models(one.folder), models(other.folder)
+    assert a.keys() == b.keys()
+    for key, value in a.items():
+        np.testing.assert_array_equal(value, b[key], err_msg=key, strict=True)
+    assert scores(one) == scores(other)
+
+
+@pytest.mark.parametrize(("names", "kind"), CASES)
+def test_it_trains(names: str, kind: str, runs: Runs) -> None:
+    results = runs(names, kind).results
+    assert [record.rejected for record in results.rounds] == [[], []]
+    assert results.statistics is not None and results.statistics.rejected == []
+    sites = [site for record in results.rounds for site in record.sites.values()]
+    assert len(sites) == 6
+    assert all(site.steps > 0 and site.train_loss is not None and np.isfinite(site.train_loss) for site in sites)
+    assert all(site.val for site in sites)
+    assert results.final is not None and all(splits["test"] for splits in results.final.best.sites.values())
+
+
+@pytest.mark.parametrize(("name", "kind"), sorted(REFUSED))
+def test_it_is_refused_with_the_reason(name: str, kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"method {name}: .*embedding"):
+        KINDS[kind](name)
+
+
+@pytest.mark.parametrize(("names", "kind"), FEDERATED)
+def test_serialised_messages_and_new_executors_change_no_bit(names: str, kind: str, runs: Runs, tmp_path: Path) -> None:
+    federation = Federation(job_for(names, kind), runs.data[kind], tmp_path)
+    assert_same(runs(names, kind), federation.run())
+
+
+@pytest.mark.parametrize(("names", "kind"), [case for case in CASES if "+" not in case[0]])
+def test_a_killed_run_goes_on_to_the_same_numbers(names: str, kind: str, runs: Runs, tmp_path: Path) -> None:
+    """The process dies when a site of round 2 has answered: its state and the server's of round 1 are on disk."""
+    job = job_for(names, kind)
+    child = os.fork()
+    if child == 0:
+
+        def die(coordinator: Coordinator) -> None:
+            if coordinator.round == 2 and coordinator.answered:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            run(job, runs.data[kind], tmp_path, on_progress=die)
+        finally:
+            os._exit(1)  # it should have been killed
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert (tmp_path / "server_state.pt").is_file()
+    assert_same(runs(names, kind), run(job, runs.data[kind], tmp_path, resume=True))
+
+
+def test_a_run_of_another_job_is_not_gone_on_with(runs: Runs, tmp_path: Path) -> None:
+    shutil.copytree(runs("fedavg", "classification").folder, tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds the state of another job"):
+        run(job_for("fedavgm", "classification"), runs.data["classification"], tmp_path / "run", resume=True)
