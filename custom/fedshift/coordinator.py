@@ -77,12 +77,12 @@ class Coordinator:
         """
         self.job = job
         self.folder = folder
-        self.results = new_results(job)
         self.round = 0
         self.answered: list[str] = []
         self._on_progress = on_progress or (lambda coordinator: None)
         self._task = build_task(job)
         self.metric = self._task.metric
+        self.results = new_results(job, metric=self.metric)
         drawn = job.federation.sites_per_round
         self._sampled = drawn if drawn is not None and drawn < len(job.task.sites) else None
         self._selection = Selection(job.task.sites, self.metric, last=self._sampled is not None)

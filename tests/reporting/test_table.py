@@ -47,7 +47,7 @@ def test_the_table_shows_every_site_and_says_what_the_data_are(results: Results)
 
 def test_a_run_that_did_not_end_has_no_table() -> None:
     with pytest.raises(ConfigError, match="did not end"):
-        scores_table(new_results(small_job("fedfa")))
+        scores_table(new_results(small_job("fedfa"), metric="dice"))
 
 
 def test_curves_hold_every_round_once(results: Results) -> None:

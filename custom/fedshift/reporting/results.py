@@ -43,6 +43,8 @@ class JobRecord(_Model):
     rounds: int
     network: dict[str, Any]
     data: dict[str, Any]
+    metric: str = "dice"
+    """The score that selects the best round."""
 
 
 class DataRecord(_Model):
@@ -158,8 +160,8 @@ def read_results(path: Path) -> Results:
         raise ConfigError(f"{path} is not a results file of this version ({str(error).splitlines()[0]})") from None
 
 
-def new_results(job: JobSpec) -> Results:
-    """An empty record of a job."""
+def new_results(job: JobSpec, *, metric: str) -> Results:
+    """An empty record of a job; ``metric`` is its task's."""
     schedule = job.task.schedule
     return Results(
         job=JobRecord(
@@ -176,6 +178,7 @@ def new_results(job: JobSpec) -> Results:
             rounds=schedule.rounds,
             network=job.task.network.model_dump(mode="json"),
             data=job.task.data,
+            metric=metric,
         ),
         versions=_versions(),
     )

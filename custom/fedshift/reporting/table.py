@@ -7,26 +7,28 @@ from statistics import fmean
 from rich.table import Table
 
 from fedshift.errors import ConfigError
-from fedshift.reporting.results import FinalScores, Results
+from fedshift.reporting.results import Final, FinalScores, Results
 
 PHANTOM = "The data are the phantom: simulated scans, no patients."
 
 
-def scores_table(results: Results, *, metric: str = "dice") -> Table:
+def scores_table(results: Results) -> Table:
     """A row a site: samples, the best model's validation and test score, the last model's test score.
 
-    Scores are in percent; the last row is their mean over sites.
+    Where sites fine-tune the best model for themselves, a column has their own models' test score. Scores are in
+    percent; the last row is their mean over sites.
 
     Raises:
         ConfigError: the run did not end.
     """
     if results.final is None:
         raise ConfigError(f"job {results.job.name} has no final scores: the run did not end")
-    best, last = results.final.best, results.final.last
+    final, metric = results.final, results.job.metric
+    best, last = final.best, final.last
     methods = " + ".join(method.name for method in results.job.methods)
     table = Table(
         title=f"{methods} on {results.job.task}, {metric} in percent",
-        caption=phantom_line(results) or None,
+        caption="\n".join(_notes(results)) or None,
         title_justify="left",
         caption_justify="left",
     )
@@ -36,9 +38,14 @@ def scores_table(results: Results, *, metric: str = "dice") -> Table:
     for scores, _, heading in shown:
         which = "last" if scores is last else "best"
         table.add_column(f"{heading}\n{which} model (round {scores.round})", justify="right")
-    columns: list[list[float]] = [[] for _ in shown]
+    fine_tuned = _fine_tuned(final)
+    if fine_tuned:
+        table.add_column(f"test\nsites' own models (from round {best.round})", justify="right")
+    columns: list[list[float]] = [[] for _ in range(len(shown) + fine_tuned)]
     for site, record in results.data.items():
         values = [_score(scores, site, split, metric) for scores, split, _ in shown]
+        if fine_tuned:
+            values.append(final.personal.get(site, {}).get(metric))
         for column, value in zip(columns, values, strict=True):
             if value is not None:
                 column.append(value)
@@ -49,9 +56,19 @@ def scores_table(results: Results, *, metric: str = "dice") -> Table:
     return table
 
 
-def phantom_line(results: Results) -> str:
-    """A sentence if any data are simulated, else nothing."""
-    return PHANTOM if results.is_phantom else ""
+def _fine_tuned(final: Final) -> bool:
+    """Whether sites' own models are others than those that ``best`` was scored with."""
+    return any(scores != final.best.sites[site].get("test") for site, scores in final.personal.items())
+
+
+def _notes(results: Results) -> list[str]:
+    final, notes = results.final, []
+    assert final is not None
+    if final.personal and not _fine_tuned(final):
+        notes.append("Every site is scored with a model of its own.")
+    if final.newcomers:
+        notes.append(f"Never trained: {', '.join(final.newcomers)}.")
+    return [*notes, *([PHANTOM] if results.is_phantom else [])]
 
 
 def _score(scores: FinalScores, site: str, split: str, metric: str) -> float | None:
