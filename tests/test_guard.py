@@ -138,6 +138,23 @@ def test_the_statistics_round_carries_no_weights_and_arrays_of_the_right_length(
             check(dataclasses.replace(good, **change), round_=0)
 
 
+def test_sizes_that_a_site_chooses_agree_and_are_no_more_than_its_samples() -> None:
+    specs = {"fedmix": {"images": ArraySpec(("groups", 2)), "targets": ArraySpec(("groups",))}}
+
+    def answer(images: int, targets: int) -> Update:
+        arrays = {"images": np.ones((images, 2), np.float32), "targets": np.ones(targets, np.float32)}
+        return dataclasses.replace(GOOD, arrays={"fedmix": arrays})
+
+    check(answer(10, 10), specs=specs)
+    for images, targets, reason in (
+        (11, 11, "has 11 groups, allowed are 1 to 10"),
+        (0, 0, "0 groups"),
+        (3, 4, "another"),
+    ):
+        with pytest.raises(Rejected, match=reason):
+            check(answer(images, targets), specs=specs)
+
+
 def test_scores_have_the_tasks_names_and_ranges() -> None:
     ranges = {"dice": (0.0, 1.0)}
     check_scores(Scores("A", 3, {"val": {"dice": 0.5}, "test": {"dice": 1.0}}), round_=3, metrics=ranges)

@@ -90,7 +90,10 @@ class Coordinator:
         self._weights = read_weights(net)
         self._methods = methods.load(job.methods)
         self._halves = [(m.name, m.server()) for m in self._methods]
-        self._specs = methods.array_specs(self._methods, net)
+        self._specs = methods.array_specs(self._methods, net, self._task.sizes)
+        self._not_kept = {
+            (m.name, name) for m in self._methods for name, s in m.server().down(net).items() if not s.keep
+        }
         self._personal = frozenset().union(*(m.client().personal(net) for m in self._methods))
         self._withheld = frozenset().union(*(m.client().withheld(net) for m in self._methods))
         self._own_models = any(m.client().scores_own_model(net) for m in self._methods)
@@ -369,7 +372,8 @@ class Coordinator:
         best, last = self._final(self.best_round), self._final(self.rounds)
         own = dict(best.sites) if self._own_models else {}
         own |= {site: splits for (round_, site), splits in self._fine_tuned.items() if round_ == self.best_round}
-        trained = {site for record in self.results.rounds for site, told in record.sites.items() if told.steps}
+        before = [record for record in self.results.rounds if record.round <= self.best_round]
+        trained = {site for record in before for site, told in record.sites.items() if told.steps}
         self.results.final = Final(
             best=best,
             last=last,
@@ -440,7 +444,11 @@ class Coordinator:
             job=self.job,
             round_=round_,
             weights=weights,
-            methods=arrays,
+            methods={
+                method: {name: value for name, value in named.items() if (method, name) not in self._not_kept}
+                for method, named in arrays.items()
+                if any((method, name) not in self._not_kept for name in named)
+            },
             personal=sorted(self._personal),
             scores={} if score is None else {f"val_{self.metric}": score},
         )

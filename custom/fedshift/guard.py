@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from fedshift.messages import Scores, Update, Weights
+from fedshift.messages import Arrays, Scores, Update, Weights
 from fedshift.methods.base import ArraySpec
 
 MOST_SAMPLES = 10**9
-MOST_BYTES = 2**28
-"""Of an array whose size only the site knows."""
 PASSES_PER_STEP = 16
 """A batch counter moves once a forward pass; methods make a few for one optimiser step."""
 
@@ -89,6 +87,7 @@ def check_update(
         _check_keys(update.arrays[method], named, method)
         for name, spec in named.items():
             _check_array(f"{method}/{name}", update.arrays[method][name], spec)
+        _check_free_sizes(method, update.arrays[method], named, n_samples)
 
 
 def check_scores(scores: Scores, *, round_: int, metrics: Ranges) -> None:
@@ -143,14 +142,25 @@ def _check_array(key: str, array: np.ndarray, spec: ArraySpec) -> None:
     )
     if not fits:
         raise Rejected(key, f"has shape {array.shape}, expected {spec.shape}")
-    if array.nbytes > MOST_BYTES and any(isinstance(want, str) for want in spec.shape):
-        raise Rejected(key, f"has {array.nbytes} bytes, allowed are {MOST_BYTES}")
     if str(array.dtype) != spec.dtype:
         raise Rejected(key, f"has type {array.dtype}, expected {spec.dtype}")
     if not np.isfinite(array).all():
         raise Rejected(key, "holds NaN or infinity")
     if array.size and (array.min() < spec.low or array.max() > spec.high):
         raise Rejected(key, f"goes from {array.min():g} to {array.max():g}, allowed is {spec.low:g} to {spec.high:g}")
+
+
+def _check_free_sizes(method: str, arrays: Arrays, specs: Mapping[str, ArraySpec], n_samples: int) -> None:
+    """A size that the site chooses is the same in all arrays of a method, and at most one for each sample."""
+    chosen: dict[str, int] = {}
+    for name, spec in specs.items():
+        for have, want in zip(arrays[name].shape, spec.shape, strict=True):
+            if not isinstance(want, str):
+                continue
+            if not 1 <= have <= n_samples:
+                raise Rejected(f"{method}/{name}", f"has {have} {want}, allowed are 1 to {n_samples}")
+            if chosen.setdefault(want, have) != have:
+                raise Rejected(f"{method}/{name}", f"has {have} {want}, another array has {chosen[want]}")
 
 
 def _check_norm(new: Mapping[str, np.ndarray], old: Mapping[str, np.ndarray], max_norm: float) -> None:

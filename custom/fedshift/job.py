@@ -66,8 +66,10 @@ class FederationSpec(Strict):
     """When a round counts.
 
     ``sites_per_round``, if given, is how many sites the server draws, by seed, to train in each round; all sites take
-    part in the statistics round and in the last evaluation. A round needs ``min_sites`` usable answers and ends with an error without them after ``round_timeout``
-    seconds. Once it has them it waits for the rest as long again as it took, plus ``grace`` seconds. An update whose
+    part in the statistics round and in the last evaluation.
+
+    A round needs ``min_sites`` usable answers and ends with an error without them after ``round_timeout`` seconds.
+    Once it has them it waits for the rest as long again as it took, plus ``grace`` seconds. An update whose
     parameters moved by more than ``max_update_norm`` times the model's norm is refused.
     """
 

@@ -89,9 +89,10 @@ def resolve(
         federation=federation_spec,
     )
     # What only the network, the kind of task or a method can tell is told now, not when the sites start.
-    net = build_task(job).network()
-    methods.array_specs(loaded, net)
+    built = build_task(job)
+    net = built.network()
     methods.check(loaded, job, net)
+    methods.array_specs(loaded, net, built.sizes)
     return job
 
 

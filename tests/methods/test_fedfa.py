@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import golden, make_context, rule_weights
+from conftest import golden, make_context, rule_weights, small_job
 
 from fedshift.errors import ConfigError
 from fedshift.methods import fedfa
@@ -155,6 +155,6 @@ def test_a_batch_of_one_and_a_dead_channel_stay_finite() -> None:
 
 def test_unknown_layer_and_network_without_stages_are_named() -> None:
     with pytest.raises(ConfigError, match=r"layers \[6\] do not exist; the network has stages 1 to 5"):
-        fedfa.chosen_stages(UNet(features=4), fedfa.Config(layers=(1, 6)))
-    with pytest.raises(ConfigError, match="Identity names no stages"):
-        fedfa.chosen_stages(torch.nn.Identity(), fedfa.Config())
+        small_job("fedfa", "fedfa.layers=[1, 6]")
+    with pytest.raises(ConfigError, match="method fedfa: network Identity names no stages"):
+        fedfa.Client(fedfa.Config()).up(torch.nn.Identity())

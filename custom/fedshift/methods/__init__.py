@@ -9,7 +9,6 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -114,7 +113,7 @@ class ClientChain:
         """``state`` is the ``methods`` part of the site's state tree; halves change it in place."""
         self._halves = [(m.client(), Context(run, m.name, state.setdefault(m.name, {}))) for m in methods]
         self._owner = next((pair for pair in self._halves if "step" in pair[0].owns), None)
-        run.normalise = partial(self.inputs, training=True)
+        run.normalise = self.inputs
 
     def personal(self, net: nn.Module) -> frozenset[str]:
         """Union of the keys that methods keep at the site."""
@@ -197,11 +196,12 @@ def check(methods: Sequence[Method], job: JobSpec, net: nn.Module) -> None:
     Raises:
         ConfigError: a method that cannot take the job's task, network, optimiser or other methods.
     """
+    for method in methods:
+        method.client().check(job, net)
     pooled = reference_in(methods)
     for method in methods:
         client = method.client()
-        client.check(job, net)
-        sends = client.up(net) or client.personal(net)
+        sends = client.up(net) or client.scores_own_model(net)
         if pooled and method.name not in (pooled.name, DEFAULT_COMBINE) and (sends or method.owns):
             raise ConfigError(
                 f"{pooled.name} and {method.name} cannot be combined: {pooled.name} trains where all images are, "
@@ -214,9 +214,9 @@ def reference_in(methods: Sequence[Method]) -> Method | None:
     return next((m for m in methods if m.is_pooled), None)
 
 
-def array_specs(methods: Sequence[Method], net: nn.Module) -> dict[str, dict[str, ArraySpec]]:
-    """What each method may send from a site: method -> array name -> spec."""
-    return {m.name: m.client().up(net) for m in methods}
+def array_specs(methods: Sequence[Method], net: nn.Module, sizes: Mapping[str, int]) -> dict[str, dict[str, ArraySpec]]:
+    """What each method may send from a site: method -> array name -> spec. ``sizes`` are the task's."""
+    return {m.name: {name: s.sized(sizes) for name, s in m.client().up(net).items()} for m in methods}
 
 
 def _non_empty(arrays: MethodArrays) -> MethodArrays:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
 from fedshift.messages import Weights
 from fedshift.methods.base import SiteUpdate
 
@@ -19,6 +21,26 @@ def sample_fractions(updates: Sequence[SiteUpdate]) -> list[float]:
 def site_fractions(updates: Sequence[SiteUpdate], weights: str) -> list[float]:
     """n_k / n with ``weights="samples"``, 1 / K with ``"uniform"``."""
     return [1.0 / len(updates)] * len(updates) if weights == "uniform" else sample_fractions(updates)
+
+
+def effective_steps(tau: int, momentum: float) -> float:
+    """How many plain gradients τ steps of SGD with momentum ρ, begun at zero, add up to.
+
+    The k-th gradient is in the weights (1 − ρ^(τ−k+1)) / (1 − ρ) times::
+
+        a = (τ − ρ (1 − ρ^τ) / (1 − ρ)) / (1 − ρ)
+    """
+    return (tau - momentum * (1 - momentum**tau) / (1 - momentum)) / (1 - momentum)
+
+
+def refuse_sampled_sites(job: JobSpec, method: str, why: str) -> None:
+    """For methods that need every site in every round.
+
+    Raises:
+        ConfigError: the job draws sites.
+    """
+    if job.federation.sites_per_round is not None:
+        raise ConfigError(f"method {method}: {why}, so sites cannot be drawn: leave out federation.sites_per_round")
 
 
 def average(weights: Weights, updates: Sequence[SiteUpdate], coefficients: Sequence[float]) -> Weights:

@@ -19,7 +19,7 @@ all sites' images are. They run in one process only (`fedshift.federation.run_po
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -46,9 +46,10 @@ hold equally many of every site, site after site."""
 class ArraySpec:
     """An array that travels: what the guard accepts and what the leaves-a-site table says.
 
-    A word in ``shape`` stands for a size that the network does not fix, such as ``"sites"`` or ``"rows"``. ``low`` and
+    A word in ``shape`` stands for a size that the network does not fix: one of the task's sizes (``Task.sizes``),
+    ``"sites"``, or any other word for what a site may choose, at most one for each of its samples. ``low`` and
     ``high`` bound every element, inclusive. ``reveals`` says in plain words what a reader of the array learns about
-    the site.
+    the site. ``keep`` is False for arrays from the server that have no place in a model file.
     """
 
     shape: tuple[int | str, ...]
@@ -57,6 +58,12 @@ class ArraySpec:
     low: float = -np.inf
     high: float = np.inf
     reveals: str = ""
+    keep: bool = True
+
+    def sized(self, sizes: Mapping[str, int]) -> ArraySpec:
+        """With the words that are in ``sizes`` replaced by numbers."""
+        shape = tuple(sizes.get(size, size) if isinstance(size, str) else size for size in self.shape)
+        return replace(self, shape=shape)
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,14 @@ class TrainingSamples(Protocol):
         ...
 
 
+class Normalise(Protocol):
+    """What all methods' ``inputs`` do to images (B, C, H, W), as in training or as in evaluation."""
+
+    def __call__(self, x: Tensor, *, training: bool) -> Tensor:
+        """Images of the same shape."""
+        ...
+
+
 @dataclass
 class Run:
     """One site's round, shared by all methods of the job."""
@@ -132,8 +147,8 @@ class Run:
     """Whether the present pass repeats an earlier one of the same step: nothing may be counted twice."""
     received: Weights = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
-    normalise: Callable[[Tensor], Tensor] = lambda x: x
-    """Images (B, C, H, W) through every method's ``inputs``, as in training."""
+    normalise: Normalise = lambda x, *, training: x
+    """Images through every method's ``inputs``, for passes beside training."""
     generators: dict[str, torch.Generator] = field(default_factory=dict)
     stop: Callable[[], bool] = lambda: False
 

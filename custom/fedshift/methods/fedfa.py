@@ -40,9 +40,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.errors import ConfigError
 from fedshift.messages import Arrays
 from fedshift.methods import base
+from fedshift.methods.mixing import stages_of
 from fedshift.strict import Strict
 
 RANDOM_STD = 0.5
@@ -134,23 +134,6 @@ class FeatureAugmentation:
         self.running_std = keep * self.running_std + (1 - keep) * std.mean(0).cpu().to(self.running_std)
 
 
-def chosen_stages(net: nn.Module, config: Config) -> dict[int, base.Stage]:
-    """Stages that get a layer, by their number from 1.
-
-    Raises:
-        ConfigError: the network names no stages, or ``layers`` names one that it has not.
-    """
-    stages = dict(enumerate(getattr(net, "stages", ()), start=1))
-    if not stages:
-        raise ConfigError(f"method fedfa: network {type(net).__name__} names no stages, so no layer can be placed")
-    if config.layers is None:
-        return stages
-    unknown = sorted(set(config.layers) - set(stages))
-    if unknown:
-        raise ConfigError(f"method fedfa: layers {unknown} do not exist; the network has stages 1 to {len(stages)}")
-    return {number: stages[number] for number in sorted(set(config.layers))}
-
-
 class Client(base.Client[Config]):
     """Places the layers; sends m and s, receives γ."""
 
@@ -160,7 +143,7 @@ class Client(base.Client[Config]):
             return {}
         reveals = "moving average of the {} of features over the site's training images, per channel"
         specs = {}
-        for number, stage in chosen_stages(net, self.config).items():
+        for number, stage in stages_of(net, self.config.layers, "fedfa").items():
             shape = (stage.channels,)
             specs[f"mean.{number}"] = base.ArraySpec(shape, low=-1e6, high=1e6, reveals=reveals.format("mean"))
             specs[f"std.{number}"] = base.ArraySpec(shape, low=0, high=1e6, reveals=reveals.format("deviation"))
@@ -168,7 +151,7 @@ class Client(base.Client[Config]):
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """One layer a stage."""
-        stages = chosen_stages(net, self.config)
+        stages = stages_of(net, self.config.layers, "fedfa")
         self._layers = {
             number: FeatureAugmentation(number, stage.channels, net, self.config, ctx)
             for number, stage in stages.items()
@@ -234,7 +217,7 @@ class Server(base.Server[Config]):
             return {}
         return {
             f"{name}.{number}": base.ArraySpec((stage.channels,), reveals="a statistic over all sites")
-            for number, stage in chosen_stages(net, self.config).items()
+            for number, stage in stages_of(net, self.config.layers, "fedfa").items()
             for name in ("gamma_mean", "gamma_std", "mean", "std")
         }
 
@@ -242,7 +225,7 @@ class Server(base.Server[Config]):
         """γ = 1, m = 0, s = 1."""
         if not self.config.shares:
             return
-        for number, stage in chosen_stages(net, self.config).items():
+        for number, stage in stages_of(net, self.config.layers, "fedfa").items():
             for name, fill in (("gamma_mean", 1.0), ("gamma_std", 1.0), ("mean", 0.0), ("std", 1.0)):
                 self.state[f"{name}.{number}"] = np.full(stage.channels, fill, np.float32)
 

@@ -81,8 +81,12 @@ def leaves_section(name: str, job: JobSpec) -> str:
     method = next(m for m in loaded if m.name == name)
     if method.is_pooled:
         return f"\n## {name}\n\nNo federation: it trains where all images are."
-    net = build_task(job).network()
-    up, down = method.client().up(net), method.server().down(net)
+    task = build_task(job)
+    net, sizes = task.network(), {**task.sizes, "sites": len(job.task.sites)}
+    up, down = (
+        {name: spec.sized(sizes) for name, spec in specs.items()}
+        for specs in (method.client().up(net), method.server().down(net))
+    )
     withheld = frozenset().union(*(m.client().withheld(net) for m in loaded))
     parts = [f"\n## {name}\n", network_line(net, withheld, job)]
     parts += ["", HEADER, *_rows(up)] if up else ["", "Nothing more."]

@@ -109,8 +109,8 @@ class Final(_Model):
 
     ``personal`` is filled when methods keep parts at the sites: test scores of the best round, each site with its own
     parts (so are ``best`` and ``last`` then; the model files hold none of these parts), or with the best model as the
-    site fine-tuned it (``best`` and ``last`` are then of the model itself). ``newcomers`` never trained: they have no
-    parts of their own, and the methods' options say what they used instead.
+    site fine-tuned it (``best`` and ``last`` are then of the model itself). ``newcomers`` had not trained
+    up to the best round: they had no parts of their own, and the methods' options say what they used instead.
     """
 
     best: FinalScores

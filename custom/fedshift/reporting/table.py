@@ -67,7 +67,7 @@ def _notes(results: Results) -> list[str]:
     if final.personal and not _fine_tuned(final):
         notes.append("Every site is scored with a model of its own.")
     if final.newcomers:
-        notes.append(f"Never trained: {', '.join(final.newcomers)}.")
+        notes.append(f"Had not trained by the best round: {', '.join(final.newcomers)}.")
     return [*notes, *([PHANTOM] if results.is_phantom else [])]
 
 

@@ -39,6 +39,8 @@ class Task(Protocol):
 
     images_are_slices: bool
     """Whether the channels of an image are neighbouring slices and not colours."""
+    sizes: Mapping[str, int]
+    """What words in a method's array shapes stand for: rows, columns, half columns (of a real spectrum), classes."""
     metric: str
     """The score that selects the best round; higher is better."""
     metrics: Mapping[str, tuple[float, float]]
@@ -65,6 +67,11 @@ class Task(Protocol):
     def eval_images(self, data: SiteData, split: Split) -> Iterator[Tensor]:
         """The split's images, in order."""
         ...
+
+
+def sizes(side: int, n_classes: int) -> Mapping[str, int]:
+    """`Task.sizes` of square images."""
+    return {"rows": side, "columns": side, "half columns": side // 2 + 1, "classes": n_classes}
 
 
 def build_task(job: JobSpec) -> Task:

@@ -19,7 +19,7 @@ from fedshift.data.manifest import Split
 from fedshift.errors import ConfigError, DataError
 from fedshift.job import JobSpec
 from fedshift.strict import Strict
-from fedshift.tasks import SiteData
+from fedshift.tasks import SiteData, sizes
 from fedshift.training.seeding import derive_seed
 
 EVAL_BATCH = 64
@@ -99,6 +99,7 @@ class Task:
         self._job = job
         where = f"task {job.task.name}"
         self._data = DataSpec.parse(job.task.data, where=f"{where}: data")
+        self.sizes = sizes(self._data.size, len(job.task.classes))
         if job.task.loss != "ce":
             raise ConfigError(f"{where}: loss must be ce, not {job.task.loss!r}")
         for name, values in (("mean", self._data.mean), ("std", self._data.std)):

@@ -20,7 +20,7 @@ from fedshift.data.splits import legacy_split
 from fedshift.errors import ConfigError, DataError
 from fedshift.job import JobSpec
 from fedshift.strict import Strict
-from fedshift.tasks import SiteData
+from fedshift.tasks import SiteData, sizes
 from fedshift.training.seeding import derive_seed
 
 EVAL_BATCH = 32
@@ -172,6 +172,7 @@ class Task:
         """Check the parts of the job that only this kind understands."""
         self._job = job
         self._data = DataSpec.parse(job.task.data, where=f"task {job.task.name}: data")
+        self.sizes = sizes(self._data.matrix, len(job.task.classes))
         if job.task.loss not in LOSSES:
             raise ConfigError(f"task {job.task.name}: loss must be one of {', '.join(LOSSES)}, not {job.task.loss!r}")
         if len(job.task.classes) != 2:

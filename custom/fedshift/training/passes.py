@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedshift.methods.base import Run
+from fedshift.methods.base import Run, TrainingSamples
 
 
 @contextmanager
@@ -23,6 +23,38 @@ def frozen_statistics(net: nn.Module) -> Iterator[None]:
     finally:
         for norm in norms:
             norm.track_running_stats = True
+
+
+@contextmanager
+def probing(run: Run, device: torch.device) -> Iterator[None]:
+    """A pass beside training: nothing is counted, and the training pass draws the same random numbers again."""
+    before = {name: generator.get_state() for name, generator in run.generators.items()}
+    run.replay = True
+    try:
+        with frozen_statistics(run.net), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        run.replay = False
+        _put_back(run, before)
+
+
+@torch.no_grad()
+def mean_loss(run: Run, data: TrainingSamples) -> float:
+    """The task's loss of the network as it is now, in evaluation mode, mean over the site's training samples.
+
+    Images are un-augmented and normalised as at test.
+    """
+    net = run.net
+    device = next(net.parameters()).device
+    was_training = net.training
+    net.eval()
+    try:
+        total = 0.0
+        for x, y in data.chunks():
+            total += float(run.objective(net(run.normalise(x.to(device), training=False)), y.to(device))) * len(x)
+    finally:
+        net.train(was_training)
+    return total / data.n_train
 
 
 class Replayed:
@@ -43,14 +75,19 @@ class Replayed:
             self._layers = torch.get_rng_state()
             return self._compute()
         torch.set_rng_state(self._layers)
-        for name in list(run.generators):
-            if name in self._draws:
-                run.generators[name].set_state(self._draws[name])
-            else:
-                del run.generators[name]  # made in the first pass: it begins anew
+        _put_back(run, self._draws)
         run.replay = True
         try:
             with frozen_statistics(run.net):
                 return self._compute()
         finally:
             run.replay = False
+
+
+def _put_back(run: Run, draws: dict[str, Tensor]) -> None:
+    """Generators as they were; one that was made since begins anew."""
+    for name in list(run.generators):
+        if name in draws:
+            run.generators[name].set_state(draws[name])
+        else:
+            del run.generators[name]

@@ -1,0 +1,120 @@
+"""FedBN: every site keeps its normalisation layers to itself; the rest is averaged.
+
+Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021. With the keys N
+of normalisation layers (scale, shift, running statistics, batch counter)::
+
+    w[k] ← Σ_i c_i w_i[k]    k not in N        (c as the method that combines says)
+    w_i[k] stays at site i   k in N
+
+A site trains and is scored with its own N. Layers are found by their type: the released code looks for the letters
+"bn" in a key and so misses normalisation inside ``nn.Sequential``. ``norms`` is ``batch`` (batch norm, and every
+module with the buffers running_mean and running_var) or ``all`` (group, layer and instance norm too).
+
+The paper averages with 1/K: ``--set fedavg.weights=uniform``.
+
+A site that has never trained has no N. ``unseen`` says what it uses; `results.final.newcomers` names such sites.
+``re-estimated`` (default): N never leaves a site; a newcomer passes its own un-augmented training images through
+the network and takes their statistics, without labels and with scale and shift as initialised. ``averaged``: N is
+sent and averaged as in FedAvg, but only a newcomer uses the average. The default is what the authors' server does
+(its N stays as initialised), and what keeps brightness and contrast of a site's features at the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
+from fedshift.methods import base
+from fedshift.strict import Strict
+
+Norms = Literal["batch", "all"]
+
+
+class Config(Strict):
+    """Options of FedBN."""
+
+    norms: Norms = "batch"
+    unseen: Literal["re-estimated", "averaged"] = "re-estimated"
+
+
+def is_norm(module: nn.Module, norms: Norms) -> bool:
+    """Whether a module normalises, by its type or by the running statistics that it holds."""
+    buffers = {name for name, _ in module.named_buffers(recurse=False)}
+    if isinstance(module, _BatchNorm) or {"running_mean", "running_var"} <= buffers:
+        return True
+    return norms == "all" and isinstance(module, nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | _InstanceNorm)
+
+
+def own_keys(net: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
+    """Name, module and ``state_dict`` keys of every module that holds parameters or buffers itself."""
+    stored = net.state_dict().keys()
+    for name, module in net.named_modules(remove_duplicate=False):
+        prefix = f"{name}." if name else ""
+        own = [key for key, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
+        keys = tuple(prefix + key for key in own if prefix + key in stored)
+        if keys:
+            yield name, module, keys
+
+
+def norm_keys(net: nn.Module, norms: Norms) -> frozenset[str]:
+    """``state_dict`` keys of normalisation layers."""
+    return frozenset(key for _, module, keys in own_keys(net) if is_norm(module, norms) for key in keys)
+
+
+@torch.no_grad()
+def re_estimate(net: nn.Module, data: base.TrainingSamples, run: base.Run) -> None:
+    """Set running statistics to the mean, over the site's training images, of those of batches.
+
+    Only normalisation layers are in training mode, so that dropout and other methods' layers are still.
+    """
+    norms: list[Any] = [m for m in net.modules() if is_norm(m, "batch") and hasattr(m, "momentum")]
+    if not norms:
+        return
+    momenta, was_training = [m.momentum for m in norms], net.training
+    device = next(net.parameters()).device
+    net.eval()
+    for norm in norms:
+        norm.train()
+    seen = 0
+    for x, _ in data.chunks():
+        if seen and len(x) == 1:
+            continue  # one image has no variance after pooling, and layers of vectors refuse it
+        seen += len(x)
+        for norm in norms:
+            norm.momentum = len(x) / seen  # a mean over images so far; the first chunk replaces what was there
+        net(run.normalise(x.to(device), training=False))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    net.train(was_training)
+
+
+class Client(base.Client[Config]):
+    """Keeps normalisation layers."""
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """An average needs everything to be sent."""
+        if self.config.unseen == "averaged" and job.methods.get("fedavg", {}).get("buffers") == "local":
+            raise ConfigError(
+                "method fedbn: unseen=averaged needs running statistics to be sent, and fedavg.buffers=local keeps "
+                "them at the site: use --set fedavg.buffers=average or fedbn.unseen=re-estimated"
+            )
+
+    def personal(self, net: nn.Module) -> frozenset[str]:
+        """All that normalisation layers hold."""
+        return norm_keys(net, self.config.norms)
+
+    def withheld(self, net: nn.Module) -> frozenset[str]:
+        """The same, unless newcomers are to get the average."""
+        return frozenset() if self.config.unseen == "averaged" else self.personal(net)
+
+    def newcomer(self, data: base.TrainingSamples, ctx: base.Context) -> None:
+        """Running statistics of the site's own images, or the received average."""
+        if self.config.unseen == "re-estimated":
+            re_estimate(ctx.run.net, data, ctx.run)

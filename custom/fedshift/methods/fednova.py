@@ -1,0 +1,74 @@
+"""FedNova: divide each site's update by the number of its steps before averaging.
+
+Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020.
+For a site that took τ_i steps of SGD with momentum ρ::
+
+    a_i = τ_i                                                  ρ = 0
+    a_i = (τ_i − ρ (1 − ρ^τ_i) / (1 − ρ)) / (1 − ρ)            ρ > 0
+    d_i = (w − w_i) / a_i,    p_i = n_i / n
+    w   ← w − (Σ_i p_i a_i) Σ_i p_i d_i
+
+So a site with more data or a smaller batch pulls by its share p_i and not by its number of steps. With equal a_i this
+is FedAvg.
+
+Choices: a_i holds for SGD whose momentum starts at zero in each round, so adam is refused, and momentum that is kept
+between rounds. Weight decay counts as part of the site's loss. The paper's a_i for FedProx belongs to FedProx's own
+solver (with the authors' other τ_eff), so the two are not combined. Batch-norm statistics are averaged by p_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
+from fedshift.messages import Weights
+from fedshift.methods import base
+from fedshift.methods.aggregation import effective_steps, move, sample_fractions
+from fedshift.strict import Strict
+
+
+class Config(Strict):
+    """No options."""
+
+
+class Client(base.Client[Config]):
+    """Plain local training with SGD."""
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """SGD, momentum from zero, no FedProx."""
+        optimizer = job.task.optimizer
+        if optimizer.name != "sgd":
+            raise ConfigError(
+                f"method fednova: is defined for SGD, not {optimizer.name}: use --set optimizer.name=sgd optimizer.lr=…"
+            )
+        if optimizer.momentum > 0 and optimizer.keep:
+            raise ConfigError(
+                "method fednova: counts steps as if momentum started at zero in each round: "
+                "use --set optimizer.keep=false"
+            )
+        if "fedprox" in job.methods:
+            raise ConfigError(
+                "method fednova: does not count fedprox's pull towards the received model, so they cannot be "
+                "combined: leave one of them out"
+            )
+
+
+def coefficients(fractions: Sequence[float], normalisers: Sequence[float]) -> list[float]:
+    """What each site's change w_i − w is multiplied by: (Σ_j p_j a_j) p_i / a_i."""
+    effective = sum(p * a for p, a in zip(fractions, normalisers, strict=True))
+    return [effective * p / a for p, a in zip(fractions, normalisers, strict=True)]
+
+
+class Server(base.Server[Config]):
+    """The normalised mean."""
+
+    owns = frozenset({"combine"})
+
+    def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
+        """Move along Σ_i p_i d_i."""
+        normalisers = [effective_steps(update.n_steps, ctx.optimizer.momentum) for update in updates]
+        moves = coefficients(sample_fractions(updates), normalisers)
+        return move(weights, updates, moves, trainable=ctx.trainable)

@@ -1,0 +1,87 @@
+"""FedSAM: take every local step with the gradient at the worst point nearby, so that flat minima are found.
+
+Qu et al., "Generalized Federated Learning via Sharpness Aware Minimization", ICML 2022; Caldarola et al., "Improving
+Generalization in Federated Learning by Seeking Flat Minima", ECCV 2022 (FedASAM). Every local step::
+
+    SAM:    ε = ρ g / (‖g‖ + 1e-12),                          g = ∇f(w), one norm over all parameters
+    ASAM:   ε = ρ T² g / (‖T g‖ + 1e-12),   T = |w| + η       element by element (Kwon et al., ICML 2021)
+    w ← optimiser step from w with the gradient ∇f(w + ε)
+
+Both passes see the same batch with the same random draws; running statistics (batch norm, FedFA's) move in the first
+only, as in FedFA's code. Weights are put back from copies, so rounding leaves nothing behind. The step is taken by
+the task's own optimiser, whichever it is.
+
+Deviations: FedASAM's code leaves parameters that are not named weight unscaled (T = 1) and lets batch norm move in
+both passes; here T is that of the formula for all parameters. The loss that is reported is that of the first pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedshift.errors import ConfigError
+from fedshift.methods import base
+from fedshift.strict import Strict
+
+TINY = 1e-12
+
+
+class Config(Strict):
+    """Options of FedSAM."""
+
+    rho: float = Field(default=0.05, ge=0)
+    adaptive: bool = False
+    eta: float = Field(default=0.0, ge=0)
+
+    def model_post_init(self, _context: object) -> None:
+        """Refuse an η that does nothing."""
+        if self.eta and not self.adaptive:
+            raise ConfigError("method fedsam: eta belongs to adaptive SAM: use --set fedsam.adaptive=true as well")
+
+
+def perturbation(
+    weights: list[Tensor], gradients: list[Tensor], *, rho: float, adaptive: bool = False, eta: float = 0.0
+) -> list[Tensor]:
+    """ε for every parameter; ``adaptive`` scales element by element with |w| + ``eta``."""
+    scales = [w.abs() + eta for w in weights] if adaptive else []
+    directions = [g * t for g, t in zip(gradients, scales, strict=True)] if adaptive else gradients
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(d) for d in directions]))
+    factor = rho / (norm + TINY)
+    if adaptive:
+        return [factor * d * t for d, t in zip(directions, scales, strict=True)]
+    return [factor * d for d in directions]
+
+
+def perturbed_step(
+    closure: Callable[[], Tensor], run: base.Run, *, rho: float, adaptive: bool = False, eta: float = 0.0
+) -> Tensor:
+    """One optimiser step from where the network is, with the gradient at w + ε. Returns the loss at w."""
+    assert run.optimizer is not None
+    loss = closure()
+    moved = [p for p in run.net.parameters() if p.grad is not None]
+    with torch.no_grad():
+        gradients = [p.grad for p in moved if p.grad is not None]
+        origin = [p.detach().clone() for p in moved]
+        for p, e in zip(moved, perturbation(origin, gradients, rho=rho, adaptive=adaptive, eta=eta), strict=True):
+            p.add_(e)
+    closure()
+    with torch.no_grad():
+        for p, w in zip(moved, origin, strict=True):
+            p.copy_(w)
+    run.optimizer.step()
+    return loss
+
+
+class Client(base.Client[Config]):
+    """Takes the local step."""
+
+    owns = frozenset({"step"})
+
+    def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:
+        """Two passes, one step."""
+        c = self.config
+        return perturbed_step(closure, ctx.run, rho=c.rho, adaptive=c.adaptive, eta=c.eta)

@@ -1,0 +1,74 @@
+"""IRM: train on all sites' images a classifier that is optimal at every site at once (centralised).
+
+Arjovsky et al., "Invariant Risk Minimization", 2019; a row of "Mitigating Data Heterogeneity in Federated Learning
+with Data Augmentation" (26), whose federated counterpart is Fed-IRM. A batch holds equally many samples of each of
+K sites, with the losses f_i::
+
+    minimise mean_i f_i + β mean_i P_i
+    scalar:      P_i = ‖∇_{s=1} f_i(s · logits)‖²     s a single number that scales all logits
+    classifier:  P_i = ‖∇_W f_i‖²                     W the weight matrix of the network's head
+
+``penalty: scalar`` is the paper's equation, ``classifier`` what its code uses by default. As in the code β is 1 for
+the first ``warmup`` steps, then ``weight``, when the optimiser's state is also forgotten; the objective is divided by
+β if that is above 1, so that the length of a step stays. A ``weight`` up to 1 counts from the first step and nothing
+is forgotten, so 0 is the mean over sites.
+
+Deviations: the code takes the penalty of the last site only, divided by K. The sum over sites of (26) is a mean here,
+which makes β independent of K; the penalty is not DomainBed's estimate from two halves of a batch.
+
+A reference that needs all images in one place: `fedshift pooled irm`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
+from fedshift.methods import base
+from fedshift.methods.fedirm import classifier_penalty, scalar_penalty
+from fedshift.strict import Strict
+from fedshift.training.domains import by_site, check_alone, penalty_weight, site_losses
+
+
+class Config(Strict):
+    """Options of IRM."""
+
+    penalty: Literal["scalar", "classifier"] = "scalar"
+    weight: float = Field(default=100.0, ge=0)
+    warmup: int = Field(default=500, ge=0)
+
+
+def penalised(losses: Tensor, penalties: Tensor, *, weight: float) -> Tensor:
+    """Means over sites, divided by a ``weight`` above 1: 2 x (K,) -> ()."""
+    return (losses.mean() + weight * penalties.mean()) / max(weight, 1.0)
+
+
+class Client(base.Client[Config]):
+    """Trains on every site's images at once; remembers how many steps it has taken."""
+
+    trains_on = "every site"
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """The classifier's penalty needs a classifier; no other method may change the loss or train at one site."""
+        if self.config.penalty == "classifier" and not isinstance(getattr(net, "head", None), nn.Linear):
+            raise ConfigError(
+                f"method irm: penalty classifier needs a network with a linear head, and {job.task.network.name} "
+                "has none: use --set irm.penalty=scalar"
+            )
+        check_alone("irm", job)
+
+    def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
+        """Mean loss and β times the mean penalty."""
+        weight = penalty_weight(ctx, weight=self.config.weight, warmup=self.config.warmup)
+        losses = site_losses(batch, logits, ctx.run)
+        if self.config.penalty == "scalar":
+            penalties = [scalar_penalty(part, y, ctx.run.objective) for part, y in by_site(batch, logits, ctx.run)]
+        else:
+            head = cast(base.ClassifyingNetwork, ctx.run.net).head
+            penalties = [classifier_penalty(one, head.weight) for one in losses]
+        return penalised(losses, torch.stack(penalties), weight=weight)

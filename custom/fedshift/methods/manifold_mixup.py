@@ -1,0 +1,94 @@
+"""Manifold Mixup: Mixup at a random depth: blend two samples' hidden features, and their targets alike.
+
+Verma et al., "Manifold Mixup: Better Representations by Interpolating Hidden States", ICML 2019. On every batch::
+
+    k ~ U(places)                           0 is the input, k ≥ 1 the network's stage k
+    h̃_k = λ h_k(x_i) + (1−λ) h_k(x_j),   ỹ = λ y_i + (1−λ) y_j,   λ ~ Beta(α, α), one a batch
+
+Choices: α = 2, and input, stage 1 and stage 2 as places, as the authors' code does on CIFAR (FedFA does not say what
+it used); ``layers`` names others. α = 0 mixes nothing. Masks are blended pixel by pixel (an extension to
+segmentation).
+
+Deviation: a U-Net's stages are its pooled branches and its bottleneck, as for FedFA's layers. Mixing there leaves
+the skip connections of the same depth and above unmixed; they carry the sample's own features to the decoder. The
+input as place mixes everything.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
+from fedshift.methods import base
+from fedshift.methods.mixing import beta, blend, soft, stages_of
+from fedshift.strict import Strict
+
+INPUT = 0
+FIRST_STAGES = 2
+
+
+class Config(Strict):
+    """Options of Manifold Mixup."""
+
+    alpha: float = Field(default=2.0, ge=0)
+    layers: tuple[int, ...] | None = None
+
+    def model_post_init(self, _context: object) -> None:
+        """Refuse to mix nowhere."""
+        if self.layers is not None and not self.layers:
+            raise ConfigError("method manifold_mixup: layers is empty: name 0 for the input or a stage from 1")
+
+
+def places(net: nn.Module, config: Config) -> dict[int, base.Stage | None]:
+    """Where a batch may be mixed, by number; the input has no stage.
+
+    Raises:
+        ConfigError: the network has not got the stages.
+    """
+    if config.layers is None:
+        first = list(stages_of(net, None, "manifold_mixup").items())[:FIRST_STAGES]
+        return {INPUT: None, **dict(first)}
+    chosen = sorted(set(config.layers) - {INPUT})
+    stages = stages_of(net, chosen, "manifold_mixup") if chosen else {}
+    return {**({INPUT: None} if INPUT in config.layers else {}), **stages}
+
+
+class Client(base.Client[Config]):
+    """Draws the place with the batch; a layer at every place mixes when it is its turn."""
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """The places must exist."""
+        places(net, self.config)
+
+    def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
+        """One layer a stage."""
+        found = places(net, self.config)
+        self._places = list(found)
+
+        def layer(number: int, features: Tensor) -> Tensor:
+            drawn = ctx.scratch.get("mix")
+            # Another batch's size: a pass that some method makes on samples of its own.
+            if not net.training or drawn is None or drawn[0] != number or len(drawn[1]) != len(features):
+                return features
+            return blend(features, features[drawn[1]], drawn[2])
+
+        return [stage.hook(partial(layer, number)) for number, stage in found.items() if stage is not None]
+
+    def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
+        """Soft targets, and the images if the input was drawn; the same draw holds for every pass of the step."""
+        if self.config.alpha == 0:
+            return batch
+        rng = ctx.rng("mix")
+        place = self._places[int(torch.randint(len(self._places), (), generator=rng))]
+        share = beta(self.config.alpha, (1,), rng)
+        partner = torch.randperm(len(batch.x), generator=rng).to(batch.x.device)
+        ctx.scratch["mix"] = place, partner, share
+        y = soft(batch.y, ctx.run.n_classes)
+        x = blend(batch.x, batch.x[partner], share) if place == INPUT else batch.x
+        return base.Batch(x, blend(y, y[partner], share))

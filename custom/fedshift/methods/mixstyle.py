@@ -1,0 +1,93 @@
+"""MixStyle: give features a style between their own and another sample's, the style being channel statistics.
+
+Zhou et al., "Domain Generalization with MixStyle", ICLR 2021. At each chosen stage, with probability p, for the
+features x (B, C, H, W) of a batch and those x̃ of its samples in another order::
+
+    γ = λ σ(x) + (1−λ) σ(x̃),   β = λ μ(x) + (1−λ) μ(x̃),   λ ~ Beta(α, α), one a sample
+    MixStyle(x) = γ (x − μ(x)) / σ(x) + β
+
+μ and σ are taken over H and W per sample and channel (variance unbiased, ε added to it) and no gradient goes through
+them. Targets stay as they are. ``mix: random`` shuffles the batch; ``mix: crossdomain`` takes each half's partners
+from the other half, for batches whose halves come from different sites (a batch of a federated site does not).
+
+Choices: ``layers`` are the first three stages but never the last one, unless it is the only one: the authors advise
+several lower layers and warn of the one nearest to the prediction. The variance of a single pixel is taken as 0. The
+halves of an odd batch differ by one sample (the authors' code leaves a sample out).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from fedshift.job import JobSpec
+from fedshift.methods import base
+from fedshift.methods.mixing import beta, precise, stages_of
+from fedshift.strict import Strict
+
+EARLY = 3
+
+
+class Config(Strict):
+    """Options of MixStyle."""
+
+    p: float = Field(default=0.5, ge=0, le=1)
+    alpha: float = Field(default=0.1, gt=0)
+    mix: Literal["random", "crossdomain"] = "random"
+    layers: tuple[int, ...] | None = None
+    eps: float = Field(default=1e-6, gt=0)
+
+
+def mix_style(x: Tensor, share: Tensor, partner: Tensor, *, eps: float) -> Tensor:
+    """Features (B, C, H, W) in the blended style; ``share`` (B,) is λ, ``partner`` (B,) numbers the other samples."""
+    with torch.no_grad():
+        variance, mean = torch.var_mean(x, (2, 3), correction=int(x[0, 0].numel() > 1), keepdim=True)
+        std = (variance + eps).sqrt()
+        share = share.to(x)[:, None, None, None]
+        scale = (share * std + (1 - share) * std[partner]) / std
+        shift = share * mean + (1 - share) * mean[partner] - mean * scale
+    return torch.addcmul(shift, x, scale)
+
+
+def partners(size: int, mix: str, rng: torch.Generator) -> Tensor:
+    """Whose style each of ``size`` samples borrows."""
+    if mix == "random":
+        return torch.randperm(size, generator=rng)
+    first, second = torch.arange(size).tensor_split(2)
+    return torch.cat([half[torch.randperm(len(half), generator=rng)] for half in (second, first)])
+
+
+class Client(base.Client[Config]):
+    """Places the layers."""
+
+    def _stages(self, net: nn.Module) -> dict[int, base.Stage]:
+        if self.config.layers is not None:
+            return stages_of(net, self.config.layers, "mixstyle")
+        stages = stages_of(net, None, "mixstyle")
+        early = [number for number in stages if number <= EARLY and number < len(stages)] or [1]
+        return {number: stages[number] for number in early}
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """The stages must exist."""
+        self._stages(net)
+
+    def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
+        """One layer a stage."""
+        config = self.config
+
+        def layer(number: int, features: Tensor) -> Tensor:
+            if not net.training:
+                return features
+            rng = ctx.rng(f"layer{number}")
+            if float(torch.rand((), generator=rng)) >= config.p:
+                return features
+            share = beta(config.alpha, (len(features),), rng)
+            partner = partners(len(features), config.mix, rng).to(features.device)
+            return mix_style(precise(features), share, partner, eps=config.eps).to(features.dtype)
+
+        return [stage.hook(partial(layer, number)) for number, stage in self._stages(net).items()]

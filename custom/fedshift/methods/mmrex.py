@@ -1,0 +1,53 @@
+"""MM-REx: minimise the worst of all extrapolations of the sites' losses (centralised).
+
+Krueger et al., "Out-of-Distribution Generalization via Risk Extrapolation", ICML 2021; a row of "Mitigating Data
+Heterogeneity in Federated Learning with Data Augmentation", whose federated counterpart is Gen-AFL. A batch holds
+equally many samples of each of K sites, with the losses f_i::
+
+    minimise max_λ Σ_i λ_i f_i = λ_min Σ_i f_i + (1 − K λ_min) max_i f_i        Σ_i λ_i = 1,  λ_i ≥ λ_min
+
+λ_min = 1/K is the mean over sites, 0 the worst site, and below 0 the others count negatively. The paper has −1.
+
+A reference that needs all images in one place: `fedshift pooled mmrex`.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
+from fedshift.methods import base
+from fedshift.strict import Strict
+from fedshift.training.domains import check_alone, site_losses
+
+
+class Config(Strict):
+    """Options of MM-REx."""
+
+    lambda_min: float = -1.0
+
+
+def worst_extrapolation(losses: Tensor, *, lambda_min: float) -> Tensor:
+    """λ_min Σ f + (1 − K λ_min) max f, (K,) -> ()."""
+    return lambda_min * losses.sum() + (1 - len(losses) * lambda_min) * losses.max()
+
+
+class Client(base.Client[Config]):
+    """Trains on every site's images at once."""
+
+    trains_on = "every site"
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """Weights that are all above 1/K do not sum to 1."""
+        largest = 1 / len(job.task.sites)
+        if self.config.lambda_min > largest:
+            raise ConfigError(
+                f"method mmrex: lambda_min is {self.config.lambda_min:g}, but the weights of {len(job.task.sites)} "
+                f"sites sum to 1: use --set mmrex.lambda_min={largest:.3g} or less"
+            )
+        check_alone("mmrex", job)
+
+    def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
+        """The worst extrapolation of the sites' losses."""
+        return worst_extrapolation(site_losses(batch, logits, ctx.run), lambda_min=self.config.lambda_min)

@@ -1,0 +1,197 @@
+"""PartialFed: a site loads only some modules of the global model, and keeps its own of the others.
+
+Sun et al., "PartialFed: Cross-Domain Personalized Federated Learning via Partial Initialization", NeurIPS 2021. At
+the start of a round, with the received w and the site's own v after the last round that it trained in, for each
+module m that holds parameters::
+
+    w_i[m] = v[m] if m is kept else w[m]
+    fixed:     kept are the modules named in ``keep``
+    adaptive:  kept are those where a_m,local > a_m,global, with the logits a learned on the site's images by
+               f(π_m w[m] + (1 − π_m) v[m]),   π = one-hot argmax softmax((a + Gumbel noise) / τ), straight through
+
+All weights are sent and averaged. A site's scores are those of its mixture. In a site's first round, and at a site
+that has never trained, everything is global.
+
+No code was published and the paper was not at hand; this follows its idea as others describe it, and the rest was
+chosen here. ``norm`` are normalisation layers; the other names are found by order of definition, where a layer of
+weights and what follows it (normalisation, activation) up to the next make a group: ``first`` is the first group,
+``head`` the network's head (the last group if it names none), ``last`` the group before it. The search takes
+``search_steps`` steps of Adam with ``search_lr`` on batches of ``search_batch`` training images, drawn at random and
+un-augmented, before training; batch norms normalise with the batch and move nothing. Logits start at 0, in favour
+of the global model, and go on from round to round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from fedshift import methods
+from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
+from fedshift.messages import Arrays
+from fedshift.methods import base
+from fedshift.methods.fedbn import is_norm, own_keys
+from fedshift.strict import Strict
+from fedshift.training.passes import frozen_statistics
+
+Place = Literal["norm", "first", "last", "head"]
+GLOBAL, LOCAL = 0, 1
+
+
+class Config(Strict):
+    """Options of PartialFed; those named ``search_`` and ``temperature`` (τ) belong to ``mode: adaptive``."""
+
+    mode: Literal["fixed", "adaptive"] = "fixed"
+    keep: tuple[Place, ...] = ("norm",)
+    search_steps: int = Field(default=10, ge=1)
+    search_batch: int = Field(default=16, ge=2)
+    search_lr: float = Field(default=0.1, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
+
+
+def units(net: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Modules that hold parameters themselves, by name, with their ``state_dict`` keys."""
+    return {
+        name: keys for name, module, keys in own_keys(net) if next(module.parameters(recurse=False), None) is not None
+    }
+
+
+def places(net: nn.Module) -> dict[Place, frozenset[str]]:
+    """Names of the modules that each word of ``keep`` stands for."""
+    modules = dict(net.named_modules(remove_duplicate=False))
+    groups: list[list[str]] = []
+    for name in units(net):
+        weighs = any(parameter.dim() > 1 for parameter in modules[name].parameters(recurse=False))
+        if weighs or not groups:
+            groups.append([])
+        groups[-1].append(name)
+    head = getattr(net, "head", None)
+    inside = {id(module) for module in head.modules()} if isinstance(head, nn.Module) else set()
+    with_head = (i for i, group in enumerate(groups) if any(id(modules[name]) in inside for name in group))
+    at = next(with_head, len(groups) - 1)
+    return {
+        "norm": frozenset(name for name in units(net) if is_norm(modules[name], "all")),
+        "first": frozenset(groups[0]),
+        "last": frozenset(groups[max(at - 1, 0)]),
+        "head": frozenset(name for name in units(net) if id(modules[name]) in inside) or frozenset(groups[at]),
+    }
+
+
+def one_hot_sample(logits: Tensor, *, temperature: float, rng: torch.Generator) -> Tensor:
+    """Straight-through Gumbel-softmax: a draw that is 0 or 1 with the gradient of the soft one, (M, 2) -> (M, 2)."""
+    uniform = torch.rand(logits.shape, generator=rng).clamp_min(1e-20)
+    soft = torch.softmax((logits - (-uniform.log()).log()) / temperature, 1)
+    hard = functional.one_hot(soft.argmax(1), 2).to(soft)
+    return hard + soft - soft.detach()
+
+
+def random_batches(
+    data: base.TrainingSamples, *, steps: int, size: int, rng: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """``steps`` batches of random training samples, read in one pass; samples repeat only if there are too few."""
+    epochs = -(-steps * size // data.n_train)
+    drawn = torch.cat([torch.randperm(data.n_train, generator=rng) for _ in range(epochs)])[: steps * size]
+    wanted, start = torch.from_numpy(np.unique(drawn.numpy())), 0
+    images, targets = [], []
+    for x, y in data.chunks():
+        inside = wanted[(wanted >= start) & (wanted < start + len(x))] - start
+        images.append(x[inside])
+        targets.append(y[inside])
+        start += len(x)
+    x, y = torch.cat(images), torch.cat(targets)
+    for index in torch.searchsorted(wanted, drawn).reshape(steps, size):
+        yield x[index], y[index]
+
+
+class Client(base.Client[Config]):
+    """Keeps a copy of its model, and mixes it with what comes in."""
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """Only one method can say what a site keeps."""
+        for other in methods.load(job.methods):
+            if other.client().personal(net):
+                raise ConfigError(
+                    f"method partialfed: cannot be combined with {other.name} as it is set: both decide what a site "
+                    "keeps for itself; name one of them"
+                )
+
+    def scores_own_model(self, net: nn.Module) -> bool:
+        """Unless it keeps nothing."""
+        return self.config.mode == "adaptive" or bool(self.config.keep)
+
+    def receive(self, arrays: Arrays, ctx: base.Context) -> None:
+        """The site's mixture takes the place of the received model."""
+        self._load_kept(ctx)
+
+    def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
+        """Learn what to keep (``adaptive``), and load it."""
+        if self.config.mode == "adaptive" and any(key.startswith("own.") for key in ctx.state):
+            self._search(data, ctx)
+            ctx.run.net.load_state_dict({key: torch.as_tensor(value) for key, value in ctx.run.received.items()})
+            self._load_kept(ctx)
+
+    def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
+        """Remember the site's own model."""
+        if self.scores_own_model(ctx.run.net):
+            for key, value in ctx.run.net.state_dict().items():
+                ctx.state[f"own.{key}"] = value.detach().cpu().clone()
+        return {}
+
+    def kept(self, net: nn.Module, state: Mapping[str, Tensor]) -> frozenset[str]:
+        """Names of the modules that the site keeps."""
+        if self.config.mode == "fixed":
+            found = places(net)
+            return frozenset().union(*(found[place] for place in self.config.keep))
+        if "logits" not in state:
+            return frozenset()
+        local = state["logits"][:, LOCAL] > state["logits"][:, GLOBAL]
+        return frozenset(name for name, keep in zip(units(net), local.tolist(), strict=True) if keep)
+
+    def _load_kept(self, ctx: base.Context) -> None:
+        net = ctx.run.net
+        own = {
+            key: ctx.state[f"own.{key}"]
+            for name, keys in units(net).items()
+            if name in self.kept(net, ctx.state)
+            for key in keys
+            if f"own.{key}" in ctx.state
+        }
+        net.load_state_dict(own, strict=False)
+
+    def _search(self, data: base.TrainingSamples, ctx: base.Context) -> None:
+        """Move the logits; the network stays as it is."""
+        net, config = ctx.run.net, self.config
+        device = next(net.parameters()).device
+        found = units(net)
+        floating = {
+            key: (torch.as_tensor(ctx.run.received[key]).to(device), ctx.state[f"own.{key}"].to(device), row)
+            for row, keys in enumerate(found.values())
+            for key in keys
+            if ctx.state[f"own.{key}"].is_floating_point()
+        }
+        logits = ctx.state.get("logits", torch.zeros(len(found), 2)).clone().requires_grad_()
+        optimizer = torch.optim.Adam([logits], lr=config.search_lr)
+        was_training, rng = net.training, ctx.rng("search")
+        net.eval()
+        for module in net.modules():
+            module.train(is_norm(module, "batch"))
+        with frozen_statistics(net):
+            for x, y in random_batches(data, steps=config.search_steps, size=config.search_batch, rng=rng):
+                share = one_hot_sample(logits, temperature=config.temperature, rng=rng).to(device)
+                mixed = {
+                    key: share[row, GLOBAL] * theirs + share[row, LOCAL] * own
+                    for key, (theirs, own, row) in floating.items()
+                }
+                answer = functional_call(net, mixed, (ctx.run.normalise(x.to(device), training=True),))
+                (logits.grad,) = torch.autograd.grad(ctx.run.objective(answer, y.to(device)), logits)
+                optimizer.step()
+        net.train(was_training)
+        ctx.state["logits"] = logits.detach()

@@ -1,0 +1,203 @@
+"""SCAFFOLD: correct each local step by the difference between all sites' mean gradient and the site's own.
+
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020. At site i, from the
+received x, K steps of size lr to y_i::
+
+    y ← y − lr (g_i(y) + c − c_i)
+    c_i⁺ = g_i(x), the gradient over all training samples                     (option I)
+    c_i⁺ = c_i − c + (x − y_i) / (K lr)                                       (option II)
+
+At the server, with S the sites that answered and N all sites::
+
+    x ← x + η mean_S (y_i − x),    c ← c + 1/N Σ_S (c_i⁺ − c_i)
+
+c and c_i start at zero. With momentum, K is the sum of the steps' weights a (`effective_steps`): then
+x − y_i = lr Σ_k a_k (g_k + c − c_i) with Σ_k a_k = a, so option II still gives a mean of gradients.
+
+Deviations: the paper has plain SGD; momentum is allowed if it starts at zero in each round. The benchmark NIID-Bench
+averages by sample count (``weights: samples``) and corrects batch-norm statistics too; here these are averaged.
+η is ``server_lr``.
+
+Choices: a site counts from the c_i that the server has in c, which it knows from the round in which the server last
+took its answer (``accepted``): an answer that was lost or refused would otherwise leave c wrong for ever. Option I
+passes over un-augmented samples in training mode, without moving statistics. The corrections cover every parameter,
+so methods that keep parameters at the site, or fine-tune them there, are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedshift import methods
+from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
+from fedshift.messages import Arrays, Weights
+from fedshift.methods import base
+from fedshift.methods.aggregation import effective_steps, move, site_fractions
+from fedshift.strict import Strict
+from fedshift.training.passes import frozen_statistics
+from fedshift.training.seeding import derive_seed, seeded_global
+
+
+class Config(Strict):
+    """Options of SCAFFOLD."""
+
+    option: Literal["I", "II"] = "II"
+    weights: Literal["uniform", "samples"] = "uniform"
+    server_lr: float = Field(default=1.0, gt=0)
+
+
+def specs(net: nn.Module, reveals: str) -> dict[str, base.ArraySpec]:
+    """One array a parameter, by the parameter's name."""
+    return {
+        name: base.ArraySpec(tuple(p.shape), str(p.dtype).removeprefix("torch."), low=-1e6, high=1e6, reveals=reveals)
+        for name, p in net.named_parameters()
+    }
+
+
+def mean_gradient(ctx: base.Context, data: base.TrainingSamples) -> dict[str, Tensor]:
+    """Gradient of the task's loss over the training samples, by parameter; leaves no trace in the network."""
+    run = ctx.run
+    names, parameters = zip(*run.net.named_parameters(), strict=True)
+    total = [torch.zeros_like(p) for p in parameters]
+    count, was_training, was_replay = 0, run.net.training, run.replay
+    run.net.train()
+    run.replay = True  # layers of other methods count and average nothing
+    try:
+        with frozen_statistics(run.net), seeded_global(derive_seed(run.seed, run.site, run.round, "scaffold.layers")):
+            for x, y in data.chunks():
+                if len(x) == 1 < data.n_train:
+                    continue  # a last chunk of one, which batch norm cannot normalise
+                logits = run.net(run.normalise(x.to(parameters[0].device), training=True))
+                loss = run.objective(logits, y.to(logits.device)) * len(x)
+                for sum_, part in zip(total, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+                    if part is not None:
+                        sum_ += part
+                count += len(x)
+    finally:
+        run.net.train(was_training)
+        run.replay = was_replay
+    return {name: sum_ / count for name, sum_ in zip(names, total, strict=True)}
+
+
+class Client(base.Client[Config]):
+    """Corrects gradients; sends by how much its control variate changed.
+
+    State: ``counted.<parameter>`` is the c_i that the server's c contained when the last answer was made,
+    ``sent.<parameter>`` the c_i⁺ of that answer, ``round`` its round.
+    """
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """SGD, momentum from zero, all parameters shared."""
+        optimizer = job.task.optimizer
+        if optimizer.name != "sgd":
+            raise ConfigError(
+                f"method scaffold: is defined for SGD, not {optimizer.name}: "
+                "use --set optimizer.name=sgd optimizer.lr=…"
+            )
+        if optimizer.momentum > 0 and optimizer.keep:
+            raise ConfigError(
+                "method scaffold: takes the mean gradient from a round's movement, into which kept momentum carries "
+                "earlier rounds: use --set optimizer.keep=false"
+            )
+        parameters = {name for name, _ in net.named_parameters()}
+        for other in methods.load(job.methods):
+            half = other.client()
+            if half.scores_own_model(net) or parameters & half.withheld(net):
+                raise ConfigError(
+                    f"method scaffold: corrects and sends the gradients of all parameters, and {other.name} keeps "
+                    "some at the site: leave one of them out"
+                )
+            if half.fine_tune():
+                raise ConfigError(
+                    f"method scaffold: would pull {other.name}'s fine-tuning back to the other sites: "
+                    "leave one of them out"
+                )
+
+    def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
+        """The change of c_i."""
+        return specs(net, "by how much the site's mean gradient differs from what it last told")
+
+    def receive(self, arrays: Arrays, ctx: base.Context) -> None:
+        """The server's c and its list of rounds."""
+        self._arrays = arrays
+
+    def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
+        """Which c_i the server's c contains, the correction c − c_i, and option I's gradient."""
+        last = int(self._arrays["accepted"][ctx.run.sites.index(ctx.run.site)])
+        kind = "sent" if int(ctx.state.get("round", torch.tensor(0))) <= last else "counted"
+        self._own, self._correction = {}, {}
+        for name, parameter in ctx.run.net.named_parameters():
+            own = ctx.state.get(f"{kind}.{name}", torch.zeros(parameter.shape)).to(parameter)
+            self._own[name] = own
+            self._correction[name] = torch.from_numpy(self._arrays[name]).to(parameter) - own
+        self._gradient = mean_gradient(ctx, data) if self.config.option == "I" else {}
+
+    @torch.no_grad()
+    def gradients(self, ctx: base.Context) -> None:
+        """Add c − c_i."""
+        for name, parameter in ctx.run.net.named_parameters():
+            if parameter.grad is not None:
+                parameter.grad += self._correction[name]
+
+    @torch.no_grad()
+    def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
+        """The change c_i⁺ − c_i."""
+        optimizer = ctx.run.optimizer
+        assert optimizer is not None
+        steps = effective_steps(ctx.run.step, float(optimizer.param_groups[0]["momentum"]))
+        arrays: Arrays = {}
+        for name, parameter, x in ctx.run.received_parameters():
+            own = self._own[name]
+            if self.config.option == "I":
+                new = self._gradient[name]
+            else:
+                new = (x - parameter) / (steps * ctx.run.lr) - self._correction[name]
+            arrays[name] = (new - own).cpu().numpy().copy()
+            ctx.state[f"counted.{name}"], ctx.state[f"sent.{name}"] = own.cpu(), new.cpu()
+        ctx.state["round"] = torch.tensor(ctx.round)
+        return arrays
+
+
+class Server(base.Server[Config]):
+    """Moves along the mean change; keeps c, and in which round it last took each site's change."""
+
+    owns = frozenset({"combine"})
+
+    def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
+        """One array a parameter, and the rounds."""
+        rounds = base.ArraySpec(("sites",), "int64", low=0, reveals="the last round in which each site took part")
+        return {**specs(net, "the mean gradient over all sites"), "accepted": rounds}
+
+    def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
+        """Zero."""
+        self.state = {name: np.zeros_like(p.detach().cpu().numpy()) for name, p in net.named_parameters()}
+        self.state["accepted"] = np.zeros(len(ctx.sites), np.int64)
+
+    def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
+        """Add 1/N Σ (c_i⁺ − c_i) to c; sites that did not answer add nothing."""
+        if ctx.round == 0:
+            return
+        for name in sorted(ctx.trainable):
+            change = sum(update.arrays["scaffold"][name].astype(np.float64) for update in updates)
+            self.state[name] = np.asarray(self.state[name] + change / len(ctx.sites), self.state[name].dtype)
+        accepted = self.state["accepted"].copy()
+        for update in updates:
+            accepted[ctx.sites.index(update.site)] = ctx.round
+        self.state["accepted"] = accepted
+
+    def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
+        """Move along η mean (y_i − x)."""
+        fractions = site_fractions(updates, self.config.weights)
+        moves = [self.config.server_lr * fraction for fraction in fractions]
+        return move(weights, updates, moves, trainable=ctx.trainable, buffers=fractions)
+
+    def broadcast(self, ctx: base.ServerContext) -> Arrays:
+        """For the next round."""
+        return self.state

@@ -1,0 +1,50 @@
+"""V-REx: train on all sites' images so that the sites' losses are small and alike (centralised).
+
+Krueger et al., "Out-of-Distribution Generalization via Risk Extrapolation", ICML 2021; a row of "Mitigating Data
+Heterogeneity in Federated Learning with Data Augmentation" (22), whose federated counterpart is VM. A batch holds
+equally many samples of each of K sites, with the losses f_i::
+
+    minimise mean_i f_i + β mean_i (f_i − mean_j f_j)²
+
+As released, β is 1 for the first ``warmup`` steps, then ``weight``, when the optimiser's state is also forgotten.
+Deviation: a ``weight`` up to 1 counts from the first step and nothing is forgotten, so 0 is the mean over sites.
+
+A reference that needs all images in one place: `fedshift pooled vrex`.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedshift.job import JobSpec
+from fedshift.methods import base
+from fedshift.strict import Strict
+from fedshift.training.domains import check_alone, penalty_weight, site_losses
+
+
+class Config(Strict):
+    """Options of V-REx."""
+
+    weight: float = Field(default=10.0, ge=0)
+    warmup: int = Field(default=500, ge=0)
+
+
+def penalised(losses: Tensor, *, weight: float) -> Tensor:
+    """Mean and ``weight`` times the (biased) variance over sites, (K,) -> ()."""
+    return losses.mean() + weight * losses.var(correction=0)
+
+
+class Client(base.Client[Config]):
+    """Trains on every site's images at once; remembers how many steps it has taken."""
+
+    trains_on = "every site"
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """No other method may change the loss or train at one site."""
+        check_alone("vrex", job)
+
+    def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
+        """Mean + β variance."""
+        weight = penalty_weight(ctx, weight=self.config.weight, warmup=self.config.warmup)
+        return penalised(site_losses(batch, logits, ctx.run), weight=weight)

@@ -1,0 +1,209 @@
+"""AFL: the exact projection, the order of losses and averages, absent sites, and the worst-off site."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import GOLDEN, Samples, Sent, make_context, make_image_site, server_context, small_image_job
+from torch import nn
+from torch.nn import functional
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.methods import afl, fedrdn
+from fedshift.training.passes import mean_loss
+
+TABLE = json.loads((GOLDEN / "afl_projection.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", TABLE["projection"], ids=lambda c: str(c["input"]))
+def test_the_projection_is_exact(case: dict[str, list[float]]) -> None:
+    np.testing.assert_allclose(afl.project(np.array(case["input"])), case["exact_projection"], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", [c for c in TABLE["lambda_update"] if c["lambda_min"] == 0])
+def test_a_step_of_lambda_is_exact(case: dict[str, list[float] | float]) -> None:
+    new = afl.next_weights(np.array(case["lambda"]), np.array(case["losses"]), eta=case["eta"], lowest=0)
+    np.testing.assert_allclose(new, case["exact_new_lambda"], rtol=1e-10, atol=1e-12)
+
+
+def test_no_other_point_of_the_set_is_nearer() -> None:
+    rng = np.random.default_rng(0)
+    for lowest, total in ((0.0, 1.0), (-1.0, 1.0), (-0.3, 0.2), (0.05, 0.6)):
+        y = rng.normal(0, 2, 6)
+        nearest = afl.project(y, lowest=lowest, total=total)
+        assert nearest.sum() == pytest.approx(total) and nearest.min() >= lowest - 1e-12
+        others = lowest + (total - 6 * lowest) * rng.dirichlet(np.ones(6) * 0.5, 5000)
+        assert ((others - y) ** 2).sum(1).min() >= ((nearest - y) ** 2).sum()
+
+
+def sent(site: str, w: float, loss: float, n: int = 1, variance: float = 1.0) -> Sent:
+    weights = {"w": np.float64([w]), "bn.running_var": np.float64([variance])}
+    return Sent(site, weights, n, arrays={"afl": {"loss": np.asarray(loss)}})
+
+
+def start(counts: Sequence[int], eta: float = 0.1) -> afl.Server:
+    server = afl.Server(afl.Config(eta=eta))
+    server.receive([Sent(site, {}, n) for site, n in zip("ABC", counts, strict=True) if n], server_context(round=0))
+    return server
+
+
+def close(server: afl.Server, updates: Sequence[Sent], round_: int) -> dict[str, np.ndarray]:
+    ctx = server_context("w", round=round_)
+    server.receive(updates, ctx)
+    return server.combine({"w": np.float64([0]), "bn.running_var": np.float64([1])}, updates, ctx)
+
+
+def test_the_first_round_averages_by_samples_and_does_not_use_its_losses() -> None:
+    server = start([5, 3, 2])
+    out = close(server, [sent("A", 1, 9), sent("B", 10, 0), sent("C", 100, 5)], 1)
+    assert out["w"] == pytest.approx(0.5 + 3 + 20)
+    np.testing.assert_allclose(server.state["lambda"], [0.5, 0.3, 0.2])
+
+
+def test_lambda_follows_the_losses_before_the_models_are_averaged() -> None:
+    server = start([5, 3, 2])
+    close(server, [sent("A", 1, 9), sent("B", 10, 0), sent("C", 100, 5)], 1)
+    out = close(server, [sent("A", 1, 0.5), sent("B", 10, 0.5), sent("C", 100, 2.0)], 2)
+    # λ + 0.1 f = .55, .35, .4, less 0.1 each
+    np.testing.assert_allclose(server.state["lambda"], [0.45, 0.25, 0.3])
+    assert out["w"] == pytest.approx(0.45 + 2.5 + 30)
+
+
+def test_absent_sites_keep_lambda_and_the_present_share_what_is_left() -> None:
+    server = start([5, 3, 2])
+    out = close(server, [sent("A", 1, 1.0), sent("B", 10, 2.0)], 2)
+    np.testing.assert_allclose(server.state["lambda"], [0.45, 0.35, 0.2])
+    assert out["w"] == pytest.approx(0.55 + 10 * 0.45), "the missing 0.2 is shared out evenly: the nearest point"
+
+
+def test_a_site_that_missed_the_statistics_round_counts_as_an_average_one() -> None:
+    np.testing.assert_allclose(start([6, 0, 2]).state["lambda"], [0.5, 1 / 3, 1 / 6])
+
+
+def test_state_is_one_array_and_a_new_server_goes_on_from_it() -> None:
+    server = start([1, 1, 1])
+    updates = [sent("A", 1, 0.1), sent("B", 2, 0.7), sent("C", 3, 0.4)]
+    close(server, updates, 2)
+    other = afl.Server(afl.Config())
+    other.state = {name: array.copy() for name, array in server.state.items()}
+    np.testing.assert_array_equal(close(server, updates, 3)["w"], close(other, updates, 3)["w"])
+    assert set(server.state) == {"lambda"}
+
+
+def test_the_loss_is_the_mean_over_samples_in_evaluation_mode_and_leaves_no_trace() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.5), nn.Linear(2, 3))
+    net.train()
+    ctx = make_context("afl", net)
+    x, y = torch.randn(5, 2), torch.tensor([0, 1, 2, 2, 1])  # chunks of 2, 2 and 1
+    ctx.run.normalise = lambda x, *, training: 3 * x
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    loss = mean_loss(ctx.run, Samples(x, y))
+    assert net.training and all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+    with torch.no_grad():
+        expected = functional.cross_entropy(net.eval()(3 * x), y)
+    assert loss == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_the_client_tells_the_loss_of_the_received_model() -> None:
+    net = nn.Linear(2, 3)
+    ctx = make_context("afl", net)
+    data = Samples(torch.randn(4, 2), torch.tensor([0, 1, 2, 2]))
+    client = afl.Client(afl.Config())
+    client.begin(data, ctx)
+    before = mean_loss(ctx.run, data)
+    with torch.no_grad():
+        net.weight *= 3
+    told = client.end(data, ctx)["loss"]
+    assert told.shape == () and told.dtype == np.float64 and float(told) == before != mean_loss(ctx.run, data)
+
+
+def test_the_loss_is_of_images_normalised_as_at_test(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    """In a whole run with FedRDN."""
+    normalised = {True: 0, False: 0}
+    original = fedrdn.Client.inputs
+
+    def spy(self: fedrdn.Client, x: torch.Tensor, ctx: object, *, training: bool) -> torch.Tensor:
+        normalised[training] += len(x)
+        return original(self, x, ctx, training=training)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedrdn.Client, "inputs", spy)
+        results = run_in_process(small_image_job("afl+fedrdn"), three_image_sites, tmp_path).results
+    assert [record.rejected for record in results.rounds] == [[], []]
+    assert results.final is not None
+    # At 3 sites in 2 rounds 4 batches of 8 to train. At test: a pass over 36 images for the loss in each round, and
+    # scoring after each, on 6 validation and in the end 6 test images (twice over if the best is not the last).
+    evaluations = 1 + (results.final.best.round != 2)
+    assert normalised == {True: 2 * 3 * 32, False: 3 * (2 * 36 + 6 + evaluations * 12)}
+
+
+def test_without_a_step_of_lambda_it_is_fedavg(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    def final(names: str, *options: str) -> dict[str, torch.Tensor]:
+        folder = tmp_path / "_".join([names, *options])
+        run_in_process(small_image_job(names, *options, "schedule.rounds=3"), three_image_sites, folder)
+        weights: dict[str, torch.Tensor] = load_checkpoint(folder / LAST)["weights"]
+        return weights
+
+    plain, still, moving = final("fedavg"), final("afl", "afl.eta=0"), final("afl", "afl.eta=1")
+    for key, value in plain.items():
+        torch.testing.assert_close(still[key], value, rtol=1e-4, atol=1e-6, msg=key)
+    assert not torch.allclose(plain["head.weight"], moving["head.weight"], rtol=1e-3, atol=1e-5)
+
+
+def losses_after(rounds: int, *, seed: int, eta: float) -> np.ndarray:
+    """The three sites' losses (w - m)^2 / 2 after local gradient steps and AFL; eta 0 is FedAvg."""
+    rng = np.random.default_rng(seed)
+    optima, counts = np.array([0.0, 0.3, 3.0]) + rng.normal(0, 0.1, 3), (40, 40, 8)
+    server, w = start(counts, eta), 0.0
+    for r in range(1, rounds + 1):
+        told = 0.5 * (w - optima) ** 2
+        updates = [
+            sent(site, w - 0.5 * (w - m), f, n) for site, m, f, n in zip("ABC", optima, told, counts, strict=True)
+        ]
+        w = float(close(server, updates, r)["w"][0])
+    losses: np.ndarray = 0.5 * (w - optima) ** 2
+    return losses
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_worst_off_site_is_better_off_than_with_fedavg(seed: int) -> None:
+    fair, averaged = (losses_after(100, seed=seed, eta=eta) for eta in (0.1, 0.0))
+    assert fair.max() < 0.5 * averaged.max()
+    assert fair.max() < 1.2 * 0.5 * 1.5**2, "about the least that is possible: half-way between the extreme optima"
+
+
+def test_the_worst_sites_images_are_recognised_better(tmp_path: Path) -> None:
+    """Site C is small and its contrast is inverted."""
+    shifts = {"A": (1.0, 0.0, 96), "B": (0.9, 5.0, 96), "C": (-0.8, 250.0, 48)}
+    data = {
+        s: make_image_site(tmp_path / "data", s, seed=3, images=n, gain=g, offset=o) for s, (g, o, n) in shifts.items()
+    }
+    options = ["network.name=mnist_cnn", "network.options.size=16", "data.mean=[0.4]", "data.std=[0.2]"]
+    options += ["schedule.rounds=16", "optimizer.lr=0.03"]
+
+    def worst(names: str, *more: str) -> float:
+        results = run_in_process(small_image_job(names, *options, *more, seed=3), data, tmp_path / names).results
+        assert results.final is not None
+        sites = results.final.last.sites.values()
+        return min((splits["val"]["accuracy"] + splits["test"]["accuracy"]) / 2 for splits in sites)
+
+    assert worst("afl", "afl.eta=0.2") > worst("fedavg") + 0.15
+
+
+def test_bad_options_are_refused_when_the_job_is_made() -> None:
+    with pytest.raises(ConfigError, match="method afl: 'eta'"):
+        small_image_job("afl", "afl.eta=-1")
+
+
+def test_sites_cannot_be_drawn() -> None:
+    with pytest.raises(ConfigError, match=r"method afl: .*leave out federation\.sites_per_round"):
+        small_image_job("afl", "federation.sites_per_round=2")

@@ -1,0 +1,82 @@
+"""All: training on the union of all images; where a centralised reference may run, and with what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_image_site, small_image_job, small_job
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process, run_pooled
+from fedshift.flare.export import write_job
+from fedshift.site import PooledSite
+
+REFERENCES = ("all", "groupdro", "mmrex", "vrex", "irm")
+
+
+def test_one_site_alone_is_fedavg_with_it(tmp_path: Path) -> None:
+    """But for the order of its images, which depends on who trains: so one batch holds them all."""
+    data = {"A": make_image_site(tmp_path / "data", "A")}
+    options = ("schedule.batch_size=64", "schedule.local_epochs=2")
+    run_pooled(small_image_job("all", *options, sites=("A",)), data, tmp_path / "all")
+    run_in_process(small_image_job("fedavg", *options, sites=("A",)), data, tmp_path / "alone")
+    found, expected = (load_checkpoint(tmp_path / name / LAST)["weights"] for name in ("all", "alone"))
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4, msg=key)
+
+
+def test_it_trains_on_every_image_of_every_site_and_scores_at_each(
+    three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = small_image_job("all", "schedule.rounds=4")
+    results = run_pooled(job, three_image_sites, tmp_path / "run").results
+    n = sum(record.n["train"] for record in results.data.values())
+    for record in results.rounds:
+        assert {told.steps for told in record.sites.values()} == {n // 8}
+        assert len({told.train_loss for told in record.sites.values()}) == 1, "one model, trained once"
+    assert results.final is not None and results.final.personal == {} and results.final.newcomers == []
+    assert min(splits["test"]["accuracy"] for splits in results.final.best.sites.values()) > 0.6
+
+
+def test_batches_of_the_other_references_hold_every_site_alike(three_image_sites: dict[str, Path]) -> None:
+    trainer = PooledSite(small_image_job("groupdro"), data=three_image_sites, state=Path("unused"))
+    own = [set(map(bytes, np.load(path / "arrays/16/images.npy"))) for path in three_image_sites.values()]
+    rng = torch.Generator().manual_seed(0)
+    batches = list(trainer._training.train_batches(batch_size=8, order=rng, augmentation=rng))
+    assert batches
+    for x, y in batches:
+        assert len(x) == len(y) == 24
+        for site, part in enumerate((x * 255).round().to(torch.uint8).chunk(3)):
+            assert all(bytes(image.numpy()) in own[site] for image in part)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_there_is_no_flare_job_for_it(name: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=f"{name} trains where all sites' images are.*'fedshift pooled {name} shapes'"
+    ):
+        write_job(small_image_job(name), tmp_path / "job")
+    assert not (tmp_path / "job").exists()
+
+
+def test_company_that_needs_sites_apart_is_refused_and_other_company_is_not() -> None:
+    with pytest.raises(ConfigError, match="groupdro and all cannot be combined: each is a whole training"):
+        small_image_job("groupdro+all")
+    for other in ("fedrdn", "fedbn", "single"):
+        with pytest.raises(ConfigError, match=f"all and {other} cannot be combined: .* needs sites that train apart"):
+            small_image_job(f"all+{other}")
+    assert "all" in small_job("all+fedfa", "fedfa.fusion=local").methods, "it sends nothing"
+
+
+def test_layers_that_send_nothing_change_the_training(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    losses = []
+    for names in ("groupdro", "groupdro+fedfa"):
+        options = ("fedfa.fusion=local", "fedfa.p=1") if "fedfa" in names else ()
+        coordinator = run_pooled(small_image_job(names, *options), three_image_sites, tmp_path / names)
+        losses.append(coordinator.results.rounds[-1].sites["A"].train_loss)
+    assert losses[0] != losses[1]

@@ -1,0 +1,131 @@
+"""FedAvgM against golden trajectories; momentum acts on parameters, is remembered, and speeds learning up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Sent, golden, server_context, small_image_job
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.methods import base, fedavgm
+
+
+def updates_of(weights: dict[str, np.ndarray], deltas: np.ndarray, counts: tuple[int, ...]) -> list[Sent]:
+    return [Sent(str(i), {"w": weights["w"] + d}, n) for i, (d, n) in enumerate(zip(deltas, counts, strict=True))]
+
+
+@pytest.mark.parametrize(
+    ("config", "trajectory"),
+    [
+        (fedavgm.Config(), "hsu_beta0.9"),
+        (fedavgm.Config(beta=0.01), "hsu_beta0.01"),
+        (fedavgm.Config(nesterov=True), "nesterov_beta0.9_flbench"),
+    ],
+)
+def test_trajectories_are_the_golden_ones(config: fedavgm.Config, trajectory: str) -> None:
+    g = golden("fedavgm_vectors")
+    counts = np.rint(g["weights"] * 1000).astype(int)
+    np.testing.assert_allclose(counts / counts.sum(), g["weights"], rtol=1e-12)
+    server, weights = fedavgm.Server(config), {"w": g["w0"]}
+    for deltas, expected in zip(g["client_delta"], g[trajectory], strict=True):
+        updates = updates_of(weights, deltas, tuple(counts.tolist()))
+        weights = server.combine(weights, updates, server_context("w"))
+        np.testing.assert_allclose(weights["w"], expected, rtol=1e-10)
+
+
+def test_parameters_move_as_the_authors_and_buffers_are_averaged() -> None:
+    g = golden("aggregation_fedavg_fedavgm_fedbn")
+    weights = {k.split(":")[1]: v for k, v in g.items() if k.startswith("fedavgm_server_init:")}
+    trainable = [k for k in weights if "running" not in k and "num_batches" not in k]
+    server = fedavgm.Server(fedavgm.Config(beta=float(g["fedavgm_beta"])))
+    rounds = sorted({name.split("_")[1] for name in g if name.startswith("fedavgm_r")})
+    assert len(rounds) == 3
+    for r in rounds:
+        updates = [
+            Sent(str(i), {k: g[f"fedavgm_{r}_client{i}:{k}"] for k in weights}, n) for i, n in enumerate((50, 30, 20))
+        ]
+        weights = server.combine(weights, updates, server_context(*trainable))
+        for key in trainable:
+            np.testing.assert_allclose(weights[key], g[f"fedavgm_{r}_server:{key}"], rtol=1e-5, atol=1e-6, err_msg=key)
+        for key in ("bn1.running_mean", "bn1.running_var"):
+            mean = np.average([u.weights[key] for u in updates], axis=0, weights=(5, 3, 2))
+            np.testing.assert_allclose(weights[key], mean, rtol=1e-12)
+
+
+def test_a_falling_variance_does_not_fall_on_below_zero() -> None:
+    server, weights = fedavgm.Server(fedavgm.Config()), {"w": np.float32([1]), "bn.running_var": np.float32([1])}
+    for variance in (0.5, 0.1, 0.05):
+        sent = [Sent("A", {"w": np.float32([variance]), "bn.running_var": np.float32([variance])})]
+        weights = server.combine(weights, sent, server_context("w"))
+        assert weights["bn.running_var"] == pytest.approx(variance)
+    assert weights["w"] < 0, "a parameter that moved in the same way has gone below zero"
+
+
+def test_velocity_is_in_state_and_a_new_server_goes_on_from_it() -> None:
+    g = golden("fedavgm_vectors")
+    weights, state = {"w": g["w0"]}, {}
+    for deltas in g["client_delta"]:
+        server = fedavgm.Server(fedavgm.Config())
+        server.state = state
+        updates = updates_of(weights, deltas, (500, 300, 200))
+        weights = server.combine(weights, updates, server_context("w"))
+        state = {name: array.copy() for name, array in server.state.items()}
+    straight, server = {"w": g["w0"]}, fedavgm.Server(fedavgm.Config())
+    for deltas in g["client_delta"]:
+        straight = server.combine(straight, updates_of(straight, deltas, (500, 300, 200)), server_context("w"))
+    np.testing.assert_array_equal(weights["w"], straight["w"])
+
+
+def test_keys_that_no_site_sends_stay_as_they_were() -> None:
+    old = {"w": np.float32([1]), "own": np.float32([5])}
+    server = fedavgm.Server(fedavgm.Config())
+    out = server.combine(old, [Sent("A", {"w": np.float32([3])})], server_context("w", "own"))
+    assert out["own"] == pytest.approx(5) and "own" not in server.state
+
+
+def test_without_momentum_it_is_fedavg(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    def final(methods: str, *options: str) -> dict[str, torch.Tensor]:
+        folder = tmp_path / "_".join([methods, *options])
+        run_in_process(small_image_job(methods, *options), three_image_sites, folder)
+        weights: dict[str, torch.Tensor] = load_checkpoint(folder / LAST)["weights"]
+        return weights
+
+    plain, without = final("fedavg"), final("fedavgm", "fedavgm.beta=0")
+    assert all(torch.equal(plain[key], without[key]) for key in plain)
+    other = final("fedavgm")
+    assert not all(torch.equal(plain[key], other[key]) for key in plain)
+
+
+def descend(server: base.Server[fedavgm.Config], curvature: np.ndarray, rounds: int) -> float:
+    """Loss after some rounds in which every site takes a step on its badly scaled quadratic."""
+    rng = np.random.default_rng(0)
+    optima = rng.normal(0, 1, (3, len(curvature)))
+    weights = {"w": np.full(len(curvature), 3.0)}
+    for _ in range(rounds):
+        sent = [Sent(str(i), {"w": weights["w"] - 0.5 * curvature * (weights["w"] - m)}) for i, m in enumerate(optima)]
+        weights = server.combine(weights, sent, server_context("w"))
+    return float(0.5 * (curvature * (weights["w"] - optima.mean(0)) ** 2).sum())
+
+
+def test_momentum_descends_faster_where_curvatures_differ() -> None:
+    curvature = np.array([1.0, 0.1, 0.01])
+    without = descend(fedavgm.Server(fedavgm.Config(beta=0)), curvature, 80)
+    assert descend(fedavgm.Server(fedavgm.Config(beta=0.9)), curvature, 80) < 0.2 * without
+
+
+def test_server_learning_rate_scales_the_move() -> None:
+    old, sent = {"w": np.float64([1.0])}, [Sent("A", {"w": np.float64([3.0])})]
+    out = fedavgm.Server(fedavgm.Config(server_lr=0.25)).combine(old, sent, server_context("w"))
+    assert out["w"] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("option", ["beta=1.0", "beta=-0.1", "server_lr=0"])
+def test_bad_options_are_refused_when_the_job_is_made(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"method fedavgm: '{option.split('=')[0]}'"):
+        small_image_job("fedavgm", f"fedavgm.{option}")

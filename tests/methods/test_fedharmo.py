@@ -1,0 +1,77 @@
+"""FedHarmo: HarmoFL's normalisation and the authors' weight perturbation together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import golden, make_context, small_image_job, small_job
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.methods import fedharmo
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        ("wp_alpha0.05_sgd_lr0.1_mom0.9_wd1e-4", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-4)),
+        ("wp_alpha0.05_adam_lr0.01_wd1e-4", lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=1e-4)),
+    ],
+)
+def test_steps_are_the_authors(name: str, optimizer: object) -> None:
+    g = golden("sam_weight_perturbation")
+    a, b = torch.from_numpy(g["A"]), torch.from_numpy(g["b"])
+    net = torch.nn.Linear(3, 1, bias=False).double()
+    with torch.no_grad():
+        net.weight.copy_(torch.from_numpy(g["w0"])[None])
+    ctx = make_context("fedharmo", net)
+    ctx.run.optimizer = optimizer(net.parameters())  # type: ignore[operator]
+
+    def closure() -> torch.Tensor:
+        w = net.weight[0]
+        net.zero_grad()
+        loss = 0.5 * w @ a @ w - b @ w + (w**4).sum() / 4
+        loss.backward()
+        return loss.detach()
+
+    client = fedharmo.Client(fedharmo.Config())
+    for expected in g[name]:
+        client.step(closure, ctx)
+        np.testing.assert_allclose(net.weight.detach().numpy()[0], expected, rtol=1e-10)
+
+
+def test_without_perturbation_it_is_harmofl_bit_for_bit(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    content = {}
+    for methods, options in {"harmofl": (), "fedharmo": ("fedharmo.alpha=0",), "fedavg+fedharmo": ()}.items():
+        job = small_image_job(methods, *options)
+        results = run_in_process(job, three_image_sites, tmp_path / methods).results
+        assert [record.rejected for record in results.rounds] == [[], []]
+        content[methods] = load_checkpoint(tmp_path / methods / LAST)
+    one, other = content["harmofl"], content["fedharmo"]
+    assert all(torch.equal(one["weights"][key], other["weights"][key]) for key in one["weights"])
+    assert torch.equal(one["methods"]["harmofl"]["amplitude"], other["methods"]["fedharmo"]["amplitude"])
+    perturbed = content["fedavg+fedharmo"]["weights"]
+    assert not all(torch.equal(one["weights"][key], perturbed[key]) for key in perturbed)
+
+
+def test_it_runs_on_slices(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedharmo", "fedharmo.variant=released", "schedule.rounds=1", "schedule.precision=bf16")
+    results = run_in_process(job, three_sites, tmp_path).results
+    assert results.statistics is not None and results.statistics.rejected == []
+    assert results.rounds[0].rejected == []
+
+
+def test_what_does_not_fit_is_refused_when_the_job_is_made() -> None:
+    with pytest.raises(ConfigError, match="fedharmo and fedsam cannot be combined: both take the local optimiser step"):
+        small_job("fedharmo+fedsam")
+    with pytest.raises(ConfigError, match="method fedharmo: cannot be combined with harmofl"):
+        small_job("fedharmo+harmofl")
+    with pytest.raises(ConfigError, match="method fedharmo: cannot be combined with fedrdn"):
+        small_image_job("fedharmo+fedrdn")
+    with pytest.raises(ConfigError, match="method fedharmo: 'alpha' input should be greater than or equal to 0"):
+        small_image_job("fedharmo", "fedharmo.alpha=-1")

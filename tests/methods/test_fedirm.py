@@ -1,0 +1,207 @@
+"""Fed-IRM against the authors' numbers, centralised IRM at one local step, and what it does to spurious features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Samples, golden, make_context, small_image_job, small_job
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.job import JobSpec
+from fedshift.methods import base, fedirm
+from fedshift.tasks import build_task
+
+
+class Golden(nn.Module):
+    """Linear, tanh, linear, as in the golden file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.head = nn.Linear(4, 5).double(), nn.Linear(5, 3).double()
+        g = golden("dg_objectives")
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                parameter.copy_(torch.from_numpy(g[f"init:{name.replace('head', 'out')}"]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.tanh(self.f(x)))
+        return logits
+
+
+@pytest.mark.parametrize(("penalty", "case"), [("scalar", "irm_scalar"), ("classifier", "irm_classifierweight")])
+def test_a_step_is_the_authors(penalty: str, case: str) -> None:
+    g, case = golden("dg_objectives"), f"{case}_lambda100_active:env0only"
+    net = Golden()
+    optimizer = torch.optim.SGD(net.parameters(), lr=float(g["lr"]))
+    batch = base.Batch(torch.from_numpy(g["env0_x"]), torch.from_numpy(g["env0_y"]))
+    logits = net(batch.x)
+    plain = functional.cross_entropy(logits, batch.y)
+    if penalty == "scalar":
+        alone = fedirm.scalar_penalty(logits, batch.y, functional.cross_entropy)
+    else:
+        alone = fedirm.classifier_penalty(plain, net.head.weight)
+    np.testing.assert_allclose(alone.item(), g[f"{case}:train_penalty"], rtol=1e-10)
+    client = fedirm.Client(fedirm.Config(penalty=penalty, weight=100, warmup=0))
+    client.loss(batch, logits, plain, make_context("fedirm", net, optimizer=optimizer)).backward()
+    optimizer.step()
+    for name, parameter in net.named_parameters():
+        expected = g[f"{case}:after:{name.replace('head', 'out')}"]
+        np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=1e-8, atol=1e-12, err_msg=name)
+
+
+def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, Tensor]:
+    run_in_process(job, data, folder)
+    weights: dict[str, Tensor] = load_checkpoint(folder / LAST)["weights"]
+    return weights
+
+
+@pytest.mark.parametrize("penalty", ["scalar", "classifier"])
+def test_without_weight_a_run_is_fedavgs_bit_for_bit(
+    penalty: str, three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    plain = final_weights(small_image_job("fedavg"), three_image_sites, tmp_path / "a")
+    chosen = [f"fedirm.penalty={penalty}", "fedirm.warmup=0"]
+    without = final_weights(small_image_job("fedirm", "fedirm.weight=0", *chosen), three_image_sites, tmp_path / "b")
+    assert all(torch.equal(plain[key], without[key]) for key in plain)
+    punished = final_weights(small_image_job("fedirm", "fedirm.weight=10", *chosen), three_image_sites, tmp_path / "c")
+    assert any(not torch.equal(plain[key], punished[key]) for key in plain)
+
+
+@pytest.mark.parametrize("penalty", ["scalar", "classifier"])
+def test_with_one_local_step_a_round_is_a_step_of_centralised_irm(
+    penalty: str, three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Sites of equal size, all their images in one batch: the mean loss plus the mean of the sites' penalties."""
+    job = small_image_job(
+        *("fedirm", f"fedirm.penalty={penalty}", "fedirm.weight=20", "fedirm.warmup=0"),
+        *("network.name=mnist_cnn", "network.options.size=16"),
+        *("schedule.rounds=1", "schedule.local_steps=1", "schedule.batch_size=64"),
+    )
+    task = build_task(job)
+    net = task.network()
+    total = torch.zeros(())
+    for site in job.task.sites:
+        chunks = list(task.open(three_image_sites[site], site).chunks())
+        x, y = torch.cat([c[0] for c in chunks]), torch.cat([c[1] for c in chunks])
+        if penalty == "scalar":
+            scale = torch.ones((), requires_grad=True)
+            loss = functional.cross_entropy(scale * net(x), y)
+            (gradient,) = torch.autograd.grad(loss, scale, create_graph=True)
+        else:
+            loss = functional.cross_entropy(net(x), y)
+            (gradient,) = torch.autograd.grad(loss, net.head.weight, create_graph=True)
+        total = total + (loss + 20 * gradient.square().sum()) / 20 / 3
+    total.backward()
+    torch.optim.SGD(net.parameters(), lr=job.task.optimizer.lr).step()
+    federated = final_weights(job, three_image_sites, tmp_path / "a")
+    start = task.network().state_dict()
+    for key, value in net.state_dict().items():
+        torch.testing.assert_close(federated[key] - start[key], value - start[key], rtol=1e-3, atol=1e-7)
+        assert not torch.equal(federated[key], start[key])
+
+
+def test_warm_up_counts_steps_over_rounds_and_forgets_the_optimisers_state_once() -> None:
+    net, config = Golden(), fedirm.Config(weight=50, warmup=3)
+    batch = base.Batch(torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2]))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    zero = torch.zeros((), dtype=torch.float64)
+    state: dict[str, Tensor] = {}
+    seen = []
+    for round_ in (1, 2):
+        ctx = make_context("fedirm", net, optimizer=optimizer, round=round_)
+        ctx.state.update(state)
+        client = fedirm.Client(config)  # a new half for every round
+        for _ in range(2):
+            for replay in (False, True):  # as FedSAM does
+                ctx.run.replay = replay
+                optimizer.zero_grad()
+                logits = net(batch.x)
+                added = client.loss(batch, logits, zero, ctx)
+                penalty = fedirm.scalar_penalty(logits, batch.y, functional.cross_entropy)
+                added.backward()
+            fresh = not optimizer.state
+            seen.append((round(added.item() / penalty.item(), 9), fresh))
+            optimizer.step()
+            ctx.run.step += 1
+        assert client.end(Samples(np.zeros((1, 1))), ctx) == {}
+        state = dict(ctx.state)
+    # (weight / its divisor is 1 before and after); Adam's moments are empty at the first and at the fourth step.
+    assert seen == [(1.0, True), (1.0, False), (1.0, False), (1.0, True)]
+    assert state["steps"].item() == 4
+
+
+def test_loss_itself_counts_less_after_the_warm_up() -> None:
+    net = Golden()
+    batch = base.Batch(torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2]))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    ctx = make_context("fedirm", net, optimizer=optimizer)
+    ctx.state["steps"] = torch.tensor(7)
+    logits = net(batch.x)
+    loss = functional.cross_entropy(logits, batch.y)
+    penalty = fedirm.scalar_penalty(logits, batch.y, functional.cross_entropy)
+    for warmup, expected in ((8, loss + penalty), (7, loss / 50 + penalty)):
+        total = fedirm.Client(fedirm.Config(weight=50, warmup=warmup)).loss(batch, logits, loss, ctx)
+        torch.testing.assert_close(total, expected)
+
+
+def spurious(agreement: float, n: int = 400) -> tuple[Tensor, Tensor]:
+    """Labels, a feature that tells them in 3 cases of 4 everywhere, and one that does in ``agreement``, exactly."""
+    rows, labels = [], []
+    for y in (0, 1):
+        for invariant, share in ((y, 0.75), (1 - y, 0.25)):
+            for colour, part in ((y, agreement), (1 - y, 1 - agreement)):
+                count = round(n / 2 * share * part)
+                rows += [[2.0 * invariant - 1, 2.0 * colour - 1]] * count
+                labels += [y] * count
+    return torch.tensor(rows), torch.tensor(labels)
+
+
+def accuracy_elsewhere(weight: float, agreements: tuple[float, float]) -> float:
+    """Two sites where the second feature helps, one local step a round; accuracy where it misleads."""
+    sites = [spurious(agreement) for agreement in agreements]
+    net = nn.Linear(2, 2)
+    nn.init.zeros_(net.weight)
+    nn.init.zeros_(net.bias)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    ctx = make_context("fedirm", net, optimizer=optimizer)
+    client = fedirm.Client(fedirm.Config(weight=weight, warmup=150))
+    for step in range(450):
+        ctx.run.step = step
+        optimizer.zero_grad()
+        for x, y in sites:  # a mean of gradients is a mean of models after one step
+            logits = net(x)
+            loss = client.loss(base.Batch(x, y), logits, functional.cross_entropy(logits, y), ctx)
+            (loss / 2).backward()
+        optimizer.step()
+    x, y = spurious(0.1)
+    return float((net(x).argmax(1) == y).double().mean())
+
+
+@pytest.mark.parametrize("agreements", [(0.9, 0.8), (0.95, 0.75)])
+def test_it_trusts_the_feature_that_tells_the_same_at_every_site(agreements: tuple[float, float]) -> None:
+    assert accuracy_elsewhere(0.0, agreements) < 0.2, "FedAvg follows what is stronger in training"
+    assert accuracy_elsewhere(100.0, agreements) > 0.6
+
+
+def test_a_network_without_a_head_and_bad_options_are_refused_when_the_job_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"penalty classifier needs .* linear head, and unet has none: use --set"):
+        small_job("fedirm", "fedirm.penalty=classifier")
+    small_job("fedirm")
+    with pytest.raises(ConfigError, match="method fedirm: 'weight' input should be greater than or equal to 0"):
+        small_image_job("fedirm", "fedirm.weight=-1")
+    with pytest.raises(ConfigError, match="method fedirm: 'warmup' input should be greater than or equal to 0"):
+        small_image_job("fedirm", "fedirm.warmup=-1")
+
+
+def test_segmentation_trains_with_the_scalar_penalty(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedirm", "fedirm.warmup=1", "schedule.rounds=1")
+    assert all(torch.isfinite(w).all() for w in final_weights(job, three_sites, tmp_path / "a").values())

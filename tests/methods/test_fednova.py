@@ -1,0 +1,119 @@
+"""FedNova against NIID-Bench's numbers; its fixed point is the objective's, whatever the step counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Sent, golden, server_context, small_image_job, small_job
+from torch import nn
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.job import OptimizerSpec
+from fedshift.methods import fedavg, fednova
+from fedshift.methods.aggregation import effective_steps
+from fedshift.methods.base import Server
+
+
+def golden_site(rows: np.ndarray, w: np.ndarray, *, lr: float, momentum: float) -> tuple[np.ndarray, int]:
+    """Two epochs of SGD on batches of two rows (a, b) of .5 (a.w - b)^2; weights and steps."""
+    parameter = nn.Parameter(torch.from_numpy(w.copy()))
+    optimizer = torch.optim.SGD([parameter], lr=lr, momentum=momentum)
+    steps = 0
+    for _ in range(2):
+        for batch in torch.from_numpy(rows).split(2):
+            optimizer.zero_grad()
+            (0.5 * (batch[:, :3] @ parameter - batch[:, 3]) ** 2).mean().backward()
+            optimizer.step()
+            steps += 1
+    return parameter.detach().numpy(), steps
+
+
+@pytest.mark.parametrize(("lr", "rho"), [(0.05, 0.0), (0.02, 0.9)])
+def test_two_rounds_are_the_benchmarks(lr: float, rho: float) -> None:
+    g = golden("scaffold_fednova_quadratic")
+    ctx = server_context("w", optimizer=OptimizerSpec(name="sgd", lr=lr, momentum=rho, keep=False))
+    server, weights = fednova.Server(fednova.Config()), {"w": g["w0"]}
+    for r in range(2):
+        name = f"fednova_lr{lr}_rho{rho}_r{r}"
+        trained = [golden_site(g[f"data{i}"], weights["w"], lr=lr, momentum=rho) for i in range(3)]
+        np.testing.assert_allclose([w for w, _ in trained], g[f"{name}_client_w"], rtol=1e-10)
+        np.testing.assert_allclose([effective_steps(steps, rho) for _, steps in trained], g[f"{name}_a"], rtol=1e-10)
+        counts = g["n"].tolist()
+        sent = [Sent(str(i), {"w": w}, counts[i], steps) for i, (w, steps) in enumerate(trained)]
+        weights = server.combine(weights, sent, ctx)
+        np.testing.assert_allclose(weights["w"], g[f"{name}_global_w"], rtol=1e-10)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_effective_steps_are_the_sum_of_the_gradients_weights(momentum: float) -> None:
+    velocity = moved = 0.0
+    for tau in range(1, 12):
+        velocity = momentum * velocity + 1.0
+        moved += velocity
+        assert effective_steps(tau, momentum) == pytest.approx(moved, rel=1e-12)
+
+
+def test_equal_steps_are_fedavg(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    def final(methods: str, *options: str) -> dict[str, torch.Tensor]:
+        folder = tmp_path / methods
+        run_in_process(small_image_job(methods, *options), three_image_sites, folder)
+        weights: dict[str, torch.Tensor] = load_checkpoint(folder / LAST)["weights"]
+        return weights
+
+    plain, nova = final("fedavg"), final("fednova")
+    for key, value in plain.items():
+        torch.testing.assert_close(nova[key], value, rtol=1e-4, atol=1e-6, msg=key)
+
+
+def limit(server: Server[fedavg.Config] | Server[fednova.Config], *, momentum: float) -> float:
+    """Where rounds end at two sites with optima 0 and 1 and equal data, of which one takes ten times the steps."""
+    ctx = server_context("w", optimizer=OptimizerSpec(name="sgd", lr=0.01, momentum=momentum, keep=False))
+    weights = {"w": np.array([0.3])}
+    for _ in range(300):
+        sent = []
+        for site, (optimum, steps) in enumerate(((0.0, 3), (1.0, 30))):
+            w, velocity = weights["w"], 0.0
+            for _ in range(steps):
+                velocity = momentum * velocity + (w - optimum)
+                w = w - 0.01 * velocity
+            sent.append(Sent(str(site), {"w": w}, 10, steps))
+        weights = server.combine(weights, sent, ctx)
+    return float(weights["w"][0])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_it_ends_near_the_common_optimum_where_fedavg_follows_the_busy_site(momentum: float) -> None:
+    averaged = limit(fedavg.Server(fedavg.Config()), momentum=momentum)
+    normalised = limit(fednova.Server(fednova.Config()), momentum=momentum)
+    assert averaged > 0.8
+    assert abs(normalised - 0.5) < 0.4 * abs(averaged - 0.5)
+
+
+def test_a_variance_that_the_moves_would_turn_negative_is_averaged() -> None:
+    old = {"w": np.float32([1]), "bn.running_var": np.float32([0.1])}
+    sent = [
+        Sent("A", {"w": np.float32([1]), "bn.running_var": np.float32([1.0])}, 1, n_steps=100),
+        Sent("B", {"w": np.float32([0]), "bn.running_var": np.float32([0.05])}, 1, n_steps=1),
+    ]
+    out = fednova.Server(fednova.Config()).combine(old, sent, server_context("w"))
+    assert out["w"] < -20 and 0.1 + 25 * (0.05 - 0.1) < 0, "the same move would have made the variance negative"
+    assert out["bn.running_var"] == pytest.approx(0.525)
+
+
+def test_what_the_formula_does_not_cover_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"method fednova: is defined for SGD, not adam: .*optimizer\.name=sgd"):
+        small_job("fednova", "optimizer.name=adam")
+    with pytest.raises(ConfigError, match=r"method fednova: .*momentum.*optimizer\.keep=false"):
+        small_image_job("fednova", "optimizer.momentum=0.9")
+    assert small_image_job("fednova", "optimizer.momentum=0.9", "optimizer.keep=false")
+
+
+def test_it_is_not_combined_with_fedprox() -> None:
+    with pytest.raises(ConfigError, match=r"method fednova: .*fedprox"):
+        small_image_job("fednova+fedprox")

@@ -1,0 +1,136 @@
+"""FedProx against the golden quadratic, its identities, and how near to the received model it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Samples, golden, make_context, small_image_job, small_job
+from torch import nn
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.job import JobSpec
+from fedshift.messages import Broadcast
+from fedshift.methods import base, fedprox
+from fedshift.site import Site, read_weights
+from fedshift.tasks import build_task
+
+NOTHING = base.Batch(torch.zeros(1), torch.zeros(1))
+
+
+class Point(nn.Module):
+    """A network that is one vector."""
+
+    def __init__(self, w: np.ndarray) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.from_numpy(w.copy()))
+
+
+def trajectory(config: fedprox.Config, steps: int) -> np.ndarray:
+    """The golden quadratic ½ w'Aw − b'w by gradient descent with the method's term."""
+    g = golden("fedprox_quadratic")
+    net, a, b = Point(g["w0"]), torch.from_numpy(g["A"]), torch.from_numpy(g["b"])
+    ctx, client = make_context("fedprox", net), fedprox.Client(config)
+    optimizer = torch.optim.SGD(net.parameters(), lr=float(g["lr"]))
+    client.begin(Samples(np.zeros((1, 1))), ctx)
+    rows = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = 0.5 * net.w @ a @ net.w - b @ net.w
+        client.loss(NOTHING, net.w, loss, ctx).backward()
+        optimizer.step()
+        ctx.run.step += 1
+        rows.append(net.w.detach().numpy().copy())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("mu", [0.01, 0.3])
+def test_trajectory_is_that_of_the_squared_distance_and_released_that_of_the_norm(mu: float) -> None:
+    g = golden("fedprox_quadratic")
+    paper, released = g[f"squared_half_mu_mu{mu}"], g[f"fedbn_sqrt_norm_skip_step0_mu{mu}"]
+    np.testing.assert_allclose(trajectory(fedprox.Config(mu=mu), 4), paper, rtol=1e-10)
+    np.testing.assert_allclose(trajectory(fedprox.Config(mu=mu, variant="released"), 4), released, rtol=1e-10)
+    assert np.abs(paper - released).max() > 1e-5
+
+
+def test_norm_has_no_infinite_gradient_where_nothing_has_moved() -> None:
+    w = torch.zeros(3, requires_grad=True)
+    fedprox.distance([w], [torch.zeros(3)], squared=False).backward()
+    assert w.grad is not None and torch.equal(w.grad, torch.zeros(3))
+
+
+def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, torch.Tensor]:
+    run_in_process(job, data, folder)
+    weights: dict[str, torch.Tensor] = load_checkpoint(folder / LAST)["weights"]
+    return weights
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_without_weight_a_run_is_fedavgs_bit_for_bit(
+    variant: str, three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    plain = final_weights(small_image_job("fedavg"), three_image_sites, tmp_path / "a")
+    chosen = f"fedprox.variant={variant}"
+    without = final_weights(small_image_job("fedprox", chosen, "fedprox.mu=0"), three_image_sites, tmp_path / "b")
+    assert all(torch.equal(plain[key], without[key]) for key in plain)
+    held = final_weights(small_image_job("fedprox", chosen, "fedprox.mu=1"), three_image_sites, tmp_path / "c")
+    assert any(not torch.equal(plain[key], held[key]) for key in plain)
+
+
+def travelled(job: JobSpec, data: Mapping[str, Path], folder: Path) -> list[float]:
+    """How far each site's parameters are from the received ones after a round."""
+    net = build_task(job).network()
+    received = read_weights(net)
+    trainable = [name for name, _ in net.named_parameters()]
+    far = []
+    for name in job.task.sites:
+        site = Site(job, name, data=data[name], state=folder)
+        site.statistics()
+        sent = site.train(Broadcast(1, 0, received)).weights
+        far.append(float(np.sqrt(sum(np.square(sent[k] - received[k]).sum() for k in trainable))))
+    return far
+
+
+def test_the_larger_mu_the_nearer_every_site_stays(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    free, held, tight = (
+        travelled(
+            small_image_job("fedprox", f"fedprox.mu={mu}", "schedule.local_epochs=8"),
+            three_image_sites,
+            tmp_path / str(mu),
+        )
+        for mu in (0, 1, 4)
+    )
+    for site in range(3):
+        assert held[site] < 0.75 * free[site]
+    assert sum(tight) < 0.9 * sum(held)
+
+
+def test_personal_layers_are_held_near_their_own_value_and_not_the_servers() -> None:
+    net = Point(np.array([1.0, 2.0]))
+    ctx, client = make_context("fedprox", net), fedprox.Client(fedprox.Config(mu=2.0))
+    with torch.no_grad():
+        net.w.copy_(torch.tensor([5.0, 2.0]))  # as if a personal part had been loaded over what came
+    client.begin(Samples(np.zeros((1, 1))), ctx)
+    zero = torch.zeros((), dtype=torch.float64)
+    assert client.loss(NOTHING, net.w, zero, ctx).item() == 0.0
+    with torch.no_grad():
+        net.w.add_(torch.tensor([0.0, 3.0]))
+    assert client.loss(NOTHING, net.w, zero, ctx).item() == pytest.approx(9.0)
+
+
+def test_bad_options_are_refused_when_the_job_is_made() -> None:
+    with pytest.raises(ConfigError, match="method fedprox: 'mu' input should be greater than or equal to 0"):
+        small_job("fedprox", "fedprox.mu=-1")
+    with pytest.raises(ConfigError, match="method fedprox: unknown key 'muu'; did you mean 'mu'"):
+        small_image_job("fedprox", "fedprox.muu=1")
+
+
+def test_segmentation_trains_with_it(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedprox", "fedprox.variant=released", "schedule.rounds=1")
+    assert all(torch.isfinite(w).all() for w in final_weights(job, three_sites, tmp_path / "a").values())

@@ -1,0 +1,97 @@
+"""GroupDRO: the authors' step, weights that follow the losses and last, and the worst site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import golden, make_context, small_image_job
+from torch.nn import functional
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST, Coordinator
+from fedshift.errors import ConfigError
+from fedshift.federation import run_pooled
+from fedshift.methods import base, groupdro
+from fedshift.training.domains import site_losses
+
+from .domains import ERM, fitted, golden_step, losses, turned
+
+
+@pytest.mark.parametrize("sites", [3, 1])
+def test_a_step_is_the_authors(sites: int) -> None:
+    g, which = golden("dg_objectives"), "allenvs" if sites == 3 else "env0only"
+    loss, ctx = golden_step(groupdro.Client(groupdro.Config()), "groupdro_eta0.01", sites)
+    assert loss == pytest.approx(float(g[f"groupdro_eta0.01:{which}:weighted_loss"]), rel=1e-9)
+    np.testing.assert_allclose(ctx.state["q"], g[f"groupdro_eta0.01:{which}:q"], rtol=1e-9)
+
+
+def test_losses_are_those_of_each_site_and_soft_targets_count() -> None:
+    rng = torch.Generator().manual_seed(0)
+    logits, y = torch.randn(6, 3, generator=rng), torch.tensor([0, 1, 2, 2, 1, 0])
+    run = make_context("groupdro").run
+    each = torch.stack([functional.cross_entropy(logits[i : i + 2], y[i : i + 2]) for i in (0, 2, 4)])
+    hard = site_losses(base.Batch(torch.zeros(6), y), logits, run)
+    soft = site_losses(base.Batch(torch.zeros(6), functional.one_hot(y, 3).float()), logits, run)
+    torch.testing.assert_close(hard, each)
+    torch.testing.assert_close(soft, each)
+    with pytest.raises(ValueError, match="a batch of 4 does not hold equally many samples of 3 sites"):
+        site_losses(base.Batch(torch.zeros(4), y[:4]), logits[:4], run)
+
+
+def test_weights_go_on_in_a_new_object_and_rest_in_a_replay() -> None:
+    logits = torch.tensor([[0.0, 0, 3], [0, 0, 0], [3, 0, 0]])
+    batch, ctx = base.Batch(torch.zeros(3), torch.zeros(3, dtype=torch.int64)), make_context("groupdro")
+    f = site_losses(batch, logits, ctx.run).double()
+    for step in (1, 2, 3):
+        groupdro.Client(groupdro.Config(eta=0.5)).loss(batch, logits, torch.zeros(()), ctx)
+        torch.testing.assert_close(ctx.state["q"], torch.softmax(0.5 * step * f, 0))
+    before = ctx.state["q"].clone()
+    ctx.run.replay = True
+    groupdro.Client(groupdro.Config(eta=0.5)).loss(batch, logits, torch.zeros(()), ctx)
+    assert torch.equal(ctx.state["q"], before)
+
+
+def test_without_a_step_it_is_the_mean_over_sites() -> None:
+    x, y = turned(0)
+    still = fitted(groupdro.Client(groupdro.Config(eta=0)), x, y)
+    torch.testing.assert_close(still.weight, fitted(ERM, x, y).weight, rtol=1e-4, atol=1e-5)
+
+
+def test_the_worst_site_gains() -> None:
+    x, y = turned(0)
+    robust, mean = (losses(fitted(c, x, y), x, y) for c in (groupdro.Client(groupdro.Config(eta=0.1)), ERM))
+    assert robust.max() < mean.max() - 0.05 and robust.mean() > mean.mean()
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_image_job("groupdro", "groupdro.eta=1", "schedule.rounds=3")
+
+    def weights(folder: Path) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = load_checkpoint(folder / LAST)["weights"]
+        return found
+
+    def die(coordinator: Coordinator) -> None:
+        if coordinator.round == 2 and coordinator.answered:
+            raise KeyboardInterrupt
+
+    run_pooled(job, three_image_sites, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run_pooled(job, three_image_sites, tmp_path / "killed", on_progress=die)
+    states = tmp_path / "killed" / "sites" / "all sites"
+    q = torch.load(states / "round_000001.pt", weights_only=True)["methods"]["groupdro"]["q"]
+    assert q.shape == (3,) and float(q.std()) > 0.01
+    run_pooled(job, three_image_sites, tmp_path / "killed", resume=True)
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+def test_bad_options_and_company_are_refused() -> None:
+    with pytest.raises(ConfigError, match="method groupdro: 'eta' input should be greater than or equal to 0"):
+        small_image_job("groupdro", "groupdro.eta=-1")
+    with pytest.raises(ConfigError, match="groupdro and fedirm cannot be combined: both decide the loss of a batch"):
+        small_image_job("groupdro+fedirm")
+    with pytest.raises(ConfigError, match="groupdro and pfedavg cannot be combined: pfedavg trains at single sites"):
+        small_image_job("groupdro+pfedavg")

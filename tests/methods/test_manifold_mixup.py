@@ -1,0 +1,154 @@
+"""Manifold Mixup: where it mixes, with what, and the straight lines it teaches inside the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import make_context, small_image_job, small_job
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.methods import base, manifold_mixup
+from fedshift.networks.unet import UNet
+
+N = 8
+
+
+class Deep(nn.Module):
+    """Two stages that hand their input on, so that what is mixed shows; ``seen`` holds each stage's input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Identity(), nn.Identity(), nn.Identity()
+        self.stages = tuple(base.Stage(m, 1) for m in (self.one, self.two, self.three))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = [x]
+        for stage in (self.one, self.two, self.three):
+            self.seen.append(stage(self.seen[-1]))
+        return self.seen[-1]
+
+
+def set_up(net: nn.Module, **options: object) -> tuple[manifold_mixup.Client, base.Context]:
+    ctx = make_context("manifold_mixup", net, n_classes=N)
+    client = manifold_mixup.Client(manifold_mixup.Config(**options))
+    client.attach(net, ctx)
+    return client, ctx
+
+
+def test_features_at_the_drawn_place_are_mixed_as_targets_are_and_others_not() -> None:
+    net = Deep().train()
+    client, ctx = set_up(net)
+    x = torch.eye(N).reshape(N, 1, 1, N)
+    changed_at = []
+    for _ in range(60):
+        batch = client.batch(base.Batch(x, torch.arange(N)), ctx)
+        net(batch.x)
+        torch.testing.assert_close(net.seen[-1].reshape(N, N), batch.y)
+        flat = [x, *net.seen]
+        changed_at.append([place for place in range(4) if not torch.equal(flat[place], flat[place + 1])])
+    assert all(len(places) <= 1 for places in changed_at)
+    counts = [changed_at.count([place]) for place in range(4)]
+    assert all(count > 10 for count in counts[:3]) and counts[3] == 0, "input, stage 1 and stage 2 in turn"
+
+
+def test_layers_chooses_the_places_and_evaluation_is_left_alone() -> None:
+    net = Deep().train()
+    client, ctx = set_up(net, layers=(3,))
+    x = torch.eye(N).reshape(N, 1, 1, N)
+    batch = client.batch(base.Batch(x, torch.arange(N)), ctx)
+    net(batch.x)
+    assert torch.equal(net.seen[2], x) and not torch.equal(net.seen[3], x)
+    mixed = net.seen[3]
+    net(batch.x)
+    assert torch.equal(net.seen[3], mixed), "a second pass of the step mixes alike"
+    net(x[:3])
+    assert torch.equal(net.seen[3], x[:3]), "samples that are not the batch's are left alone"
+    net.eval()
+    net(x)
+    assert torch.equal(net.seen[3], x)
+
+
+def test_a_u_net_mixes_its_pooled_branch_and_not_the_skip() -> None:
+    net = UNet(in_channels=3, n_classes=2, features=4).train()
+    client, ctx = set_up(net, layers=(1,))
+    seen = {}
+    for name in ("encoder1", "pool1", "decoder1"):
+        module = getattr(net, name)
+        module.register_forward_hook(lambda _m, i, o, name=name: seen.update({name: (i[0].detach(), o.detach())}))
+    batch = client.batch(base.Batch(torch.rand(4, 3, 32, 32), torch.zeros(4, 32, 32, dtype=torch.int64)), ctx)
+    net(batch.x)
+    skip = seen["encoder1"][1]
+    plain = functional.max_pool2d(skip, 2)
+    assert not torch.allclose(seen["pool1"][1], plain)
+    _, partner, share = ctx.scratch["mix"]
+    torch.testing.assert_close(seen["pool1"][1], share * plain + (1 - share) * plain[partner])
+    assert torch.equal(seen["decoder1"][0][:, -4:], skip) or torch.equal(seen["decoder1"][0][:, :4], skip)
+
+
+def test_without_mixing_it_is_fedavg_bit_for_bit(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    weights = {}
+    for methods, options in {"fedavg": (), "manifold_mixup": ("manifold_mixup.alpha=0",)}.items():
+        run_in_process(small_image_job(methods, *options), three_image_sites, tmp_path / methods)
+        weights[methods] = load_checkpoint(tmp_path / methods / LAST)["weights"]
+    assert all(torch.equal(weights["fedavg"][key], weights["manifold_mixup"][key]) for key in weights["fedavg"])
+
+
+@pytest.mark.parametrize("loss", ["ce_dice", "dice"])
+def test_it_runs_beside_mixup_fedfa_and_sam_on_masks(loss: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedfa+manifold_mixup+mixup+fedsam", f"loss={loss}", "schedule.rounds=1")
+    results = run_in_process(job, three_sites, tmp_path).results
+    assert results.rounds[0].rejected == []
+    assert all(0 < site.train_loss < 1 for site in results.rounds[0].sites.values())
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 32), nn.ReLU())
+        self.head = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+        self.stages = (base.Stage(self.body, 32),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def bend(alpha: float, seed: int) -> float:
+    """How far the head's answer half way between two hidden states is from the mean of its answers to them."""
+    torch.manual_seed(seed)
+    x, y = torch.randn(32, 4), torch.randint(3, (32,))
+    net = Mlp()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    client, ctx = set_up(net, alpha=alpha, layers=(1,))
+    ctx.run.n_classes = 3
+    for _ in range(200):
+        batch = client.batch(base.Batch(x, y), ctx)
+        optimizer.zero_grad()
+        functional.cross_entropy(net(batch.x), batch.y).backward()
+        optimizer.step()
+    net.eval()
+    partner = torch.randperm(32)
+    with torch.no_grad():
+        hidden = net.body(x)
+        ends = (net.head(hidden).softmax(1) + net.head(hidden[partner]).softmax(1)) / 2
+        return float((net.head((hidden + hidden[partner]) / 2).softmax(1) - ends).abs().mean())
+
+
+def test_between_hidden_states_the_network_is_straighter() -> None:
+    assert bend(2.0, seed=0) < 0.6 * bend(0.0, seed=0)
+
+
+def test_places_that_do_not_exist_are_refused_when_the_job_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"method manifold_mixup: layers \[9\] do not exist; .* stages 1 to 5"):
+        small_job("manifold_mixup", "manifold_mixup.layers=[0, 9]")
+    with pytest.raises(ConfigError, match="method manifold_mixup: layers is empty"):
+        small_image_job("manifold_mixup", "manifold_mixup.layers=[]")
+    with pytest.raises(ConfigError, match="method manifold_mixup: network Linear names no stages"):
+        manifold_mixup.Client(manifold_mixup.Config()).check(SimpleNamespace(), nn.Linear(1, 1))  # type: ignore[arg-type]

@@ -1,0 +1,104 @@
+"""Mixup: what is mixed with what, its identities, and the straight lines it teaches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_context, small_image_job, small_job
+from torch import nn
+from torch.nn import functional
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.methods import base, mixup
+
+N = 8
+
+
+def one_hot_batch() -> base.Batch:
+    """Sample i is an image with a 1 at pixel i, of class i: a mixed image shows its partner and its share."""
+    return base.Batch(torch.eye(N).reshape(N, 1, 1, N), torch.arange(N))
+
+
+@pytest.mark.parametrize("draw", ["batch", "sample"])
+def test_targets_are_mixed_as_images_are(draw: str) -> None:
+    ctx = make_context("mixup", n_classes=N)
+    client = mixup.Client(mixup.Config(alpha=1.0, draw=draw))
+    shares, partners = [], set()
+    for _ in range(4):
+        mixed = client.batch(one_hot_batch(), ctx)
+        torch.testing.assert_close(mixed.x.reshape(N, N), mixed.y)
+        torch.testing.assert_close(mixed.y.sum(1), torch.ones(N))
+        own = mixed.y.diagonal()
+        other = mixed.y - torch.diag(own)
+        assert ((other > 0).sum(1) <= 1).all(), "one partner a sample"
+        partners.add(tuple(other.argmax(1).tolist()))
+        shares.append(own[own < 1])
+    assert len(partners) == 4, "partners are drawn anew for every batch"
+    spread = [float(s.max() - s.min()) for s in shares]
+    assert (max(spread) < 1e-6) == (draw == "batch"), "one λ a batch, or one a sample"
+
+
+def test_masks_become_soft_and_soft_targets_mix_again() -> None:
+    y = torch.tensor([[[0, 1], [1, 1]], [[0, 0], [0, 1]]])
+    x = torch.arange(8.0).reshape(2, 1, 2, 2)
+    partner, share = torch.tensor([1, 0]), torch.tensor([0.75])
+    once = mixup.mix(base.Batch(x, y), partner, share, n_classes=2)
+    expected = torch.tensor([[[0.0, 0.75], [0.75, 1.0]], [[0.0, 0.25], [0.25, 1.0]]])
+    torch.testing.assert_close(once.y[:, 1], expected)
+    torch.testing.assert_close(once.y.sum(1), torch.ones(2, 2, 2))
+    torch.testing.assert_close(once.x[0], x[0] + 1)  # a quarter of the way to a picture that is brighter by 4
+    twice = mixup.mix(once, partner, share, n_classes=2)
+    torch.testing.assert_close(twice.y[:, 1], 0.75 * expected + 0.25 * expected.flip(0))
+
+
+def test_without_mixing_it_is_fedavg_bit_for_bit(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    weights = {}
+    for methods, options in {"fedavg": (), "mixup": ("mixup.alpha=0",), "fedavg+mixup": ()}.items():
+        job = small_image_job(methods, *options)
+        folder = tmp_path / methods
+        run_in_process(job, three_image_sites, folder)
+        weights[methods] = load_checkpoint(folder / LAST)["weights"]
+    assert all(torch.equal(weights["fedavg"][key], weights["mixup"][key]) for key in weights["fedavg"])
+    assert not all(torch.equal(weights["fedavg"][k], weights["fedavg+mixup"][k]) for k in weights["fedavg"])
+
+
+@pytest.mark.parametrize("loss", ["ce_dice", "dice"])
+def test_segmentation_losses_take_mixed_masks(loss: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
+    results = run_in_process(small_job("mixup", f"loss={loss}"), three_sites, tmp_path).results
+    assert [record.rejected for record in results.rounds] == [[], []]
+    assert all(0 < site.train_loss < 1 for record in results.rounds for site in record.sites.values())
+
+
+def bend(alpha: float, seed: int) -> float:
+    """How far a trained network's answer half way between two samples is from the mean of its answers to them."""
+    torch.manual_seed(seed)
+    x, y = torch.randn(32, 4), torch.randint(3, (32,))
+    net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    ctx = make_context("mixup", net, seed=seed)
+    client = mixup.Client(mixup.Config(alpha=alpha))
+    for _ in range(300):
+        batch = client.batch(base.Batch(x, y), ctx)
+        optimizer.zero_grad()
+        functional.cross_entropy(net(batch.x), batch.y).backward()
+        optimizer.step()
+    partner = torch.randperm(32)
+    with torch.no_grad():
+        ends = (net(x).softmax(1) + net(x[partner]).softmax(1)) / 2
+        return float((net((x + x[partner]) / 2).softmax(1) - ends).abs().mean())
+
+
+def test_between_samples_the_network_is_straighter() -> None:
+    assert bend(1.0, seed=0) < 0.8 * bend(0.0, seed=0)
+
+
+def test_bad_options_are_refused_when_the_job_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"method mixup: 'alpha' input should be greater than or equal to 0"):
+        small_image_job("mixup", "mixup.alpha=-0.1")
+    with pytest.raises(ConfigError, match=r"method mixup: unknown key 'alfa'; did you mean 'alpha'"):
+        small_job("mixup", "mixup.alfa=0.1")

@@ -1,0 +1,119 @@
+"""MoEx against the authors' numbers, its draws, and what it changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import golden, make_context, small_image_job, small_job
+from torch.nn import functional
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.methods import base, moex
+from fedshift.networks.digits_cnn import DigitsCnn
+
+
+@pytest.mark.parametrize("norm", ["pono", "in", "ln"])
+def test_output_is_the_authors(norm: str) -> None:
+    g = golden("moex")
+    y = moex.exchange(torch.from_numpy(g["x"]), torch.from_numpy(g["swap_index"]), norm=norm, eps=float(g["epsilon"]))
+    np.testing.assert_allclose(y.numpy(), g[f"y_{norm}"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("norm", "dims"), [("pono", (1,)), ("in", (2, 3)), ("ln", (1, 2, 3))])
+def test_moments_are_the_partners_and_content_is_kept(norm: str, dims: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 5, 5, dtype=torch.float64) * torch.rand(3, 4, 5, 5) + torch.randn(3, 1, 5, 5)
+    partner = torch.tensor([1, 2, 0])
+    y = moex.exchange(x, partner, norm=norm, eps=1e-12)
+    torch.testing.assert_close(y.mean(dims), x[partner].mean(dims))
+    torch.testing.assert_close(y.std(dims), x[partner].std(dims))
+
+    def content(f: torch.Tensor) -> torch.Tensor:
+        return (f - f.mean(dims, keepdim=True)) / f.std(dims, keepdim=True)
+
+    torch.testing.assert_close(content(y), content(x))
+
+
+def test_gradients_go_through_the_partners_moments() -> None:
+    x = torch.randn(2, 3, 2, 2, dtype=torch.float64, requires_grad=True)
+    moex.exchange(x, torch.tensor([1, 0]), norm="pono", eps=1e-5)[0].sum().backward()
+    assert x.grad is not None and x.grad[1].abs().max() > 0.1
+
+
+def set_up(**options: object) -> tuple[moex.Client, base.Context, DigitsCnn, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    net = DigitsCnn(in_channels=3, n_classes=3, size=8, width=4).train()
+    ctx = make_context("moex", net)
+    client = moex.Client(moex.Config(**options))
+    seen: list[torch.Tensor] = []
+    net.block1.register_forward_hook(lambda _m, _i, o: seen.append(o.detach()))  # before the layer
+    client.attach(net, ctx)
+    net.block1.register_forward_hook(lambda _m, _i, o: seen.append(o.detach()))  # after it
+    return client, ctx, net, seen
+
+
+def test_the_layer_and_the_targets_use_one_draw_in_every_pass_of_a_step() -> None:
+    client, ctx, net, seen = set_up()
+    x, y = torch.rand(6, 3, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    batch = client.batch(base.Batch(x, y), ctx)
+    net(batch.x), net(batch.x)
+    partner = ctx.scratch["partner"]
+    expected = moex.exchange(seen[0], partner, norm="pono", eps=1e-5)
+    torch.testing.assert_close(seen[1], expected)
+    torch.testing.assert_close(seen[3], expected)
+    hard = functional.one_hot(y, 3).float()
+    torch.testing.assert_close(batch.y, 0.9 * hard + 0.1 * hard[partner])
+    logits = torch.randn(6, 3)
+    two = 0.9 * functional.cross_entropy(logits, y) + 0.1 * functional.cross_entropy(logits, y[partner])
+    torch.testing.assert_close(functional.cross_entropy(logits, batch.y), two)
+    client.batch(base.Batch(x, y), ctx)
+    assert not torch.equal(ctx.scratch["partner"], partner)
+
+
+def test_evaluation_and_other_samples_are_left_alone() -> None:
+    client, ctx, net, seen = set_up()
+    client.batch(base.Batch(torch.rand(6, 3, 8, 8), torch.zeros(6, dtype=torch.int64)), ctx)
+    net(torch.rand(4, 3, 8, 8))
+    net.eval()
+    net(torch.rand(6, 3, 8, 8))
+    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3])
+
+
+def test_it_fires_with_probability_p() -> None:
+    client, ctx, _, _ = set_up(p=0.25)
+    batches = [client.batch(base.Batch(torch.rand(2, 3, 8, 8), torch.tensor([0, 1])), ctx) for _ in range(200)]
+    fired = [batch.y.is_floating_point() for batch in batches]
+    assert 30 < sum(fired) < 70
+    assert (ctx.scratch["partner"] is not None) == fired[-1], "a batch that is left alone leaves no draw behind"
+
+
+def test_with_p_0_it_is_fedavg_bit_for_bit(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    weights = {}
+    for methods, options in {"fedavg": (), "moex": ("moex.p=0",), "fedavg+moex": ()}.items():
+        run_in_process(small_image_job(methods, *options), three_image_sites, tmp_path / methods)
+        weights[methods] = load_checkpoint(tmp_path / methods / LAST)["weights"]
+    assert all(torch.equal(weights["fedavg"][key], weights["moex"][key]) for key in weights["fedavg"])
+    assert not all(torch.equal(weights["fedavg"][k], weights["fedavg+moex"][k]) for k in weights["fedavg"])
+
+
+@pytest.mark.parametrize("loss", ["ce_dice", "dice"])
+def test_it_runs_beside_mixup_fedfa_and_sam_on_masks(loss: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedfa+moex+mixup+fedsam", f"loss={loss}", "schedule.rounds=1", "schedule.precision=bf16")
+    results = run_in_process(job, three_sites, tmp_path).results
+    assert results.rounds[0].rejected == []
+    assert all(0 < site.train_loss < 1 for site in results.rounds[0].sites.values())
+
+
+def test_bad_options_are_refused_when_the_job_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"method moex: layers \[6\] do not exist; .* stages 1 to 5"):
+        small_job("moex", "moex.layer=6")
+    with pytest.raises(ConfigError, match="method moex: 'lam' input should be less than or equal to 1"):
+        small_image_job("moex", "moex.lam=1.5")
+    with pytest.raises(ConfigError, match="method moex: 'norm' input should be 'pono', 'in' or 'ln'"):
+        small_image_job("moex", "moex.norm=bn")

@@ -1,0 +1,62 @@
+"""pFedAvg: FedAvg until the last round, then each site's own model, scored apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_image_site, small_image_job, small_job
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import BEST, LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.site import Site
+
+SHIFTS = {"A": (1.0, 0.0), "B": (0.15, 0.0), "C": (-0.8, 255.0)}
+
+
+def test_until_the_last_round_it_is_fedavg(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    plain, own = (
+        run_in_process(small_image_job(m), three_image_sites, tmp_path / m).results for m in ("fedavg", "pfedavg")
+    )
+    for name in (BEST, LAST):
+        a, b = (load_checkpoint(tmp_path / m / name)["weights"] for m in ("fedavg", "pfedavg"))
+        assert all(torch.equal(a[key], b[key]) for key in a)
+    assert plain.final is not None and own.final is not None
+    assert own.final.best == plain.final.best and own.final.last == plain.final.last
+    assert plain.final.personal == {} and set(own.final.personal) == {"A", "B", "C"}
+
+
+def test_the_model_that_is_scored_has_trained_for_so_many_epochs_more(
+    three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """As a site that receives the last model and trains another round on it."""
+    job = small_image_job("pfedavg", "pfedavg.epochs=2", "schedule.rounds=1", "optimizer.keep=false")
+    coordinator = run_in_process(job, three_image_sites, tmp_path / "run")
+    last = coordinator.open(2)
+    site = Site(job, "B", data=three_image_sites["B"], state=tmp_path / "run" / "sites")
+    scores = site.validate(last)
+    tuned = {key: value.clone() for key, value in site._net.state_dict().items()}
+    longer = small_image_job("fedavg", "schedule.local_epochs=2", "optimizer.keep=false")
+    expected = Site(longer, "B", data=three_image_sites["B"], state=tmp_path / "other").train(last).weights
+    assert all(np.array_equal(tuned[key].numpy(), expected[key]) for key in expected)
+    assert scores.personal["test"] != {} and scores.values["test"] != {}
+    assert [path.name for path in (tmp_path / "run/sites/B").iterdir() if "2" in path.name] == [], "nothing is kept"
+
+
+def test_sites_gain_where_their_images_differ(tmp_path: Path) -> None:
+    data = {s: make_image_site(tmp_path / "data", s, gain=g, offset=o, images=72) for s, (g, o) in SHIFTS.items()}
+    job = small_image_job("pfedavg", "pfedavg.epochs=5", "schedule.rounds=5", "schedule.local_epochs=4")
+    final = run_in_process(job, data, tmp_path / "run").results.final
+    assert final is not None
+    shared = {site: splits["test"]["accuracy"] for site, splits in final.best.sites.items()}
+    own = {site: values["accuracy"] for site, values in final.personal.items()}
+    assert np.mean(list(own.values())) > np.mean(list(shared.values())) + 0.05, (own, shared)
+
+
+def test_no_epochs_are_refused() -> None:
+    with pytest.raises(ConfigError, match="method pfedavg: 'epochs' input should be greater than or equal to 1"):
+        small_job("pfedavg", "pfedavg.epochs=0")

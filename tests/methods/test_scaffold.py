@@ -1,0 +1,298 @@
+"""SCAFFOLD against NIID-Bench's and derived numbers; drift, lost answers, what it leaves alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Samples, Sent, golden, make_context, server_context, small_image_job, small_job
+from torch import Tensor, nn
+
+from fedshift import methods
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.job import OptimizerSpec
+from fedshift.methods import base, scaffold
+
+SITES = ("A", "B", "C")
+
+
+class Linear(nn.Module):
+    """(B, 3) -> (B,)."""
+
+    def __init__(self, w: np.ndarray) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.from_numpy(w.copy()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w
+
+
+def half_square(answer: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * ((answer - y) ** 2).mean()
+
+
+class Federation:
+    """Three sites whose rows [a, b] make .5 (a.w - b)^2; every round two epochs in batches of two, by default."""
+
+    def __init__(
+        self, rows: Sequence[np.ndarray], w: np.ndarray, name: str, *, lr: float, momentum: float = 0, **options: object
+    ) -> None:
+        self.method = methods.load({name: options})[0]
+        self.rows, self.weights, self.lr, self.momentum = rows, {"w": w.copy()}, lr, momentum
+        self.server = self.method.server()
+        spec = OptimizerSpec(name="sgd", lr=lr, momentum=momentum, keep=False)
+        self.ctx = server_context("w", optimizer=spec, sites=SITES[: len(rows)])
+        self.server.start(Linear(w), self.ctx)
+        self.states: list[dict[str, Tensor]] = [{} for _ in rows]
+        self.trained: list[np.ndarray] = []
+
+    def round(self, number: int, *, epochs: int = 2, lost: Sequence[int] = (), absent: Sequence[int] = ()) -> None:
+        """``lost`` sites train, and their answers do not arrive; ``absent`` ones do not train."""
+        ctx = copy.copy(self.ctx)
+        object.__setattr__(ctx, "round", number)
+        arrays, sent = self.server.broadcast(ctx), []
+        self.trained = []
+        for i, rows in enumerate(self.rows):
+            if i in absent:
+                continue
+            w, steps, told = self._train(i, number, epochs, arrays)
+            self.trained.append(w)
+            if i not in lost:
+                sent.append(Sent(SITES[i], {"w": w}, len(rows), steps, arrays={self.method.name: told}))
+        self.server.receive(sent, ctx)
+        self.weights = self.server.combine(self.weights, sent, ctx)
+
+    def _train(
+        self, i: int, number: int, epochs: int, arrays: dict[str, np.ndarray]
+    ) -> tuple[np.ndarray, int, dict[str, np.ndarray]]:
+        """A new client half for every task, as at a site."""
+        net, half = Linear(self.weights["w"]), self.method.client()
+        sites = SITES[: len(self.rows)]
+        made = make_context(
+            self.method.name, net, site=SITES[i], sites=sites, round=number, rounds=9999, objective=half_square
+        )
+        ctx = base.Context(made.run, self.method.name, self.states[i])
+        ctx.run.optimizer = torch.optim.SGD(net.parameters(), lr=self.lr, momentum=self.momentum)
+        rows = torch.from_numpy(self.rows[i])
+        data = Samples(rows[:, :3], rows[:, 3])
+        half.receive(copy.deepcopy(arrays), ctx)
+        half.begin(data, ctx)
+        for _ in range(epochs):
+            for batch in rows.split(2):
+                ctx.run.optimizer.zero_grad()
+                half_square(net(batch[:, :3]), batch[:, 3]).backward()  # type: ignore[no-untyped-call]
+                half.gradients(ctx)
+                ctx.run.optimizer.step()
+                ctx.run.step += 1
+        told = half.end(data, ctx)
+        return net.w.detach().numpy().copy(), ctx.run.step, told
+
+    def control(self, i: int) -> np.ndarray:
+        return self.states[i]["sent.w"].numpy()
+
+
+def golden_federation(**options: object) -> Federation:
+    g = golden("scaffold_fednova_quadratic")
+    return Federation([g[f"data{i}"] for i in range(3)], g["w0"], "scaffold", lr=0.05, **options)
+
+
+def test_three_rounds_of_option_two_are_the_benchmarks() -> None:
+    g = golden("scaffold_fednova_quadratic")
+    federation = golden_federation(weights="samples")
+    for r in range(3):
+        name = f"scaffold_lr0.05_r{r}"
+        federation.round(r + 1)
+        np.testing.assert_allclose(federation.trained, g[f"{name}_client_w"], rtol=1e-10)
+        np.testing.assert_allclose([federation.control(i) for i in range(3)], g[f"{name}_client_c"], rtol=1e-10)
+        np.testing.assert_allclose(federation.server.state["w"], g[f"{name}_c_global"], rtol=1e-10)
+        np.testing.assert_allclose(federation.weights["w"], g[f"{name}_global_w_nk"], rtol=1e-10)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_both_options_with_uniform_weights_are_the_derived_numbers(option: str) -> None:
+    g = golden("scaffold_fednova_quadratic")
+    federation = golden_federation(option=option)
+    for r in range(3):
+        federation.round(r + 1)
+        name = f"numpy_scaffold_option{option}_uniform_r{r}"
+        np.testing.assert_allclose(federation.server.state["w"], g[f"{name}_c"], rtol=1e-10)
+        np.testing.assert_allclose(federation.weights["w"], g[f"{name}_global_w"], rtol=1e-10)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_momentum_leaves_the_control_variate_a_mean_of_gradients(option: str) -> None:
+    """The losses are so nearly flat that a site's gradient is -a b at every step."""
+    rows = [np.array([[1e-4, 0, 0, b]] * 4) for b in (1.0, 2.0, 6.0)]
+    federation = Federation(rows, np.zeros(3), "scaffold", lr=0.1, momentum=0.9, option=option)
+    for r in range(3):
+        federation.round(r + 1)
+        controls = [federation.control(i)[0] for i in range(3)]
+        np.testing.assert_allclose(controls, [-1e-4, -2e-4, -6e-4], rtol=1e-5)
+
+
+def drifting(seed: int = 3) -> tuple[list[np.ndarray], np.ndarray]:
+    """Rows of three sites with different curvatures and optima, and the optimum of their mean loss."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for scale, optimum in ((1.3, (1, 1, 0)), (1.0, (-1, 0, 2)), (0.7, (0, -3, -1))):
+        a = rng.normal(0, 1, (12, 3)) * scale * rng.uniform(0.6, 1.4, 3)
+        rows.append(np.column_stack([a, a @ np.array(optimum, float)]))
+    hessian = sum(r[:, :3].T @ r[:, :3] / len(r) for r in rows)
+    return rows, np.linalg.solve(hessian, sum(r[:, :3].T @ r[:, 3] / len(r) for r in rows))
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_with_many_local_steps_it_ends_nearer_the_common_optimum_than_fedavg(option: str) -> None:
+    rows, optimum = drifting()
+    corrected = Federation(rows, np.zeros(3), "scaffold", lr=0.02, option=option)
+    averaged = Federation(rows, np.zeros(3), "fedavg", lr=0.02)
+    for r in range(40):
+        corrected.round(r + 1, epochs=5)
+        averaged.round(r + 1, epochs=5)
+    far = np.linalg.norm(averaged.weights["w"] - optimum)
+    assert far > 0.1
+    assert np.linalg.norm(corrected.weights["w"] - optimum) < 0.35 * far
+
+
+def test_an_answer_that_is_lost_leaves_no_trace_in_c() -> None:
+    rows, optimum = drifting()
+    federation = Federation(rows, np.zeros(3), "scaffold", lr=0.02)
+    for r in range(40):
+        federation.round(r + 1, epochs=5, lost=[0] if r in (0, 3, 4) else [], absent=[2] if r == 2 else [])
+    mean = np.mean([federation.control(i) for i in range(3)], axis=0)
+    np.testing.assert_allclose(federation.server.state["w"], mean, rtol=1e-9, atol=1e-12)
+    assert np.linalg.norm(federation.weights["w"] - optimum) < 0.1
+
+
+def test_absent_sites_count_as_no_change_in_the_mean_over_all() -> None:
+    rows, _ = drifting()
+    federation = Federation(rows, np.zeros(3), "scaffold", lr=0.02)
+    federation.round(1, absent=[1, 2])
+    np.testing.assert_allclose(federation.server.state["w"], federation.control(0) / 3, rtol=1e-12)
+    assert federation.server.state["accepted"].tolist() == [1, 0, 0]
+
+
+def test_one_site_is_fedavg() -> None:
+    rows, _ = drifting()
+    corrected = Federation(rows[:1], np.zeros(3), "scaffold", lr=0.02)
+    averaged = Federation(rows[:1], np.zeros(3), "fedavg", lr=0.02)
+    for r in range(4):
+        corrected.round(r + 1)
+        averaged.round(r + 1)
+        np.testing.assert_allclose(corrected.weights["w"], averaged.weights["w"], rtol=1e-9)
+
+
+def test_the_first_round_is_fedavg_and_the_second_is_not(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    def final(names: str, *options: str) -> dict[str, Tensor]:
+        folder = tmp_path / "_".join([names, *options])
+        run_in_process(small_image_job(names, *options), three_image_sites, folder)
+        weights: dict[str, Tensor] = load_checkpoint(folder / LAST)["weights"]
+        return weights
+
+    one = "schedule.rounds=1"
+    plain, corrected = final("fedavg", "fedavg.weights=uniform", one), final("scaffold", one)
+    for key, value in plain.items():
+        torch.testing.assert_close(corrected[key], value, rtol=1e-4, atol=1e-6, msg=key)
+    plain, corrected = final("fedavg", "fedavg.weights=uniform"), final("scaffold")
+    assert not torch.allclose(plain["head.weight"], corrected["head.weight"], rtol=1e-3, atol=1e-5)
+
+
+def test_the_full_gradient_normalises_images_and_leaves_no_trace() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8, 3))
+    ctx = make_context("scaffold", net)
+    x, y = torch.randn(5, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1])
+    net.eval()
+    before = copy.deepcopy(net.state_dict())
+    noise = torch.get_rng_state()
+    gradient = scaffold.mean_gradient(ctx, Samples(x, y))
+    assert not net.training and torch.equal(torch.get_rng_state(), noise) and not ctx.run.replay
+    assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
+    again = scaffold.mean_gradient(ctx, Samples(x, y))
+    assert all(torch.equal(gradient[name], again[name]) for name in gradient)
+    ctx.run.normalise = lambda x, *, training: 2 * x + 1
+    by_hand = scaffold.mean_gradient(make_context("scaffold", net), Samples(2 * x + 1, y))
+    normalised = scaffold.mean_gradient(ctx, Samples(x, y))
+    assert all(torch.equal(normalised[name], by_hand[name]) for name in by_hand)
+    assert not torch.allclose(normalised["0.weight"], gradient["0.weight"])
+
+
+def test_the_full_gradient_is_that_of_the_mean_loss() -> None:
+    net = nn.Linear(3, 3)
+    x, y = torch.randn(7, 3), torch.tensor([0, 1, 2, 0, 1, 1, 1])
+    ctx = make_context("scaffold", net)
+    gradient = scaffold.mean_gradient(ctx, Samples(x[:6], y[:6]))
+    ctx.run.objective(net(x[:6]), y[:6]).backward()
+    assert net.weight.grad is not None
+    torch.testing.assert_close(gradient["weight"], net.weight.grad)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_it_trains_with_fedrdn(option: str, three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    seen: list[tuple[float, float]] = []
+    original = scaffold.mean_gradient
+
+    def spy(ctx: base.Context, data: base.TrainingSamples) -> dict[str, Tensor]:
+        x, _ = next(iter(data.chunks()))
+        normalised = ctx.run.normalise(x, training=True)
+        seen.append((float(x.std()), float(normalised.std())))
+        return original(ctx, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaffold, "mean_gradient", spy)
+        job = small_image_job("scaffold+fedrdn", f"scaffold.option={option}", "schedule.rounds=3")
+        results = run_in_process(job, three_image_sites, tmp_path).results
+    assert [record.rejected for record in results.rounds] == [[], [], []]
+    assert len(seen) == (9 if option == "I" else 0)
+    assert all(before < 0.3 and after > 0.5 for before, after in seen), "the extra pass sees normalised images"
+
+
+def test_variances_stay_averages_when_the_server_extrapolates() -> None:
+    server = scaffold.Server(scaffold.Config(server_lr=3))
+    old = {"w": np.float32([1]), "bn.running_var": np.float32([1])}
+    sent = [Sent(site, {"w": np.float32([0.1]), "bn.running_var": np.float32([0.1])}) for site in SITES]
+    out = server.combine(old, sent, server_context("w"))
+    assert out["w"] == pytest.approx(1 - 3 * 0.9) and out["bn.running_var"] == pytest.approx(0.1)
+
+
+def test_a_task_that_is_repeated_gives_the_same_answer() -> None:
+    rows, _ = drifting()
+    federation = Federation(rows, np.zeros(3), "scaffold", lr=0.02)
+    federation.round(1)
+    arrays = federation.server.broadcast(federation.ctx)
+    state = copy.deepcopy(federation.states[0])
+    first = federation._train(0, 2, 2, arrays)
+    federation.states[0] = state
+    again = federation._train(0, 2, 2, arrays)
+    np.testing.assert_array_equal(first[0], again[0])
+    np.testing.assert_array_equal(first[2]["w"], again[2]["w"])
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "reason"),
+    [
+        ("scaffold", ["optimizer.name=adam"], "is defined for SGD, not adam: use --set optimizer.name=sgd"),
+        ("scaffold", ["optimizer.momentum=0.9"], "momentum.*optimizer.keep=false"),
+        ("scaffold", ["scaffold.server_lr=0"], "'server_lr'"),
+        ("scaffold+fedbn", [], "fedbn keeps some at the site"),
+        ("scaffold+partialfed", [], "partialfed keeps some at the site"),
+        ("scaffold+pfedavg", [], "pfedavg's fine-tuning"),
+    ],
+)
+def test_what_it_is_not_defined_for_is_refused(names: str, options: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"method scaffold: .*{reason}"):
+        small_image_job(names, *options)
+
+
+def test_momentum_from_zero_is_allowed_and_adam_refused_for_slices() -> None:
+    assert small_image_job("scaffold", "optimizer.momentum=0.9", "optimizer.keep=false")
+    with pytest.raises(ConfigError, match=r"method scaffold: .*optimizer\.name=sgd"):
+        small_job("scaffold", "optimizer.name=adam")

@@ -1,0 +1,53 @@
+"""Single: what a site has at the end is what it would have without a federation, and none of it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_image_job, small_job
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.site import Site
+
+
+def test_a_site_ends_as_if_it_were_alone_bit_for_bit(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    options = ("schedule.rounds=3", "optimizer.momentum=0.5")
+    results = run_in_process(small_image_job("single", *options), three_image_sites, tmp_path / "together").results
+    assert results.final is not None
+    for name, path in three_image_sites.items():
+        job = small_image_job("fedavg", *options, sites=(name,))
+        alone = run_in_process(job, {name: path}, tmp_path / name).results
+        expected = load_checkpoint(tmp_path / name / LAST)["weights"]
+        state = torch.load(tmp_path / "together/sites" / name / "round_000003.pt", weights_only=True)
+        assert state["personal"].keys() == expected.keys()
+        assert all(torch.equal(state["personal"][key], value) for key, value in expected.items())
+        assert alone.final is not None
+        assert results.final.last.sites[name] == alone.final.last.sites[name]
+    assert set(results.final.personal) == set(three_image_sites)
+
+
+def test_nothing_of_the_network_leaves_and_the_servers_stays(
+    three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = small_image_job("single")
+    coordinator = run_in_process(job, three_image_sites, tmp_path / "run")
+    assert {told.bytes_up for record in coordinator.results.rounds for told in record.sites.values()} == {0}
+    site = Site(job, "A", data=three_image_sites["A"], state=tmp_path / "state")
+    broadcast = coordinator.open(1)
+    update = site.train(broadcast)
+    assert update.weights == {} and update.arrays == {}
+    fresh = site._task.network().state_dict()
+    assert all(np.array_equal(fresh[key].numpy(), value) for key, value in broadcast.weights.items())
+
+
+def test_another_way_to_combine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be combined: both decide how updates are combined"):
+        small_job("single+fedavg")
+    with pytest.raises(ConfigError, match="method single: unknown key 'epochs'"):
+        small_job("single", "single.epochs=3")

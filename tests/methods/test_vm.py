@@ -1,0 +1,129 @@
+"""VM against the authors' and Eq. 24's numbers; the variance of the sites' losses falls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Samples, Sent, golden, make_context, make_image_site, server_context, small_image_job
+from torch import nn
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import LAST
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.methods import vm
+from fedshift.training.passes import mean_loss
+
+
+@pytest.mark.parametrize("beta", [10.0, 0.5])
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({}, "eq24"), ({"variant": "released"}, "code"), ({"weights": "samples"}, "weighted_consistent")],
+)
+def test_new_weights_are_the_golden_ones(options: dict[str, str], name: str, beta: float) -> None:
+    g = golden("vm_aggregation")
+    updates = [
+        Sent(
+            str(i),
+            {key: g[f"client_{key}"][i] for key in "ab"},
+            int(g["n_samples"][i]),
+            arrays={"vm": {"loss": np.asarray(g["losses"][i])}},
+        )
+        for i in range(5)
+    ]
+    server = vm.Server(vm.Config.parse({"beta": beta, **options}, where="test"))
+    out = server.combine({key: g[f"theta0_{key}"] for key in "ab"}, updates, server_context("a", "b"))
+    for key in "ab":
+        np.testing.assert_allclose(out[key], g[f"{name}_beta{beta}_{key}"], rtol=1e-10, atol=1e-12)
+
+
+def test_coefficients_are_the_gradient_of_mean_and_variance() -> None:
+    """With gradients in place of the sites' changes, the move is the descent direction of Eq. 22."""
+    rng = np.random.default_rng(0)
+    optima = torch.from_numpy(rng.normal(0, 1, (4, 3)))
+    curvature = torch.from_numpy(rng.uniform(0.5, 2, 4))
+    w = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    losses = 0.5 * curvature * ((w - optima) ** 2).sum(1)
+    (losses.mean() + 3 * losses.var(correction=0)).backward()
+    moves = vm.coefficients(losses.detach().numpy(), np.full(4, 0.25), beta=3, released=False)
+    gradients = (curvature[:, None] * (w - optima)).detach().numpy()
+    assert w.grad is not None
+    np.testing.assert_allclose(moves @ gradients, w.grad.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("variant", "received"), [("paper", True), ("released", False)])
+def test_the_paper_tells_the_received_models_loss_and_the_code_the_trained_ones(variant: str, received: bool) -> None:
+    net = nn.Linear(2, 3)
+    ctx = make_context("vm", net)
+    data = Samples(torch.randn(5, 2), torch.tensor([0, 1, 2, 2, 0]))
+    client = vm.Client(vm.Config.parse({"variant": variant}, where="test"))
+    before = mean_loss(ctx.run, data)
+    client.begin(data, ctx)
+    with torch.no_grad():
+        net.weight *= 3
+    after = mean_loss(ctx.run, data)
+    told = client.end(data, ctx)["loss"]
+    assert before != after and told == (before if received else after)
+    assert told.shape == () and told.dtype == np.float64
+
+
+def test_a_variance_that_the_moves_would_turn_negative_stays_an_average() -> None:
+    updates = [
+        Sent(
+            site,
+            {"w": np.float64([variance]), "bn.running_var": np.float64([variance])},
+            arrays={"vm": {"loss": np.asarray(loss)}},
+        )
+        for site, variance, loss in (("A", 2.0, 0.1), ("B", 1.0, 0.2), ("C", 0.1, 2.0))
+    ]
+    old = {"w": np.float64([1]), "bn.running_var": np.float64([1])}
+    out = vm.Server(vm.Config(beta=3)).combine(old, updates, server_context("w"))
+    assert out["w"] < 0 and 0.1 <= out["bn.running_var"] <= 2
+
+
+def test_without_variance_it_is_uniform_fedavg(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    def final(names: str, *options: str) -> dict[str, torch.Tensor]:
+        folder = tmp_path / "_".join([names, *options])
+        run_in_process(small_image_job(names, *options), three_image_sites, folder)
+        weights: dict[str, torch.Tensor] = load_checkpoint(folder / LAST)["weights"]
+        return weights
+
+    plain = final("fedavg", "fedavg.weights=uniform")
+    for key, value in final("vm", "vm.beta=0").items():
+        torch.testing.assert_close(value, plain[key], rtol=1e-4, atol=1e-6, msg=key)
+    other = final("vm", "vm.beta=5")
+    assert not torch.allclose(plain["head.weight"], other["head.weight"], rtol=1e-3, atol=1e-5)
+
+
+def test_it_lowers_the_variance_of_the_sites_losses_against_fedavg(tmp_path: Path) -> None:
+    """Site C is small and its contrast is inverted."""
+    shifts = {"A": (1.0, 0.0, 96), "B": (0.9, 5.0, 96), "C": (-0.8, 250.0, 48)}
+    data = {
+        s: make_image_site(tmp_path / "data", s, seed=0, images=n, gain=g, offset=o) for s, (g, o, n) in shifts.items()
+    }
+    options = ["network.name=mnist_cnn", "network.options.size=16", "data.mean=[0.4]", "data.std=[0.2]"]
+    options += ["schedule.rounds=8", "optimizer.lr=0.03"]
+
+    def variance(names: str, *more: str) -> float:
+        folder = tmp_path / "_".join([names, *more])
+        results = run_in_process(small_image_job(names, *options, *more, seed=0), data, folder).results
+        return float(np.var([site.train_loss for site in results.rounds[-1].sites.values()]))
+
+    averaged = variance("fedavg", "fedavg.weights=uniform")
+    for more in (["vm.beta=1"], ["vm.beta=0.33", "vm.variant=released"]):
+        assert variance("vm", *more) < 0.75 * averaged
+
+
+def test_bad_options_are_refused_when_the_job_is_made() -> None:
+    with pytest.raises(ConfigError, match="method vm: 'beta'"):
+        small_image_job("vm", "vm.beta=-1")
+    with pytest.raises(ConfigError, match="method vm: variant released has no sample weights"):
+        small_image_job("vm", "vm.variant=released", "vm.weights=samples")
+
+
+def test_sites_cannot_be_drawn() -> None:
+    with pytest.raises(ConfigError, match=r"method vm: .*leave out federation\.sites_per_round"):
+        small_image_job("vm", "federation.sites_per_round=2")
