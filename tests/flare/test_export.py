@@ -15,7 +15,13 @@ from fedshift.resolve import resolve
 
 from .conftest import ROOT
 
-COMMITTED = ["fedavg", "fedfa", "fedrdn", "fedfa+fedrdn"]
+# FedFA's Tables 2, 6 and 16 and FedRDN's Table 2.
+COMMITTED = [
+    *("fedavg", "fedavgm", "fedprox", "fedsam", "fedrobust", "fedbn", "fedmix", "fedharmo", "fedfa", "fedrdn"),
+    *("mixup", "manifold_mixup", "mixstyle", "moex"),
+    *(f"fedfa+{other}" for other in ("mixup", "manifold_mixup", "mixstyle", "moex", "fedrdn")),
+    *(f"{other}+fedrdn" for other in ("fedavgm", "fedprox", "fedbn")),
+]
 
 
 def files(folder: Path) -> dict[str, bytes]:

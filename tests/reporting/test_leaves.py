@@ -69,7 +69,8 @@ def assert_told(sent: Mapping[str, np.ndarray], told: Mapping[str, list[str]], w
         sizes = [] if extent == "a number" else extent.split("x")
         assert len(sizes) == array.ndim, name
         assert all(word == str(have) or not word.isdigit() for word, have in zip(sizes, array.shape, strict=True)), name
-        assert size in ("varies", str(array.nbytes)), name
+        factors = {word: have for word, have in zip(sizes, array.shape, strict=True) if not word.isdigit()}
+        assert array.nbytes == np.prod([factors.get(part) or int(part) for part in size.split(" x ")]), name
     assert not rest, f"not on the page: {sorted(rest)}"
 
 

@@ -115,16 +115,17 @@ def _rows(specs: Mapping[str, ArraySpec]) -> Iterator[str]:
     for (when, reveals, dtype), members in grouped.items():
         often = "once" if when == "once" else "every round"
         if len(members) > MANY:
-            total = sum(_bytes(spec) or 0 for _, spec in members)
+            total = sum(_bytes(spec) for _, spec in members)
             names = f"`{members[0][0]}` … `{members[-1][0]}`"
             yield f"| {names} | {len(members)} arrays, {dtype} | {total} | {often} | {reveals} |"
             continue
         for name, spec in members:
-            size = _bytes(spec)
             shape = "x".join(str(size) for size in spec.shape) or "a number"
-            yield f"| `{name}` | {shape} {dtype} | {size if size is not None else 'varies'} | {often} | {reveals} |"
+            size = " x ".join([str(_bytes(spec)), *(size for size in spec.shape if isinstance(size, str))])
+            yield f"| `{name}` | {shape} {dtype} | {size} | {often} | {reveals} |"
 
 
-def _bytes(spec: ArraySpec) -> int | None:
+def _bytes(spec: ArraySpec) -> int:
+    """Without the sizes that are words."""
     sizes = [size for size in spec.shape if isinstance(size, int)]
-    return None if len(sizes) < len(spec.shape) else int(np.prod(sizes, dtype=int)) * np.dtype(spec.dtype).itemsize
+    return int(np.prod(sizes, dtype=int)) * np.dtype(spec.dtype).itemsize
