@@ -86,10 +86,11 @@ def write_table(figures: Path) -> None:
     """The table at the end of the page."""
     content = json.loads(figures.read_text(encoding="utf-8"))
     lines = [
-        f"Measured by `{content['command']}`: {content['what']}, in turns with FedAvg and",
-        "the same optimiser; all that a site does in a round but scoring, divided by its steps. Task prostate: U-Net with",
-        "16 features, 96x96, batches of 16, bf16; task digits: FRAug's network, 32x32, batches of 32. Centralised",
-        "references other than `all` see as many images of every site in a step, here three times as many.",
+        f"Measured by `{content['command']}`: {content['what']},",
+        "in turns with FedAvg and the same optimiser; all that a site does in a round but scoring, by its steps.",
+        "Task prostate: U-Net with 16 features, 96x96, batches of 16, bf16; task digits: FRAug's network, 32x32,",
+        "batches of 32. Centralised references other than `all` see as many images of every site in a step, here three",
+        "times as many.",
         "",
         "| method | task | time of a step | bytes up a round | bytes down a round | bytes up once |",
         "|---|---|---:|---:|---:|---:|",

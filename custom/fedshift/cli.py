@@ -41,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     from fedshift import run_cli
 
     run_cli.add_parsers(commands)
-    methods = commands.add_parser("methods", help="list the methods, or one method's paper, formula and options")
+    methods = commands.add_parser(
+        "methods", help="list the methods, or one's paper, formula, options and what leaves a site"
+    )
     methods.add_argument("name", nargs="?")
     methods.add_argument("--leaves", action="store_true", help="tables of what leaves a site with each method")
     methods.set_defaults(func=_methods)
@@ -67,12 +69,16 @@ def _methods(args: argparse.Namespace) -> int:
         print(leaves_page(), end="")
         return 0
     if args.name is not None:
+        from fedshift.reporting.leaves import leaves_section, reference_job
+
         module = methods.find(args.name)
         print((module.__doc__ or "").strip())
         print("\nOptions (--set METHOD.OPTION=VALUE):")
         for name, field in module.Config.model_fields.items():
             choices = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
             print(f"  {args.name}.{name} = {field.default!r}    {choices}")
+        leaves = leaves_section(args.name, reference_job(args.name)).lstrip().removeprefix(f"## {args.name}").strip()
+        print(f"\nWhat leaves a site:\n{leaves}")
         return 0
     for name in methods.available():
         first = (methods.find(name).__doc__ or "").strip().splitlines()[0]

@@ -1,4 +1,4 @@
-"""Augmentation: flips, crops, rotations, colours and blur at every site, more of them the further sites differ.
+"""Augmentation: flips, crops, rotations, colour changes and blur of training images, in the paper's levels.
 
 "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", the levels of its tables::
 
