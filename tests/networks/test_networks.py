@@ -77,3 +77,37 @@ def test_unknown_network_and_option_name_the_nearest() -> None:
         networks.build("unnet", {}, in_channels=3, n_classes=2, seed=0)
     with pytest.raises(ConfigError, match="unknown option 'feature'; did you mean 'features'"):
         networks.build("unet", {"feature": 4}, in_channels=3, n_classes=2, seed=0)
+
+
+def test_the_rotated_mnist_network_gives_the_authors_outputs() -> None:
+    g = golden("afl_cnn_forward")
+    net = networks.build("mnist_cnn", {}, in_channels=1, n_classes=10, seed=0).double()
+    assert sum(p.numel() for p in net.parameters()) == 28_938
+    rule_weights(net)
+    np.testing.assert_allclose(net(torch.from_numpy(g["x"])).detach().numpy(), g["logits"], rtol=1e-10)
+
+
+def test_the_digits_network_has_the_authors_shapes() -> None:
+    facts = json.loads((GOLDEN / "fraug_networks.json").read_text(encoding="utf-8"))["CNN_Digits"]
+    with torch.device("meta"):
+        net = networks.build("digits_cnn", {}, in_channels=3, n_classes=10, seed=0)
+    assert sum(p.numel() for p in net.parameters()) == facts["n_parameters"] == 18_151_370
+    assert sorted(map(list, (v.shape for v in net.state_dict().values()))) == sorted(
+        shape for _, shape in facts["state_dict"]
+    )
+
+
+@pytest.mark.parametrize("name", ["mnist_cnn", "digits_cnn"])
+def test_a_classifier_is_its_head_on_its_features(name: str) -> None:
+    options = {"size": 16, "width": 4} if name == "digits_cnn" else {"size": 16}
+    net = networks.build(name, options, in_channels=3, n_classes=5, seed=0).eval()
+    x = torch.randn(4, 3, 16, 16)
+    assert net.features(x).shape == (4, net.head.in_features)
+    assert torch.equal(net(x), net.head(net.features(x)))
+    seen = []
+    for stage in net.stages:
+        stage.hook(lambda f: (seen.append(f.shape[1]), f)[1])
+    net(x)
+    assert seen == [stage.channels for stage in net.stages]
+    with pytest.raises(ConfigError, match="size"):
+        networks.build(name, {"size": 15}, in_channels=3, n_classes=5, seed=0)

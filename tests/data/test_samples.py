@@ -1,0 +1,57 @@
+"""Batches of one site, of several as one, and of every site in equal parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.data.samples import EverySite, Samples, Union
+
+
+class Numbers(Samples):
+    """Samples ``start`` … ``start + n - 1``; the target is the number."""
+
+    def __init__(self, start: int, n: int) -> None:
+        self._start, self._n = start, n
+
+    @property
+    def n_train(self) -> int:
+        return self._n
+
+    def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        numbers = torch.from_numpy(index + self._start)
+        return numbers.float().reshape(-1, 1, 1, 1), numbers
+
+
+def flat(batches: Iterable[list[int]]) -> list[int]:
+    return sorted(chain.from_iterable(batches))
+
+
+def epoch(data: Samples, batch_size: int, seed: int = 0) -> Iterator[list[int]]:
+    g = [torch.Generator().manual_seed(seed) for _ in range(2)]
+    for x, y in data.train_batches(batch_size=batch_size, order=g[0], augmentation=g[1]):
+        assert torch.equal(x.flatten().long(), y)
+        yield y.tolist()
+
+
+def test_a_union_shows_every_sample_of_every_site_once() -> None:
+    union = Union([Numbers(0, 5), Numbers(100, 3), Numbers(200, 4)])
+    batches = list(epoch(union, 6))
+    assert flat(batches) == [*range(5), 100, 101, 102, *range(200, 204)]
+    assert any(min(batch) < 100 <= max(batch) for batch in batches), "batches mix sites"
+    assert batches == list(epoch(union, 6)) != list(epoch(union, 6, seed=1))
+    assert flat(y.tolist() for _, y in union.chunks()) == flat(batches)
+
+
+def test_every_site_has_an_equal_part_of_each_batch_in_order() -> None:
+    data = EverySite([Numbers(0, 9), Numbers(100, 4)])
+    batches = list(epoch(data, 3))
+    assert len(batches) == 3, "as long as the largest site's epoch"
+    assert all(len(batch) == 6 for batch in batches)
+    assert all(max(batch[:3]) < 100 <= min(batch[3:]) for batch in batches)
+    assert flat(batch[:3] for batch in batches) == list(range(9))
+    assert [len(batch) for batch in epoch(data, 8)] == [8, 8], "four of each: the smaller site has no more"

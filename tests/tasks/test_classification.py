@@ -1,0 +1,109 @@
+"""Classification: images from the cache, accuracy, and what is wrong with a site in a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_image_site, small_image_job
+from torch.nn import functional
+
+from fedshift.errors import ConfigError, DataError
+from fedshift.tasks import build_task
+from fedshift.tasks.classification import Images, Task
+
+
+def task(*options: str) -> Task:
+    built = build_task(small_image_job("fedavg", *options))
+    assert isinstance(built, Task)
+    return built
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    return make_image_site(tmp_path, "A")
+
+
+def test_images_are_scaled_and_normalised_and_come_with_their_labels(site: Path) -> None:
+    stored = np.load(site / "arrays" / "16" / "images.npy")
+    labels = np.load(site / "arrays" / "16" / "labels.npy")
+    plain, normalised = task().open(site, "A"), task("data.mean=[0.5, 0.4, 0.3]", "data.std=[0.2]").open(site, "A")
+    assert [plain.count(split) for split in ("train", "val", "test")] == [36, 6, 6]
+    index = plain.members("train")[np.array([5, 0, 30])]
+    x, y = plain.train_samples(np.array([5, 0, 30]))
+    np.testing.assert_allclose(x.numpy(), stored[index] / 255, rtol=1e-6)
+    np.testing.assert_array_equal(y.numpy(), labels[index])
+    expected = (stored[index] / 255 - np.array([0.5, 0.4, 0.3])[:, None, None]) / 0.2
+    np.testing.assert_allclose(
+        normalised.train_samples(np.array([5, 0, 30]))[0].numpy(), expected, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_a_fraction_of_the_training_images_is_drawn_by_seed(site: Path) -> None:
+    def drawn(seed: int) -> list[int]:
+        job = small_image_job("fedavg", "data.fraction=0.25", seed=seed)
+        data = build_task(job).open(site, "A")
+        assert isinstance(data, Images)
+        return list(data.members("train"))
+
+    assert len(drawn(0)) == 9 and set(drawn(0)) <= set(task().open(site, "A").members("train"))
+    assert drawn(0) == drawn(0) != drawn(1)
+
+
+def test_accuracy_counts_right_answers(site: Path) -> None:
+    data = task().open(site, "A")
+    right = data.labels(data.members("val")).to(torch.uint8)
+    wrong = right.clone()
+    wrong[:2] = (wrong[:2] + 1) % 3
+    assert task().scores(iter([right]), data, "val") == {"accuracy": 1.0}
+    assert task().scores(iter([wrong[:4], wrong[4:]]), data, "val")["accuracy"] == pytest.approx(4 / 6)
+
+
+def test_the_loss_takes_soft_targets() -> None:
+    logits, y = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
+    torch.testing.assert_close(task().loss(logits, y), task().loss(logits, functional.one_hot(y, 3).float()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["loss=dice"], "loss must be ce, not 'dice'"),
+        (["data.mean=[0.1, 0.2]"], "data.mean needs 1 or 3 numbers, not 2"),
+        (["data.std=[0]"], "data.std must be above 0"),
+        (["data.sise=32"], "unknown key 'sise'; did you mean 'size'"),
+        (["data.channels=2"], "channels"),
+    ],
+)
+def test_bad_options_are_named(options: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        task(*options)
+
+
+def test_what_is_wrong_with_a_site_is_said(site: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no images of 32 pixels, only \[16\]"):
+        task("data.size=32", "network.options.size=32").open(site, "A")
+    with pytest.raises(DataError, match="its manifest says site A, the job wants B"):
+        task().open(site, "B")
+    arrays = site / "arrays" / "16"
+    np.save(arrays / "labels.npy", np.full(48, 3, np.uint8))
+    with pytest.raises(DataError, match="names class 3, the manifest has 3 classes"):
+        task().open(site, "A")
+    np.save(arrays / "images.npy", np.zeros((47, 3, 16, 16), np.uint8))
+    with pytest.raises(DataError, match=r"images\.npy holds uint8"):
+        task().open(site, "A")
+    (arrays / "images.npy").write_bytes(b"not an array")
+    with pytest.raises(DataError, match="cut short or damaged"):
+        task().open(site, "A")
+    (arrays / "images.npy").unlink()
+    with pytest.raises(DataError, match="is missing"):
+        task().open(site, "A")
+    manifest = json.loads((site / "manifest.json").read_text(encoding="utf-8"))
+    for case in manifest["cases"]:
+        case["split"] = "val"
+    other = make_image_site(tmp_path / "other", "A")
+    (other / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(DataError, match="site A: no image to train on"):
+        task().open(other, "A")
