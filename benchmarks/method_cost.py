@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="optimiser steps a round")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--methods", nargs="+", default=methods.available())
+    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16", help="of the prostate task")
     to = parser.add_mutually_exclusive_group(required=True)
     to.add_argument("--out", type=Path, metavar="FILE", help="measure and write the figures here")
     to.add_argument("--table", type=Path, metavar="FILE", help="put the figures of this file into docs/methods.md")
@@ -63,13 +65,13 @@ def main() -> None:
         data = {site: root / "data" / "prostate" / site for site in SITES}
         images = {site: noise_site(root / "data", site) for site in DIGITS["task"]["sites"]}  # type: ignore[index]
         for name in args.methods:
-            job, plain = jobs(name, steps=args.steps)
+            job, plain = jobs(name, steps=args.steps, precision=args.precision)
             used = data if job.task.kind == "segmentation" else images
             rows[name] = compare(job, plain, used, root / name, turns=args.turns) | {"task": job.task.name}
             print(name, json.dumps(rows[name]), flush=True)
     content = {
         "what": f"a round of {args.steps} steps at one of three (digits: four) sites, fastest of {args.turns} turns",
-        "command": "python benchmarks/method_cost.py --out benchmarks/results/method_cost.json",
+        "command": f"python benchmarks/method_cost.py {' '.join(sys.argv[1:])}",
         "machine": {
             "processor": platform.machine(),
             "cores": os.cpu_count(),
@@ -107,10 +109,10 @@ def write_table(figures: Path) -> None:
     PAGE.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}", encoding="utf-8")
 
 
-def jobs(name: str, *, steps: int) -> tuple[JobSpec, JobSpec]:
+def jobs(name: str, *, steps: int, precision: str) -> tuple[JobSpec, JobSpec]:
     """The method's job, and FedAvg's with the same optimiser on the same task."""
     for options in ([], SGD):
-        options = [*options, f"schedule.local_steps={steps}", "schedule.rounds=3"]
+        options = [*options, f"schedule.local_steps={steps}", f"schedule.precision={precision}", "schedule.rounds=3"]
         try:
             return (
                 resolve("prostate", name, sites=SITES, options=options),

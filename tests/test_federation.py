@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import make_site, small_job
 
+from fedshift import coordinator as coordinator_module
 from fedshift.checkpoint import load_checkpoint
 from fedshift.coordinator import BEST, LAST, Coordinator
 from fedshift.errors import ConfigError, DataError, MixedDataError, QuorumError
@@ -183,7 +184,9 @@ def test_local_buffers_stay_local_and_the_run_still_scores(three_sites: dict[str
     checkpoint = load_checkpoint(tmp_path / "run" / LAST)
     assert "encoder1.enc1_bn1.running_mean" in checkpoint["personal"]
     assert torch.equal(checkpoint["weights"]["encoder1.enc1_bn1.running_mean"], torch.zeros(4))
-    states = [torch.load(tmp_path / "run" / "sites" / s / "round_000002.pt", weights_only=True) for s in three_sites]
+    states = [
+        torch.load(tmp_path / "run" / "site_state" / s / "round_000002.pt", weights_only=True) for s in three_sites
+    ]
     means = [state["personal"]["encoder1.enc1_bn1.running_mean"] for state in states]
     assert not torch.equal(means[0], means[1])
     final = read_results(tmp_path / "run").final
@@ -318,3 +321,91 @@ def test_a_site_that_was_not_drawn_is_not_counted(three_sites: dict[str, Path], 
     coordinator.close()
     (rejection,) = coordinator.results.rounds[0].rejected
     assert rejection.reason == "was not drawn for this round"
+
+
+def stop_when(condition: Callable[[Coordinator], bool]) -> Callable[[Coordinator], None]:
+    def look(coordinator: Coordinator) -> None:
+        if condition(coordinator):
+            raise KeyboardInterrupt
+
+    return look
+
+
+def test_a_new_start_that_is_interrupted_does_not_leave_the_old_state(
+    three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = small_job("fedbn", "schedule.rounds=3")
+    whole = run_in_process(job, three_sites, tmp_path).results.final
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(job, three_sites, tmp_path, on_progress=stop_when(lambda c: bool(c.answered)))
+    again = run_in_process(job, three_sites, tmp_path, resume=True)
+    assert again.results.final == whole
+    assert [record.round for record in again.results.rounds] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("before", ["save_progress", "_confirm_best"])
+def test_the_best_model_is_the_one_that_the_state_names(
+    before: str, three_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server dies between writing a new best model and the state, or between the state and the model's name."""
+    job = small_job("fedfa+fedrdn", "schedule.rounds=4")
+    whole = run_in_process(job, three_sites, tmp_path / "whole")
+
+    def die(*_: object) -> None:
+        if (tmp_path / "cut" / coordinator_module.NEXT_BEST).is_file():
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if before == "save_progress":
+            original = coordinator_module.save_progress
+            patch.setattr(coordinator_module, before, lambda *a: (die(), original(*a)))
+        else:
+            patch.setattr(Coordinator, before, die)
+        with pytest.raises(KeyboardInterrupt):
+            run_in_process(job, three_sites, tmp_path / "cut")
+    again = run_in_process(job, three_sites, tmp_path / "cut", resume=True)
+    assert again.results.final == whole.results.final
+    for file in (BEST, LAST):
+        one, other = (load_checkpoint(folder / file) for folder in (tmp_path / "whole", tmp_path / "cut"))
+        assert one["round"] == other["round"] and same(one["weights"], other["weights"])
+    assert not (tmp_path / "cut" / coordinator_module.NEXT_BEST).exists()
+
+
+def test_where_all_sites_are_asked_as_many_may_fail_as_in_a_drawn_round(tmp_path: Path) -> None:
+    coordinator = Coordinator(small_job("fedavg", "federation.sites_per_round=2"), tmp_path)
+    needed = {}
+    for round_ in (0, 1, coordinator.rounds + 1):
+        coordinator.open(round_)
+        needed[round_] = coordinator.needed
+    assert needed == {0: 2, 1: 1, coordinator.rounds + 1: 2}
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"gen_afl": {"lambda_min": 0.9}}, "lambda_min"),
+        ({"scaffold": {}}, "is defined for SGD, not adam"),
+        ({"fedavg": {"weight": "uniform"}}, "did you mean 'weights'"),
+        ({"groupdro": {}}, "give the same arguments to 'fedshift pooled'"),
+    ],
+)
+def test_a_job_that_was_changed_by_hand_is_refused_when_it_starts(
+    methods: dict[str, dict[str, object]], message: str, three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = small_job("fedavg").model_copy(update={"methods": methods})
+    with pytest.raises(ConfigError, match=message):
+        run_in_process(job, three_sites, tmp_path)
+
+
+def test_what_a_site_says_of_itself_has_bounds(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    coordinator = Coordinator(small_job("fedavg"), tmp_path / "server")
+    sites = [Site(small_job("fedavg"), n, data=path, state=tmp_path / "s") for n, path in three_sites.items()]
+    coordinator.open(0)
+    coordinator.register(sites[0].info())
+    for change in ({"kind": "xyz"}, {"n_val": -5}, {"n_test": "5"}, {"manifest_sha256": "a" * 100}, {"n_val": 10**400}):
+        with pytest.raises(ValueError, match="validation error"):
+            coordinator.register(dataclasses.replace(sites[1].info(), **change))
+    coordinator.reject("HK", "train", "x" * 10_000 + "\x1b[31m")
+    coordinator.reject("HK", "train", "one\ntwo\x1b[31m")
+    reasons = [rejection.reason for rejection in coordinator._record.rejected]
+    assert len(reasons[0]) == 300 and reasons[1] == "one two [31m"

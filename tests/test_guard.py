@@ -168,3 +168,14 @@ def test_scores_have_the_tasks_names_and_ranges() -> None:
     ):
         with pytest.raises(Rejected):
             check_scores(bad, round_=3, metrics=ranges)
+
+
+def test_running_statistics_have_a_largest_value_and_personal_scores_a_reason() -> None:
+    key = next(key for key in WEIGHTS if key.endswith("running_var"))
+    check(dataclasses.replace(GOOD, weights={**GOOD.weights, key: np.full_like(GOOD.weights[key], 1e5)}))
+    with pytest.raises(Rejected, match="allowed is"):
+        check(dataclasses.replace(GOOD, weights={**GOOD.weights, key: np.full_like(GOOD.weights[key], 3e38)}))
+    own = Scores("A", 3, {}, personal={"test": {"dice": 1.0}})
+    check_scores(own, round_=3, metrics={"dice": (0, 1)}, personal=True)
+    with pytest.raises(Rejected, match="no method of the job fine-tunes"):
+        check_scores(own, round_=3, metrics={"dice": (0, 1)})

@@ -42,7 +42,7 @@ def test_a_federated_method_and_a_flare_job_of_a_reference_are_refused(
     assert cli.main(["pooled", "fedavg", str(SHAPES)]) == 2
     assert "fedavg is no centralised reference (all, groupdro, irm, mmrex, vrex)" in capsys.readouterr().err
     assert cli.main(["job", "all", str(SHAPES)]) == 2
-    assert "run it in one process with 'fedshift pooled all" in capsys.readouterr().err
+    assert "give the same arguments to 'fedshift pooled'" in capsys.readouterr().err
     assert not (home / "jobs").exists()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import SHAPES
 
 from fedshift import methods
 from fedshift.errors import ConfigError
@@ -65,6 +66,15 @@ def test_a_part_of_the_sites_keeps_their_order() -> None:
         ({"options": ["federation.min_sites=9"]}, "min_sites is 9, but a round has only 6 sites"),
         ({"options": ["federation.sites_per_round=7"]}, "sites_per_round is 7, but the job has only 6 sites"),
         ({"options": ["federation.sites_per_round=2", "federation.min_sites=3"]}, "a round has only 2 sites"),
+        ({"options": ['federation.sites_per_round="2"', "federation.min_sites=3"]}, "a round has only 2 sites"),
+        ({"options": ["network.name=digits_cnn"]}, "digits_cnn .*: change network.name"),
+        ({"options": ["network.options.features=abc"]}, "network unet: no such network can be made with options"),
+        ({"options": ["network.name=monai_unet", "network.options.channels=[4]"]}, "network monai_unet"),
+        ({"options": ["sites=[BIDMC, BIDMC]"]}, "'sites' value error, BIDMC is named twice"),
+        ({"options": ["sites=[../x]"]}, "string should match pattern"),
+        ({"name": "../../zz"}, "string should match pattern"),
+        ({"options": ["optimizer.lr=.inf"]}, "'optimizer.lr' input should be a finite number"),
+        ({"method_names": "fedprox", "options": ["fedprox.mu=.nan"]}, "'mu' input should be a finite number"),
         ({"options": ["optimizer.lr=-1"]}, "'optimizer.lr' input should be greater than 0"),
     ],
 )
@@ -82,3 +92,23 @@ def test_two_owners_of_the_same_thing_are_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(methods, "find", find)
     with pytest.raises(ConfigError, match="fedavg and other cannot be combined: both decide how updates are combined"):
         methods.load({"fedavg": {}, "other": {}})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sites": None}, "'sites' must be a list of names"),
+        ({"protocols": ["a"]}, "'protocols' must map names to settings"),
+        ({"network": {"name": "unet", "options": {"features": 2}}}, "network unet .*change network.name"),
+        ({"network": {"name": "digits_cnn", "options": {"size": 32, "width": 2}}}, "cannot take images of 16 x 16"),
+    ],
+)
+def test_what_is_wrong_with_a_task_of_ones_own_is_said(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    raw = yaml.safe_load(SHAPES.read_text(encoding="utf-8")) | change
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        resolve(str(path), "fedavg", sites=["A"])
+    path.write_bytes(b"name: caf\xe9")
+    with pytest.raises(ConfigError, match="not text in UTF-8"):
+        resolve(str(path), "fedavg")

@@ -85,13 +85,15 @@ def load_progress(folder: Path) -> ServerState | None:
     return state
 
 
-def read_model(path: Path) -> tuple[Weights, MethodArrays]:
-    """Weights and methods' arrays of a model file.
+def read_model(path: Path, *, round_: int) -> tuple[Weights, MethodArrays]:
+    """Weights and methods' arrays of the model file of a round.
 
     Raises:
-        ConfigError: as `load_checkpoint`.
+        ConfigError: as `load_checkpoint`, or another round's model is there.
     """
     content = load_checkpoint(path)
+    if content["round"] != round_:
+        raise ConfigError(f"{path} is the model of round {content['round']}, not {round_}: start the run anew")
     return _arrays(content["weights"]), {name: _arrays(tensors) for name, tensors in content["methods"].items()}
 
 

@@ -9,21 +9,29 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedshift import methods
-from fedshift.checkpoint import ServerState, load_progress, read_model, save_checkpoint, save_progress
+from fedshift.checkpoint import (
+    STATE_FILE,
+    ServerState,
+    load_checkpoint,
+    load_progress,
+    read_model,
+    save_checkpoint,
+    save_progress,
+)
 from fedshift.errors import ConfigError, MixedDataError, QuorumError
 from fedshift.guard import Rejected, check_scores, check_update
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.methods.base import ServerContext
 from fedshift.reporting.results import (
+    FILE_NAME,
     DataRecord,
     Final,
     FinalScores,
@@ -42,26 +50,71 @@ from fedshift.training.seeding import generator
 log = logging.getLogger("fedshift")
 
 BEST, LAST = "best_global_model.pt", "last_global_model.pt"
+NEXT_BEST = "next_best_global_model.pt"
+"""Until the server's state says that it is the best."""
+MOST_TEXT = 300
+"""Characters of what a site says went wrong."""
 
 
-@dataclass
 class StoredUpdate:
-    """An accepted update whose weights wait on disk."""
+    """An accepted update whose arrays wait on disk: each is read when it is asked for, and not kept."""
 
-    site: str
-    n_samples: int
-    n_steps: int
-    metrics: Mapping[str, float]
-    arrays: MethodArrays
-    path: Path | None
-    _open: Mapping[str, np.ndarray] | None = field(default=None, repr=False)
+    def __init__(self, update: Update, path: Path) -> None:
+        """Write the arrays of ``update`` to ``path``."""
+        self.site, self.n_samples, self.n_steps = update.site, update.n_samples, update.n_steps
+        self.metrics: Mapping[str, float] = update.metrics
+        parts = {"weights": update.weights, **{f"arrays/{name}": named for name, named in update.arrays.items()}}
+        path.parent.mkdir(exist_ok=True)
+        np.savez(path, **{f"{part}/{key}": value for part, named in parts.items() for key, value in named.items()})  # type: ignore[arg-type]
+        self._path = path
+        self._keys = {part: tuple(named) for part, named in parts.items()}
+        self._file: np.lib.npyio.NpzFile | None = None
 
     @property
     def weights(self) -> Mapping[str, np.ndarray]:
-        """Key to array; an array is read when it is asked for and not kept."""
-        if self._open is None:
-            self._open = np.load(self.path, allow_pickle=False) if self.path else {}
-        return self._open
+        """Network key to array."""
+        return _OnDisk(self, "weights")
+
+    @property
+    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray]]:
+        """Method to its arrays by name."""
+        names = [part.removeprefix("arrays/") for part in self._keys if part != "weights"]
+        return {name: _OnDisk(self, f"arrays/{name}") for name in names}
+
+    def read(self, part: str, key: str) -> np.ndarray:
+        """One array."""
+        if self._file is None:
+            self._file = np.load(self._path, allow_pickle=False)
+        array: np.ndarray = self._file[f"{part}/{key}"]
+        return array
+
+    def keys(self, part: str) -> tuple[str, ...]:
+        """Names in a part."""
+        return self._keys[part]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _OnDisk(Mapping[str, np.ndarray]):
+    """A part of a stored update."""
+
+    def __init__(self, update: StoredUpdate, part: str) -> None:
+        self._update, self._part = update, part
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        if key not in self._update.keys(self._part):
+            raise KeyError(key)
+        return self._update.read(self._part, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._update.keys(self._part))
+
+    def __len__(self) -> int:
+        return len(self._update.keys(self._part))
 
 
 class Coordinator:
@@ -89,6 +142,7 @@ class Coordinator:
         net = self._task.network()
         self._weights = read_weights(net)
         self._methods = methods.load(job.methods)
+        methods.check(self._methods, job, net)
         self._halves = [(m.name, m.server()) for m in self._methods]
         self._specs = methods.array_specs(self._methods, net, self._task.sizes)
         self._not_kept = {
@@ -125,6 +179,12 @@ class Coordinator:
         return tuple(sites[number] for number in drawn)
 
     @property
+    def needed(self) -> int:
+        """Usable answers without which the open round does not count; as many may fail as in a drawn round."""
+        asked = self._sampled or len(self.job.task.sites)
+        return self.job.federation.min_sites + len(self.invited) - asked
+
+    @property
     def best_round(self) -> int:
         """The round whose aggregate is the best so far; 0 if none was scored yet."""
         return self._selection.best
@@ -149,12 +209,6 @@ class Coordinator:
             MixedDataError: simulated and real data would meet in one job.
             Rejected: the site had said something else before.
         """
-        for site, other in self.results.data.items():
-            if (other.kind == "phantom") != (info.kind == "phantom"):
-                raise MixedDataError(
-                    f"site {info.site} has data of kind {info.kind} and site {site} of kind {other.kind}: "
-                    "a job uses either simulated data everywhere or nowhere"
-                )
         record = DataRecord.model_validate(
             {
                 "kind": info.kind,
@@ -165,6 +219,12 @@ class Coordinator:
         )
         if self.results.data.get(info.site, record) != record:
             raise Rejected("info", "the site's data have changed since the run began; start the run again")
+        for site, other in self.results.data.items():
+            if (other.kind == "phantom") != (record.kind == "phantom"):
+                raise MixedDataError(
+                    f"site {info.site} has data of kind {record.kind} and site {site} of kind {other.kind}: "
+                    "a job uses either simulated data everywhere or nowhere"
+                )
         known = {**self.results.data, info.site: record}
         self.results.data = {site: known[site] for site in self.job.task.sites if site in known}
 
@@ -193,14 +253,8 @@ class Coordinator:
         except Rejected as fault:
             self.reject(update.site, fault.key, fault.reason)
             return False
-        path = None
-        if update.weights:
-            path = self._spool / f"{self.job.task.sites.index(update.site):04d}.npz"
-            path.parent.mkdir(exist_ok=True)
-            np.savez(path, **update.weights)  # type: ignore[arg-type]
-        self._updates[update.site] = StoredUpdate(
-            update.site, update.n_samples, update.n_steps, update.metrics, update.arrays, path
-        )
+        path = self._spool / f"{self.job.task.sites.index(update.site):04d}.npz"
+        self._updates[update.site] = StoredUpdate(update, path)
         metrics = dict(update.metrics)
         train_loss, seconds = metrics.pop("train_loss", 0.0), metrics.pop("seconds", 0.0)
         if self.round > 0:
@@ -219,7 +273,10 @@ class Coordinator:
         return True
 
     def reject(self, site: str, key: str, reason: str) -> None:
-        """Leave a site out of this round, and say so."""
+        """Leave a site out of this round, and say so. What a site says may be long, or no text for a terminal."""
+        key, reason = (
+            " ".join("".join(c if c.isprintable() else " " for c in t[:MOST_TEXT]).split()) for t in (key, reason)
+        )
         log.error("round %d: site %s is left out: %s: %s", self.round, site, key, reason)
         self._record.rejected.append(Rejection(site=site, key=key, reason=reason))
         self._on_progress(self)
@@ -230,7 +287,7 @@ class Coordinator:
         Raises:
             QuorumError: fewer usable answers than the job needs.
         """
-        needed = self.job.federation.min_sites
+        needed = self.needed
         if n_usable < needed:
             said = {r.site: f"{r.key}: {r.reason}" for r in self._record.rejected}
             without: dict[str, list[str]] = {}
@@ -239,7 +296,7 @@ class Coordinator:
                     without.setdefault(said.get(site, "no answer yet"), []).append(site)
             out = "; ".join(f"{', '.join(sites)} ({reason})" for reason, sites in without.items())
             raise QuorumError(
-                f"{what}: {n_usable} usable answers, {needed} needed; without {out}; "
+                f"{what}: {n_usable} usable answers, {needed} needed; without {out or 'nobody'}; "
                 "mend these sites or lower federation.min_sites"
             )
 
@@ -248,7 +305,7 @@ class Coordinator:
         """Whether too many sites were refused for the round to reach its quorum."""
         sites = set(self.invited)
         out = sites & {r.site for r in self._record.rejected} - set(self.answered)
-        return len(sites) - len(out) < self.job.federation.min_sites
+        return len(sites) - len(out) < self.needed
 
     def close(self) -> None:
         """End a round: select among earlier aggregates, combine the accepted updates.
@@ -279,7 +336,7 @@ class Coordinator:
             self._check_aggregate()
             self._save(LAST, self.round, self._weights, self._arrays(self.round + 1))
         for update in updates:
-            update._open = None
+            update.close()
         shutil.rmtree(self._spool, ignore_errors=True)
         self.results.write(self.folder)
         save_progress(
@@ -293,7 +350,13 @@ class Coordinator:
                 results=self.results.model_dump_json(by_alias=True),
             ),
         )
+        self._confirm_best()
         self._on_progress(self)
+
+    def start_anew(self) -> None:
+        """Remove what an earlier run left in this folder, first of all what `resume` would go on from."""
+        for name in (STATE_FILE, NEXT_BEST, BEST, LAST, FILE_NAME):
+            (self.folder / name).unlink(missing_ok=True)
 
     def resume(self) -> int:
         """Go on from the last round that was closed in this folder. Returns it; -1 if none was.
@@ -317,7 +380,10 @@ class Coordinator:
                     self._selection.note(Scores(name, record.round, {s: v for s, v in splits.items() if v}))
         self._selection.best = state.best_round
         if state.best_round:
-            self._best = read_model(self.folder / BEST)
+            waiting = self.folder / NEXT_BEST
+            if waiting.is_file() and load_checkpoint(waiting)["round"] == state.best_round:
+                self._confirm_best()
+            self._best = read_model(self.folder / BEST, round_=state.best_round)
         return state.round
 
     def add_scores(self, scores: Scores) -> bool:
@@ -327,7 +393,8 @@ class Coordinator:
                 raise Rejected("site", f"is not one of {', '.join(self.job.task.sites)}")
             if scores.site in self.answered:
                 raise Rejected("site", "has answered already")
-            check_scores(scores, round_=self._scoring, metrics=self._task.metrics)
+            personal = any(m.client().fine_tune() for m in self._methods)
+            check_scores(scores, round_=self._scoring, metrics=self._task.metrics, personal=personal)
         except Rejected as fault:
             self.reject(scores.site, fault.key, fault.reason)
             return False
@@ -346,6 +413,7 @@ class Coordinator:
         """
         self._close_evaluation("the evaluation of the last model")
         self._select(self.rounds)
+        self._confirm_best()
         if not self.best_round:
             raise ConfigError("no site could score any round on validation data, so none can be selected")
         self._save(LAST, self.rounds, *self._sent)
@@ -377,7 +445,8 @@ class Coordinator:
         self.results.final = Final(
             best=best,
             last=last,
-            personal={site: own[site].get("test", {}) for site in self.job.task.sites if site in own},
+            personal={site: own[site]["test"] for site in self.job.task.sites if own.get(site, {}).get("test")},
+            fine_tuned=bool(self._fine_tuned),
             newcomers=[site for site in self.job.task.sites if site in best.sites and site not in trained],
         )
         self.results.write(self.folder)
@@ -427,7 +496,13 @@ class Coordinator:
         """Keep the aggregate of ``round_`` if it is the best so far. Its weights were those last sent."""
         if self._selection.consider(round_):
             self._best = self._sent
-            self._save(BEST, round_, *self._sent)
+            self._save(NEXT_BEST, round_, *self._sent)
+
+    def _confirm_best(self) -> None:
+        """The state that names the best round is written: now the model may take its place."""
+        waiting = self.folder / NEXT_BEST
+        if waiting.is_file():
+            waiting.replace(self.folder / BEST)
 
     def _check_aggregate(self) -> None:
         """What came out must be usable too, whatever the rule that made it."""

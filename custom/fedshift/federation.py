@@ -12,12 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from fedshift import methods
 from fedshift.coordinator import Coordinator
 from fedshift.errors import MixedDataError
 from fedshift.job import JobSpec
 from fedshift.site import PooledSite, Site
 
 log = logging.getLogger("fedshift")
+
+SITE_STATE = "site_state"
+"""Folder of what the sites remember."""
 
 
 def run_in_process(
@@ -42,11 +46,13 @@ def run_in_process(
     Raises:
         QuorumError: too few sites gave usable answers.
         MixedDataError: some data are simulated and some are not.
+        ConfigError: the job is a centralised reference, or cannot be gone on with.
     """
+    methods.require_federation(job)
     coordinator = Coordinator(job, folder, on_progress=on_progress)
     done = coordinator.resume() if resume else -1
     if done < 0:
-        shutil.rmtree(folder / "sites", ignore_errors=True)  # what an earlier run remembered is not this one's
+        _clear(coordinator)
     sites: dict[str, Site] = {}
 
     def ask(work: Callable[[Site], object], task: str) -> None:
@@ -54,7 +60,7 @@ def run_in_process(
         for name in coordinator.invited:
             try:
                 if name not in sites:
-                    site = Site(job, name, data=data[name], state=folder / "sites", device=device)
+                    site = Site(job, name, data=data[name], state=folder / SITE_STATE, device=device)
                     coordinator.register(site.info())
                     sites[name] = site
                 work(sites[name])
@@ -99,9 +105,9 @@ def run_pooled(
     coordinator = Coordinator(job, folder, on_progress=on_progress)
     done = coordinator.resume() if resume else -1
     if done < 0:
-        shutil.rmtree(folder / "sites", ignore_errors=True)
-    trainer = PooledSite(job, data=data, state=folder / "sites", device=device)
-    sites = [Site(job, name, data=data[name], state=folder / "sites", device=device) for name in job.task.sites]
+        _clear(coordinator)
+    trainer = PooledSite(job, data=data, state=folder / SITE_STATE, device=device)
+    sites = [Site(job, name, data=data[name], state=folder / SITE_STATE, device=device) for name in job.task.sites]
     for site in sites:
         coordinator.register(site.info())
     if done < 0:
@@ -128,3 +134,9 @@ def run_pooled(
             coordinator.add_scores(site.validate(best))
     coordinator.finish()
     return coordinator
+
+
+def _clear(coordinator: Coordinator) -> None:
+    """What an earlier run in the folder remembered is not this one's."""
+    coordinator.start_anew()
+    shutil.rmtree(coordinator.folder / SITE_STATE, ignore_errors=True)

@@ -10,6 +10,8 @@ from fedshift.messages import Arrays, Scores, Update, Weights
 from fedshift.methods.base import ArraySpec
 
 MOST_SAMPLES = 10**9
+LARGEST_BUFFER = 1e6
+"""Times the received one, or 1: what one round may make of a running statistic."""
 PASSES_PER_STEP = 16
 """A batch counter moves once a forward pass; methods make a few for one optimiser step."""
 
@@ -75,6 +77,11 @@ def check_update(
                 raise Rejected(key, "a variance is negative")
             if np.issubdtype(reference.dtype, np.integer):
                 _check_counter(key, update.weights[key], reference, PASSES_PER_STEP * update.n_steps)
+            elif key not in trainable:
+                most = LARGEST_BUFFER * max(1.0, float(np.abs(reference).max(initial=0)))
+                _check_array(
+                    key, update.weights[key], ArraySpec(reference.shape, str(reference.dtype), low=-most, high=most)
+                )
         _check_norm(update.weights, {key: expected[key] for key in sorted(trainable & set(expected))}, max_norm)
     _check_metrics(update.metrics, {**metrics, **TRAINING})
     when = "once" if round_ == 0 else "round"
@@ -90,17 +97,20 @@ def check_update(
         _check_free_sizes(method, update.arrays[method], named, n_samples)
 
 
-def check_scores(scores: Scores, *, round_: int, metrics: Ranges) -> None:
+def check_scores(scores: Scores, *, round_: int, metrics: Ranges, personal: bool = False) -> None:
     """Compare a site's scores of an aggregate with what was asked for.
 
     Args:
         scores: a site's answer.
         round_: the round whose aggregate is being scored.
         metrics: the task's scores and their ranges.
+        personal: whether sites fine-tune the model for themselves and score that too.
 
     Raises:
         Rejected: the first fault found.
     """
+    if scores.personal and not personal:
+        raise Rejected("scores.personal", "is not expected: no method of the job fine-tunes")
     if scores.round != round_:
         raise Rejected("round", f"scores of round {scores.round} came instead of those of round {round_}")
     for splits in (scores.values, scores.personal):

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from fedshift.errors import ConfigError
 from fedshift.strict import Strict
 from fedshift.training.precision import Precision
 
 FILE_NAME = "fedshift.yaml"
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
+"""Of a job, task, data set or site: also a folder's name."""
+
+
+def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} is named twice")
+    return names
 
 
 class NetworkSpec(Strict):
@@ -49,12 +59,12 @@ class ScheduleSpec(Strict):
 class TaskSpec(Strict):
     """What is learned. ``data`` is checked by the task's kind (``fedshift.tasks.<kind>``)."""
 
-    name: str
+    name: Name
     kind: str
-    dataset: str
+    dataset: Name
     protocol: str = "default"
-    sites: tuple[str, ...] = Field(min_length=1)
-    classes: tuple[str, ...] = Field(min_length=2)
+    sites: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_unique)]
+    classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=256), AfterValidator(_unique)]
     data: dict[str, Any] = {}
     network: NetworkSpec
     loss: str
@@ -79,12 +89,16 @@ class FederationSpec(Strict):
     grace: float = Field(default=60.0, ge=0)
     max_update_norm: float = Field(default=10.0, gt=0)
 
+    def min_clients(self, n_sites: int) -> int:
+        """Sites that must be there at all: as many may be missing as in a drawn round."""
+        return self.min_sites + n_sites - min(self.sites_per_round or n_sites, n_sites)
+
 
 class JobSpec(Strict):
     """A fully resolved job (schema 1), as ``fedshift job`` writes it."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
-    name: str
+    name: Name
     seed: int = 0
     task: TaskSpec
     methods: dict[str, dict[str, Any]]
@@ -114,6 +128,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} does not exist")
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text in UTF-8: save it as such") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 import yaml
+from torch import nn
 
 import fedshift
 from fedshift import methods
 from fedshift.errors import ConfigError
 from fedshift.job import FederationSpec, JobSpec, TaskSpec, read_yaml
+from fedshift.methods.base import StagedNetwork
 from fedshift.strict import nearest
-from fedshift.tasks import build_task
+from fedshift.tasks import Task, build_task
 
 
 def apps_dir() -> Path:
@@ -55,7 +58,9 @@ def resolve(
         ConfigError: any name, key or value that does not fit.
     """
     raw, where = _read_task(task)
-    protocols: dict[str, Any] = raw.pop("protocols", {})
+    protocols: dict[str, Any] = raw.pop("protocols", None) or {}
+    if not isinstance(protocols, dict) or not all(isinstance(changes, dict) for changes in protocols.values()):
+        raise ConfigError(f"{where}: 'protocols' must map names to settings")
     names = [part.strip() for part in method_names.split("+")]
     if len(set(names)) != len(names):
         raise ConfigError(f"method named twice in {method_names!r}")
@@ -74,6 +79,8 @@ def resolve(
     for option in options:
         _apply(option, raw=raw, chosen=chosen, federation=federation)
     if sites is not None:
+        if not isinstance(raw.get("sites"), list):
+            raise ConfigError(f"{where}: 'sites' must be a list of names")
         for site in sites:
             if site not in raw["sites"]:
                 raise ConfigError(f"{where} has no site {site!r}{nearest(site, raw['sites'])}")
@@ -81,25 +88,48 @@ def resolve(
     spec = TaskSpec.parse(raw, where=where)
     loaded = methods.load(chosen)
     federation_spec = _federation(federation, len(spec.sites))
-    job = JobSpec(
-        name=name or "_".join([*names, spec.name]),
-        seed=seed,
-        task=spec,
-        methods={m.name: m.config.model_dump(mode="json") for m in loaded},
-        federation=federation_spec,
-    )
+    raw_job = {
+        "schema": 1,
+        "name": name or "_".join([*names, spec.name]),
+        "seed": seed,
+        "task": spec,
+        "methods": {m.name: m.config.model_dump(mode="json") for m in loaded},
+        "federation": federation_spec,
+    }
+    job = JobSpec.parse(raw_job, where="job")
     # What only the network, the kind of task or a method can tell is told now, not when the sites start.
     built = build_task(job)
     net = built.network()
+    _try(net, built, spec)
     methods.check(loaded, job, net)
     methods.array_specs(loaded, net, built.sizes)
     return job
 
 
+def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
+    """One image through the network: what does not fit would else be found at every site."""
+    rows, columns, classes = task.sizes["rows"], task.sizes["columns"], task.sizes["classes"]
+    wanted = (1, classes, rows, columns) if task.images_are_slices else (1, classes)
+    channels = cast(StagedNetwork, net).in_channels
+    try:
+        with torch.inference_mode():
+            shape = tuple(net.eval()(torch.zeros(1, channels, rows, columns)).shape)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"task {spec.name}: network {spec.network.name} cannot take images of {rows} x {columns} "
+            f"({str(error).splitlines()[0]}): change network.name, network.options or data"
+        ) from None
+    if shape != wanted:
+        raise ConfigError(
+            f"task {spec.name}: network {spec.network.name} answers an image with {shape}, {spec.kind} needs {wanted}: "
+            "change network.name"
+        )
+
+
 def _federation(raw: dict[str, Any], n_sites: int) -> FederationSpec:
     """By default all sites but one must answer."""
-    sampled = raw.get("sites_per_round")
-    asked = sampled if isinstance(sampled, int) else n_sites
+    drawn = FederationSpec.parse({"min_sites": 1, **raw}, where="federation").sites_per_round
+    asked = drawn or n_sites
     spec = FederationSpec.parse({"min_sites": max(1, asked - 1), **raw}, where="federation")
     for key, value, most, what in (
         ("sites_per_round", spec.sites_per_round or n_sites, n_sites, "the job has only"),

@@ -83,7 +83,7 @@ def train_pooled(args: argparse.Namespace) -> int:
     from fedshift import methods
     from fedshift.coordinator import BEST, LAST
     from fedshift.data.locate import find_site
-    from fedshift.errors import ConfigError
+    from fedshift.errors import ConfigError, FedshiftError
     from fedshift.federation import run_pooled
     from fedshift.reporting import results
     from fedshift.reporting.progress import ProgressFile, read_progress
@@ -98,6 +98,8 @@ def train_pooled(args: argparse.Namespace) -> int:
     data = {s: find_site(job.task.dataset, s, local=None, simulator=True) for s in job.task.sites}
     folder = (args.workspace or Path("runs") / job.name).absolute()
     folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()) and not (folder / results.FILE_NAME).is_file() and read_progress(folder) is None:
+        raise ConfigError(f"{folder} holds something other than a run: give another --workspace")
     file = ProgressFile(folder)
     display = _Bar() if console.is_terminal else _Lines()
 
@@ -105,8 +107,12 @@ def train_pooled(args: argparse.Namespace) -> int:
         file.update(coordinator)
         display.show(read_progress(folder))
 
-    with display:
-        run_pooled(job, data, folder, resume=args.resume, on_progress=show)
+    try:
+        with display:
+            run_pooled(job, data, folder, resume=args.resume, on_progress=show)
+    except FedshiftError as error:
+        file.fail(str(error))
+        raise
     console.print(scores_table(results.read_results(folder)))
     for what, name in (("best model", BEST), ("last model", LAST), ("results", results.FILE_NAME)):
         print(f"{what + ':':<13}{folder / name}")

@@ -150,8 +150,11 @@ class Site:
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
             return self._scores(session.chain, split)
 
-    def validate(self, broadcast: Broadcast) -> Scores:
-        """Score an aggregate on the held-out splits: ``broadcast.round`` is the round after the one that made it."""
+    def validate(self, broadcast: Broadcast, *, stop: Callable[[], bool] = lambda: False) -> Scores:
+        """Score an aggregate on the held-out splits: ``broadcast.round`` is the round after the one that made it.
+
+        ``stop`` is asked as in `train`, where a method fine-tunes.
+        """
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
             if not self._store.has_trained(broadcast.round):
                 session.chain.newcomer(self._training)
@@ -159,6 +162,7 @@ class Site:
             personal = {}
             epochs = session.chain.fine_tune()
             if epochs:
+                session.run.stop = stop
                 self._fine_tune(session, epochs)
                 personal = self._held_out_scores(session.chain)
         return Scores(site=self.name, round=broadcast.round - 1, values=values, personal=personal)

@@ -22,7 +22,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 class Strict(BaseModel):
     """Frozen settings. ``parse`` turns every fault into one sentence."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
     @classmethod
     def parse(cls, raw: Any, *, where: str) -> Self:

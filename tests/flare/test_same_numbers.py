@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_image_site, make_site
 from methods.cases import job_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedshift.checkpoint import load_checkpoint
+from fedshift.checkpoint import load_checkpoint, load_progress
 from fedshift.coordinator import BEST, LAST
 from fedshift.federation import run_in_process
 from fedshift.flare.export import write_job
@@ -99,11 +100,12 @@ def test_methods_with_much_to_remember_give_the_same_weights_in_the_simulator(
     run = run_simulator(tmp_path / "job", tmp_path / "w", home=tmp_path / "share", threads=3)
     assert run.code == 0, run.output[-3000:]
     for file in (BEST, LAST):
-        ours, theirs = load_checkpoint(tmp_path / "one" / file), load_checkpoint(run.server / file)
-        for part in ("weights", "methods"):
-            assert str(ours[part].keys()) == str(theirs[part].keys())
-        for key, value in ours["weights"].items():
-            assert torch.equal(value, theirs["weights"][key]), key
-        for key, value in ours["methods"][names].items():
-            assert torch.equal(value, theirs["methods"][names][key]), key
+        ours, theirs = (load_checkpoint(folder / file)["weights"] for folder in (tmp_path / "one", run.server))
+        assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+    states = [load_progress(folder) for folder in (tmp_path / "one", run.server)]
+    assert states[0] is not None and states[1] is not None
+    remembered = [state.methods[names] for state in states if state is not None]
+    assert remembered[0] and remembered[0].keys() == remembered[1].keys()
+    for key, array in remembered[0].items():
+        np.testing.assert_array_equal(array, remembered[1][key], err_msg=key, strict=True)
     assert _scores(read_results(tmp_path / "one")) == _scores(run.results)

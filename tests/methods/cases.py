@@ -11,6 +11,7 @@ from fedshift import methods
 from fedshift.errors import ConfigError
 from fedshift.job import JobSpec
 
+ROUNDS = {"segmentation": 2, "classification": 3}
 KINDS = {"segmentation": small_job, "classification": small_image_job}
 
 # FedRDN's Table 1 and 2, FedFA's Table 6, and the augmentation paper's tables.
@@ -34,12 +35,13 @@ REFUSED = {("fedproto", "segmentation"), ("fraug", "segmentation")}
 @cache
 def job_for(names: str, kind: str) -> JobSpec:
     """A small job with these methods; with SGD if they are defined for nothing else."""
+    rounds = f"schedule.rounds={ROUNDS[kind]}"
     try:
-        return KINDS[kind](names)
+        return KINDS[kind](names, rounds)
     except ConfigError as error:
         if "optimizer.name=sgd" not in str(error):
             raise
-        return KINDS[kind](names, "optimizer.name=sgd", "optimizer.lr=0.02", "optimizer.weight_decay=0")
+        return KINDS[kind](names, rounds, "optimizer.name=sgd", "optimizer.lr=0.02", "optimizer.weight_decay=0")
 
 
 def cases() -> Iterator[tuple[str, str]]:

@@ -57,9 +57,7 @@ def test_batches_of_the_other_references_hold_every_site_alike(three_image_sites
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_there_is_no_flare_job_for_it(name: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=f"{name} trains where all sites' images are.*'fedshift pooled {name} shapes'"
-    ):
+    with pytest.raises(ConfigError, match=f"{name} trains where all sites' images are.*'fedshift pooled'"):
         write_job(small_image_job(name), tmp_path / "job")
     assert not (tmp_path / "job").exists()
 
@@ -80,3 +78,17 @@ def test_layers_that_send_nothing_change_the_training(three_image_sites: dict[st
         coordinator = run_pooled(small_image_job(names, *options), three_image_sites, tmp_path / names)
         losses.append(coordinator.results.rounds[-1].sites["A"].train_loss)
     assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("mixing", ["mixup", "manifold_mixup", "moex"])
+def test_a_loss_by_site_refuses_images_of_two_sites(mixing: str) -> None:
+    with pytest.raises(ConfigError, match=f"{mixing} mixes images of different sites"):
+        small_image_job(f"groupdro+{mixing}")
+    small_image_job(f"all+{mixing}")
+
+
+def test_local_statistics_and_drawn_sites_mean_nothing_where_all_images_are() -> None:
+    with pytest.raises(ConfigError, match="all and fedavg cannot be combined"):
+        small_image_job("all", "fedavg.buffers=local")
+    with pytest.raises(ConfigError, match=r"leave out federation\.sites_per_round"):
+        small_image_job("all", "federation.sites_per_round=2")

@@ -1,6 +1,7 @@
 """Every method, and every combination that the papers report, on every kind of task: found by file name.
 
-In one process; then with every message serialised and a new executor for each task; then killed and gone on with.
+In one process; then with every message serialised and a new executor for each task; then killed and gone on with. Sites
+differ in size, and what lasts longer than two rounds is seen on images, where a round is short.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process, run_pooled
 from fedshift.job import JobSpec
 
-from .cases import KINDS, REFUSED, cases, job_for
+from .cases import KINDS, REFUSED, ROUNDS, cases, job_for
 
 CASES = list(cases())
 POOLED = [name for name in methods.available() if methods.load({name: {}})[-1].is_pooled]
@@ -36,8 +37,15 @@ Data = Mapping[str, Path]
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Data]:
     root = tmp_path_factory.mktemp("data")
     shifts = [(1.0, 0.0), (0.5, 20.0), (1.4, -30.0)]
-    slices = {s: make_site(root, s, gain=g, offset=o) for s, (g, o) in zip(("BIDMC", "HK", "UCL"), shifts, strict=True)}
-    images = {s: make_image_site(root, s, gain=g, offset=o) for s, (g, o) in zip("ABC", shifts, strict=True)}
+    sizes = (4, 5, 3)  # so sites take different numbers of steps
+    slices = {
+        s: make_site(root, s, cases=n, gain=g, offset=o)
+        for s, n, (g, o) in zip(("BIDMC", "HK", "UCL"), sizes, shifts, strict=True)
+    }
+    images = {
+        s: make_image_site(root, s, images=18 * n, gain=g, offset=o)
+        for s, n, (g, o) in zip("ABC", sizes, shifts, strict=True)
+    }
     return {"segmentation": slices, "classification": images}
 
 
@@ -96,10 +104,10 @@ def assert_same(one: Coordinator, other: Coordinator) -> None:
 @pytest.mark.parametrize(("names", "kind"), CASES)
 def test_it_trains(names: str, kind: str, runs: Runs) -> None:
     results = runs(names, kind).results
-    assert [record.rejected for record in results.rounds] == [[], []]
+    assert [record.rejected for record in results.rounds] == [[]] * ROUNDS[kind]
     assert results.statistics is not None and results.statistics.rejected == []
     sites = [site for record in results.rounds for site in record.sites.values()]
-    assert len(sites) == 6
+    assert len(sites) == 3 * ROUNDS[kind]
     assert all(site.steps > 0 and site.train_loss is not None and np.isfinite(site.train_loss) for site in sites)
     assert all(site.val for site in sites)
     assert results.final is not None and all(splits["test"] for splits in results.final.best.sites.values())
@@ -111,21 +119,24 @@ def test_it_is_refused_with_the_reason(name: str, kind: str) -> None:
         KINDS[kind](name)
 
 
-@pytest.mark.parametrize(("names", "kind"), FEDERATED)
+@pytest.mark.parametrize(
+    ("names", "kind"), [case for case in FEDERATED if "+" not in case[0] or case[1] == "classification"]
+)
 def test_serialised_messages_and_new_executors_change_no_bit(names: str, kind: str, runs: Runs, tmp_path: Path) -> None:
     federation = Federation(job_for(names, kind), runs.data[kind], tmp_path)
     assert_same(runs(names, kind), federation.run())
 
 
-@pytest.mark.parametrize(("names", "kind"), [case for case in CASES if "+" not in case[0]])
-def test_a_killed_run_goes_on_to_the_same_numbers(names: str, kind: str, runs: Runs, tmp_path: Path) -> None:
-    """The process dies when a site of round 2 has answered: its state and the server's of round 1 are on disk."""
+@pytest.mark.parametrize("names", [names for names, kind in CASES if "+" not in names and kind == "classification"])
+def test_a_killed_run_goes_on_to_the_same_numbers(names: str, runs: Runs, tmp_path: Path) -> None:
+    """The process dies when a site of round 3 has answered: its state and the server's of round 2 are on disk."""
+    kind = "classification"
     job = job_for(names, kind)
     child = os.fork()
     if child == 0:
 
         def die(coordinator: Coordinator) -> None:
-            if coordinator.round == 2 and coordinator.answered:
+            if coordinator.round == 3 and coordinator.answered:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         try:

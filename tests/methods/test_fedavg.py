@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import Sent, golden, server_context
+from conftest import Samples, Sent, golden, make_context, server_context
 
 from fedshift.methods import fedavg
 
@@ -52,3 +52,12 @@ def test_keys_that_no_site_sends_stay_as_they_were() -> None:
     old = {"w": np.float32([1]), "b": np.float32([5])}
     out = fedavg.Server(fedavg.Config()).combine(old, [Sent("A", {"w": np.float32([3])}, 2)], CTX)
     assert out["w"] == pytest.approx(3) and out["b"] == pytest.approx(5)
+
+
+def test_a_site_that_never_trained_measures_its_images_where_statistics_stay_local() -> None:
+    net = torch.nn.Sequential(torch.nn.BatchNorm2d(2))
+    x = torch.randn(8, 2, 4, 4) * 3 + 5
+    fedavg.Client(fedavg.Config()).newcomer(Samples(x), make_context("fedavg", net))
+    assert torch.equal(net[0].running_mean, torch.zeros(2))
+    fedavg.Client(fedavg.Config(buffers="local")).newcomer(Samples(x), make_context("fedavg", net))
+    torch.testing.assert_close(net[0].running_mean, x.mean((0, 2, 3)))

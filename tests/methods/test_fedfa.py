@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import golden, make_context, rule_weights, small_job
+from conftest import Samples, golden, make_context, rule_weights, small_job
 
 from fedshift.errors import ConfigError
 from fedshift.methods import fedfa
@@ -158,3 +158,22 @@ def test_unknown_layer_and_network_without_stages_are_named() -> None:
         small_job("fedfa", "fedfa.layers=[1, 6]")
     with pytest.raises(ConfigError, match="method fedfa: network Identity names no stages"):
         fedfa.Client(fedfa.Config()).up(torch.nn.Identity())
+
+
+def test_a_site_goes_on_from_its_own_statistics_if_it_is_told_to() -> None:
+    net = UNet(features=4).train()
+    config = fedfa.Config(p=1.0, running="local", layers=(1,))
+    ctx = make_context("fedfa", net)
+    received = {f"{name}.1": np.full(4, 7, np.float32) for name in ("gamma_mean", "gamma_std", "mean", "std")}
+    told = []
+    for _ in range(2):
+        client = fedfa.Client(config)
+        handles = client.attach(net, ctx)
+        client.receive(received, ctx)
+        net(torch.rand(2, 3, 32, 32))
+        told.append(client.end(Samples(np.zeros((1, 3, 32, 32))), ctx)["mean.1"])
+        for handle in handles:
+            handle.remove()
+    assert np.abs(told[0]).max() < 1 > np.abs(told[1]).max(), "not from the received 7"
+    # The second round moved on from the first: with one step each, 0.99 of it and 0.01 of about the same mean.
+    assert (np.abs(told[1]) > 1.5 * np.abs(told[0])).any()

@@ -263,3 +263,9 @@ def test_bad_options_are_refused_when_the_job_is_made() -> None:
         small_image_job("fedmix", "fedmix.images=1")
     with pytest.raises(ConfigError, match="method fedmix: 'lam' input should be less than 1"):
         small_job("fedmix", "fedmix.lam=1")
+
+
+@pytest.mark.parametrize(("names", "options"), [("fedmix+fedirm", ()), ("fedmix+fraug", ("fraug.variant=released",))])
+def test_what_divides_the_tasks_loss_is_refused(names: str, options: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"method fedmix: replaces the task's loss, which .* divides"):
+        small_image_job(names, *options)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import Samples, golden, make_context, small_image_job, small_job
-from torch import nn
+from torch import Tensor, nn
 
 from fedshift.checkpoint import load_checkpoint
 from fedshift.coordinator import LAST
@@ -134,3 +134,23 @@ def test_bad_options_are_refused_when_the_job_is_made() -> None:
 def test_segmentation_trains_with_it(three_sites: dict[str, Path], tmp_path: Path) -> None:
     job = small_job("fedprox", "fedprox.variant=released", "schedule.rounds=1")
     assert all(torch.isfinite(w).all() for w in final_weights(job, three_sites, tmp_path / "a").values())
+
+
+def test_the_anchor_is_what_training_begins_with_whatever_others_load_before(
+    three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """PartialFed's search ends with other weights than those received; the first step's distance is 0."""
+    first: list[float] = []
+    original = fedprox.distance
+
+    def spy(weights: Sequence[Tensor], anchor: Sequence[Tensor], *, squared: bool) -> Tensor:
+        far = original(weights, anchor, squared=squared)
+        first.append(float(far.detach()))
+        return far
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedprox, "distance", spy)
+        job = small_image_job("fedprox+partialfed", "partialfed.mode=adaptive", "partialfed.search_lr=1")
+        run_in_process(job, three_image_sites, tmp_path)
+    assert len(first) == 2 * 3 * 4
+    assert first[::4] == [0.0] * 6 and all(far > 0 for k, far in enumerate(first) if k % 4)

@@ -24,7 +24,7 @@ from conftest import (
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.checkpoint import load_checkpoint
+from fedshift.checkpoint import load_checkpoint, load_progress
 from fedshift.coordinator import LAST, Coordinator
 from fedshift.errors import ConfigError, DataError
 from fedshift.federation import run_in_process
@@ -481,7 +481,7 @@ def of_its_class(run: Coordinator, data: dict[str, Path], site: str, generator: 
     task, config = build_task(run.job), fraug.Config(**run.job.methods["fraug"])
     net = task.network()
     net.load_state_dict(load_checkpoint(run.folder / LAST)["weights"])
-    net.load_state_dict(StateStore(run.folder / "sites" / site).before(21).personal, strict=False)
+    net.load_state_dict(StateStore(run.folder / "site_state" / site).before(21).personal, strict=False)
     head = fraug.head_of(net)
     made = fraug.make_generator(head, config).eval()
     made.load_state_dict({k: torch.from_numpy(v) for k, v in generator.items()}, strict=False)
@@ -506,7 +506,10 @@ def test_the_shared_generator_learns_the_classes_of_every_site(learned: tuple[Co
     run, data = learned
     server = fraug.Server(fraug.Config(variant="released"))
     server.start(build_task(run.job).network(), server_context())
-    last = {k: v.numpy() for k, v in load_checkpoint(run.folder / LAST)["methods"]["fraug"].items()}
+    state = load_progress(run.folder)
+    assert state is not None
+    last = state.methods["fraug"]
+    assert "fraug" not in load_checkpoint(run.folder / LAST)["methods"], "a model file is for prediction"
     for site in data:
         assert of_its_class(run, data, site, server.state) < 0.6
         assert of_its_class(run, data, site, last) > 0.95

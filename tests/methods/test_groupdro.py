@@ -80,7 +80,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(three_image_sites: dict[str, P
     run_pooled(job, three_image_sites, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run_pooled(job, three_image_sites, tmp_path / "killed", on_progress=die)
-    states = tmp_path / "killed" / "sites" / "all sites"
+    states = tmp_path / "killed" / "site_state" / "all sites"
     q = torch.load(states / "round_000001.pt", weights_only=True)["methods"]["groupdro"]["q"]
     assert q.shape == (3,) and float(q.std()) > 0.01
     run_pooled(job, three_image_sites, tmp_path / "killed", resume=True)

@@ -87,7 +87,8 @@ def test_evaluation_and_other_samples_are_left_alone() -> None:
 
 def test_it_fires_with_probability_p() -> None:
     client, ctx, _, _ = set_up(p=0.25)
-    batches = [client.batch(base.Batch(torch.rand(2, 3, 8, 8), torch.tensor([0, 1])), ctx) for _ in range(200)]
+    plain = base.Batch(torch.rand(2, 3, 8, 8), torch.tensor([0, 1]))
+    batches = [client.batch(client.augment(plain, ctx), ctx) for _ in range(200)]
     fired = [batch.y.is_floating_point() for batch in batches]
     assert 30 < sum(fired) < 70
     assert (ctx.scratch["partner"] is not None) == fired[-1], "a batch that is left alone leaves no draw behind"

@@ -60,7 +60,7 @@ def test_a_site_that_keeps_nothing_does_fedavg(three_image_sites: dict[str, Path
     weights, results = run("partialfed", three_image_sites, tmp_path / "b", "partialfed.keep=[]")
     assert all(torch.equal(plain[key], weights[key]) for key in plain)
     assert results.final == expected.final and results.final is not None and results.final.personal == {}
-    state = torch.load(tmp_path / "b/sites/A/round_000002.pt", weights_only=True)
+    state = torch.load(tmp_path / "b/site_state/A/round_000002.pt", weights_only=True)
     assert not state["methods"].get("partialfed"), "and remembers nothing"
 
 
@@ -178,7 +178,7 @@ def test_an_adaptive_run_learns_and_says_whose_scores_they_are(
     weights, results = run("partialfed", three_image_sites, tmp_path / "run", *options)
     assert [record.rejected for record in results.rounds] == [[], [], []]
     assert results.final is not None and set(results.final.personal) == {"A", "B", "C"}
-    states = [torch.load(tmp_path / "run/sites" / s / "round_000003.pt", weights_only=True) for s in "ABC"]
+    states = [torch.load(tmp_path / "run/site_state" / s / "round_000003.pt", weights_only=True) for s in "ABC"]
     logits = [state["methods"]["partialfed"]["logits"] for state in states]
     assert not torch.equal(logits[0], logits[1]), "each site chooses for itself"
     own = [state["methods"]["partialfed"]["own.head.weight"] for state in states]

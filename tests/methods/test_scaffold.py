@@ -18,7 +18,7 @@ from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.job import OptimizerSpec
-from fedshift.methods import base, scaffold
+from fedshift.methods import base, fedfa, scaffold
 
 SITES = ("A", "B", "C")
 
@@ -296,3 +296,23 @@ def test_momentum_from_zero_is_allowed_and_adam_refused_for_slices() -> None:
     assert small_image_job("scaffold", "optimizer.momentum=0.9", "optimizer.keep=false")
     with pytest.raises(ConfigError, match=r"method scaffold: .*optimizer\.name=sgd"):
         small_job("scaffold", "optimizer.name=adam")
+
+
+def test_option_ones_extra_pass_moves_no_statistics_of_other_methods(
+    three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """FedFA's m and s with every layer at work: 4 steps of 8 images at each site, and none from the extra pass."""
+    moved: list[int] = []
+    original = fedfa.FeatureAugmentation._move_running
+
+    def spy(self: fedfa.FeatureAugmentation, mean: Tensor, std: Tensor) -> None:
+        moved.append(len(mean))
+        original(self, mean, std)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedfa.FeatureAugmentation, "_move_running", spy)
+        job = small_image_job(
+            "scaffold+fedfa", "scaffold.option=I", "fedfa.p=1", "fedfa.layers=[1]", "schedule.rounds=1"
+        )
+        run_in_process(job, three_image_sites, tmp_path)
+    assert moved == [8] * 4 * 3

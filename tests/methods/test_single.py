@@ -24,7 +24,7 @@ def test_a_site_ends_as_if_it_were_alone_bit_for_bit(three_image_sites: dict[str
         job = small_image_job("fedavg", *options, sites=(name,))
         alone = run_in_process(job, {name: path}, tmp_path / name).results
         expected = load_checkpoint(tmp_path / name / LAST)["weights"]
-        state = torch.load(tmp_path / "together/sites" / name / "round_000003.pt", weights_only=True)
+        state = torch.load(tmp_path / "together/site_state" / name / "round_000003.pt", weights_only=True)
         assert state["personal"].keys() == expected.keys()
         assert all(torch.equal(state["personal"][key], value) for key, value in expected.items())
         assert alone.final is not None

@@ -11,6 +11,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.app_common.abstract.aggregator import Aggregator
 
+from fedshift import methods
 from fedshift.coordinator import Coordinator
 from fedshift.errors import MixedDataError
 from fedshift.flare import wire
@@ -28,6 +29,7 @@ class FedshiftAggregator(Aggregator):
 
     def begin(self, job: JobSpec, folder: Path, *, on_progress: Callable[[Coordinator], None]) -> Shareable:
         """Make the initial model; returns the data of the statistics task, which needs none of it."""
+        methods.require_federation(job)
         self.coordinator = Coordinator(job, folder, on_progress=on_progress)
         self.coordinator.open(0)
         return wire.encode_task(Broadcast(round=0, best_round=0, weights={}))

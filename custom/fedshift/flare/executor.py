@@ -51,7 +51,7 @@ class FedshiftExecutor(Executor):
             if task_name == wire.TRAIN:
                 return wire.Answer(site.train(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
             if task_name == wire.VALIDATE:
-                return wire.Answer(site.validate(broadcast), site.info())
+                return wire.Answer(site.validate(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
             raise ConfigError(f"there is no task {task_name!r}: the server runs another fedshift")
         except FedshiftError as error:
             log.error("site %s, task %s: %s", name, task_name, error)

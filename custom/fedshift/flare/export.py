@@ -43,12 +43,7 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False) -> Path:
     Raises:
         ConfigError: something other than a job is there, or the job is a centralised reference.
     """
-    reference = methods.reference_in(methods.load(job.methods))
-    if reference is not None:
-        raise ConfigError(
-            f"{reference.name} trains where all sites' images are, which no federation has, so there is no FLARE job "
-            f"for it: run it in one process with 'fedshift pooled {reference.name} {job.task.name}'"
-        )
+    methods.require_federation(job)
     if folder.exists() and not (folder / SPEC).is_file():
         raise ConfigError(f"{folder} is there and is no fedshift job: give another --name or --out")
     beside = folder.parent / f".{folder.name}.partial-{uuid.uuid4().hex[:8]}"
@@ -94,7 +89,7 @@ def meta(job: JobSpec) -> dict[str, Any]:
     return {
         "name": job.name,
         "resource_spec": {},
-        "min_clients": job.federation.min_sites,
+        "min_clients": job.federation.min_clients(len(job.task.sites)),
         "deploy_map": {APP: ["server", *job.task.sites]},
     }
 

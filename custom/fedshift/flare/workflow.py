@@ -119,7 +119,8 @@ class FedshiftWorkflow(Controller):
             Stopped: the job was aborted.
             ConfigError: the job mixes simulated and real data.
         """
-        patience = replace(patience, sites=frozenset(self._aggregator.coordinator.invited))
+        coordinator = self._aggregator.coordinator
+        patience = replace(patience, sites=frozenset(coordinator.invited), min_sites=coordinator.needed)
         task = Task(name, data=data, result_received_cb=self._receive)
         started = time.monotonic()
         quorum_after: float | None = None

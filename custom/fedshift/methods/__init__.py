@@ -190,6 +190,20 @@ class ClientChain:
         return max(half.fine_tune() for half, _ in self._halves)
 
 
+def require_federation(job: JobSpec) -> None:
+    """Refuse a job that sites cannot run.
+
+    Raises:
+        ConfigError: the job is a centralised reference.
+    """
+    reference = reference_in(load(job.methods))
+    if reference is not None:
+        raise ConfigError(
+            f"{reference.name} trains where all sites' images are, which no federation has, so there is no FLARE job "
+            "for it: give the same arguments to 'fedshift pooled', which runs it in one process"
+        )
+
+
 def check(methods: Sequence[Method], job: JobSpec, net: nn.Module) -> None:
     """Tell what does not fit before anything runs.
 
@@ -199,10 +213,16 @@ def check(methods: Sequence[Method], job: JobSpec, net: nn.Module) -> None:
     for method in methods:
         method.client().check(job, net)
     pooled = reference_in(methods)
+    if pooled and job.federation.sites_per_round is not None:
+        raise ConfigError(
+            f"method {pooled.name}: trains on all sites' images at once: leave out federation.sites_per_round"
+        )
     for method in methods:
         client = method.client()
-        sends = client.up(net) or client.scores_own_model(net)
-        if pooled and method.name not in (pooled.name, DEFAULT_COMBINE) and (sends or method.owns):
+        apart = client.up(net) or client.withheld(net) or client.scores_own_model(net)
+        if pooled and method.name == DEFAULT_COMBINE and not apart:
+            continue
+        if pooled and method.name != pooled.name and (apart or method.owns):
             raise ConfigError(
                 f"{pooled.name} and {method.name} cannot be combined: {pooled.name} trains where all images are, "
                 f"and {method.name} needs sites that train apart"

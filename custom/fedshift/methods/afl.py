@@ -10,8 +10,9 @@ f_i(w) is the mean loss of the aggregate over site i's training samples. A site 
 the aggregate, in the next round; λ then moves before that round's models are averaged. So the order is the
 algorithm's, and the losses of the initial model (round 1) are not used, as in the authors' code.
 
-Deviations: the projection is exact; the authors' function can leave a sum other than 1. Losses are of un-augmented
-samples in evaluation mode (the code: of augmented ones), normalised as at test.
+Deviations: all sites take part in every round (the paper draws some), and drawn sites are refused. The projection is
+exact; the authors' function can leave a sum other than 1. Losses are of un-augmented samples in evaluation mode (the
+code: of augmented ones), normalised as at test.
 
 Choices: η = 0.1 as in the code, the paper is silent. Absent sites keep their λ: what the others have together is shared
 out among them, and the round's models are averaged with the present λ projected on the simplex of the present sites.

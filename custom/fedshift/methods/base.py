@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.job import JobSpec, OptimizerSpec
-from fedshift.messages import Arrays, MethodArrays, Weights
+from fedshift.messages import Arrays, Weights
 from fedshift.strict import Strict
 from fedshift.training.seeding import generator
 
@@ -200,6 +200,8 @@ class Client(Generic[ConfigT]):
 
     owns: ClassVar[frozenset[Owned]] = frozenset()
     trains_on: ClassVar[TrainsOn] = "site"
+    mixes_samples: ClassVar[bool] = False
+    """Whether a sample of a batch comes out with parts of another, and its target with it."""
 
     def __init__(self, config: ConfigT) -> None:
         """``config`` is the method's own, checked settings."""
@@ -282,13 +284,17 @@ class Client(Generic[ConfigT]):
 
 
 class SiteUpdate(Protocol):
-    """An accepted update as a server half sees it; ``weights`` are read from disk key by key."""
+    """An accepted update as a server half sees it; weights and arrays are read from disk one by one."""
 
     site: str
     n_samples: int
     n_steps: int
     metrics: Mapping[str, float]
-    arrays: MethodArrays
+
+    @property
+    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray]]:
+        """Method to its arrays by name."""
+        ...
 
     @property
     def weights(self) -> Mapping[str, np.ndarray]:

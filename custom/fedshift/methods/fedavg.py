@@ -6,7 +6,8 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 
 Choices: the FedFA and FedBN papers average uniformly, FedRDN and the original by sample count; ``weights``
 decides. Batch-norm running statistics are averaged like parameters (``buffers: average``) or stay at each
-site, which then scores the model with its own (``buffers: local``). Integer batch counters are not averaged.
+site, which then scores the model with its own (``buffers: local``; a site that has never trained measures its images
+first). Integer batch counters are not averaged.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import nn
 from fedshift.messages import Weights
 from fedshift.methods import base
 from fedshift.methods.aggregation import average, site_fractions
+from fedshift.methods.fedbn import re_estimate
 from fedshift.strict import Strict
 
 
@@ -35,6 +37,11 @@ class Client(base.Client[Config]):
     def personal(self, net: nn.Module) -> frozenset[str]:
         """All buffers with ``buffers: local``, else nothing."""
         return frozenset(name for name, _ in net.named_buffers()) if self.config.buffers == "local" else frozenset()
+
+    def newcomer(self, data: base.TrainingSamples, ctx: base.Context) -> None:
+        """Running statistics of the site's own images, where no others come from outside."""
+        if self.config.buffers == "local":
+            re_estimate(ctx.run.net, data, ctx.run)
 
 
 class Server(base.Server[Config]):

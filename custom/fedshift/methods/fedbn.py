@@ -107,8 +107,11 @@ class Client(base.Client[Config]):
             )
 
     def personal(self, net: nn.Module) -> frozenset[str]:
-        """All that normalisation layers hold."""
-        return norm_keys(net, self.config.norms)
+        """All that normalisation layers hold; batch counters that are sent are all sites' together."""
+        keys, state = norm_keys(net, self.config.norms), net.state_dict()
+        if self.config.unseen == "averaged":
+            return frozenset(key for key in keys if state[key].is_floating_point())
+        return keys
 
     def withheld(self, net: nn.Module) -> frozenset[str]:
         """The same, unless newcomers are to get the average."""

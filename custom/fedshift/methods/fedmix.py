@@ -13,8 +13,8 @@ Deviations: the paper gives every site all averages; here the server sends a ran
 round, the same to all sites, because they are as large as images. A group with fewer than M images is left out, since
 an average of fewer images reveals more. In segmentation targets are averaged masks, and the task's loss is replaced by
 cross-entropy: the expansion needs a loss that is linear in the target. Evaluation is left alone. The scaling by 1−λ
-comes after every method's ``inputs`` and ``batch``. Nothing is sent for the final evaluation, so fine-tuning there is
-without FedMix.
+comes after every method's ``inputs`` and before what methods later by alphabet do to the batch. Nothing is sent for
+the final evaluation, so fine-tuning there is without FedMix.
 
 ``variant: released`` is what both public re-implementations do (the authors published no code): the inner product is
 averaged over samples, which makes the third term too small by the batch size.
@@ -32,7 +32,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.errors import DataError
+from fedshift.errors import ConfigError, DataError
+from fedshift.job import JobSpec
 from fedshift.messages import Arrays
 from fedshift.methods import base
 from fedshift.methods.mixing import precise, soft
@@ -83,6 +84,15 @@ def terms(logits: Tensor, x: Tensor, y: Tensor, average: tuple[Tensor, Tensor], 
 
 class Client(base.Client[Config]):
     """Sends its averages once; trains with everybody's."""
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """The task's loss that is replaced must still be there in full."""
+        released = job.methods.get("fraug", {}).get("variant") == "released"
+        for other in (*(["fedirm"] if "fedirm" in job.methods else []), *(["fraug"] if released else [])):
+            raise ConfigError(
+                f"method fedmix: replaces the task's loss, which {other} divides, so they cannot be combined: leave "
+                "one of them out"
+            )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """Averaged images and targets."""

@@ -41,11 +41,13 @@ class Client(base.Client[Config]):
     """Adds the proximal term."""
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Copy what the network begins with: received weights and the site's personal parts."""
-        ctx.scratch["anchor"] = [p.detach().clone() for p in ctx.run.net.parameters()]
+        """Forget where another training began."""
+        ctx.scratch.pop("anchor", None)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """The loss with the term added."""
+        if "anchor" not in ctx.scratch:  # the first step: nothing has moved since all methods have begun
+            ctx.scratch["anchor"] = [p.detach().clone() for p in ctx.run.net.parameters()]
         released = self.config.variant == "released"
         if released and ctx.run.step == 0:
             return loss

@@ -198,7 +198,9 @@ def shared_specs(net: nn.Module, config: Config, reveals: str) -> dict[str, base
     with torch.device("meta"):
         tensors = shared_tensors(make_generator(head_of(net), config), config)
     return {
-        name: base.ArraySpec(tuple(tensor.shape), low=0.0 if name.endswith("running_var") else -np.inf, reveals=reveals)
+        name: base.ArraySpec(
+            tuple(tensor.shape), low=0.0 if name.endswith("running_var") else -np.inf, reveals=reveals, keep=False
+        )
         for name, tensor in tensors.items()
     }
 
@@ -320,6 +322,8 @@ class Client(base.Client[Config]):
         )
         self._rtnet.restore(ctx.state)
         self._generator.restore(ctx.state)
+        if not self._received:
+            raise DataError(f"site {run.site}: the generator did not come with the model: start the run anew")
         self._generator.load(self._received)
         means = ctx.state.get("prototypes", torch.zeros(head.out_features, head.in_features))
         # As released, classes that no image has shown yet have prototypes too: 0.

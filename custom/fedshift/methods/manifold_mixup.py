@@ -62,6 +62,8 @@ def places(net: nn.Module, config: Config) -> dict[int, base.Stage | None]:
 class Client(base.Client[Config]):
     """Draws the place with the batch; a layer at every place mixes when it is its turn."""
 
+    mixes_samples = True
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """The places must exist."""
         places(net, self.config)
@@ -79,6 +81,11 @@ class Client(base.Client[Config]):
             return blend(features, features[drawn[1]], drawn[2])
 
         return [stage.hook(partial(layer, number)) for number, stage in found.items() if stage is not None]
+
+    def augment(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
+        """A new batch: until it is drawn for, passes of other methods mix nothing."""
+        ctx.scratch["mix"] = None
+        return batch
 
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
         """Soft targets, and the images if the input was drawn; the same draw holds for every pass of the step."""

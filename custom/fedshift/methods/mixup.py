@@ -41,6 +41,8 @@ def mix(batch: base.Batch, partner: Tensor, share: Tensor, *, n_classes: int) ->
 class Client(base.Client[Config]):
     """Mixes every training batch."""
 
+    mixes_samples = True
+
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
         """Blended images and soft targets."""
         if self.config.alpha == 0:

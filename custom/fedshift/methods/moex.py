@@ -55,6 +55,8 @@ def exchange(x: Tensor, partner: Tensor, *, norm: str, eps: float) -> Tensor:
 class Client(base.Client[Config]):
     """Draws the partners with the batch; the layer swaps moments with them in every pass of the step."""
 
+    mixes_samples = True
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """The stage must exist."""
         stages_of(net, (self.config.layer,), "moex")
@@ -71,10 +73,14 @@ class Client(base.Client[Config]):
 
         return [stage.hook(layer) for stage in stages_of(net, (self.config.layer,), "moex").values()]
 
+    def augment(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
+        """A new batch: until it is drawn for, passes of other methods swap nothing."""
+        ctx.scratch["partner"] = None
+        return batch
+
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
         """Soft targets, if this batch's moments are to be swapped."""
         rng = ctx.rng("exchange")
-        ctx.scratch["partner"] = None
         if float(torch.rand((), generator=rng)) >= self.config.p:
             return batch
         partner = torch.randperm(len(batch.x), generator=rng).to(batch.x.device)

@@ -162,7 +162,8 @@ class Client(base.Client[Config]):
             for name, keys in units(net).items()
             if name in self.kept(net, ctx.state)
             for key in keys
-            if f"own.{key}" in ctx.state
+            # Batch counters are all sites' together, and are sent: they only go up.
+            if f"own.{key}" in ctx.state and ctx.state[f"own.{key}"].is_floating_point()
         }
         net.load_state_dict(own, strict=False)
 

@@ -55,9 +55,10 @@ class Config(Strict):
 
 def specs(net: nn.Module, reveals: str) -> dict[str, base.ArraySpec]:
     """One array a parameter, by the parameter's name."""
+    types = {name: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in net.named_parameters()}
     return {
-        name: base.ArraySpec(tuple(p.shape), str(p.dtype).removeprefix("torch."), low=-1e6, high=1e6, reveals=reveals)
-        for name, p in net.named_parameters()
+        name: base.ArraySpec(shape, dtype, low=-1e6, high=1e6, reveals=reveals, keep=False)
+        for name, (shape, dtype) in types.items()
     }
 
 
@@ -172,7 +173,9 @@ class Server(base.Server[Config]):
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """One array a parameter, and the rounds."""
-        rounds = base.ArraySpec(("sites",), "int64", low=0, reveals="the last round in which each site took part")
+        rounds = base.ArraySpec(
+            ("sites",), "int64", low=0, reveals="the last round in which each site took part", keep=False
+        )
         return {**specs(net, "the mean gradient over all sites"), "accepted": rounds}
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:

@@ -8,9 +8,10 @@ is mean(f) + β var(f); with Δ_i = w − w_i in place of gradients::
 
 since Σ (f_i − f̄) = 0. f_i is the mean loss of the received model over site i's training samples.
 
-Deviations: Algorithm 2 has a weight n_i/N and 1/n both, which disagrees with (24) and would shrink every step n times;
-``weights: samples`` has n_i/N in place of every 1/n, in the means too. Losses are of un-augmented samples in
-evaluation mode, normalised as at test. Batch-norm statistics are averaged with the convex weights nearest to c.
+Deviations: all sites take part in every round (Algorithm 2 draws some), and drawn sites are refused. Algorithm 2 has a
+weight n_i/N and 1/n both, which disagrees with (24) and would shrink every step n times; ``weights: samples`` has
+n_i/N in place of every 1/n, in the means too. Losses are of un-augmented samples in evaluation mode, normalised as at
+test. Batch-norm statistics are averaged with the convex weights nearest to c.
 
 Variants: ``variant: released`` does what the authors' code does: no 1/n before the second sum, and f_i is the loss of
 the locally trained model.

@@ -35,6 +35,10 @@ def build(name: str, options: dict[str, Any], *, in_channels: int, n_classes: in
     for key in options:
         if key not in known:
             raise ConfigError(f"network {name}: unknown option {key!r}{nearest(key, known)}")
-    with seeded_global(seed):
-        net: nn.Module = make(in_channels=in_channels, n_classes=n_classes, **options)
+    try:
+        with seeded_global(seed):
+            net: nn.Module = make(in_channels=in_channels, n_classes=n_classes, **options)
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"network {name}: no such network can be made with options {options} ({reason})") from None
     return net

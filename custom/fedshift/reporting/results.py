@@ -6,7 +6,7 @@ import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +16,7 @@ from fedshift.job import JobSpec
 
 FILE_NAME = "results.json"
 Metrics = dict[str, float]
+Count = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 
 
 class _Model(BaseModel):
@@ -51,9 +52,9 @@ class DataRecord(_Model):
     """A site's data: counts of samples a split, and the fingerprint of its manifest."""
 
     kind: Literal["patients", "images", "phantom"]
-    n: dict[str, int]
-    manifest_sha256: str
-    split_rule: str
+    n: dict[str, Count]
+    manifest_sha256: str = Field(max_length=64)
+    split_rule: str = Field(max_length=64)
 
 
 class SiteRound(_Model):
@@ -108,14 +109,15 @@ class Final(_Model):
     """Scores of the best and the last aggregate.
 
     ``personal`` is filled when methods keep parts at the sites: test scores of the best round, each site with its own
-    parts (so are ``best`` and ``last`` then; the model files hold none of these parts), or with the best model as the
-    site fine-tuned it (``best`` and ``last`` are then of the model itself). ``newcomers`` had not trained
-    up to the best round: they had no parts of their own, and the methods' options say what they used instead.
+    parts (so are ``best`` and ``last`` then; the model files hold none of these parts); or, with ``fine_tuned``, with
+    the best model as the site trained it on (``best`` and ``last`` are then of the model itself). ``newcomers`` had not
+    trained up to the best round: they had no parts of their own, and the methods' options say what they used instead.
     """
 
     best: FinalScores
     last: FinalScores
     personal: dict[str, Metrics] = {}
+    fine_tuned: bool = False
     newcomers: list[str] = []
 
 

@@ -7,7 +7,7 @@ from statistics import fmean
 from rich.table import Table
 
 from fedshift.errors import ConfigError
-from fedshift.reporting.results import Final, FinalScores, Results
+from fedshift.reporting.results import FinalScores, Results
 
 PHANTOM = "The data are the phantom: simulated scans, no patients."
 
@@ -38,13 +38,12 @@ def scores_table(results: Results) -> Table:
     for scores, _, heading in shown:
         which = "last" if scores is last else "best"
         table.add_column(f"{heading}\n{which} model (round {scores.round})", justify="right")
-    fine_tuned = _fine_tuned(final)
-    if fine_tuned:
+    if final.fine_tuned:
         table.add_column(f"test\nsites' own models (from round {best.round})", justify="right")
-    columns: list[list[float]] = [[] for _ in range(len(shown) + fine_tuned)]
+    columns: list[list[float]] = [[] for _ in range(len(shown) + final.fine_tuned)]
     for site, record in results.data.items():
         values = [_score(scores, site, split, metric) for scores, split, _ in shown]
-        if fine_tuned:
+        if final.fine_tuned:
             values.append(final.personal.get(site, {}).get(metric))
         for column, value in zip(columns, values, strict=True):
             if value is not None:
@@ -56,15 +55,10 @@ def scores_table(results: Results) -> Table:
     return table
 
 
-def _fine_tuned(final: Final) -> bool:
-    """Whether sites' own models are others than those that ``best`` was scored with."""
-    return any(scores != final.best.sites[site].get("test") for site, scores in final.personal.items())
-
-
 def _notes(results: Results) -> list[str]:
     final, notes = results.final, []
     assert final is not None
-    if final.personal and not _fine_tuned(final):
+    if final.personal and not final.fine_tuned:
         notes.append("Every site is scored with a model of its own.")
     if final.newcomers:
         notes.append(f"Had not trained by the best round: {', '.join(final.newcomers)}.")

@@ -50,6 +50,11 @@ def check_alone(method: str, job: JobSpec) -> None:
             raise ConfigError(
                 f"{method} and {other} cannot be combined: both decide the loss of a batch; name one of them"
             )
+        if half.mixes_samples:
+            raise ConfigError(
+                f"{method} and {other} cannot be combined: {other} mixes images of different sites, and {method} needs "
+                "each site's own loss; name one of them"
+            )
         if half.fine_tune is not Client.fine_tune:
             raise ConfigError(
                 f"{method} and {other} cannot be combined: {other} trains at single sites, and the loss of {method} "

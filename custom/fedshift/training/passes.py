@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -66,15 +67,24 @@ class Replayed:
         self._first = True
         self._draws: dict[str, Tensor] = {}
 
+    def _global_draws(self) -> list[tuple[Callable[[Tensor], None], Tensor]]:
+        """States of torch's own generators, which dropout uses, and how to put them back."""
+        device = next(self._run.net.parameters()).device
+        states: list[tuple[Callable[[Tensor], None], Tensor]] = [(torch.set_rng_state, torch.get_rng_state())]
+        if device.type == "cuda":
+            states.append((partial(torch.cuda.set_rng_state, device=device), torch.cuda.get_rng_state(device)))
+        return states
+
     def __call__(self) -> Tensor:
         """The loss."""
         run = self._run
         if self._first:
             self._first = False
             self._draws = {name: generator.get_state() for name, generator in run.generators.items()}
-            self._layers = torch.get_rng_state()
+            self._layers = self._global_draws()
             return self._compute()
-        torch.set_rng_state(self._layers)
+        for put_back, state in self._layers:
+            put_back(state)
         _put_back(run, self._draws)
         run.replay = True
         try:
