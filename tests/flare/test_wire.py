@@ -78,7 +78,7 @@ def test_an_update_comes_back_as_it_was() -> None:
 
 
 def test_several_sites_of_one_client_answer_together() -> None:
-    scores = Scores("UCL", 5, {"val": {"dice": 0.25}, "test": {"dice": 0.5}})
+    scores = Scores("UCL", 5, {"val": {"dice": 0.25}, "test": {"dice": 0.5}}, {"test": {"dice": 0.75}})
     failure = wire.Failure("BMC", 5, "the disk is full")
     answers = [wire.Answer(scores), wire.Answer(failure), wire.Answer(UPDATE)]
     got = wire.decode_answers(travelled(wire.encode_answers(answers)))
@@ -127,6 +127,10 @@ def entry(**meta: Any) -> DXO:
     return DXO(DataKind.COLLECTION, data={}, meta={"kind": "Update", "round": 1, **meta})
 
 
+def splits(scores: dict[str, object]) -> DXO:
+    return DXO(DataKind.COLLECTION, {"val": DXO(DataKind.METRICS, scores)})
+
+
 @pytest.mark.parametrize(
     ("shareable", "key"),
     [
@@ -137,10 +141,15 @@ def entry(**meta: Any) -> DXO:
         (answer_with(entry(kind="Pickle")), "kind"),
         (answer_with(entry(round="1")), "round"),
         (answer_with(entry(n_samples=1, n_steps=1)), "weights"),
+        (answer_with(entry(kind="Scores")), "values"),
         (answer_with(entry(kind="Failure", info={"path": "/data"})), "info"),
         (
             answer_with(
-                DXO(DataKind.COLLECTION, {"val": DXO(DataKind.METRICS, {"dice": "1"})}, {"kind": "Scores", "round": 1})
+                DXO(
+                    DataKind.COLLECTION,
+                    {"values": splits({"dice": "1"}), "personal": splits({"dice": 1.0})},
+                    {"kind": "Scores", "round": 1},
+                )
             ),
             "metrics.dice",
         ),
