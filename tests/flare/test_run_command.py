@@ -87,8 +87,13 @@ def test_run_shows_progress_scores_and_where_things_are(side_by_side: SimulatorR
 
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, phantom_home: Path) -> None:
     assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SHORT, "schedule.rounds=1000"]) == 0
+    # Tests that run in the background of a shell inherit an ignored SIGINT, and so would the command.
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from fedshift.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedshift.cli", "run", str(tmp_path / "fedfa_prostate"), "-w", str(tmp_path / "run")],
+        [sys.executable, "-c", code, "run", str(tmp_path / "fedfa_prostate"), "-w", str(tmp_path / "run")],
         env=environment(phantom_home),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
