@@ -195,17 +195,10 @@ def noise_site(root: Path, site: str, *, n: int = 320, size: int = 32) -> Path:
     arrays = folder / "arrays" / str(size)
     arrays.mkdir(parents=True)
     np.save(arrays / "images.npy", rng.integers(0, 256, (n, 3, size, size), dtype=np.uint8))
-    np.save(arrays / "labels.npy", rng.integers(0, 10, n).astype(np.uint8))
-    case = {
-        "shape": (1, size, size),
-        "spacing": (1.0,) * 3,
-        "direction": (1.0, 0, 0, 0, 1, 0, 0, 0, 1),
-        "array": "arrays",
-    }
-    cases = [
-        case
-        | {"id": str(i), "sha256_image": f"{site}{i}", "sha256_label": f"{site}{i}", "offset": i}
-        | {"split": "val" if i % 10 == 0 else "train"}
+    labels = rng.integers(0, 10, n)
+    np.save(arrays / "labels.npy", labels.astype(np.uint8))
+    pictures = [
+        {"id": str(i), "sha256": f"{site}{i}", "label": str(labels[i]), "split": "val" if i % 10 == 0 else "train"}
         for i in range(n)
     ]
     Manifest.parse(
@@ -216,7 +209,7 @@ def noise_site(root: Path, site: str, *, n: int = 320, size: int = 32) -> Path:
             "kind": "phantom",
             "preparation": {"source": "random numbers"},
             "classes": [str(digit) for digit in range(10)],
-            "cases": cases,
+            "pictures": pictures,
             "licence": "Apache-2.0",
             "citation": "none",
         },

@@ -12,12 +12,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import shutil
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from data_prep.whole import write_whole
 from fedshift.data.arrays import build_arrays
 from fedshift.data.casefiles import CaseFiles as CaseFiles
 from fedshift.data.casefiles import Finding, dummy_finding, is_dummy, read_case
@@ -57,9 +56,8 @@ def write_site(
     """
     _refuse_names(cases, dataset, site)
     target = root / dataset / site
-    beside = target.parent / f".{site}.partial-{uuid.uuid4().hex[:8]}"
-    try:
-        (beside / "volumes").mkdir(parents=True)
+    with write_whole(target) as beside:
+        (beside / "volumes").mkdir()
         split_of = deal_splits([case.id for case in cases], dataset=dataset, site=site, fixed=splits or {})
         manifest = Manifest(
             schema=1,
@@ -81,13 +79,6 @@ def write_site(
         manifest.write(beside)
         for matrix in matrices:
             build_arrays(beside, manifest, matrix)
-        _swap(beside, target)
-    except OSError as error:
-        raise DataError(
-            f"{target} cannot be written ({error.strerror or error}): make room there or give another --out"
-        ) from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return target
 
 
@@ -176,21 +167,3 @@ def _refuse_names(cases: Sequence[CaseFiles], dataset: str, site: str) -> None:
         other = seen.setdefault(case.id.lower(), case)
         if other is not case:
             raise DataError(f"case id {case.id} is there twice ({other.image} and {case.image}): rename or remove one")
-
-
-def _swap(beside: Path, target: Path) -> None:
-    """Put the finished folder in place; a former one is removed only after that."""
-    former = target.parent / f".{target.name}.former-{uuid.uuid4().hex[:8]}"
-    if not target.exists():
-        beside.rename(target)
-        return
-    target.rename(former)
-    try:
-        beside.rename(target)
-    except OSError:
-        former.rename(target)
-        raise
-    try:
-        shutil.rmtree(former)
-    except OSError as error:
-        log.error("%s is out of date but cannot be removed (%s): delete it by hand", former, error.strerror)

@@ -20,6 +20,7 @@ from fedshift.resolve import resolve
 
 GOLDEN = Path(__file__).parent / "golden"
 SHAPES = Path(__file__).parent / "shapes.yaml"
+SHAPE_CLASSES = ("disc", "square", "bar")
 
 
 @pytest.fixture(autouse=True)
@@ -147,14 +148,9 @@ def make_image_site(
         records.append(
             {
                 "id": f"{number:04d}",
-                "sha256_image": f"{site}-image-{number}",
-                "sha256_label": f"{site}-label-{number}",
+                "sha256": f"{site}-image-{number}",
+                "label": SHAPE_CLASSES[label],
                 "split": ("train", "train", "train", "train", "val", "test")[number // 3 % 6],
-                "shape": (1, size, size),
-                "spacing": (1.0, 1.0, 1.0),
-                "direction": (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0),
-                "array": "arrays",
-                "offset": number,
             }
         )
     arrays = folder / "arrays" / str(size)
@@ -168,8 +164,8 @@ def make_image_site(
             "site": site,
             "kind": "phantom",
             "preparation": {"source": "made by the tests"},
-            "classes": ["disc", "square", "bar"],
-            "cases": records,
+            "classes": SHAPE_CLASSES,
+            "pictures": records,
             "licence": "Apache-2.0",
             "citation": "none",
         },

@@ -26,7 +26,7 @@ def default_root() -> Path:
 
 def add_parsers(subparsers: Any) -> None:
     """Add ``prepare`` and ``check`` to the sub-commands of ``fedshift data``."""
-    prepare = subparsers.add_parser("prepare", help="turn scans into a prepared site")
+    prepare = subparsers.add_parser("prepare", help="turn scans or pictures into a prepared site")
     kinds = prepare.add_subparsers(required=True, metavar="WHAT")
 
     public = kinds.add_parser("prostate", help="a public prostate set, as downloaded and unpacked")
@@ -34,6 +34,25 @@ def add_parsers(subparsers: Any) -> None:
     public.add_argument("--sites", type=_names, metavar="A,B", help="only these sites (default: all)")
     _add_common(public)
     public.set_defaults(func=_prepare_prostate)
+
+    for name, what, prepare_set in (
+        ("office_caltech", "Office-Caltech 10, ten classes in four domains", _prepare_office_caltech),
+        ("pacs", "PACS, seven classes in four domains", _prepare_pacs),
+    ):
+        pictures = kinds.add_parser(name, help=what)
+        pictures.add_argument("--source", type=Path, required=True, metavar="DIR", help="<domain>/<class>/<picture>")
+        _add_out(pictures)
+        pictures.add_argument(
+            "--size", type=_sizes, metavar="N,M", help="sides in pixels (default: those of the task and its protocols)"
+        )
+        if name == "office_caltech":
+            pictures.add_argument(
+                "--split",
+                choices=["hash", "papers"],
+                default="hash",
+                help="by content (default), or FedFA's by FedBN's lists, where copies stand in several splits",
+            )
+        pictures.set_defaults(func=prepare_set)
 
     own = kinds.add_parser("own", help="a hospital's own scans; call again to add or withdraw cases")
     own.add_argument("--images", type=Path, metavar="DIR", help="NIfTI, NRRD, MHA, or a DICOM series per folder")
@@ -51,8 +70,12 @@ def add_parsers(subparsers: Any) -> None:
     look.set_defaults(func=_check)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="ROOT", help=f"default: {str(default_root()).replace('%', '%%')}")
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    _add_out(parser)
     parser.add_argument("--matrix", type=_sizes, default=(), metavar="N,M", help="sizes to cache right away")
     parser.add_argument(
         "--trust-voxels",
@@ -74,6 +97,29 @@ def _prepare_prostate(args: argparse.Namespace) -> int:
             trust_voxels=args.trust_voxels,
             progress=tell,
         )
+    for folder in folders:
+        _tell_site(folder)
+    return 0
+
+
+def _prepare_office_caltech(args: argparse.Namespace) -> int:
+    from data_prep.office_caltech import SIZES, plan_office_caltech, prepare_office_caltech
+
+    total = sum(map(len, plan_office_caltech(args.source, split=args.split).values()))
+    with _progress(total) as tell:
+        folders = prepare_office_caltech(
+            args.source, args.out or default_root(), sizes=args.size or SIZES, split=args.split, progress=tell
+        )
+    for folder in folders:
+        _tell_site(folder)
+    return 0
+
+
+def _prepare_pacs(args: argparse.Namespace) -> int:
+    from data_prep.pacs import SIZES, plan_pacs, prepare_pacs
+
+    with _progress(sum(map(len, plan_pacs(args.source).values()))) as tell:
+        folders = prepare_pacs(args.source, args.out or default_root(), sizes=args.size or SIZES, progress=tell)
     for folder in folders:
         _tell_site(folder)
     return 0
@@ -118,7 +164,10 @@ def _tell_site(folder: Path) -> None:
 
     manifest = read_manifest(folder)
     counts = ", ".join(f"{len(manifest.by_split(split))} {split}" for split in ("train", "val", "test"))
-    console.print(f"{manifest.site}: {len(manifest.cases)} case(s) ({counts}) in {folder}", markup=False)
+    what = "case(s)" if manifest.cases else "picture(s)"
+    console.print(f"{manifest.site}: {len(manifest.entries)} {what} ({counts}) in {folder}", markup=False)
+    if (folder / "montage.png").is_file():
+        console.print(f"  look at {folder / 'montage.png'}", markup=False)
 
 
 @contextmanager

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_image_site, small_image_job
+from conftest import make_image_site, make_site, small_image_job
 from torch.nn import functional
 
+from fedshift.data.arrays import open_arrays
 from fedshift.errors import ConfigError, DataError
 from fedshift.tasks import build_task
 from fedshift.tasks.classification import Images, Task
@@ -53,6 +54,18 @@ def test_a_fraction_of_the_training_images_is_drawn_by_seed(site: Path) -> None:
     assert drawn(0) == drawn(0) != drawn(1)
 
 
+def test_at_most_so_many_training_images(site: Path) -> None:
+    def drawn(*options: str, seed: int = 0) -> list[int]:
+        data = build_task(small_image_job("fedavg", *options, seed=seed)).open(site, "A")
+        assert isinstance(data, Images)
+        return list(data.members("train"))
+
+    assert len(drawn("data.images=7")) == 7 and len(drawn("data.images=99")) == 36
+    assert drawn("data.images=7") == drawn("data.images=7") != drawn("data.images=7", seed=1)
+    assert drawn("data.images=20", "data.fraction=0.25") == drawn("data.fraction=0.25"), "both hold"
+    assert len(drawn("data.images=5", "data.fraction=0.25")) == 5
+
+
 def test_accuracy_counts_right_answers(site: Path) -> None:
     data = task().open(site, "A")
     right = data.labels(data.members("val")).to(torch.uint8)
@@ -75,6 +88,7 @@ def test_the_loss_takes_soft_targets() -> None:
         (["data.std=[0]"], "data.std must be above 0"),
         (["data.sise=32"], "unknown key 'sise'; did you mean 'size'"),
         (["data.channels=2"], "channels"),
+        (["data.images=0"], "images"),
     ],
 )
 def test_bad_options_are_named(options: list[str], message: str) -> None:
@@ -88,6 +102,9 @@ def test_what_is_wrong_with_a_site_is_said(site: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="its manifest says site A, the job wants B"):
         task().open(site, "B")
     arrays = site / "arrays" / "16"
+    np.save(arrays / "labels.npy", np.load(arrays / "labels.npy")[::-1])
+    with pytest.raises(DataError, match="says bar of picture 0000, the manifest disc: prepare the site again"):
+        task().open(site, "A")
     np.save(arrays / "labels.npy", np.full(48, 3, np.uint8))
     with pytest.raises(DataError, match="names class 3, the manifest has 3 classes"):
         task().open(site, "A")
@@ -101,9 +118,13 @@ def test_what_is_wrong_with_a_site_is_said(site: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is missing"):
         task().open(site, "A")
     manifest = json.loads((site / "manifest.json").read_text(encoding="utf-8"))
-    for case in manifest["cases"]:
-        case["split"] = "val"
+    for picture in manifest["pictures"]:
+        picture["split"] = "val"
     other = make_image_site(tmp_path / "other", "A")
     (other / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(DataError, match="site A: no image to train on"):
         task().open(other, "A")
+    with pytest.raises(DataError, match="holds volumes, this task needs pictures"):
+        task().open(make_site(tmp_path, "A"), "A")
+    with pytest.raises(DataError, match="holds pictures, this task needs volumes"):
+        open_arrays(site, matrix=16)

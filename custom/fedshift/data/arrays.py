@@ -55,7 +55,7 @@ def arrays_dir(site_dir: Path, manifest: Manifest, matrix: int) -> Path:
     if matrix < 8:
         raise DataError(f"matrix {matrix} is too small: ask for at least 8 pixels")
     if not manifest.cases:
-        raise DataError(f"{site_dir} has no cases: add one with 'fedshift data prepare'")
+        raise DataError(f"{site_dir} holds pictures, this task needs volumes: name the right folder")
     return site_dir / manifest.cases[0].array / str(matrix)
 
 

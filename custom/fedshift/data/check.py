@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from fedshift.data.arrays import open_arrays
 from fedshift.data.casefiles import CaseFiles, CasePair, Finding, dummy_finding, is_dummy, read_case
+from fedshift.data.images import open_images
 from fedshift.data.manifest import FILE_NAME, Case, Manifest, read_manifest
 from fedshift.data.scans import content_hash
 from fedshift.data.scansets import ScanSet, find_sets, pair_folders
@@ -82,9 +86,12 @@ def _check_site(site: Path, seen: _Seen, tell: Progress) -> Iterator[Finding]:
         what = str(error).removeprefix(str(site / FILE_NAME)).lstrip(": ")
         yield Finding("error", site / FILE_NAME, f"cannot be used ({what})", again)
         return
-    ids = [case.id for case in manifest.cases]
-    for case_id in sorted({case_id for case_id in ids if ids.count(case_id) > 1}):
-        yield Finding("error", site / FILE_NAME, f"lists the id {case_id} twice", again)
+    ids = Counter(entry.id for entry in manifest.entries)
+    for entry_id in sorted(entry_id for entry_id, times in ids.items() if times > 1):
+        yield Finding("error", site / FILE_NAME, f"lists the id {entry_id} twice", again)
+    if manifest.pictures:
+        yield from _check_pictures(site, manifest, seen, tell)
+        return
     dummies = 0
     for case in manifest.cases:
         tell(f"{manifest.site} {case.id}")
@@ -101,6 +108,40 @@ def _check_site(site: Path, seen: _Seen, tell: Progress) -> Iterator[Finding]:
         if split not in {case.split for case in manifest.cases}:
             yield Finding("warning", site, f"has no {split} case", "add cases, three are the least")
     yield from dummy_finding(site, dummies, len(manifest.cases))
+
+
+def _check_pictures(site: Path, manifest: Manifest, seen: _Seen, tell: Progress) -> Iterator[Finding]:
+    """The pictures themselves are not kept: what they hash to, their splits and the cached arrays are compared."""
+    tell(manifest.site)
+    known = int(manifest.preparation.get("pictures_straddling", 0))
+    if known:
+        what = f"has {known} picture(s) with copies in other splits or sites ({manifest.preparation.get('split_rule')})"
+        yield Finding("warning", site, what, "prepare it with another split unless a paper is to be repeated")
+    for picture in manifest.pictures:
+        other, where, split = seen.images.setdefault(
+            f"{manifest.dataset} {picture.sha256}", (picture.id, site, picture.split)
+        )
+        if (where, split) != (site, picture.split) and not known:
+            what = f"lists {picture.id} ({picture.split}), which is the same as {other} ({split}) in {where}"
+            yield Finding("error", site / FILE_NAME, what, "prepare the data set again")
+    for folder in sorted((site / "arrays").glob("*")):
+        if folder.name.isdigit():
+            try:
+                open_images(site, size=int(folder.name), channels=_channels(folder / "images.npy"))
+            except DataError as error:
+                what = f"cannot be used ({str(error).split(': ')[0]})"
+                yield Finding("error", folder, what, "prepare the site again")
+    for part in ("train", "val", "test"):
+        if part not in {picture.split for picture in manifest.pictures}:
+            yield Finding("warning", site, f"has no {part} picture", "add pictures, three of a class are the least")
+
+
+def _channels(images: Path) -> int:
+    try:
+        shape = np.load(images, mmap_mode="r", allow_pickle=False).shape
+    except (ValueError, OSError, EOFError):
+        return 3
+    return int(shape[1]) if len(shape) == 4 else 3
 
 
 def _prepared_files(site: Path, case: Case) -> CaseFiles:

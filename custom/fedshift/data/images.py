@@ -27,17 +27,26 @@ def open_images(folder: Path, *, size: int, channels: int) -> ImageArrays:
         DataError: no prepared site there, none of that size, or arrays that do not fit the manifest.
     """
     manifest = read_manifest(folder)
+    if manifest.cases:
+        raise DataError(f"{folder} holds volumes, this task needs pictures: name the right folder")
     arrays = folder / "arrays" / str(size)
     if not arrays.is_dir():
         found = sorted(int(p.name) for p in (folder / "arrays").glob("*") if p.name.isdigit())
         raise DataError(f"{folder} has no images of {size} pixels, only {found}: prepare the site with that size")
-    n = len(manifest.cases)
+    n = len(manifest.pictures)
     images = _open(arrays / "images.npy", (n, channels, size, size))
     labels = _open(arrays / "labels.npy", (n,))
-    if n and labels.max() >= len(manifest.classes):
+    if labels.max() >= len(manifest.classes):
         raise DataError(
             f"{arrays / 'labels.npy'} names class {labels.max()}, the manifest has {len(manifest.classes)} "
             "classes: prepare the site again"
+        )
+    wanted = np.array([manifest.classes.index(picture.label) for picture in manifest.pictures], np.uint8)
+    if (labels != wanted).any():
+        row = int((labels != wanted).argmax())
+        raise DataError(
+            f"{arrays / 'labels.npy'} says {manifest.classes[labels[row]]} of picture {manifest.pictures[row].id}, the "
+            f"manifest {manifest.pictures[row].label}: prepare the site again"
         )
     return ImageArrays(images, labels, manifest)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedshift.errors import DataError
 from fedshift.strict import Strict
@@ -17,7 +17,7 @@ FILE_NAME = "manifest.json"
 
 
 class Case(Strict):
-    """One volume (or image) of a site.
+    """One volume of a site.
 
     ``sha256_*`` hash the decoded voxels, so the same content under another name or compression
     is recognised. ``shape`` is (slices, rows, columns), ``spacing`` millimetres in that order.
@@ -35,8 +35,23 @@ class Case(Strict):
     offset: int
 
 
+class Picture(Strict):
+    """One picture of a site; its row in the cached arrays is its place in the manifest.
+
+    ``sha256`` hashes the decoded RGB pixels before they are resized, ``label`` names one of the site's classes.
+    """
+
+    id: str
+    sha256: str
+    label: str
+    split: Split
+
+
 class Manifest(Strict):
-    """All that is known of a prepared site. Written once by data_prep, read by everything else."""
+    """All that is known of a prepared site. Written once by data_prep, read by everything else.
+
+    A site holds volumes (``cases``) or ``pictures``, never both.
+    """
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     dataset: str
@@ -44,13 +59,28 @@ class Manifest(Strict):
     kind: Literal["patients", "images", "phantom"]
     preparation: dict[str, Any]
     classes: tuple[str, ...]
-    cases: tuple[Case, ...]
+    cases: tuple[Case, ...] = ()
+    pictures: tuple[Picture, ...] = ()
     licence: str
     citation: str
 
-    def by_split(self, split: Split) -> tuple[Case, ...]:
-        """The cases of one split, in file order."""
-        return tuple(case for case in self.cases if case.split == split)
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if bool(self.cases) == bool(self.pictures):
+            raise ValueError("either 'cases' or 'pictures' must be filled: prepare the site again")
+        unknown = {picture.label for picture in self.pictures} - set(self.classes)
+        if unknown:
+            raise ValueError(f"a picture's label {min(unknown)!r} is none of the classes: prepare the site again")
+        return self
+
+    @property
+    def entries(self) -> tuple[Case, ...] | tuple[Picture, ...]:
+        """The cases or the pictures, whichever the site has."""
+        return self.cases or self.pictures
+
+    def by_split(self, split: Split) -> tuple[Case | Picture, ...]:
+        """The cases or pictures of one split, in file order."""
+        return tuple(entry for entry in self.entries if entry.split == split)
 
     def check_is(self, folder: Path, *, dataset: str, site: str, classes: tuple[str, ...]) -> None:
         """Compare with what a job expects in ``folder``.
@@ -72,7 +102,8 @@ class Manifest(Strict):
         """Write ``folder/manifest.json`` (whole or not at all)."""
         target = folder / FILE_NAME
         beside = target.with_suffix(".json.partial")
-        beside.write_text(json.dumps(self.model_dump(by_alias=True), indent=1) + "\n", encoding="utf-8")
+        content = self.model_dump(by_alias=True, exclude={"pictures" if self.cases else "cases"})
+        beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         beside.replace(target)
 
 

@@ -30,7 +30,7 @@ class DataSpec(Strict):
 
     ``size`` is the side in pixels, ``channels`` 1 for grey and 3 for colour. Intensities are scaled to [0, 1], then
     normalised by ``mean`` and ``std``, one number or one a channel. ``fraction`` keeps that part of the training
-    images.
+    images, and ``images`` at most that many of them, drawn by seed.
     """
 
     size: int = Field(ge=8)
@@ -38,6 +38,7 @@ class DataSpec(Strict):
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     fraction: float = Field(default=1.0, gt=0, le=1)
+    images: int | None = Field(default=None, ge=1)
 
 
 class Images(SiteData):
@@ -51,16 +52,17 @@ class Images(SiteData):
         """
         arrays = open_images(folder, size=spec.size, channels=spec.channels)
         self.manifest = arrays.manifest
-        self.split_rule = "manifest"
+        self.split_rule = str(self.manifest.preparation.get("split_rule", "manifest"))[:64]
         self._images, self._labels = arrays.images, arrays.labels
         self._mean, self._std = (torch.tensor(v).reshape(1, -1, 1, 1) for v in (spec.mean, spec.std))
-        splits = np.array([case.split for case in self.manifest.cases])
+        splits = np.array([picture.split for picture in self.manifest.pictures])
         parts: tuple[Split, ...] = ("train", "val", "test")
         self._members: dict[Split, np.ndarray] = {split: np.flatnonzero(splits == split) for split in parts}
-        if spec.fraction < 1:
-            train = self._members["train"]
+        train = self._members["train"]
+        keep = min(max(1, round(spec.fraction * len(train))), spec.images or len(train))
+        if keep < len(train):
             rng = np.random.default_rng(derive_seed(seed, site, 0, "fraction"))
-            self._members["train"] = np.sort(rng.permutation(train)[: max(1, round(spec.fraction * len(train)))])
+            self._members["train"] = np.sort(rng.permutation(train)[:keep])
         if not len(self._members["train"]):
             raise DataError(f"site {site}: no image to train on; prepare the site with more images")
 

@@ -1,0 +1,54 @@
+"""A prepared site is there as a whole or not at all: written beside its place, renamed at the end."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedshift.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def write_whole(target: Path) -> Iterator[Path]:
+    """An empty folder beside ``target`` that takes its place when the block ends well.
+
+    An existing ``target`` stays as it is until then, and for good if anything fails.
+
+    Raises:
+        DataError: the disk is full, or the place may not be written to.
+    """
+    beside = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        _swap(beside, target)
+    except OSError as error:
+        raise DataError(
+            f"{target} cannot be written ({error.strerror or error}): make room there or give another --out"
+        ) from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _swap(beside: Path, target: Path) -> None:
+    """Put the finished folder in place; a former one is removed only after that."""
+    former = target.parent / f".{target.name}.former-{uuid.uuid4().hex[:8]}"
+    if not target.exists():
+        beside.rename(target)
+        return
+    target.rename(former)
+    try:
+        beside.rename(target)
+    except OSError:
+        former.rename(target)
+        raise
+    try:
+        shutil.rmtree(former)
+    except OSError as error:
+        log.error("%s is out of date but cannot be removed (%s): delete it by hand", former, error.strerror)

@@ -1,0 +1,155 @@
+"""Office-Caltech 10: the papers' split from FedBN's lists, the split by content, and what a wrong download gets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from picturefiles import write_tree
+
+from data_prep.office_caltech import LISTS, OFFICE_CALTECH, plan_office_caltech, prepare_office_caltech
+from data_prep.pictures import BY_CONTENT
+from fedshift import cli
+from fedshift.data.images import open_images
+from fedshift.data.manifest import read_manifest
+from fedshift.errors import DataError
+from fedshift.resolve import resolve
+from fedshift.tasks import build_task
+from fedshift.tasks.classification import Images
+
+PARTS = ("train", "val", "test")
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Path:
+    """Five pictures of each class at each site; the lists have the first four for training, backwards."""
+    root = write_tree(tmp_path / "office", OFFICE_CALTECH.sites, OFFICE_CALTECH.classes, suffix=".jpg")
+    lists = {
+        site: {
+            "train": [f"{site}/{c}/frame_{k:04d}.jpg" for k in (4, 3, 2, 1) for c in OFFICE_CALTECH.classes],
+            "test": [f"{site}/{c}/frame_0005.jpg" for c in OFFICE_CALTECH.classes],
+        }
+        for site in OFFICE_CALTECH.sites
+    }
+    (root / LISTS).write_text(json.dumps(lists), encoding="utf-8")
+    return root
+
+
+def change_lists(root: Path, site: str, part: str, names: list[str]) -> None:
+    lists = json.loads((root / LISTS).read_text(encoding="utf-8"))
+    lists[site][part] = names
+    (root / LISTS).write_text(json.dumps(lists), encoding="utf-8")
+
+
+def counts(folders: list[Path]) -> dict[str, list[int]]:
+    return {folder.name: [len(read_manifest(folder).by_split(part)) for part in PARTS] for folder in folders}
+
+
+def test_the_first_three_fifths_of_the_training_list_are_trained_on(office: Path, tmp_path: Path) -> None:
+    folders = prepare_office_caltech(office, tmp_path / "out", sizes=[8], split="papers")
+    assert counts(folders) == {site: [24, 16, 10] for site in OFFICE_CALTECH.sites}
+    manifest = read_manifest(folders[2])
+    split_of = {picture.id: picture.split for picture in manifest.pictures}
+    # 40 names, ten classes in turn: 24 are all of number 4 and 3 and four classes of number 2
+    assert split_of["back_pack/frame_0004.jpg"] == split_of["headphones/frame_0002.jpg"] == "train"
+    assert split_of["keyboard/frame_0002.jpg"] == split_of["back_pack/frame_0001.jpg"] == "val"
+    assert split_of["mug/frame_0005.jpg"] == "test"
+    assert str(manifest.preparation["split_rule"]).startswith("papers")
+    assert manifest.preparation["pictures_straddling"] == 0
+
+
+def test_without_asking_for_it_the_split_goes_by_content(office: Path, tmp_path: Path) -> None:
+    (office / LISTS).unlink()
+    folders = prepare_office_caltech(office, tmp_path / "out", sizes=[8])
+    assert counts(folders) == {site: [30, 10, 10] for site in OFFICE_CALTECH.sites}
+    assert read_manifest(folders[0]).preparation["split_rule"] == BY_CONTENT
+
+
+def test_pictures_in_no_list_are_passed_over(office: Path, caplog: pytest.LogCaptureFixture) -> None:
+    change_lists(office, "dslr", "test", ["dslr/mug/frame_0005.jpg"])
+    assert len(plan_office_caltech(office, split="papers")["dslr"]) == 41
+    assert "dslr: 9 picture(s) in no list are passed over" in caplog.text
+    assert len(plan_office_caltech(office)["dslr"]) == 50
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda r: (r / LISTS).unlink(), r"fedbn_split\.json does not exist, the papers' split needs FedBN's lists"),
+        (lambda r: (r / LISTS).write_text("[1]", encoding="utf-8"), "not in the form of FedBN's lists"),
+        (lambda r: (r / LISTS).write_text("{", encoding="utf-8"), "not in the form of FedBN's lists"),
+        (
+            lambda r: (r / "webcam" / "bike" / "frame_0002.jpg").unlink(),
+            r"webcam/bike/frame_0002\.jpg is named in fedbn_split\.json but is not there",
+        ),
+        (
+            lambda r: change_lists(r, "dslr", "test", ["dslr/mug/frame_0001.jpg"]),
+            r"dslr/mug/frame_0001\.jpg is listed twice",
+        ),
+        (
+            lambda r: change_lists(r, "dslr", "test", ["webcam/mug/frame_0005.jpg"]),
+            r"webcam/mug/frame_0005\.jpg is listed for dslr",
+        ),
+        (lambda r: shutil.rmtree(r / "dslr" / "mug"), "dslr/mug: the class has no such folder, but back_pack, bike"),
+        (lambda r: shutil.rmtree(r / "amazon"), "has no folder amazon, it holds caltech, dslr, webcam"),
+    ],
+)
+def test_what_is_wrong_is_said(office: Path, spoil: object, message: str) -> None:
+    spoil(office)  # type: ignore[operator]
+    with pytest.raises(DataError, match=message):
+        plan_office_caltech(office, split="papers")
+
+
+def test_the_command(office: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["data", "prepare", "office_caltech", "--source", str(office), "--out", str(tmp_path / "out")]
+    assert cli.main([*command, "--size", "8,12", "--split", "papers"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        f"webcam: 50 picture(s) (24 train, 16 val, 10 test) in {tmp_path / 'out' / 'office_caltech' / 'webcam'}" in said
+    )
+    assert "montage.png" in said and said.count("\n") == 8
+    assert (tmp_path / "out" / "office_caltech" / "dslr" / "arrays" / "12").is_dir()
+    shutil.rmtree(office / "amazon")
+    assert cli.main(command) == 2
+    assert "has no folder amazon" in capsys.readouterr().err
+
+
+def test_the_tasks_protocols_are_the_papers(office: Path, tmp_path: Path) -> None:
+    fedfa = resolve("office_caltech", "fedfa", protocol="fedfa").task
+    assert (fedfa.schedule.rounds, fedfa.schedule.local_epochs, fedfa.optimizer.momentum) == (400, 1, 0)
+    job = resolve("office_caltech", "fedrdn", protocol="fedrdn", options=["data.size=64", "data.images=7"])
+    assert job.task.optimizer.weight_decay == 1e-5 and not job.task.optimizer.keep
+    assert resolve("office_caltech", "fedrdn", protocol="fedrdn").task.data["images"] == 62
+    folders = prepare_office_caltech(office, tmp_path / "out", sizes=[64], split="papers")
+    data = build_task(job).open(folders[0], "amazon")
+    assert isinstance(data, Images) and data.count("train") == 7 and data.count("val") == 16
+    assert data.split_rule.startswith("papers")
+
+
+def test_the_papers_counts_on_the_real_pictures(shared_data: Path, tmp_path: Path) -> None:
+    if not (shared_data / "office_caltech_10").is_dir():
+        pytest.skip("no office_caltech_10 among the real data")
+    folders = prepare_office_caltech(shared_data / "office_caltech_10", tmp_path, sizes=[32], split="papers")
+    assert counts(folders) == {
+        "amazon": [459, 307, 192],
+        "caltech": [538, 360, 225],
+        "dslr": [75, 50, 32],
+        "webcam": [141, 95, 59],
+    }
+    straddling = [read_manifest(folder).preparation["pictures_straddling"] for folder in folders]
+    assert straddling[0] > 0 and straddling[2:] == [0, 0]
+    amazon = open_images(folders[0], size=32, channels=3)
+    assert len(amazon.images) == 958 and np.asarray(amazon.images).std() > 0
+    assert np.bincount(amazon.labels).min() >= 82
+
+    by_content = prepare_office_caltech(shared_data / "office_caltech_10", tmp_path, sizes=[32])
+    place: dict[str, tuple[str, str]] = {}
+    for folder in by_content:
+        for picture in read_manifest(folder).pictures:
+            assert place.setdefault(picture.sha256, (folder.name, picture.split)) == (folder.name, picture.split)
+    assert len(place) < 2533
+    for train, val, test in counts(by_content).values():
+        assert 0.55 < train / (train + val + test) < 0.65 and abs(val - test) <= 10

@@ -1,0 +1,286 @@
+"""Pictures of every kind become sites; copies never straddle; what is wrong is said with the file's name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from picturefiles import TREE, pixels, write_picture, write_tree
+from PIL import Image
+
+from data_prep import pictures
+from data_prep.pictures import deal_by_content, find_pictures, read_picture, resize_picture, write_pictures
+from fedshift.data.check import check
+from fedshift.data.images import open_images
+from fedshift.data.manifest import Manifest, read_manifest
+from fedshift.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "raw", TREE.sites, TREE.classes)
+
+
+def prepare(tree: Path, **options: object) -> list[Path]:
+    found = find_pictures(tree, TREE)
+    return write_pictures(found, tree.parent / "out", TREE, **{"sizes": [16], **options})  # type: ignore[arg-type]
+
+
+def split_of(site: Path) -> dict[str, str]:
+    return {picture.id: picture.split for picture in read_manifest(site).pictures}
+
+
+def same(a: Image.Image, b: np.ndarray, *, within: int = 0) -> None:
+    assert a.mode == "RGB" and np.abs(np.asarray(a).astype(int) - b.astype(int)).max() <= within
+
+
+def test_a_site_holds_what_the_files_show(tree: Path) -> None:
+    here, there = prepare(tree, sizes=[16, 8])
+    assert (here, there) == tuple(tree.parent / "out" / "things" / site for site in TREE.sites)
+    manifest = read_manifest(here)
+    assert manifest.kind == "images" and manifest.classes == TREE.classes and not manifest.cases
+    assert [picture.id for picture in manifest.pictures][4:6] == ["cup/frame_0005.png", "pen/frame_0001.png"]
+    assert manifest.preparation["split_rule"] == pictures.BY_CONTENT and manifest.preparation["sizes"] == [8, 16]
+    arrays = open_images(here, size=8, channels=3)
+    assert list(arrays.labels) == [0] * 5 + [1] * 5 and isinstance(np.load(here / "arrays/8/images.npy"), np.ndarray)
+    for row, picture in enumerate(manifest.pictures):
+        with Image.open(tree / "here" / picture.id) as stored:
+            expected = np.asarray(stored.resize((8, 8), Image.Resampling.BILINEAR))
+        np.testing.assert_array_equal(arrays.images[row].transpose(1, 2, 0), expected)
+    with Image.open(here / "montage.png") as montage:
+        assert montage.height == 2 * pictures.TILE and len(montage.getcolors(1 << 20) or ()) > 50
+    assert check(tree.parent / "out") == []
+    assert str(tree) not in (here / "manifest.json").read_text(encoding="utf-8")
+
+
+def test_three_fifths_of_each_class_are_for_training(tree: Path) -> None:
+    for site in prepare(tree):
+        for label in TREE.classes:
+            splits = [split for picture, split in split_of(site).items() if picture.startswith(label)]
+            assert [splits.count(split) for split in ("train", "val", "test")] == [3, 1, 1]
+
+
+def test_names_and_formats_do_not_change_the_split(tree: Path, tmp_path: Path) -> None:
+    before = {p.sha256: p.split for p in read_manifest(prepare(tree)[0]).pictures}
+    for k, path in enumerate(sorted((tree / "here" / "cup").iterdir())):
+        with Image.open(path) as stored:
+            stored.save(path.with_name(f"{9 - k}.bmp"))
+        path.unlink()
+    assert {p.sha256: p.split for p in read_manifest(prepare(tree)[0]).pictures} == before
+
+
+def test_preparing_again_changes_nothing(tree: Path) -> None:
+    def content(folders: list[Path]) -> dict[Path, bytes]:
+        return {file: file.read_bytes() for folder in folders for file in folder.rglob("*") if file.is_file()}
+
+    assert content(prepare(tree)) == content(prepare(tree))
+    assert sorted(entry.name for entry in (tree.parent / "out" / "things").iterdir()) == ["here", "there"]
+
+
+def test_copies_go_to_one_split_of_one_site(tree: Path) -> None:
+    for k in range(1, 6):  # each cup twice at one site, a pen among the cups, and two of its cups at the other
+        shutil.copy(tree / "here" / "cup" / f"frame_{k:04d}.png", tree / "here" / "cup" / f"copy_{k}.png")
+    shutil.copy(tree / "here" / "pen" / "frame_0001.png", tree / "here" / "cup" / "pen.png")
+    for k in (1, 2):
+        shutil.copy(tree / "here" / "cup" / f"frame_{k:04d}.png", tree / "there" / "cup" / f"other_{k}.png")
+    here, there = prepare(tree)
+    places = defaultdict(set)
+    for site in (here, there):
+        for picture in read_manifest(site).pictures:
+            places[picture.sha256].add((site, picture.split))
+    assert all(len(found) == 1 for found in places.values())
+    assert len(split_of(here)) == 16 and len(split_of(there)) == 10, "the first site keeps what both have"
+    assert len(open_images(there, size=16, channels=3).images) == 10
+    notes = [read_manifest(site).preparation for site in (here, there)]
+    assert [note["pictures_same_as_another"] for note in notes] == [6, 0]
+    assert [note["pictures_left_out_as_another_site_has_them"] for note in notes] == [0, 2]
+    assert check(tree.parent / "out") == []
+
+
+def test_a_given_split_is_kept_and_says_what_straddles(tree: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copy(tree / "here" / "cup" / "frame_0001.png", tree / "here" / "pen" / "again.png")
+    shutil.copy(tree / "here" / "cup" / "frame_0002.png", tree / "there" / "cup" / "again.png")
+    found = find_pictures(tree, TREE)
+    splits = {s: {f.id: "test" if f.label == "pen" else "train" for f in files} for s, files in found.items()}
+    here, there = prepare(tree, splits=splits, split_rule="papers: by class")
+    assert split_of(here) == splits["here"] and split_of(there) == splits["there"]
+    notes = [read_manifest(site).preparation for site in (here, there)]
+    assert [note["pictures_straddling"] for note in notes] == [2, 1], (
+        "a site that comes first cannot know of later ones"
+    )
+    assert notes[0]["split_rule"] == "papers: by class"
+    assert "site here: 2 pictures straddle splits or sites" in caplog.text
+    findings = check(tree.parent / "out")
+    assert {finding.level for finding in findings} == {"warning"}
+    assert "has 2 picture(s) with copies in other splits or sites (papers: by class)" in findings[0].message
+
+
+def test_every_kind_of_picture_is_upright_rgb(tmp_path: Path) -> None:
+    colours, grey = pixels(1), pixels(2, channels=1)[..., 0]
+
+    def saved(picture: Image.Image, name: str, **options: object) -> Image.Image:
+        picture.save(tmp_path / name, **options)  # type: ignore[arg-type]
+        return read_picture(tmp_path / name)
+
+    same(saved(Image.fromarray(colours), "rgb.png"), colours)
+    same(saved(Image.fromarray(grey), "grey.png"), np.stack([grey] * 3, -1))
+    same(saved(Image.fromarray(colours).convert("CMYK"), "cmyk.jpg", quality=100, subsampling=0), colours, within=6)
+    same(saved(Image.fromarray(colours).quantize(256), "palette.gif"), colours, within=24)
+    deep = grey.astype(np.uint16) * 257
+    same(saved(Image.fromarray(deep), "deep.png"), np.stack([grey] * 3, -1))
+    same(saved(Image.fromarray(deep), "deep.tif"), np.stack([grey] * 3, -1))
+    same(saved(Image.fromarray(grey > 127), "bits.png"), np.stack([(grey > 127) * 255] * 3, -1))
+    turned = Image.Exif()
+    turned[0x0112] = 6  # the camera was held upright: turn by 90 degrees, clockwise
+    same(saved(Image.fromarray(colours), "turned.png", exif=turned), np.rot90(colours, -1))
+
+
+def test_what_is_transparent_is_white(tmp_path: Path) -> None:
+    rgba = np.dstack([pixels(1), np.full((20, 24), 255, np.uint8)])
+    rgba[:5, :, 3] = 0
+    Image.fromarray(rgba).save(tmp_path / "a.png")
+    Image.fromarray(pixels(1)).quantize(8).save(tmp_path / "b.png", transparency=0)
+    read = np.asarray(read_picture(tmp_path / "a.png"))
+    assert (read[:5] == 255).all() and (read[5:] == rgba[5:, :, :3]).all()
+    with Image.open(tmp_path / "b.png") as stored:
+        clear = np.asarray(stored) == 0
+    assert clear.any() and (np.asarray(read_picture(tmp_path / "b.png"))[clear] == 255).all()
+
+
+def test_shrinking_averages_and_channels_come_first(tmp_path: Path) -> None:
+    stripes = np.zeros((64, 64, 3), np.uint8)
+    stripes[:, ::2, 1] = 200
+    small = resize_picture(Image.fromarray(stripes), 8)
+    assert small.shape == (3, 8, 8) and small.dtype == np.uint8
+    assert np.abs(small[1].astype(int) - 100).max() <= 6, "a plain bilinear would pick stripes"
+    assert not small[[0, 2]].any()
+
+
+def test_every_damaged_file_is_named_and_nothing_is_written(tree: Path) -> None:
+    before = prepare(tree)
+    content = (before[0] / "manifest.json").read_bytes()
+    cut = write_picture(tree / "here" / "cup" / "cut.jpg", 5)
+    cut.write_bytes(cut.read_bytes()[:-200])
+    (tree / "here" / "pen" / "text.png").write_text("not found", encoding="utf-8")
+    (tree / "there" / "cup" / "empty.jpg").touch()
+    Image.fromarray(np.full((9, 9), 0.5, np.float32)).save(tree / "there" / "pen" / "numbers.tif")
+    with pytest.raises(DataError, match="Things was not prepared, 4 of its pictures cannot be used") as raised:
+        prepare(tree, sizes=[8])
+    lines = str(raised.value).splitlines()[1:]
+    for line, name in zip(lines, ("here/cup/cut.jpg", "here/pen/text.png", "there/cup/empty.jpg"), strict=False):
+        assert f"{tree / name} cannot be read (" in line and line.endswith("): download it again"), line
+        assert line.count(name) == 1, line
+    assert "numbers.tif holds numbers of 32 bits, no intensities" in lines[3]
+    assert (before[0] / "manifest.json").read_bytes() == content
+    assert sorted(entry.name for entry in before[0].parent.iterdir()) == ["here", "there"]
+
+
+def test_pictures_that_cannot_be_read_alone(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent\.jpg does not exist"):
+        read_picture(tmp_path / "absent.jpg")
+    cut = write_picture(tmp_path / "cut.png", 3)
+    cut.write_bytes(cut.read_bytes()[:300])
+    with pytest.raises(DataError, match=r"cut\.png cannot be read"):
+        read_picture(cut)
+
+
+def test_names_in_any_script_and_any_encoding(tree: Path) -> None:
+    write_picture(tree / "here" / "cup" / "Tasse_Grün_茶.png", 901)
+    raw = os.fsencode(tree / "here" / "cup") + b"/caf\xe9.png"
+    with suppress(OSError):  # some file systems have UTF-8 names only
+        shutil.copy(write_picture(tree / "here" / "cup" / "tmp.png", 902), os.fsdecode(raw))
+    (tree / "here" / "cup" / "tmp.png").unlink()
+    ids = split_of(prepare(tree)[0])
+    assert "cup/Tasse_Grün_茶.png" in ids
+    assert not Path(os.fsdecode(raw)).exists() or "cup/caf\\xe9.png" in ids
+
+
+def test_what_is_no_picture_is_passed_over(tree: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("Thumbs.db", ".hidden.png", "readme.txt"):
+        (tree / "here" / "cup" / name).write_bytes(b"x")
+    (tree / "here" / "cups").mkdir()
+    (tree / ".git").mkdir()
+    assert len(find_pictures(tree, TREE)["here"]) == 10
+    assert "cups is passed over, it is no class; did you mean 'cup'?" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda t: shutil.rmtree(t), r"raw is not a folder: expected Things as folders here, there"),
+        (lambda t: shutil.rmtree(t / "there"), r"raw has no folder there, it holds here: expected"),
+        (lambda t: shutil.rmtree(t / "there" / "pen"), r"pen: the class has no such folder, but cup; expected Things"),
+        (lambda t: [f.unlink() for f in (t / "here" / "cup").iterdir()], r"cup: the class has no picture in it"),
+        (
+            lambda t: shutil.copytree(t, t / "data") and shutil.rmtree(t / "here"),
+            "raw has no folder here.*did you mean .*data",
+        ),
+    ],
+)
+def test_another_layout_is_described(tree: Path, spoil: object, message: str) -> None:
+    spoil(tree)  # type: ignore[operator]
+    with pytest.raises(DataError, match=message) as raised:
+        find_pictures(tree, TREE)
+    assert "the download is described at nowhere" in str(raised.value)
+
+
+def test_other_mistakes(tree: Path) -> None:
+    with pytest.raises(DataError, match="size 4 is out of reach"):
+        prepare(tree, sizes=[4])
+    for label in TREE.classes:
+        shutil.rmtree(tree / "there" / label)
+        shutil.copytree(tree / "here" / label, tree / "there" / label)
+    with pytest.raises(DataError, match="site there has no picture that no other site has"):
+        prepare(tree)
+
+
+def test_few_pictures_are_all_for_training() -> None:
+    def dealt(n: int) -> list[int]:
+        files = [(pictures.PictureFile(f"cup/{k}", Path(str(k)), "cup"), f"{k:064d}") for k in range(n)]
+        splits = list(deal_by_content(files).values())
+        return [splits.count(split) for split in ("train", "val", "test")]
+
+    assert [dealt(n) for n in (1, 2, 3, 4, 8, 100)] == [
+        [1, 0, 0],
+        [2, 0, 0],
+        [1, 1, 1],
+        [2, 1, 1],
+        [4, 2, 2],
+        [60, 20, 20],
+    ]
+
+
+def test_progress_names_site_and_picture(tree: Path) -> None:
+    told: list[str] = []
+    prepare(tree, progress=told.append)
+    assert len(told) == 20 and told[0] == "here cup/frame_0001.png" and told[-1] == "there pen/frame_0005.png"
+
+
+def test_check_finds_what_was_changed_afterwards(tree: Path) -> None:
+    here, there = prepare(tree, sizes=[8, 16])
+    manifest = json.loads((here / "manifest.json").read_text(encoding="utf-8"))
+    copy = manifest["pictures"][0] | {"id": "cup/again.png", "split": "val"}
+    copy["split"] = "val" if manifest["pictures"][0]["split"] != "val" else "train"
+    manifest["pictures"].append(copy)
+    (here / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    np.save(there / "arrays" / "8" / "labels.npy", np.zeros(10, np.uint8))
+    found = [finding.sentence() for finding in check(tree.parent / "out") if finding.level == "error"]
+    assert any("cup/again.png" in line and "same as cup/frame_0001.png" in line for line in found)
+    assert any(
+        "arrays/8" in line and "says cup of picture pen/frame_0001.png, the manifest pen" in line for line in found
+    )
+
+
+def test_a_manifest_holds_volumes_or_pictures(tree: Path) -> None:
+    content = json.loads((prepare(tree)[0] / "manifest.json").read_text(encoding="utf-8"))
+    assert "cases" not in content
+    with pytest.raises(ConfigError, match="either 'cases' or 'pictures' must be filled"):
+        Manifest.parse(content | {"pictures": []}, where="here")
+    with pytest.raises(ConfigError, match="label 'pen' is none of the classes"):
+        Manifest.parse(content | {"classes": ["cup", "fork"]}, where="here")
