@@ -16,6 +16,7 @@ from fedshift import methods
 from fedshift.coordinator import Coordinator
 from fedshift.errors import MixedDataError
 from fedshift.job import JobSpec
+from fedshift.messages import Broadcast
 from fedshift.site import PooledSite, Site
 
 log = logging.getLogger("fedshift")
@@ -50,9 +51,7 @@ def run_in_process(
     """
     methods.require_federation(job)
     coordinator = Coordinator(job, folder, on_progress=on_progress)
-    done = coordinator.resume() if resume else -1
-    if done < 0:
-        _clear(coordinator)
+    done = _begin(coordinator, resume=resume)
     sites: dict[str, Site] = {}
 
     def ask(work: Callable[[Site], object], task: str) -> None:
@@ -78,13 +77,7 @@ def run_in_process(
         broadcast = coordinator.open(round_)
         ask(lambda site, b=broadcast: coordinator.accept(site.train(b)), "train")  # type: ignore[misc]
         coordinator.close()
-    last = coordinator.open(coordinator.rounds + 1)
-    ask(lambda site: coordinator.add_scores(site.validate(last)), "validate")
-    coordinator.close_last()
-    best = coordinator.open_best()
-    if best is not None:
-        ask(lambda site: coordinator.add_scores(site.validate(best)), "validate")
-    coordinator.finish()
+    _evaluate(coordinator, lambda model: ask(lambda site: coordinator.add_scores(site.validate(model)), "validate"))
     return coordinator
 
 
@@ -103,9 +96,7 @@ def run_pooled(
     of `run_in_process`; a site that cannot be used ends the run.
     """
     coordinator = Coordinator(job, folder, on_progress=on_progress)
-    done = coordinator.resume() if resume else -1
-    if done < 0:
-        _clear(coordinator)
+    done = _begin(coordinator, resume=resume)
     trainer = PooledSite(job, data=data, state=folder / SITE_STATE, device=device)
     sites = [Site(job, name, data=data[name], state=folder / SITE_STATE, device=device) for name in job.task.sites]
     for site in sites:
@@ -124,19 +115,24 @@ def run_pooled(
             told = replace(trained, site=site.name, n_samples=n, metrics={**trained.metrics, **scores})
             coordinator.accept(told)
         coordinator.close()
-    last = coordinator.open(coordinator.rounds + 1)
-    for site in sites:
-        coordinator.add_scores(site.validate(last))
-    coordinator.close_last()
-    best = coordinator.open_best()
-    if best is not None:
-        for site in sites:
-            coordinator.add_scores(site.validate(best))
-    coordinator.finish()
+    _evaluate(coordinator, lambda model: [coordinator.add_scores(site.validate(model)) for site in sites])
     return coordinator
 
 
-def _clear(coordinator: Coordinator) -> None:
-    """What an earlier run in the folder remembered is not this one's."""
-    coordinator.start_anew()
-    shutil.rmtree(coordinator.folder / SITE_STATE, ignore_errors=True)
+def _begin(coordinator: Coordinator, *, resume: bool) -> int:
+    """The last closed round to go on after, or -1; then what an earlier run remembered is removed."""
+    done = coordinator.resume() if resume else -1
+    if done < 0:
+        coordinator.start_anew()
+        shutil.rmtree(coordinator.folder / SITE_STATE, ignore_errors=True)
+    return done
+
+
+def _evaluate(coordinator: Coordinator, score: Callable[[Broadcast], object]) -> None:
+    """Have the last model scored everywhere, and the best if it is another."""
+    score(coordinator.open(coordinator.rounds + 1))
+    coordinator.close_last()
+    best = coordinator.open_best()
+    if best is not None:
+        score(best)
+    coordinator.finish()

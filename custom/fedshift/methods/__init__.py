@@ -213,16 +213,17 @@ def check(methods: Sequence[Method], job: JobSpec, net: nn.Module) -> None:
     for method in methods:
         method.client().check(job, net)
     pooled = reference_in(methods)
-    if pooled and job.federation.sites_per_round is not None:
+    if pooled is None:
+        return
+    if job.federation.sites_per_round is not None:
         raise ConfigError(
             f"method {pooled.name}: trains on all sites' images at once: leave out federation.sites_per_round"
         )
     for method in methods:
         client = method.client()
         apart = client.up(net) or client.withheld(net) or client.scores_own_model(net)
-        if pooled and method.name == DEFAULT_COMBINE and not apart:
-            continue
-        if pooled and method.name != pooled.name and (apart or method.owns):
+        owns = method.owns if method.name != DEFAULT_COMBINE else ()
+        if method.name != pooled.name and (apart or owns):
             raise ConfigError(
                 f"{pooled.name} and {method.name} cannot be combined: {pooled.name} trains where all images are, "
                 f"and {method.name} needs sites that train apart"

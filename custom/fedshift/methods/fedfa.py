@@ -44,6 +44,7 @@ from fedshift.messages import Arrays
 from fedshift.methods import base
 from fedshift.methods.mixing import stages_of
 from fedshift.strict import Strict
+from fedshift.training.precision import precise
 
 RANDOM_STD = 0.5
 
@@ -105,7 +106,7 @@ class FeatureAugmentation:
         rng = self._ctx.rng(f"layer{self._layer}")
         if float(torch.rand((), generator=rng)) >= self._config.p:
             return features
-        x = features if features.dtype == torch.float64 else features.float()
+        x = precise(features)
         unbiased, eps = self._config.variant == "released", self._config.eps
         mean, std = feature_statistics(x, eps=eps, unbiased=unbiased)
         if not self._ctx.run.replay:

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from fedshift.errors import ConfigError
 from fedshift.job import JobSpec
-from fedshift.messages import Arrays
 from fedshift.methods import base
-from fedshift.methods.mixing import precise
 from fedshift.strict import Strict
+from fedshift.training.domains import penalty_weight
+from fedshift.training.precision import precise
 
 
 class Config(Strict):
@@ -55,11 +55,6 @@ def classifier_penalty(loss: Tensor, weight: Tensor) -> Tensor:
     return gradient.square().sum()
 
 
-def steps_taken(ctx: base.Context) -> int:
-    """Optimiser steps of the site in all rounds so far."""
-    return (int(ctx.state["steps"]) if "steps" in ctx.state else 0) + ctx.run.step
-
-
 class Client(base.Client[Config]):
     """Adds the penalty; remembers how many steps the site has taken."""
 
@@ -73,20 +68,10 @@ class Client(base.Client[Config]):
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """(loss + β penalty) / max(β, 1)."""
-        taken = steps_taken(ctx)
-        warm = taken >= self.config.warmup
-        weight = self.config.weight if warm else min(1.0, self.config.weight)
-        if taken == self.config.warmup and self.config.weight > 1:
-            assert ctx.run.optimizer is not None
-            ctx.run.optimizer.state.clear()
+        weight = penalty_weight(ctx, weight=self.config.weight, warmup=self.config.warmup)
         if self.config.penalty == "scalar":
             penalty = scalar_penalty(logits, batch.y, ctx.run.objective)
         else:
             head = cast(base.ClassifyingNetwork, ctx.run.net).head
             penalty = classifier_penalty(ctx.run.objective(logits, batch.y), head.weight)
         return (loss + weight * penalty) / max(weight, 1.0)
-
-    def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """Count this round's steps."""
-        ctx.state["steps"] = torch.tensor(steps_taken(ctx))
-        return {}

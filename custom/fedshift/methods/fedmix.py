@@ -36,8 +36,9 @@ from fedshift.errors import ConfigError, DataError
 from fedshift.job import JobSpec
 from fedshift.messages import Arrays
 from fedshift.methods import base
-from fedshift.methods.mixing import precise, soft
+from fedshift.methods.mixing import soft
 from fedshift.strict import Strict
+from fedshift.training.precision import precise
 from fedshift.training.seeding import generator
 
 LARGEST = 1e3

@@ -40,8 +40,8 @@ from fedshift.errors import ConfigError
 from fedshift.job import JobSpec
 from fedshift.messages import Arrays
 from fedshift.methods import base
-from fedshift.methods.mixing import precise
 from fedshift.strict import Strict
+from fedshift.training.precision import precise
 
 LARGEST = 1e6
 

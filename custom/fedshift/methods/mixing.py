@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from fedshift.errors import ConfigError
 from fedshift.methods.base import Stage
+from fedshift.training.precision import precise
 
 
 def beta(alpha: float, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
@@ -24,11 +25,6 @@ def soft(y: Tensor, n_classes: int) -> Tensor:
     if y.is_floating_point():
         return y
     return functional.one_hot(y, n_classes).movedim(-1, 1).float()
-
-
-def precise(x: Tensor) -> Tensor:
-    """Float32 for what autocast has made shorter; float64 stays."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def blend(a: Tensor, b: Tensor, share: Tensor) -> Tensor:

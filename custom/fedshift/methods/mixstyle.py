@@ -27,8 +27,9 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.job import JobSpec
 from fedshift.methods import base
-from fedshift.methods.mixing import beta, precise, stages_of
+from fedshift.methods.mixing import beta, stages_of
 from fedshift.strict import Strict
+from fedshift.training.precision import precise
 
 EARLY = 3
 

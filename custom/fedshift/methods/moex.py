@@ -27,8 +27,9 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.job import JobSpec
 from fedshift.methods import base
-from fedshift.methods.mixing import blend, precise, soft, stages_of
+from fedshift.methods.mixing import blend, soft, stages_of
 from fedshift.strict import Strict
+from fedshift.training.precision import precise
 
 DIMS = {"pono": (1,), "in": (2, 3), "ln": (1, 2, 3)}
 

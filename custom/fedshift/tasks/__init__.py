@@ -11,11 +11,13 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from fedshift import networks
 from fedshift.data.manifest import Manifest, Split
 from fedshift.data.samples import Samples
 from fedshift.errors import ConfigError
 from fedshift.job import JobSpec
 from fedshift.strict import nearest
+from fedshift.training.seeding import derive_seed
 
 
 class SiteData(Samples):
@@ -72,6 +74,18 @@ class Task(Protocol):
 def sizes(side: int, n_classes: int) -> Mapping[str, int]:
     """`Task.sizes` of square images."""
     return {"rows": side, "columns": side, "half columns": side // 2 + 1, "classes": n_classes}
+
+
+def initial_network(job: JobSpec, *, in_channels: int) -> nn.Module:
+    """The job's network; its initial weights depend on the seed only."""
+    spec = job.task.network
+    return networks.build(
+        spec.name,
+        spec.options,
+        in_channels=in_channels,
+        n_classes=len(job.task.classes),
+        seed=derive_seed(job.seed, "server", 0, "weights"),
+    )
 
 
 def build_task(job: JobSpec) -> Task:

@@ -13,13 +13,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift import networks
 from fedshift.data.images import open_images
 from fedshift.data.manifest import Split
 from fedshift.errors import ConfigError, DataError
 from fedshift.job import JobSpec
 from fedshift.strict import Strict
-from fedshift.tasks import SiteData, sizes
+from fedshift.tasks import SiteData, initial_network, sizes
+from fedshift.training.precision import precise
 from fedshift.training.seeding import derive_seed
 
 EVAL_BATCH = 64
@@ -112,14 +112,7 @@ class Task:
 
     def network(self) -> nn.Module:
         """Initial weights depend on the job's seed only."""
-        spec = self._job.task.network
-        return networks.build(
-            spec.name,
-            spec.options,
-            in_channels=self._data.channels,
-            n_classes=len(self._job.task.classes),
-            seed=derive_seed(self._job.seed, "server", 0, "weights"),
-        )
+        return initial_network(self._job, in_channels=self._data.channels)
 
     def open(self, folder: Path, site: str) -> Images:
         """A site's images at the job's size.
@@ -133,7 +126,7 @@ class Task:
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy, in float32 (float64 stays); soft targets (B, K) are allowed."""
-        return functional.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), target)
+        return functional.cross_entropy(precise(logits), target)
 
     def eval_images(self, data: Images, split: Split) -> Iterator[Tensor]:
         """All images of the split, in order."""

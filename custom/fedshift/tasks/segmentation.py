@@ -13,14 +13,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift import networks
 from fedshift.data.arrays import open_arrays
 from fedshift.data.manifest import Case, Split
 from fedshift.data.splits import legacy_split
 from fedshift.errors import ConfigError, DataError
 from fedshift.job import JobSpec
 from fedshift.strict import Strict
-from fedshift.tasks import SiteData, sizes
+from fedshift.tasks import SiteData, initial_network, sizes
+from fedshift.training.precision import precise
 from fedshift.training.seeding import derive_seed
 
 EVAL_BATCH = 32
@@ -180,14 +180,7 @@ class Task:
 
     def network(self) -> nn.Module:
         """Initial weights depend on the job's seed only."""
-        spec = self._job.task.network
-        return networks.build(
-            spec.name,
-            spec.options,
-            in_channels=self._data.context,
-            n_classes=len(self._job.task.classes),
-            seed=derive_seed(self._job.seed, "server", 0, "weights"),
-        )
+        return initial_network(self._job, in_channels=self._data.context)
 
     def open(self, folder: Path, site: str) -> Slices:
         """A site's slices at the job's matrix.
@@ -201,7 +194,7 @@ class Task:
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """The job's loss, in float32 (float64 stays)."""
-        return LOSSES[self._job.task.loss](logits if logits.dtype == torch.float64 else logits.float(), target)
+        return LOSSES[self._job.task.loss](precise(logits), target)
 
     def eval_images(self, data: Slices, split: Split) -> Iterator[Tensor]:
         """All slices of the split's cases, in order."""

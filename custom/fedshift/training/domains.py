@@ -28,7 +28,8 @@ def penalty_weight(ctx: Context, *, weight: float, warmup: int) -> float:
 
     When β grows above 1 the optimiser forgets its state, which belongs to another objective.
     """
-    steps = int(ctx.state.get("steps", torch.tensor(0)))
+    # A pass that is repeated belongs to the step that has been counted.
+    steps = int(ctx.state.get("steps", torch.tensor(0))) - int(ctx.run.replay)
     if not ctx.run.replay:
         ctx.state["steps"] = torch.tensor(steps + 1)
         if steps == warmup and weight > 1 and ctx.run.optimizer is not None:

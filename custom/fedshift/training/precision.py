@@ -37,3 +37,8 @@ def use_threads(threads: int) -> None:
     """Fix torch's CPU threads: sums are ordered by thread, so results depend on their number."""
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
+
+
+def precise(x: torch.Tensor) -> torch.Tensor:
+    """Float32 for what autocast has made shorter; float64 stays."""
+    return x if x.dtype == torch.float64 else x.float()
