@@ -11,7 +11,6 @@ import math
 import struct
 import zipfile
 import zlib
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,8 @@ from typing import IO, cast
 import numpy as np
 from PIL import Image
 
-from data_prep.pictures import Dealing, Hashed, Source
-from data_prep.reading import open_file
-from fedshift.data.manifest import Split
+from data_prep.pictures import Source
+from data_prep.reading import open_file, reason
 from fedshift.errors import DataError
 
 UNREADABLE_MAT = (OSError, EOFError, ValueError, TypeError, LookupError, NotImplementedError, zlib.error, struct.error)
@@ -33,8 +31,9 @@ PACKED, BLOCK = 15, 2**16
 """MATLAB's type of a packed array; how much of one is unpacked at a time."""
 MOST_BYTES = 2**31
 """More than any of the public files unpacks to."""
-VALIDATION_SHARE = 0.1
-TEST = "test/"
+
+Part = tuple[np.ndarray, np.ndarray]
+"""Images uint8 (N, H, W) or (N, H, W, 3), and their labels (N,)."""
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -94,10 +93,19 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
             raise ValueError("an entry without the header of an array")
         return arrays
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        reason = " ".join(str(error).split()[:12])
         raise DataError(
-            f"{path} cannot be read as an .npz file of plain arrays ({reason}): download it again"
+            f"{path} cannot be read as an .npz file of plain arrays ({reason(error)}): download it again"
         ) from None
+
+
+def read_parts(path: Path) -> tuple[Part, Part]:
+    """The training and the test part of an ``.npz`` file with x_train, y_train, x_test and y_test.
+
+    Raises:
+        DataError: absent, damaged, or without one of them.
+    """
+    stored = read_npz(path, ("x_train", "y_train", "x_test", "y_test"))
+    return (stored["x_train"], stored["y_train"]), (stored["x_test"], stored["y_test"])
 
 
 def read_mat(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -122,8 +130,7 @@ def read_mat(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
                 raise DataError(f"{path}: {name} is no array of numbers but {held[name]}: download it again")
         stored = scipy.io.loadmat(path, variable_names=list(names), appendmat=False)
     except (MatReadError, *UNREADABLE_MAT) as error:
-        reason = " ".join(str(error).split()[:12])
-        raise DataError(f"{path} cannot be read as a MATLAB file ({reason}): download it again") from None
+        raise DataError(f"{path} cannot be read as a MATLAB file ({reason(error)}): download it again") from None
     return {name: stored[name] for name in names}
 
 
@@ -202,34 +209,6 @@ def require_classes(pictures: Sequence[Source], classes: Sequence[str], name: st
     absent = [label for label in classes if label not in here]
     if absent:
         raise DataError(f"{name} has no picture of class {', '.join(absent)}: download it again")
-
-
-def deal_official(site: str, pictures: Hashed) -> dict[str, Split]:
-    """Split by id where a data set has a test part of its own, whose ids begin with ``test/``.
-
-    A content that is in both parts is test. Of the others a tenth of each class, the first in the order of their
-    hash, is for validation, at least one from three on.
-    """
-    test = {sha for picture, sha in pictures if picture.id.startswith(TEST)}
-    validation: set[str] = set()
-    for contents in contents_by_class([(picture, sha) for picture, sha in pictures if sha not in test]):
-        share = max(1, round(VALIDATION_SHARE * len(contents))) if len(contents) >= 3 else 0
-        validation.update(contents[:share])
-    return {picture.id: "test" if sha in test else "val" if sha in validation else "train" for picture, sha in pictures}
-
-
-OFFICIAL = Dealing(deal_official, "official test part; val is a tenth of the rest, by content")
-
-
-def contents_by_class(pictures: Hashed) -> list[list[str]]:
-    """Hashes of the contents of each class, ascending; a content under two labels is of its first one's class."""
-    labels: dict[str, str] = {}
-    for picture, sha in pictures:
-        labels.setdefault(sha, picture.label)
-    classes: dict[str, list[str]] = defaultdict(list)
-    for sha in sorted(labels):
-        classes[labels[sha]].append(sha)
-    return list(classes.values())
 
 
 def open_gzip(path: Path) -> IO[bytes]:

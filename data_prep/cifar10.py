@@ -26,12 +26,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.arrayfiles import array_sources, read_npz
+from data_prep.arrayfiles import Part, read_parts
 from data_prep.manysites import plan_sites
-from data_prep.partition import dirichlet, distinct, least, like, require_seed
+from data_prep.partition import dirichlet, least, require_seed
 from data_prep.pickles import read_pickle
 from data_prep.pictures import PictureSet, Plan
-from data_prep.reading import names_in, open_file
+from data_prep.reading import names_in, open_file, reason
 from fedshift.errors import DataError
 
 CIFAR10 = PictureSet(
@@ -50,9 +50,6 @@ TRAIN, TEST = tuple(f"data_batch_{number}" for number in range(1, 6)), "test_bat
 MOST_BYTES = 2**28
 EXPECTED = f"expected {TAR}, the folder {FOLDER} that it holds, or {NPZ}; {CIFAR10.described}"
 
-Part = tuple[np.ndarray, np.ndarray]
-"""Images uint8 (N, 32, 32, 3) and labels (N,)."""
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of `plan` for the command line."""
@@ -70,26 +67,20 @@ def plan(source: Path, *, alpha: float = 0.6, sites_count: int = 100, seed: int 
         DataError: an unknown layout, damaged files, or a partition that cannot be.
     """
     require_seed(seed)
-    (x_train, y_train), (x_test, y_test) = read_cifar10(source)
-    of = replace(CIFAR10, dataset=f"cifar10_dirichlet_{alpha:g}")
-    train = array_sources(x_train, y_train, of.classes, prefix="train")
-    test = array_sources(x_test, y_test, of.classes, prefix="test")
-    tested = distinct(x_test)
-    trained = distinct(x_train, besides=x_test)
-    parts = dirichlet(y_train[trained], sites_count, alpha, seed=seed, min_each=least(len(trained), sites_count))
-    test_parts = like(parts, y_train[trained], y_test[tested], seed=seed)
+    train, test = read_cifar10(source)
+
+    def partition(labels: np.ndarray) -> tuple[np.ndarray, ...]:
+        return dirichlet(labels, sites_count, alpha, seed=seed, min_each=least(len(labels), sites_count))
+
     return plan_sites(
-        of,
+        replace(CIFAR10, dataset=f"cifar10_dirichlet_{alpha:g}"),
         train,
         test,
-        parts=[trained[part] for part in parts],
-        test_parts=[tested[part] for part in test_parts],
+        partition=partition,
+        seed=seed,
         size=SIDE,
         rule=f"Dirichlet {alpha:g}, seed {seed}",
-        notes={
-            "partition": f"each class over {sites_count} sites by Dirichlet({alpha:g}), seed {seed}",
-            "copies_left_out": len(train) + len(test) - len(trained) - len(tested),
-        },
+        described=f"each class over {sites_count} sites by Dirichlet({alpha:g}), seed {seed}",
     )
 
 
@@ -107,8 +98,7 @@ def read_cifar10(source: Path) -> tuple[Part, Part]:
     if tar.is_file() and tar != npz:
         return _parts(dict(_from_tar(tar)))
     if npz.is_file():
-        stored = read_npz(npz, ("x_train", "y_train", "x_test", "y_test"))
-        return (stored["x_train"], stored["y_train"]), (stored["x_test"], stored["y_test"])
+        return read_parts(npz)
     if not source.is_dir():
         raise DataError(f"{source} is not a folder: {EXPECTED}")
     here = names_in(source)
@@ -129,8 +119,7 @@ def _from_tar(path: Path) -> Iterator[tuple[str, Part]]:
                     raise DataError(f"{name} claims to have {member.size} bytes: download it again")
                 yield wanted.pop(inside), _images(read_pickle(stream, name), name)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        reason = " ".join(str(error).split()[:12])
-        raise DataError(f"{path} is damaged or cut short ({reason}): download it again") from None
+        raise DataError(f"{path} is damaged or cut short ({reason(error)}): download it again") from None
     if wanted:
         raise DataError(f"{path} has no {min(wanted)}, so it is not CIFAR-10 for Python: {EXPECTED}")
 

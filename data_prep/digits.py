@@ -31,19 +31,19 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.arrayfiles import (
-    OFFICIAL,
     array_sources,
     open_gzip,
     read_idx,
     read_libsvm,
     read_mat,
-    read_npz,
+    read_parts,
     require_classes,
 )
+from data_prep.dealing import OFFICIAL
 from data_prep.decode import read_picture
 from data_prep.pickles import read_pickle
 from data_prep.pictures import PictureSet, Plan, Source
-from data_prep.reading import names_in, open_file
+from data_prep.reading import names_in, read_file
 from fedshift.errors import DataError
 from fedshift.strict import nearest
 
@@ -61,7 +61,6 @@ DIGITS = PictureSet(
     "Hull JJ. A database for handwritten text recognition research. IEEE TPAMI 1994 (USPS)",
 )
 SIZES = (28, 32)  # FedBN's, and the task's and FRAug's
-NPZ = ("x_train", "y_train", "x_test", "y_test")
 IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 USPS_SIDE = 16
 SHOWN = 20
@@ -190,8 +189,8 @@ def _npz(place: Path, *, site: str) -> Arrays | None:
     path = place / f"{site}.npz"
     if not path.is_file():
         return None
-    stored = read_npz(path, NPZ)
-    return stored["x_train"], stored["y_train"], stored["x_test"], stored["y_test"]
+    (x_train, y_train), (x_test, y_test) = read_parts(path)
+    return x_train, y_train, x_test, y_test
 
 
 def _svhn(place: Path) -> Arrays | None:
@@ -242,8 +241,7 @@ def _mnistm_pictures(place: Path) -> list[Source] | None:
 def _listed(path: Path, part: str) -> Iterator[Source]:
     folder = path.parent / f"mnist_m_{part}"
     try:
-        with open_file(path) as stream:
-            lines = stream.read().decode().splitlines()
+        lines = read_file(path).decode().splitlines()
     except UnicodeDecodeError:
         raise DataError(f"{path} is not text in UTF-8: download it again") from None
     for number, line in enumerate(lines, start=1):

@@ -10,7 +10,7 @@ domain adaptation", ICCV 2019.
 Two splits. ``hash`` keeps the official test part where the official lists, ``<domain>_train.txt`` and
 ``<domain>_test.txt`` with lines ``<domain>/<class>/<file> <number of the class>``, lie beside the downloads; a fifth
 of the training part of each class is for validation, by content. Without these lists all goes by content, see
-`data_prep.pictures`.
+`data_prep.dealing`.
 
 ``papers`` is that of FedFA: FedBN's lists ``<domain>_train.pkl`` and ``<domain>_test.pkl``, expected beside the
 downloads (https://github.com/med-air/FedBN says where they are), of which the first 80 % of the training part are for
@@ -38,7 +38,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from data_prep.arrayfiles import contents_by_class
+from data_prep.dealing import BY_CONTENT, deal_official
 from data_prep.lists import PARTS, Part, ids_of, keep_listed, read_fedbn, split_of
 from data_prep.pictures import Dealing, Hashed, PictureSet, Plan
 from data_prep.trees import Tree
@@ -88,14 +88,17 @@ def plan(source: Path, *, split: Literal["papers", "hash"] = "hash") -> Plan:
         parts = _read_official(tree)
         name, otherwise = "the official lists", "take the lists away to split all by content"
     if not parts:
-        return Plan(DOMAINNET, found, SIZES)
+        return Plan(DOMAINNET, found, SIZES, BY_CONTENT)
     listed = {site: split_of(site, of_site, name) for site, of_site in parts.items()}
     found = keep_listed(found, listed, source=tree.top, name=name, otherwise=otherwise)
     if split == "papers":
         of = replace(DOMAINNET, dataset=f"{DOMAINNET.dataset}_papers")
         return Plan(of, found, SIZES, Dealing(lambda site, _: listed[site], PAPERS_RULE, keep_copies=True))
-    dealing = Dealing(lambda site, pictures: deal_official(listed[site], pictures), OFFICIAL_RULE)
-    return Plan(DOMAINNET, found, SIZES, dealing)
+
+    def deal(site: str, pictures: Hashed) -> dict[str, Split]:
+        return deal_official(site, pictures, is_test=lambda picture: listed[site][picture] == "test", one_in=5)
+
+    return Plan(DOMAINNET, found, SIZES, Dealing(deal, OFFICIAL_RULE))
 
 
 def papers(lists: Mapping[Part, Sequence[str]]) -> dict[Split, Sequence[str]]:
@@ -105,19 +108,6 @@ def papers(lists: Mapping[Part, Sequence[str]]) -> dict[Split, Sequence[str]]:
     """
     train, n = lists["train"], len(lists["train"])
     return {"train": train[: int(0.8 * n)], "val": train[n - int(0.2 * n) :], "test": lists["test"]}
-
-
-def deal_official(listed: Mapping[str, Split], pictures: Hashed) -> dict[str, Split]:
-    """Split by id, where ``listed`` has train and test: a content that is listed as test is test.
-
-    Of the others a fifth of each class is for validation, the first in the order of their hash, at least one from
-    three on.
-    """
-    test = {sha for picture, sha in pictures if listed[picture.id] == "test"}
-    validation: set[str] = set()
-    for contents in contents_by_class([(picture, sha) for picture, sha in pictures if sha not in test]):
-        validation.update(contents[: max(1, round(len(contents) / 5)) if len(contents) >= 3 else 0])
-    return {picture.id: "test" if sha in test else "val" if sha in validation else "train" for picture, sha in pictures}
 
 
 def _read_official(tree: Tree) -> dict[str, dict[Split, Sequence[str]]]:

@@ -32,11 +32,12 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from data_prep.arrayfiles import array_sources, read_idx, read_npz
-from data_prep.manysites import deal_official, deal_tenths, plan_sites, site_names
-from data_prep.partition import distinct, least, like, require_seed, size_skewed
+from data_prep.arrayfiles import Part, array_sources, read_idx, read_parts
+from data_prep.dealing import TEST, deal_small, deal_small_official
+from data_prep.manysites import plan_sites, site_names
+from data_prep.partition import least, require_seed, size_skewed
 from data_prep.pictures import Dealing, PictureSet, Plan, Source
-from data_prep.reading import names_in, open_file
+from data_prep.reading import names_in, read_file
 from fedshift.errors import DataError
 
 Form = Literal["letters", "balanced", "byclass"]
@@ -69,9 +70,8 @@ SIDE = 28
 FEWEST = 10
 LEAF_FORM = '{"users": ["f0001_41", …], "user_data": {"f0001_41": {"x": [[784 numbers], …], "y": [0, …]}, …}}'
 
-Part = tuple[np.ndarray, np.ndarray]
-"""Images uint8 (N, 28, 28), white on black, and labels (N,)."""
 Writers = dict[str, Part]
+"""Images uint8 (N, 28, 28) and labels (N,) by writer."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -114,26 +114,21 @@ def plan(
     form = form or "letters"
     sites_count = 200 if sites_count is None else sites_count
     skew = 0.4 if skew is None else skew
-    (x_train, y_train), (x_test, y_test) = read_emnist(source, form)
-    of = replace(EMNIST, dataset=f"emnist_{form}", classes=CLASSES[form])
-    train = array_sources(x_train, y_train, of.classes, prefix="train")
-    test = array_sources(x_test, y_test, of.classes, prefix="test")
-    tested = distinct(x_test)
-    trained = distinct(x_train, besides=x_test)
-    parts = size_skewed(len(trained), sites_count, skew, seed=seed, min_each=least(len(trained), sites_count))
-    test_parts = like(parts, y_train[trained], y_test[tested], seed=seed)
+    train, test = read_emnist(source, form)
+
+    def partition(labels: np.ndarray) -> tuple[np.ndarray, ...]:
+        n = len(labels)
+        return size_skewed(n, sites_count, skew, seed=seed, min_each=least(n, sites_count))
+
     return plan_sites(
-        of,
+        replace(EMNIST, dataset=f"emnist_{form}", classes=CLASSES[form]),
         train,
         test,
-        parts=[trained[part] for part in parts],
-        test_parts=[tested[part] for part in test_parts],
+        partition=partition,
+        seed=seed,
         size=SIDE,
         rule=f"log-normal sizes {skew:g}, seed {seed}",
-        notes={
-            "partition": f"at random over {sites_count} sites of log-normal sizes, skew {skew:g}, seed {seed}",
-            "copies_left_out": len(train) + len(test) - len(trained) - len(tested),
-        },
+        described=f"at random over {sites_count} sites of log-normal sizes, skew {skew:g}, seed {seed}",
     )
 
 
@@ -149,8 +144,7 @@ def read_emnist(source: Path, form: Form) -> tuple[Part, Part]:
             return _idx(folder, form, "train"), _idx(folder, form, "test")
     npz = source / f"emnist_{form}.npz"
     if npz.is_file():
-        stored = read_npz(npz, ("x_train", "y_train", "x_test", "y_test"))
-        return (stored["x_train"], stored["y_train"]), (stored["x_test"], stored["y_test"])
+        return read_parts(npz)
     raise _absent(source, f"{stem}.gz and the three others of --form {form}, or {npz.name}; {EMNIST.described}")
 
 
@@ -190,10 +184,10 @@ def _plan_writers(source: Path, count: int, seed: int) -> Plan:
         )
     drawn = np.sort(np.random.default_rng([seed, 5]).choice(len(usable), count, replace=False))
     found = {
-        site: _sources(train, writer) + _sources(test, writer, "test/")
+        site: _sources(train, writer) + _sources(test, writer, TEST)
         for site, writer in zip(names, (usable[number] for number in drawn), strict=True)
     }
-    deal, rule = (deal_official, "LEAF's test part") if official else (deal_tenths, "test 1/10")
+    deal, rule = (deal_small_official, "LEAF's test part") if official else (deal_small, "test 1/10")
     notes = {"partition": f"{count} of {len(usable)} writers, seed {seed}; ids begin with the writer's"}
     dealing = Dealing(deal, f"writers, seed {seed}; {rule}; val 1/10", notes=notes, whole=True)
     return Plan(replace(FEMNIST, sites=tuple(names)), found, (SIDE,), dealing)
@@ -226,8 +220,7 @@ def _read_leaf(folder: Path) -> Writers:
 
 def _writers(path: Path) -> Iterator[tuple[str, Part]]:
     try:
-        with open_file(path) as stream:
-            content = json.load(stream)["user_data"]
+        content = json.loads(read_file(path))["user_data"]
         for writer, part in content.items():
             if len(part["y"]):
                 yield str(writer).replace("/", "_"), _images(part["x"], part["y"])

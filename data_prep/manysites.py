@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from data_prep.arrayfiles import TEST
-from data_prep.pictures import Dealing, Hashed, PictureSet, Plan, Source
-from fedshift.data.manifest import Split
+from data_prep.arrayfiles import Part, array_sources
+from data_prep.dealing import TENTH, deal_small_official
+from data_prep.partition import distinct, like
+from data_prep.pictures import Dealing, PictureSet, Plan
 from fedshift.numbered import Numbered
 
 PREFIX = "site_"
-SHARE = 10
-SMALLEST_DIVIDED = 5
 
 
 def site_names(count: int) -> list[str]:
@@ -29,45 +27,49 @@ def site_names(count: int) -> list[str]:
 
 def plan_sites(
     of: PictureSet,
-    train: Sequence[Source],
-    test: Sequence[Source],
+    train: Part,
+    test: Part,
     *,
-    parts: Iterable[np.ndarray],
-    test_parts: Iterable[np.ndarray],
+    partition: Callable[[np.ndarray], Sequence[np.ndarray]],
+    seed: int,
     size: int,
     rule: str,
-    notes: Mapping[str, Any],
+    described: str,
 ) -> Plan:
-    """Sites of a partition: for each the numbers of its training pictures, and of its part of the test pictures."""
+    """Sites of a partition of the training images; each class of the test images is shared out in its proportions.
+
+    Copies of an image are left out, those in the training part first.
+
+    Args:
+        of: the data set, still without sites.
+        train: images and labels.
+        test: the official test part.
+        partition: from labels (N,) to each site's items.
+        seed: of the test images' dealing.
+        size: the side in pixels to cache.
+        rule: the partition in a few words, for the manifest's rule of the split.
+        described: the partition, for the manifest's notes.
+
+    Raises:
+        DataError: images or labels of another form, or a partition that cannot be.
+    """
+    (x_train, y_train), (x_test, y_test) = train, test
+    training = array_sources(x_train, y_train, of.classes, prefix="train")
+    testing = array_sources(x_test, y_test, of.classes, prefix="test")
+    tested = distinct(x_test)
+    trained = distinct(x_train, besides=x_test)
+    parts = partition(y_train[trained])
+    test_parts = like(parts, y_train[trained], y_test[tested], seed=seed)
     members = [
-        [train[number] for number in part] + [test[number] for number in test_part]
+        [training[number] for number in trained[part]] + [testing[number] for number in tested[test_part]]
         for part, test_part in zip(parts, test_parts, strict=True)
     ]
     found = dict(zip(site_names(len(members)), members, strict=True))
-    dealing = Dealing(deal_official, f"{rule}; official test shared out; val 1/{SHARE}", notes=notes, whole=True)
-    return Plan(replace(of, sites=tuple(found)), found, (size,), dealing)
-
-
-def deal_official(site: str, pictures: Hashed) -> dict[str, Split]:
-    """Pictures whose ids begin with ``test/`` are test. Of the others a tenth is for validation, see `deal_tenths`."""
-    test = {sha for picture, sha in pictures if picture.id.startswith(TEST)}
-    others = sorted({sha for _, sha in pictures} - test)
-    return _split_of(pictures, test=test, val=set(others[: _tenth(len(others))]))
-
-
-def deal_tenths(site: str, pictures: Hashed) -> dict[str, Split]:
-    """A tenth of the contents each for testing and for validation, in the order of their hash.
-
-    Not class by class, of which small sites have a picture or two each. A tenth is one at least where there are five.
-    """
-    contents = sorted({sha for _, sha in pictures})
-    tenth = _tenth(len(contents))
-    return _split_of(pictures, test=set(contents[:tenth]), val=set(contents[tenth : 2 * tenth]))
-
-
-def _split_of(pictures: Hashed, *, test: set[str], val: set[str]) -> dict[str, Split]:
-    return {picture.id: "test" if sha in test else "val" if sha in val else "train" for picture, sha in pictures}
-
-
-def _tenth(count: int) -> int:
-    return max(1, count // SHARE) if count >= SMALLEST_DIVIDED else 0
+    notes = {
+        "partition": described,
+        "copies_left_out": len(training) + len(testing) - len(trained) - len(tested),
+    }
+    rule = f"{rule}; official test shared out; val 1/{TENTH}"
+    return Plan(
+        replace(of, sites=tuple(found)), found, (size,), Dealing(deal_small_official, rule, notes=notes, whole=True)
+    )

@@ -5,7 +5,7 @@ caltech (1123), dslr (157) and webcam (295). It is described at https://github.c
 the same pictures are at https://github.com/ChristophRaab/Office_Caltech_DA_Dataset. Described in Gong, Shi, Sha,
 Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CVPR 2012.
 
-Two splits. ``hash`` goes by content, see `data_prep.pictures`: the data hold copies, mostly at amazon. ``papers`` is
+Two splits. ``hash`` goes by content, see `data_prep.dealing`: the data hold copies, mostly at amazon. ``papers`` is
 that of FedFA, in a data set of its own, ``office_caltech_papers``: FedBN's lists, of which the first 60 % of the
 training part are for training, the rest for validation. Copies then stand in several splits, and the manifest says how
 many. The lists are expected beside the domains, as FedBN has them, ``<domain>_train.pkl`` and
@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from data_prep.dealing import BY_CONTENT
 from data_prep.lists import PARTS, Part, ids_of, keep_listed, read_fedbn, split_of
 from data_prep.pictures import Dealing, PictureSet, Plan
 from data_prep.trees import Tree
@@ -73,7 +74,7 @@ def plan(source: Path, *, split: Literal["papers", "hash"] = "hash") -> Plan:
     tree = Tree(source, OFFICE_CALTECH)
     found = tree.pictures()
     if split == "hash":
-        return Plan(OFFICE_CALTECH, found, SIZES)
+        return Plan(OFFICE_CALTECH, found, SIZES, BY_CONTENT)
     name = LISTS if LISTS in tree.files() else "FedBN's lists"
     listed = _read_json(tree) if name == LISTS else {site: read_fedbn(tree, site) for site in OFFICE_CALTECH.sites}
     splits = {site: split_of(site, _papers(parts), name) for site, parts in listed.items()}

@@ -6,7 +6,7 @@ It is described at https://www.hemanthdv.org/officeHomeDataset.html, and in Venk
 Panchanathan, "Deep hashing network for unsupervised domain adaptation", CVPR 2017. A class has 15 pictures or more at
 Art, 38 or more at Product.
 
-The split goes by content, see `data_prep.pictures`; the papers publish no lists that could be repeated. FRAug and
+The split goes by content, see `data_prep.dealing`; the papers publish no lists that could be repeated. FRAug and
 "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation" keep a random tenth of each domain for
 validation and have no test part of their own, except for a domain that is held out, which is a test part as a whole.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from data_prep.dealing import BY_CONTENT
 from data_prep.pictures import PictureSet, Plan
 from data_prep.trees import Tree
 
@@ -47,4 +48,4 @@ def plan(source: Path) -> Plan:
     Raises:
         DataError: an unknown layout.
     """
-    return Plan(OFFICEHOME, Tree(source, OFFICEHOME, folders=FOLDERS).pictures(), SIZES)
+    return Plan(OFFICEHOME, Tree(source, OFFICEHOME, folders=FOLDERS).pictures(), SIZES, BY_CONTENT)

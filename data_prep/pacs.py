@@ -6,7 +6,7 @@ at https://dali-dl.github.io/project_iccv2017.html; a copy in the same folders i
 https://github.com/MachineLearning2020/Homework3-PACS. Described in Li, Yang, Song, Hospedales, "Deeper, broader and
 artier domain generalization", ICCV 2017.
 
-The split goes by content, see `data_prep.pictures`; the papers publish no lists that could be repeated.
+The split goes by content, see `data_prep.dealing`; the papers publish no lists that could be repeated.
 
 ``--subsites 4`` makes the data set ``pacs_subsites``: each domain but sketch becomes four sites, ``art_painting_1`` to
 ``photo_4``, and sketch, which the paper holds out, stays one site with the split by content. This follows the released
@@ -24,8 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.dealing import BY_CONTENT, deal_by_content, keep_together
 from data_prep.partition import like, require_seed, sub_sites
-from data_prep.pictures import Dealing, Found, Hashed, PictureSet, Plan, deal_by_content
+from data_prep.pictures import Dealing, Found, Hashed, PictureSet, Plan
 from data_prep.trees import find_pictures
 from fedshift.data.manifest import Split
 from fedshift.errors import DataError
@@ -64,7 +65,7 @@ def plan(source: Path, *, subsites: int | None = None, whole: str | None = None,
     if subsites is None:
         if whole is not None or seed is not None:
             raise DataError("--whole and --seed are about sub-sites: name --subsites too, or leave them away")
-        return Plan(PACS, find_pictures(source, PACS), SIZES)
+        return Plan(PACS, find_pictures(source, PACS), SIZES, BY_CONTENT)
     whole, seed = whole or "sketch", seed or 0
     require_seed(seed)
     domains = find_pictures(source, PACS)
@@ -84,7 +85,7 @@ def plan(source: Path, *, subsites: int | None = None, whole: str | None = None,
             split_of[f"{domain}_{k}"] = {pictures[n].id: of_site[n] for n in numbers}
 
     def deal(site: str, pictures: Hashed) -> dict[str, Split]:
-        return _keep_together(split_of[site], pictures) if site in split_of else deal_by_content(site, pictures)
+        return keep_together(split_of[site], pictures) if site in split_of else deal_by_content(site, pictures)
 
     of = replace(PACS, dataset="pacs_subsites", sites=tuple(found))
     rule = f"{subsites} sub-sites a domain, seed {seed}, {whole} whole by content"
@@ -107,12 +108,3 @@ def _divide(labels: np.ndarray, count: int, *, seed: int) -> list[dict[int, Spli
         for of_site, part in zip(splits, like(parts, labels[rest], labels[items], seed=seed), strict=True):
             of_site.update(dict.fromkeys(items[part].tolist(), split))
     return splits
-
-
-def _keep_together(split_of: dict[str, Split], pictures: Hashed) -> dict[str, Split]:
-    """Pictures of the same content go to one split: to the test part if one of them is there, else to validation."""
-    parts: dict[str, set[Split]] = {}
-    for picture, sha in pictures:
-        parts.setdefault(sha, set()).add(split_of[picture.id])
-    order: tuple[Split, ...] = ("test", "val", "train")
-    return {picture.id: next(split for split in order if split in parts[sha]) for picture, sha in pictures}

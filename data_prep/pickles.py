@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from data_prep.reading import reason
 from fedshift.errors import DataError
 
 NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
@@ -51,8 +52,9 @@ def read_pickle(stream: IO[bytes], name: str) -> Any:
     try:
         return _plain(_Unpickler(stream, name).load(), {})
     except NOT_A_PICKLE as error:
-        reason = " ".join(str(error).split()[:12]) or type(error).__name__
-        raise DataError(f"{name} is damaged or no pickle of plain values ({reason}): download it again") from None
+        raise DataError(
+            f"{name} is damaged or no pickle of plain values ({reason(error)}): download it again"
+        ) from None
 
 
 class _Kind:

@@ -1,12 +1,11 @@
-"""Pictures become prepared sites: decoded and resized once, split by content, cached; whole or not at all.
+"""Pictures become prepared sites: decoded and resized once, split, cached; whole or not at all.
 
 Where pictures come from does not matter here: a `Source` is an id, a label and a way to read it. The module of a data
 set has ``plan(source, **options)``, which finds its pictures and returns a `Plan`, and may have ``add_options(parser)``
 for options of its own; ``fedshift data prepare`` finds it by its name, which is that of the task.
 
-Splits are by content. Within a class, contents are put in the order of their hash and dealt out 60/20/20: validation
-and test get ``round(n / 5)`` each, at least one from three on. Pictures of the same content are one: they go to one
-split together, and one that an earlier site has already is left out.
+Which picture is for what is the plan's to say, mostly by content, see `data_prep.dealing`. A picture whose content an
+earlier site has already is left out.
 """
 
 from __future__ import annotations
@@ -81,23 +80,6 @@ class Dealing:
     whole: bool = False
 
 
-def deal_by_content(site: str, pictures: Hashed) -> dict[str, Split]:
-    """Split by id. See the module's text for the rule."""
-    labels: dict[str, str] = {}
-    for picture, sha in pictures:
-        labels.setdefault(sha, picture.label)
-    split_of: dict[str, Split] = {}
-    for label in sorted(set(labels.values())):
-        contents = sorted(sha for sha in labels if labels[sha] == label)
-        held_out = max(1, round(len(contents) / 5)) if len(contents) >= 3 else 0
-        for number, sha in enumerate(contents):
-            split_of[sha] = "test" if number < held_out else "val" if number < 2 * held_out else "train"
-    return {picture.id: split_of[sha] for picture, sha in pictures}
-
-
-BY_CONTENT = Dealing(deal_by_content, "by content 60/20/20 within each class")
-
-
 @dataclass(frozen=True)
 class Plan:
     """What a module's ``plan`` found in a download: pictures by site, their split, and the sides to cache them at."""
@@ -105,7 +87,7 @@ class Plan:
     of: PictureSet
     found: Found
     sizes: tuple[int, ...]
-    dealing: Dealing = BY_CONTENT
+    dealing: Dealing
 
     @property
     def total(self) -> int:

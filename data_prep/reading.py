@@ -22,6 +22,19 @@ def open_file(path: Path) -> IO[bytes]:
         raise unreadable(path, error) from None
 
 
+def read_file(path: Path) -> bytes:
+    """All bytes of a file.
+
+    Raises:
+        DataError: absent, or it cannot be read to its end.
+    """
+    with open_file(path) as stream:
+        try:
+            return stream.read()
+        except OSError as error:
+            raise unreadable(path, error) from None
+
+
 def names_in(folder: Path) -> list[str]:
     """Names of all that is in a folder, sorted.
 
@@ -39,3 +52,8 @@ def unreadable(path: Path, error: OSError) -> DataError:
     return DataError(
         f"{path} cannot be read ({error.strerror or error}): see that its disk is there and you may read it"
     )
+
+
+def reason(error: BaseException) -> str:
+    """What a library says of a damaged file, in a line; its kind where it says nothing."""
+    return " ".join(str(error).split()[:12]) or type(error).__name__

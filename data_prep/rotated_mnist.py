@@ -27,7 +27,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from data_prep.arrayfiles import array_sources, contents_by_class, require_classes
+from data_prep.arrayfiles import array_sources, require_classes
+from data_prep.dealing import deal_by_content
 from data_prep.digits import read_mnist
 from data_prep.partition import require_seed
 from data_prep.pictures import Dealing, Hashed, PictureSet, Plan, Source
@@ -46,7 +47,7 @@ ROTATED_MNIST = PictureSet(
     channels=1,
 )
 SIZES = (28,)
-HELD_OUT_SHARE = 0.1
+ONE_IN = 10
 NOBODY = "none"
 
 
@@ -99,9 +100,6 @@ def _turned(picture: Source, angle: float) -> Source:
 
 
 def _deal(site: str, pictures: Hashed, *, held_out: str) -> Mapping[str, Split]:
-    split_of: dict[str, Split] = {}
-    for contents in contents_by_class(pictures):
-        share = max(1, round(HELD_OUT_SHARE * len(contents))) if len(contents) >= 3 else 0
-        for number, sha in enumerate(contents):
-            split_of[sha] = "test" if site == held_out or number < share else "val" if number < 2 * share else "train"
-    return {picture.id: split_of[sha] for picture, sha in pictures}
+    if site == held_out:
+        return {picture.id: "test" for picture, _ in pictures}
+    return deal_by_content(site, pictures, one_in=ONE_IN)

@@ -22,7 +22,7 @@ from PIL import Image
 
 from data_prep.decode import decode_picture, read_picture
 from data_prep.pictures import Found, PictureSet, Source
-from data_prep.reading import names_in, open_file, unreadable
+from data_prep.reading import names_in, read_file, reason, unreadable
 from fedshift.errors import DataError
 from fedshift.strict import nearest
 
@@ -81,7 +81,7 @@ class _DiskFolder:
         return _DiskFolder(self.path / name)
 
     def open(self, name: str) -> IO[bytes]:
-        return open_file(self.path / name)
+        return io.BytesIO(read_file(self.path / name))
 
     def picture(self, name: str) -> Image.Image:
         return read_picture(self.path / name)
@@ -139,7 +139,7 @@ class _Archive:
         try:
             self._zip = zipfile.ZipFile(path)
         except DAMAGED as error:
-            raise DataError(f"{path} is damaged or no zip ({_reason(error)}): download it again") from None
+            raise DataError(f"{path} is damaged or no zip ({reason(error)}): download it again") from None
         for info in self._zip.infolist():
             *above, name = _member(info).split("/")
             if not all(map(_counts, above)):
@@ -156,7 +156,7 @@ class _Archive:
         try:
             return self._zip.read(info)
         except DAMAGED as error:
-            raise DataError(f"{name} cannot be read ({_reason(error)}): download {self.path} again") from None
+            raise DataError(f"{name} cannot be read ({reason(error)}): download {self.path} again") from None
 
 
 class Tree:
@@ -316,7 +316,3 @@ def _some(names: Sequence[str]) -> str:
 def _text(name: str) -> str:
     """A file name as text that can be written: bytes that are not UTF-8 appear in hexadecimal."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()[:12]) or type(error).__name__

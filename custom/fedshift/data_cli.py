@@ -6,9 +6,9 @@ import argparse
 import importlib
 import inspect
 import os
-import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-import data_prep
 from fedshift.apps import tasks
 from fedshift.data.locate import data_home
 
@@ -31,10 +30,33 @@ def default_root() -> Path:
     return Path(given).absolute() if given else data_home(os.environ)
 
 
+class _PicturesParser(argparse.ArgumentParser):
+    """Parses the options of a data set of pictures.
+
+    Its module, which needs NumPy and Pillow, is imported only when there is something to parse: every command makes
+    this parser.
+    """
+
+    def __init__(self, *, module: str = "", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._module = module
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As of every parser."""
+        if self._module:
+            module = importlib.import_module(self._module)
+            self._module = ""
+            self.description = module.__doc__
+            if hasattr(module, "add_options"):
+                module.add_options(self)
+            self.set_defaults(func=_prepare_pictures, plan=module.plan)
+        return super().parse_known_args(args, namespace)
+
+
 def add_parsers(subparsers: Any) -> None:
     """Add ``prepare`` and ``check`` to the sub-commands of ``fedshift data``."""
     prepare = subparsers.add_parser("prepare", help="turn scans or pictures into a prepared site")
-    kinds = prepare.add_subparsers(required=True, metavar="WHAT")
+    kinds = prepare.add_subparsers(required=True, metavar="WHAT", parser_class=_PicturesParser)
 
     public = kinds.add_parser("prostate", help="a public prostate set, as downloaded and unpacked")
     public.add_argument("--source", type=Path, required=True, metavar="DIR", help="the unpacked download")
@@ -52,14 +74,13 @@ def add_parsers(subparsers: Any) -> None:
     _add_common(own)
     own.set_defaults(func=_prepare_own)
 
-    modules = {module.name for module in pkgutil.iter_modules(data_prep.__path__)}
-    for name in sorted(modules & {*tasks()} - {*kinds.choices}):
-        module = importlib.import_module(f"data_prep.{name}")
-        text = str(module.__doc__)
+    modules = {file.name.removesuffix(".py"): file for file in resources.files("data_prep").iterdir()}
+    for name in sorted(modules.keys() & {*tasks()} - {*kinds.choices}):
+        first_line = modules[name].read_text(encoding="utf-8").partition("\n")[0]
         pictures = kinds.add_parser(
             name,
-            help=text.splitlines()[0],
-            description=text,
+            module=f"data_prep.{name}",
+            help=first_line.strip('"'),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         pictures.add_argument("--source", type=Path, required=True, metavar="DIR", help="the download, see above")
@@ -72,9 +93,6 @@ def add_parsers(subparsers: Any) -> None:
             action="store_true",
             help="leave out pictures that cannot be read, and count them",
         )
-        if hasattr(module, "add_options"):
-            module.add_options(pictures)
-        pictures.set_defaults(func=_prepare_pictures, plan=module.plan)
 
     look = subparsers.add_parser("check", help="say what is wrong with scans or prepared sites")
     look.add_argument("dir", type=Path, metavar="DIR", help="a folder of scans, or prepared data")

@@ -18,7 +18,6 @@ from PIL import Image
 from data_prep import arrayfiles
 from data_prep.arrayfiles import (
     array_sources,
-    deal_official,
     open_gzip,
     read_idx,
     read_libsvm,
@@ -26,7 +25,6 @@ from data_prep.arrayfiles import (
     read_npz,
     require_classes,
 )
-from data_prep.pictures import Source
 from fedshift.errors import DataError
 
 IMAGES, LABELS = digits(12, 5, 4)
@@ -234,25 +232,3 @@ def test_a_class_without_a_picture_is_named() -> None:
     sources = array_sources(IMAGES[:8], LABELS[:8], "0123456789", prefix="x")
     with pytest.raises(DataError, match="usps has no picture of class 8, 9: download it again"):
         require_classes(sources, "0123456789", "usps")
-
-
-def found(id: str, label: str, sha: str) -> tuple[Source, str]:
-    return Source(id, label, lambda: Image.new("L", (1, 1))), sha
-
-
-def test_the_official_test_part_stays_and_a_tenth_of_the_rest_of_each_class_validates() -> None:
-    pictures = [found(f"train/{k}", "ab"[k % 2], f"{k:02d}") for k in range(40)]
-    pictures += [found(f"test/{k}", "a", f"{k}") for k in range(50, 55)]
-    split_of = deal_official("here", pictures)
-    validation = [id for id, split in split_of.items() if split == "val"]
-    assert validation == ["train/0", "train/1", "train/2", "train/3"], "the first two hashes of each class"
-    assert [id for id, split in split_of.items() if split == "test"] == [f"test/{k}" for k in range(50, 55)]
-    assert deal_official("here", pictures[::-1]) == split_of
-
-
-def test_a_content_in_both_parts_is_test_and_copies_stay_together() -> None:
-    pictures = [found(f"train/{k}", "a", sha) for k, sha in enumerate("abbcd")] + [found("test/0", "a", "d")]
-    split_of = deal_official("here", pictures)
-    assert split_of["train/4"] == split_of["test/0"] == "test"
-    assert split_of["train/1"] == split_of["train/2"] == "train" and split_of["train/0"] == "val"
-    assert set(deal_official("here", pictures[:2]).values()) == {"train"}, "two are too few to validate on one"

@@ -27,7 +27,7 @@ from digitfiles import (
 from forbidding import forbid
 from PIL import Image
 
-from data_prep.arrayfiles import OFFICIAL
+from data_prep.dealing import OFFICIAL
 from data_prep.digits import CLASSES, DIGITS, plan
 from data_prep.pictures import Source, write_pictures
 from fedshift import cli

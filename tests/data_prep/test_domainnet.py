@@ -14,9 +14,10 @@ from picklefiles import calling
 from picturefiles import pixels, write_picture, write_zip
 from PIL import Image
 
+from data_prep.dealing import BY_CONTENT
 from data_prep.decode import picture_sha256
 from data_prep.domainnet import DOMAINNET, OFFICIAL_RULE, PAPERS_RULE, papers, plan
-from data_prep.pictures import BY_CONTENT, write_pictures
+from data_prep.pictures import write_pictures
 from fedshift import cli
 from fedshift.data.check import check
 from fedshift.data.images import open_images

@@ -12,8 +12,9 @@ import pytest
 from picklefiles import calling
 from picturefiles import write_tree
 
+from data_prep.dealing import BY_CONTENT
 from data_prep.office_caltech import LISTS, OFFICE_CALTECH, plan
-from data_prep.pictures import BY_CONTENT, write_pictures
+from data_prep.pictures import write_pictures
 from fedshift import cli
 from fedshift.data.images import open_images
 from fedshift.data.manifest import read_manifest

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from data_prep.manysites import deal_official, deal_tenths, site_names
+from data_prep.manysites import site_names
 from data_prep.partition import dirichlet, distinct, least, like, size_skewed, sub_sites
-from data_prep.pictures import Hashed, Source
 from fedshift.errors import ConfigError, DataError
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 500))
@@ -175,21 +174,3 @@ def test_names_are_those_of_a_task_with_numbered_sites() -> None:
     assert site_names(100)[::99] == ["site_000", "site_099"] and site_names(1000)[-1] == "site_0999"
     with pytest.raises(ConfigError, match="the number of sites: 'count' input should be greater than"):
         site_names(0)
-
-
-def hashed(*ids: str) -> Hashed:
-    """``a/1=x`` is picture ``a/1`` of content ``x``."""
-    return [(Source(name.split("=")[0], "c", lambda: None), name.split("=")[-1]) for name in ids]  # type: ignore
-
-
-def test_a_tenth_of_what_is_no_test_image_is_for_validation() -> None:
-    pictures = hashed(*(f"train/{k:02d}" for k in range(20)), "test/1", "test/2", "test/3=train/07")
-    splits = deal_official("here", pictures)
-    assert [splits[f"test/{k}"] for k in (1, 2, 3)] == ["test"] * 3
-    assert splits["train/07"] == "test", "its content is in the test part"
-    assert list(splits.values()).count("val") == 1 and list(splits.values()).count("train") == 18
-    for n, expected in ((1, [1, 0, 0]), (4, [4, 0, 0]), (5, [3, 1, 1]), (19, [17, 1, 1]), (40, [32, 4, 4])):
-        splits = deal_tenths("here", hashed(*(f"w/{k:03d}" for k in range(n))))
-        assert [list(splits.values()).count(part) for part in ("train", "val", "test")] == expected
-    copies = deal_tenths("here", hashed(*(f"w/{k:03d}={k // 2}" for k in range(40))))
-    assert all(copies[f"w/{k:03d}"] == copies[f"w/{k + 1:03d}"] for k in range(0, 40, 2))

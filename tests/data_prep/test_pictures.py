@@ -16,8 +16,9 @@ from picturefiles import TREE, pixels, write_picture, write_tree
 from PIL import Image
 
 from data_prep import pictures
+from data_prep.dealing import BY_CONTENT
 from data_prep.decode import read_picture, resize_picture
-from data_prep.pictures import BY_CONTENT, Dealing, Plan, Source, deal_by_content, write_pictures
+from data_prep.pictures import Dealing, Plan, write_pictures
 from data_prep.trees import find_pictures
 from fedshift.data.check import check
 from fedshift.data.images import open_images
@@ -289,22 +290,6 @@ def test_other_mistakes(tree: Path) -> None:
         shutil.copytree(tree / "here" / label, tree / "there" / label)
     with pytest.raises(DataError, match="site there has no picture that no other site has"):
         prepare(tree)
-
-
-def test_few_pictures_are_all_for_training() -> None:
-    def dealt(n: int) -> list[int]:
-        sources = [(Source(f"cup/{k}", "cup", Image.Image), f"{k:064d}") for k in range(n)]
-        splits = list(deal_by_content("here", sources).values())
-        return [splits.count(split) for split in ("train", "val", "test")]
-
-    assert [dealt(n) for n in (1, 2, 3, 4, 8, 100)] == [
-        [1, 0, 0],
-        [2, 0, 0],
-        [1, 1, 1],
-        [2, 1, 1],
-        [4, 2, 2],
-        [60, 20, 20],
-    ]
 
 
 def test_progress_names_site_and_picture(tree: Path) -> None:

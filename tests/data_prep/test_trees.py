@@ -16,6 +16,7 @@ from picturefiles import TREE, patch_zip, pixels, write_picture, write_tree, wri
 from PIL import Image
 
 from data_prep import office_caltech, pacs
+from data_prep.dealing import BY_CONTENT
 from data_prep.office_caltech import OFFICE_CALTECH
 from data_prep.pacs import PACS
 from data_prep.pictures import Plan, write_pictures
@@ -34,7 +35,7 @@ def tree(tmp_path: Path) -> Path:
 
 def content(source: Path, root: Path) -> dict[str, list[tuple[str, str, str, str]]]:
     """Id, content, class and split of all pictures by site."""
-    folders = write_pictures(Plan(TREE, find_pictures(source, TREE), (8,)), root)
+    folders = write_pictures(Plan(TREE, find_pictures(source, TREE), (8,), BY_CONTENT), root)
     return {
         folder.name: [(p.id, p.sha256, p.label, p.split) for p in read_manifest(folder).pictures] for folder in folders
     }
