@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -16,13 +18,14 @@ def mark(value: int) -> SiteState:
     return SiteState(methods={"m": {"value": torch.tensor(value)}})
 
 
-def value_of(state: SiteState) -> int:
+def value_of(state: SiteState | None) -> int:
+    assert state is not None
     return int(state.methods["m"]["value"])
 
 
 def test_a_round_starts_from_the_last_finished_one_before_it(tmp_path: Path) -> None:
     store = StateStore(tmp_path / "A")
-    assert store.before(1) == SiteState()
+    assert store.before(1) is None
     store.write(1, mark(1), best_round=0)
     store.write(2, mark(2), best_round=0)
     assert value_of(store.before(3)) == 2
@@ -35,12 +38,12 @@ def names(folder: Path) -> list[int]:
     return sorted(int(path.stem[-6:]) for path in folder.iterdir())
 
 
-def test_two_rounds_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_three_rounds_and_the_best_are_kept(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     for round_ in range(10):
         # As in a job: round 3 is known to be the best from the broadcast of round 5 on.
         store.write(round_, mark(round_), best_round=3 if round_ >= 5 else 0)
-    assert names(tmp_path) == [3, 8, 9]
+    assert names(tmp_path) == [3, 7, 8, 9]
     assert value_of(store.before(3 + 1)) == 3
 
 
@@ -48,7 +51,7 @@ def test_a_site_that_missed_the_best_round_keeps_what_it_had_by_then(tmp_path: P
     store = StateStore(tmp_path)
     for round_ in (5, 6, 9, 10, 11):
         store.write(round_, mark(round_), best_round=7 if round_ >= 9 else 0)
-    assert names(tmp_path) == [6, 10, 11]
+    assert names(tmp_path) == [6, 9, 10, 11]
 
 
 def test_a_repeated_task_leaves_later_rounds_alone(tmp_path: Path) -> None:
@@ -56,16 +59,45 @@ def test_a_repeated_task_leaves_later_rounds_alone(tmp_path: Path) -> None:
     for round_ in (1, 2, 3):
         store.write(round_, mark(round_), best_round=0)
     store.write(0, mark(0), best_round=0)
-    assert names(tmp_path) == [0, 2, 3]
+    assert names(tmp_path) == [0, 1, 2, 3]
 
 
-def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def test_a_truncated_file_is_set_aside_and_the_one_before_it_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = StateStore(tmp_path)
     store.write(1, mark(1), best_round=0)
-    path = tmp_path / "round_000001.pt"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"round_000001\.pt cannot be read"):
-        store.before(2)
+    store.write(2, mark(2), best_round=0)
+    truncate(tmp_path / "round_000002.pt")
+    assert value_of(store.before(3)) == 1
+    assert "round_000002.pt cannot be read" in caplog.text
+    assert "round_000002.damaged" in caplog.text
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["round_000001.pt"], "it is not tried again"
+
+
+def test_without_a_whole_file_there_is_no_state(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    store.write(1, mark(1), best_round=0)
+    truncate(tmp_path / "round_000001.pt")
+    assert store.before(2) is None
+
+
+def test_a_state_that_cannot_be_written_leaves_the_former_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = StateStore(tmp_path)
+    store.write(1, mark(1), best_round=0)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match=r"round_000002\.pt cannot be written \(No space left on device\): make room"):
+        store.write(2, mark(2), best_round=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["round_000001.pt"]
+    assert value_of(store.before(3)) == 1
 
 
 def test_seeds_depend_on_all_four_coordinates() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import pickle
 import re
@@ -13,6 +15,8 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import DataError
+
+log = logging.getLogger("fedshift")
 
 _NAME = re.compile(r"round_(\d{6})\.pt")
 
@@ -33,47 +37,53 @@ class StateStore:
         """``folder`` is made when first written to."""
         self._folder = folder
 
-    def before(self, round_: int) -> SiteState:
-        """State after the last finished round before ``round_`` (an empty one if there is none).
+    def before(self, round_: int) -> SiteState | None:
+        """State after the last finished round before ``round_``, if there is one.
 
-        So a task that is sent again starts from where it started the first time.
+        So a task that is sent again starts from where it started the first time. A file that is damaged is set
+        aside, and the one before it takes its place.
         """
-        rounds = [r for r in self._rounds() if r < round_]
-        return self._read(max(rounds)) if rounds else SiteState()
-
-    def has_before(self, round_: int) -> bool:
-        """Whether any state from before ``round_`` is there."""
-        return any(r < round_ for r in self._rounds())
+        for number in sorted((r for r in self._rounds() if r < round_), reverse=True):
+            state = self._read(number)
+            if state is not None:
+                return state
+        return None
 
     def has_trained(self, round_: int) -> bool:
         """Whether the site has trained in a round before ``round_``."""
         return any(0 < r < round_ for r in self._rounds())
 
     def write(self, round_: int, state: SiteState, *, best_round: int) -> None:
-        """Keep the state after ``round_``; of earlier ones the last, and what the site held in the best round.
+        """Keep the state after ``round_``; of earlier ones the last two, and what the site held in the best round.
 
         Later ones (``round_`` is being repeated) are left alone.
+
+        Raises:
+            DataError: it cannot be written; what was there is as it was.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
         target = self._path(round_)
-        beside = target.with_suffix(".partial")
-        with beside.open("wb") as file:
-            torch.save(vars(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(target)
-        earlier = [r for r in self._rounds() if r < round_]
-        # A site that missed the best round scores that model with the last state it had by then.
-        keep = {max(earlier, default=round_), max((r for r in earlier if r <= best_round), default=round_)}
+        try:
+            write_whole(vars(state), target)
+        except OSError as error:
+            raise DataError(
+                f"{target} cannot be written ({error.strerror}): make room there; the site then takes part again"
+            ) from None
+        earlier = sorted(r for r in self._rounds() if r < round_)
+        # Two, as the server goes back by two rounds when its own last state is damaged. A site that missed the best
+        # round scores that model with the last state it had by then.
+        keep = {*earlier[-2:], max((r for r in earlier if r <= best_round), default=round_)}
         for old in set(earlier) - keep:
             self._path(old).unlink()
 
-    def _read(self, round_: int) -> SiteState:
+    def _read(self, round_: int) -> SiteState | None:
         path = self._path(round_)
         try:
             return SiteState(**torch.load(path, map_location="cpu", weights_only=True))
         except (RuntimeError, EOFError, OSError, ValueError, TypeError, pickle.UnpicklingError) as error:
-            raise DataError(f"{path} cannot be read ({error}): delete it to go on from the round before") from error
+            aside = path.replace(path.with_suffix(".damaged"))
+            reason = str(error).partition(". ")[0]
+            log.error("%s cannot be read (%s): it is now %s, the state before it is used", path, reason, aside.name)
+            return None
 
     def _rounds(self) -> list[int]:
         if not self._folder.is_dir():
@@ -83,3 +93,25 @@ class StateStore:
 
     def _path(self, round_: int) -> Path:
         return self._folder / f"round_{round_:06d}.pt"
+
+
+def write_whole(content: dict[str, Any], path: Path) -> None:
+    """Write a file of tensors and plain values, whole or not at all; its folder is made if it is not there.
+
+    Raises:
+        OSError: it cannot be written; an older file is as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".partial")
+    try:
+        with beside.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except RuntimeError as error:  # torch's, when a disk is full
+        beside.unlink(missing_ok=True)
+        raise OSError(errno.ENOSPC, str(error).partition("\n")[0]) from error
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise

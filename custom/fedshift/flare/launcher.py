@@ -1,0 +1,116 @@
+"""Job processes that are started again when they die: named in ``local/resources.json`` in place of FLARE's launchers.
+
+FLARE ends a whole job when the job process of one site, or its own at the server, is killed (out of memory, by hand,
+by a fault in a library). Here the parent starts such a process again, and FLARE never learns of it: the site asks for
+its task once more and goes on from its last state, the server from the last round that was closed. A process that ends
+by itself, or that FLARE ends, stays ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
+from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
+
+log = logging.getLogger("fedshift")
+
+
+class PersistentHandle(JobHandleSpec):
+    """A job process, or its successor after it was killed."""
+
+    def __init__(self, launch: Callable[[], ProcessHandle], *, restarts: int, pause: float, dispensable: bool) -> None:
+        """Start the process.
+
+        Args:
+            launch: starts it.
+            restarts: how often it is started again at most.
+            pause: seconds before that; twice as long each further time.
+            dispensable: whether the job goes on without it when that does not help.
+        """
+        super().__init__()
+        self._launch, self._restarts, self._pause, self._dispensable = launch, restarts, pause, dispensable
+        self._given_up = False
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._process = launch()
+
+    def terminate(self) -> None:
+        """End the process for good."""
+        with self._lock:
+            self._ended.set()
+            self._process.terminate()
+
+    def poll(self) -> Any:
+        """FLARE's code for how the process ended, or that it has not."""
+        return JobReturnCode.SUCCESS if self._given_up and self._dispensable else self._process.poll()
+
+    def wait(self) -> None:
+        """Until the process has ended and is not started again."""
+        for number in range(self._restarts + 1):
+            self._process.wait()
+            code = self._process.adapter.poll()
+            if code is None or code >= 0 or self._ended.is_set():
+                return
+            if number == self._restarts:
+                log.error("the job process was killed %d times (%s): given up", number + 1, _name(code))
+                self._given_up = True
+                return
+            pause = self._pause * 2**number
+            log.warning("the job process was killed (%s): started again in %g s", _name(code), pause)
+            if self._ended.wait(pause):
+                return
+            with self._lock:
+                if self._ended.is_set():
+                    return
+                self._process = self._launch()
+
+
+class _Persistent:
+    """What both launchers do beside FLARE's."""
+
+    dispensable: ClassVar[bool]
+
+    def __init__(self, restarts: int = 3, pause: float = 2.0) -> None:
+        """``restarts`` and ``pause`` (seconds) as for `PersistentHandle`."""
+        super().__init__()
+        self._restarts, self._first_pause = restarts, pause
+
+    def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
+        """Start a job's process."""
+        # FLARE uses the context for other jobs later on.
+        engine, arguments = fl_ctx.get_engine(), fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
+
+        def launch() -> ProcessHandle:
+            with engine.new_context() as own:
+                own.set_prop(FLContextKey.JOB_PROCESS_ARGS, arguments, private=True, sticky=False)
+                return super(_Persistent, self).launch_job(job_meta, own)  # type: ignore[misc]
+
+        return PersistentHandle(launch, restarts=self._restarts, pause=self._first_pause, dispensable=self.dispensable)
+
+
+class SiteJobLauncher(_Persistent, ClientProcessJobLauncher):
+    """For a site's ``local/resources.json``. FLARE would fail the job for its sake: it is told that all is well."""
+
+    dispensable = True
+
+
+class ServerJobLauncher(_Persistent, ServerProcessJobLauncher):
+    """For the server's ``local/resources.json``."""
+
+    dispensable = False
+
+
+def _name(code: int) -> str:
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

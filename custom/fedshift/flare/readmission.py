@@ -1,0 +1,158 @@
+"""Sites that come late or come back, and jobs that a stopped server left unfinished. FLARE has no way for either.
+
+`Readmission` is a component of the server's ``local/resources.json`` and lives in the server's parent process. Whenever
+a site is connected that a running job names and that takes no part in it, the job is started there: a site that was
+restarted goes on from its state, one that was not there at the start begins. When the server itself was stopped in the
+middle of a job, that job is started again under the same id as soon as one of its sites is back; its workflow goes on
+after the last closed round. `update_clients` tells the job's own process who takes part now.
+
+FLARE's parts that this leans on are not public; pyproject.toml therefore holds nvflare to one minor version, and
+tests/flare/test_deployed_faults.py shows that it works with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import RunProcessKey, SystemComponents
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import Job, JobMetaKey, RunStatus
+from nvflare.apis.job_scheduler_spec import DispatchInfo
+from nvflare.private.admin_defs import MsgHeader, ReturnCode
+from nvflare.private.defs import ERROR_MSG_PREFIX
+
+from fedshift.job import FILE_NAME
+
+log = logging.getLogger("fedshift")
+
+LOOK = 2.0
+"""Seconds between looks at who is connected."""
+TRIES = 60
+"""How often a job is offered to a site that cannot start it."""
+STILL_RUNS = "Client app already started."
+LACKS_APP = "Client app does not exist"
+"""Said by FLARE's sites."""
+PATIENCE = 20.0
+"""Seconds for a site to take a job's folder."""
+
+
+class Readmission(FLComponent):
+    """Starts running jobs at sites that should take part and do not."""
+
+    def __init__(self) -> None:
+        """Its work begins when the server has started."""
+        super().__init__()
+        self._stop = threading.Event()
+        self._tries: dict[tuple[str, str], int] = {}
+        self._left: dict[str, Job] = {}
+        self._resumed: set[str] = set()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Begin with the server, and end with it."""
+        if event_type == EventType.SYSTEM_START:
+            self._look_back(fl_ctx)
+            engine = fl_ctx.get_engine()
+            threading.Thread(target=self._run, args=(engine,), name="readmission", daemon=True).start()
+        elif event_type == EventType.SYSTEM_END:
+            self._stop.set()
+
+    def _look_back(self, fl_ctx: FLContext) -> None:
+        """Jobs that ran when the server was stopped: to be gone on with, or cleared away."""
+        manager = fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER)
+        for job in manager.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
+            if (Path(fl_ctx.get_workspace().get_app_config_dir(job.job_id)) / FILE_NAME).is_file():
+                log.warning("job %s ran when the server was stopped: it goes on when a site is back", job.job_id)
+                self._left[job.job_id] = job
+            else:
+                log.error("job %s ran when the server was stopped and left nothing to go on from", job.job_id)
+                manager.set_status(job.job_id, RunStatus.ABANDONED, fl_ctx)
+
+    def _run(self, engine: Any) -> None:
+        while not self._stop.wait(LOOK):
+            try:
+                with engine.new_context() as fl_ctx:
+                    self._look(engine, fl_ctx)
+            except Exception:
+                log.exception("looking for sites to admit failed; tried again in %g s", LOOK)
+
+    def _look(self, engine: Any, fl_ctx: FLContext) -> None:
+        runner = engine.job_runner
+        for job in [*self._left.values(), *list(runner.running_jobs.values())]:
+            for client in engine.get_clients():
+                app = next((app for app, sites in job.get_deployment().items() if client.name in sites), None)
+                if app is None:
+                    continue
+                if job.job_id in self._left:
+                    # FLARE starts no job without a site: this one is the first, and offered the job just below.
+                    del self._left[job.job_id]
+                    log.warning("job %s goes on: site %s is back", job.job_id, client.name)
+                    self._resumed.add(job.job_id)
+                    participants = {client.token: client}
+                    runner.restore_running_job(job.job_id, participants, None, fl_ctx)
+                    participants.clear()
+                running = engine.run_processes.get(job.job_id)
+                if running is not None:
+                    self._admit(client, job, app, running, engine, fl_ctx)
+
+    def _admit(
+        self, client: Client, job: Job, app: str, running: dict[str, Any], engine: Any, fl_ctx: FLContext
+    ) -> None:
+        participants: dict[str, Client] = running[RunProcessKey.PARTICIPANTS]
+        tries = self._tries.get((job.job_id, client.token), 0)
+        if client.token in participants or tries >= TRIES:
+            return
+        self._tries[job.job_id, client.token] = tries + 1
+        refusal = self._start(client, job, app, engine, fl_ctx)
+        if refusal is not None:
+            level = logging.ERROR if tries + 1 == TRIES else logging.INFO
+            log.log(level, "job %s cannot start at site %s: %s", job.job_id, client.name, refusal)
+            return
+        for token in [token for token, other in participants.items() if other.name == client.name]:
+            del participants[token]  # of before the site was restarted
+        participants[client.token] = client
+        log.warning("site %s takes part in job %s from now on", client.name, job.job_id)
+
+    def _start(self, client: Client, job: Job, app: str, engine: Any, fl_ctx: FLContext) -> str | None:
+        """Start the job at a site, which is given the job's folder if it lacks it. Returns why it cannot."""
+        needs = (job.resource_spec or {}).get(client.name, {})
+        job.meta[JobMetaKey.JOB_CLIENTS] = [client.to_dict()]
+        for _ in range(2):
+            checks = engine.check_client_resources(job, {client.name: needs}, fl_ctx)
+            enough, token = checks.get(client.name, (False, "it does not answer"))
+            if not enough:
+                return f"its resources do not suffice ({token})"
+            replies = engine.start_client_job(job, {client.name: DispatchInfo(app, needs, token)}, fl_ctx)
+            said = next((str(reply.reply.body) for reply in replies if reply.reply), "it does not answer")
+            if said == STILL_RUNS and job.job_id in self._resumed:
+                # Of before the server was stopped. It may be about to end, and knows nothing of the new process here.
+                engine.job_runner.abort_client_run(job.job_id, [client.name], fl_ctx)
+                return "its former process has not ended yet"
+            if not said.startswith(ERROR_MSG_PREFIX) or LACKS_APP not in said:
+                return said if said.startswith((ERROR_MSG_PREFIX, "it ")) else None
+            refusal = self._deploy(client, job, app, engine, fl_ctx)
+            if refusal is not None:
+                return refusal
+        return "it has lost the job's folder"
+
+    @staticmethod
+    def _deploy(client: Client, job: Job, app: str, engine: Any, fl_ctx: FLContext) -> str | None:
+        message = engine.job_runner._make_deploy_message(job, job.get_application(app, fl_ctx), app, fl_ctx)
+        admin = engine.server.admin_server
+        reply = admin.send_requests_and_get_reply_dict({client.token: message}, timeout_secs=PATIENCE)[client.token]
+        if reply is None:
+            return "it does not answer"
+        refused = reply.get_header(MsgHeader.RETURN_CODE, ReturnCode.OK) != ReturnCode.OK
+        return str(reply.body) if refused else None
+
+
+def update_clients(engine: Any, job_id: str) -> None:
+    """In a job's process at the server: learn from the parent who takes part now."""
+    clients = engine._retrieve_clients_data(job_id)
+    if clients and set(clients) != set(engine.client_manager.clients):
+        engine.client_manager.set_clients(clients)

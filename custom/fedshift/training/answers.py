@@ -1,0 +1,78 @@
+"""A site's last answer, kept so that a task that comes again is not done again.
+
+An answer can be lost on its way: the network is cut, or the server dies before its round is closed. The same task then
+comes a second time, after a restart of the site's process perhaps, and is told by its content: the round, the model
+and all arrays that came with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.messages import Broadcast, Update
+from fedshift.training.state import write_whole
+
+log = logging.getLogger("fedshift")
+
+
+class AnswerStore:
+    """The last answer of one site in one job."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is the site's folder for the job's state; it is made when first written to."""
+        self._path = folder / "answer.pt"
+
+    def find(self, broadcast: Broadcast) -> Update | None:
+        """The answer to this very task, if it is the last one that was kept."""
+        if not self._path.is_file():
+            return None
+        try:
+            kept = torch.load(self._path, map_location="cpu", weights_only=True)
+            if kept.pop("task") != fingerprint(broadcast):
+                return None
+            arrays = {method: _arrays(named) for method, named in kept.pop("arrays").items()}
+            return Update(weights=_arrays(kept.pop("weights")), arrays=arrays, **kept)
+        except (RuntimeError, EOFError, OSError, ValueError, TypeError, KeyError, pickle.UnpicklingError) as error:
+            log.warning("%s cannot be read (%s): the round is trained again", self._path, error)
+            return None
+
+    def keep(self, broadcast: Broadcast, update: Update) -> None:
+        """Write the answer in place of the one before. Where that fails a repeated task is done again, no more."""
+        content: dict[str, Any] = vars(update) | {
+            "task": fingerprint(broadcast),
+            "weights": _tensors(update.weights),
+            "arrays": {method: _tensors(named) for method, named in update.arrays.items()},
+        }
+        try:
+            write_whole(content, self._path)
+        except OSError as error:
+            log.warning("%s cannot be written (%s)", self._path, error.strerror)
+
+
+def fingerprint(broadcast: Broadcast) -> str:
+    """Sixteen bytes, as hex, over all that decides a site's answer."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{broadcast.round} {broadcast.best_round}".encode())
+    for name, arrays in sorted({"": broadcast.weights, **broadcast.arrays}.items()):
+        for key, value in sorted(arrays.items()):
+            array = np.ascontiguousarray(value)
+            digest.update(f"\0{name}\0{key}\0{array.dtype}\0{array.shape}\0".encode())
+            digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    return {key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
+
+
+def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    return {key: value.numpy() for key, value in tensors.items()}

@@ -1,0 +1,54 @@
+"""Provisioned, submitted, run by real processes over mutual TLS, downloaded: the weights of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import small_image_job
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import BEST, LAST
+from fedshift.federation import run_in_process
+from fedshift.flare.export import write_job
+from fedshift.reporting.results import read_results
+
+from .deployed import SERVER, Deployed
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def downloaded(federation: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    job = small_image_job("fedfa+fedrdn", "schedule.rounds=2")
+    job_id = federation.submit(write_job(job, tmp_path_factory.mktemp("jobs") / "deployed", production=True))
+    assert federation.finished(job_id) == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
+    return federation.download(job_id)
+
+
+def test_the_weights_are_those_of_one_process(downloaded: Path, federation: Deployed, tmp_path: Path) -> None:
+    job = small_image_job("fedfa+fedrdn", "schedule.rounds=2")
+    run_in_process(job, federation.data, tmp_path)
+    for file in (BEST, LAST):
+        ours, theirs = load_checkpoint(tmp_path / file), load_checkpoint(downloaded / file)
+        assert ours["scores"] == theirs["scores"]
+        assert list(ours["weights"]) == list(theirs["weights"])
+        for key, value in ours["weights"].items():
+            assert torch.equal(value, theirs["weights"][key]), key
+
+
+def test_the_results_name_all_sites(downloaded: Path) -> None:
+    results = read_results(downloaded)
+    assert all(set(record.sites) == {"A", "B", "C"} and not record.rejected for record in results.rounds)
+    assert results.final is not None and set(results.final.best.sites) == {"A", "B", "C"}
+
+
+def test_no_path_of_a_site_reaches_the_server(federation: Deployed, downloaded: Path) -> None:
+    folders = {site: str(path).encode() for site, path in federation.data.items()}
+    kept = [path for path in (federation.kits / SERVER).rglob("*") if path.is_file()]
+    assert kept
+    for path in (*kept, *(path for path in downloaded.rglob("*") if path.is_file())):
+        content = path.read_bytes()
+        told = [site for site, folder in folders.items() if folder in content]
+        assert not told, f"{path} holds the folder of {told}"
