@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 JOB ?= jobs/fedfa_prostate
 WORKSPACE ?= demo
+WHEELS ?= dist/wheelhouse
 
-.PHONY: demo jobs test lint install clean
+.PHONY: demo jobs test lint install clean wheelhouse
 
 install: $(VENV)/.installed
 
@@ -24,12 +25,19 @@ jobs: install
 	grep -v '^#' jobs/commands.txt | xargs -L 1 $(BIN)/fedshift job
 
 test: install lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# For machines without internet: all that fedshift is installed from, for this Python on this kind of machine.
+wheelhouse: install
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --constraint constraints.txt --wheel-dir $(WHEELS) torch
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --constraint constraints.txt --find-links $(WHEELS) \
+	  --wheel-dir $(WHEELS) .
+	cp deploy/wheelhouse.txt $(WHEELS)/README.txt
 
 clean:
 	rm -rf $(VENV) $(WORKSPACE) dist build .pytest_cache .mypy_cache .ruff_cache

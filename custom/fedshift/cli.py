@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,21 @@ from fedshift.errors import FedshiftError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0, 1 for findings, 2 for errors that the user can mend."""
+    """Run one command. Returns the exit code: 0, 1 for findings, 2 for errors that the user can mend.
+
+    It is 1, without a word, if whoever reads the output has gone, as ``head`` does.
+    """
+    try:
+        try:
+            return _run(argv)
+        finally:
+            print(end="", flush=True)  # what fails at the interpreter's end cannot be caught
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, format="%(levelname)s %(message)s")
@@ -39,10 +54,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_data(commands)
-    from fedshift import protocols_cli, run_cli
+    from fedshift import protocols_cli, run_cli, site_cli
 
     run_cli.add_parsers(commands)
     protocols_cli.add_parsers(commands)
+    site_cli.add_parsers(commands)
     methods = commands.add_parser(
         "methods", help="list the methods, or one's paper, formula, options and what leaves a site"
     )

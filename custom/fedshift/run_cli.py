@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from fedshift.reporting.progress import Progress
+from fedshift.reporting.progress import Progress, duration
 
 if TYPE_CHECKING:
     from fedshift.coordinator import Coordinator
@@ -28,6 +28,7 @@ def add_parsers(subparsers: Any) -> None:
     add_job_arguments(job)
     job.add_argument("--out", type=Path, default=Path("jobs"), metavar="DIR", help="where (default: jobs)")
     job.add_argument("--production", action="store_true", help="for sites that allow fedshift's components by name")
+    job.add_argument("--with-code", action="store_true", help="with fedshift's source, for sites that allow code")
     job.set_defaults(func=write)
 
     run = subparsers.add_parser("run", help="run a job folder in FLARE's simulator, all sites side by side")
@@ -111,7 +112,7 @@ def write(args: argparse.Namespace) -> int:
     from fedshift.reporting.table import several
 
     job = resolve_job(args)
-    folder = write_job(job, args.out / job.name, production=args.production)
+    folder = write_job(job, args.out / job.name, production=args.production, with_code=args.with_code)
     out = f"; held out: {', '.join(job.task.held_out)}" if job.task.held_out else ""
     print(f"{folder}: {job.task.schedule.rounds} rounds at {several(job.task.sites)}{out}")
     return 0
@@ -245,16 +246,6 @@ def describe(progress: Progress | None) -> str:
     if progress.seconds_left is not None and progress.state == "running":
         parts.append(f"{duration(progress.seconds_left)} left")
     return ", ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """``45 s``, ``3 min 20 s``, ``2 h 05 min``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 class _Bar:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
-from conftest import small_job
+from conftest import make_site, small_job
 from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
 from fedshift import cli
 from fedshift.errors import ConfigError
 from fedshift.flare.export import SPEC, read_job_folder, write_job
+from fedshift.flare.identity import own_identity, source_hash
+from fedshift.job import JobSpec
+from fedshift.reporting.results import read_results
 
 from .conftest import ROOT
 
@@ -69,3 +76,74 @@ def test_an_edited_job_is_refused_with_the_nearest_key(tmp_path: Path) -> None:
         read_job_folder(tmp_path / "job")
     with pytest.raises(ConfigError, match="'fedshift job' writes one"):
         read_job_folder(tmp_path)
+
+
+# --- jobs that carry code -----------------------------------------------------------------------------------
+
+
+def test_a_job_carries_the_package_that_it_was_made_with(tmp_path: Path) -> None:
+    """By the same identity, or an installed and a carried fedshift could not work together."""
+    write_job(small_job("fedfa"), tmp_path / "job", with_code=True)
+    carried = tmp_path / "job" / "app" / "custom" / "fedshift"
+    assert source_hash(carried) == own_identity().source
+    assert {path.suffix for path in carried.rglob("*") if path.is_file()} == {".py"}
+    valid, error, meta = JobMetaValidator().validate("job", zip_directory_to_bytes("", str(tmp_path / "job")))
+    assert valid, error
+    assert meta["byoc"] is True
+
+
+def test_a_job_for_sites_that_take_no_code_carries_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["job", "fedfa", "prostate", "--production", "--with-code", "--out", str(tmp_path)]
+    assert cli.main(command) == 2
+    assert "leave out that or --with-code" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def without_fedshift(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A Python that has all that is installed here but fedshift, and its environment; so have its child processes."""
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        # A .pth file is how the checkout is installed; Python reads none in a folder that is merely on its path.
+        if entry.suffix != ".pth" and not entry.name.lstrip("_").startswith(("fedshift", "data_prep")):
+            (libraries / entry.name).symlink_to(entry)
+    venv.create(tmp_path / "venv", with_pip=False)
+    ours = ("FEDSHIFT", "PYTHON", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment |= {"PYTHONPATH": str(libraries), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    return tmp_path / "venv" / "bin" / "python", environment
+
+
+def simulate(job: JobSpec, folder: Path, python: Path, environment: dict[str, str], *, with_code: bool) -> str:
+    """FLARE's stock simulator; returns what it printed."""
+    write_job(job, folder / "job", with_code=with_code)
+    command = [str(python), "-m", "nvflare.private.fed.app.simulator.simulator", str(folder / "job")]
+    done = subprocess.run(
+        [*command, "-w", str(folder / "run"), "-t", str(len(job.task.sites))],
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=200,
+        check=False,
+    )
+    return done.stdout
+
+
+def test_a_job_with_its_code_runs_where_fedshift_is_not_installed(
+    without_fedshift: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    """Without the code the same job fails there."""
+    python, environment = without_fedshift
+    job = small_job("fedfa+fedrdn", "schedule.rounds=1", sites=("BIDMC", "HK"))
+    for site in job.task.sites:
+        make_site(tmp_path / "share" / "fedshift" / "phantom", site)
+    environment["XDG_DATA_HOME"] = str(tmp_path / "share")
+    assert "No module named 'fedshift'" in simulate(job, tmp_path / "bare", python, environment, with_code=False)
+    output = simulate(job, tmp_path / "with", python, environment, with_code=True)
+    server = tmp_path / "with" / "run" / "server" / "simulate_job"
+    assert (server / "results.json").is_file(), output[-3000:]
+    assert read_results(server).final is not None, output[-3000:]
+    assert (server / "best_global_model.pt").is_file()

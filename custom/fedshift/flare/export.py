@@ -10,10 +10,12 @@ from typing import Any
 
 import yaml
 
+import fedshift
 from fedshift import methods
 from fedshift.errors import ConfigError
 from fedshift.flare import wire
 from fedshift.flare.hosts import hosts
+from fedshift.flare.identity import own_identity
 from fedshift.job import FILE_NAME, JobSpec, read_job
 
 APP = "app"
@@ -31,20 +33,29 @@ here makes it accept fedshift's, in the simulator and where the submitter has th
 is the installed fedshift. Sites that name fedshift in their `class_allow_list` take the job without this folder:
 `fedshift job --production` writes it so.
 """
+CARRIED = """\
+The source of fedshift {identity}, for sites that have what it depends on but not fedshift itself.
+FLARE runs the code of a job only where the submitter has the right "byoc". An installed fedshift is used in its place,
+and must be the same.
+"""
 
 
-def write_job(job: JobSpec, folder: Path, *, production: bool = False) -> Path:
+def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code: bool = False) -> Path:
     """Write a job folder, whole or not at all; an older job of that name is replaced. Returns ``folder``.
 
     Args:
         job: the resolved job.
         folder: the job folder itself, such as ``jobs/fedfa_prostate``.
         production: without the marker that lets a bare simulator build fedshift's components.
+        with_code: with fedshift's own source, for parties where it is not installed.
 
     Raises:
-        ConfigError: something other than a job is there, or the job is a centralised reference.
+        ConfigError: something other than a job is there, the job is a centralised reference, or it should carry code
+            and go to sites that take none.
     """
     methods.require_federation(job)
+    if production and with_code:
+        raise ConfigError("--production is for sites that take no code: leave out that or --with-code")
     if production and job.federation.hosts is not None:
         raise ConfigError("a provisioned client is one site: use --set federation.hosts=null")
     if folder.exists() and not (folder / SPEC).is_file():
@@ -62,8 +73,12 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False) -> Path:
         text = yaml.safe_dump(job.dump(), sort_keys=False, allow_unicode=True, width=110)
         (config / FILE_NAME).write_text(HEADER + text, encoding="utf-8")
         if not production:
-            (beside / APP / "custom").mkdir()
-            (beside / APP / "custom" / "README.md").write_text(MARKER, encoding="utf-8")
+            custom = beside / APP / "custom"
+            custom.mkdir()
+            text = CARRIED.format(identity=own_identity()) if with_code else MARKER
+            (custom / "README.md").write_text(text, encoding="utf-8")
+            if with_code:
+                _copy_source(custom)
         if folder.exists():
             former = beside.with_name(beside.name + ".former")
             folder.rename(former)
@@ -74,6 +89,15 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False) -> Path:
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return folder
+
+
+def _copy_source(custom: Path) -> None:
+    """The files that make up the package's identity, and no others."""
+    package = Path(fedshift.__file__).parent
+    for source in package.rglob("*.py"):
+        target = custom / package.name / source.relative_to(package)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
 
 
 def read_job_folder(folder: Path) -> JobSpec:

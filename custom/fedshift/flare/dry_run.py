@@ -1,0 +1,149 @@
+"""A job's first steps at one site, on its own data, with nothing sent: what would leave is shown instead.
+
+The site's half is `fedshift.site.Site` and the answers are encoded as the executor does it; the other sites are absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from nvflare.apis.dxo import DXO, from_shareable
+
+from fedshift.coordinator import Coordinator
+from fedshift.data.locate import SiteSettings
+from fedshift.errors import ConfigError
+from fedshift.flare import wire
+from fedshift.job import JobSpec
+from fedshift.messages import Broadcast, SiteInfo, Update
+from fedshift.site import Site
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing in a message: an array with its shape and type, or a plain value."""
+
+    name: str
+    value: Any
+
+    @property
+    def shape(self) -> str:
+        """``16x3x3x3 float32``, or the value itself."""
+        if not isinstance(self.value, np.ndarray):
+            return str(self.value)
+        size = "x".join(str(length) for length in self.value.shape) or "a number"
+        return f"{size} {self.value.dtype}"
+
+    @property
+    def bytes(self) -> int:
+        """Of an array; 0 for plain values."""
+        return self.value.nbytes if isinstance(self.value, np.ndarray) else 0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a site would answer to one task."""
+
+    task: str
+    items: tuple[Item, ...]
+
+
+class _Alone(Coordinator):
+    """A server that hears of one site only; others may have what it lacks."""
+
+    def _require_validation_data(self) -> None:
+        return
+
+
+def dry_run(job: JobSpec, name: str, data: Path, folder: Path, *, settings: SiteSettings, steps: int = 1) -> list[Sent]:
+    """Let a site answer the job's first tasks: statistics and round 1, or, if the job holds it out, the evaluation.
+
+    What an encrypted job encrypts is shown in clear.
+
+    Args:
+        job: the resolved job. It starts from random weights here, since a file of others is at the server only.
+        name: the site.
+        data: its prepared folder.
+        folder: for what is written; to be deleted afterwards.
+        settings: the site's own, of which the device and the privacy policy are used.
+        steps: optimiser steps.
+
+    Raises:
+        ConfigError: the job does not ask this site.
+        DataError: the data cannot be used.
+        PolicyError: the site's policy forbids what the job's methods send.
+        QuorumError: the server would refuse an answer; the sentence says why.
+    """
+    if name not in job.task.everyone:
+        raise ConfigError(f"job {job.name} is for {', '.join(job.task.everyone)}, not for site {name}")
+    if name in job.task.held_out:
+        return [_evaluation(job, name, data, folder, settings, steps)]
+    short = _shortened(job, steps)
+    device, privacy = settings.device, settings.privacy
+    site = Site(short, name, data=data, state=folder / "site", device=device, privacy=privacy)
+    server = _Alone(short, folder / "server")
+    statistics = site.statistics()
+    broadcast = _first_round(server, site.info(), statistics)
+    update = site.train(broadcast)
+    server.accept(update)
+    server.close()
+    return [
+        contents(wire.STATISTICS, wire.Answer(statistics, site.info())),
+        contents(wire.TRAIN, wire.Answer(update, site.info())),
+    ]
+
+
+def _evaluation(job: JobSpec, name: str, data: Path, folder: Path, settings: SiteSettings, steps: int) -> Sent:
+    """What a site sends that is held out: scores. It is measured for the arrays of the model that it scores."""
+    site = Site(_shortened(job, steps), name, data=data, state=folder / "site", device=settings.device)
+    statistics = site.statistics()
+    info = replace(site.info(), n_train=statistics.n_samples)
+    broadcast = _first_round(_Alone(_shortened(job, steps, trains=name), folder / "server"), info, statistics)
+    return contents(wire.VALIDATE, wire.Answer(site.validate(broadcast), site.info()))
+
+
+def _first_round(server: Coordinator, info: SiteInfo, statistics: Update) -> Broadcast:
+    """What the server sends after the statistics round, as it arrives."""
+    server.open(0)
+    server.register(info)
+    server.accept(statistics)
+    server.close()
+    return wire.decode_task(wire.encode_task(server.open(1)))
+
+
+def _shortened(job: JobSpec, steps: int, trains: str | None = None) -> JobSpec:
+    """The job with few steps, random weights, and content with one site."""
+    raw = job.dump()
+    raw["task"]["network"]["weights"] = None
+    raw["task"]["schedule"]["local_steps"] = steps
+    raw["federation"] |= {"min_sites": 1, "sites_per_round": None, "hosts": None, "encryption": None}
+    if trains in raw["task"]["held_out"]:
+        raw["task"]["held_out"].remove(trains)
+        raw["task"]["sites"].append(trains)
+    return JobSpec.parse(raw, where=f"job {job.name}")
+
+
+def contents(task: str, answer: wire.Answer) -> Sent:
+    """Everything in the message, in its order."""
+    return Sent(task, tuple(_items(from_shareable(wire.encode_answers([answer])), ())))
+
+
+def _items(dxo: DXO, path: tuple[str, ...]) -> Iterator[Item]:
+    for name, value in dxo.meta.items():
+        yield from _plain(value, (*path, name))
+    for name, value in dxo.data.items():
+        if isinstance(value, DXO):
+            yield from _items(value, (*path, name))
+        else:
+            yield Item("/".join((*path, name)), value)
+
+
+def _plain(value: Any, path: tuple[str, ...]) -> Iterator[Item]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _plain(inner, (*path, str(name)))
+    else:
+        yield Item("/".join(path), value)

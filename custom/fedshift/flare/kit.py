@@ -1,0 +1,370 @@
+"""Startup kits, as ``nvflare provision`` makes them: whose a kit is, and what its owner lays into its ``local/``.
+
+FLARE lets a site go further than its kit: whatever lies in ``local/`` as ``resources.json``, ``authorization.json`` or
+``log_config.json`` takes the place of the ``.default`` file beside it. The first two are made from these here, so that
+what a federation has set (graphics cards, encryption) stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from nvflare.apis.fl_constant import WorkspaceConstants
+from nvflare.lighter.utils import cert_to_dict, load_crt, verify_cert
+from nvflare.private.fed.utils.site_config import project_site_config
+
+from fedshift.data.locate import SITE_FILE
+from fedshift.errors import ConfigError
+from fedshift.flare.export import client_config, server_config
+
+Role = Literal["site", "server"]
+
+STARTUP: dict[Role, str] = {"site": "fed_client.json", "server": "fed_server.json"}
+CERTIFICATE: dict[Role, str] = {"site": "client", "server": "server"}
+ALLOWED = "class_allow_list"
+STREAMING = "allow_log_streaming"
+STORE = "store"
+"""Folder of a server's kit for jobs and their results; FLARE's default is a folder of the whole machine."""
+
+RESOURCES, AUTHORIZATION, LOGS = "resources.json", "authorization.json", "log_config.json"
+LAUNCHERS = {
+    "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher": (
+        "fedshift.flare.launcher.SiteJobLauncher"
+    ),
+    "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher": (
+        "fedshift.flare.launcher.ServerJobLauncher"
+    ),
+}
+"""FLARE's starters of job processes, and ours, which start them again when they were killed."""
+READMISSION = {"id": "readmission", "path": "fedshift.flare.readmission.Readmission", "args": {}}
+"""At the server: lets sites that come late or come back into a running job."""
+SILENCE = 120
+"""Seconds without a byte after which a site asks the server again; FLARE's own 300 come on top of every cut network."""
+NEVER, OWN_SITE, ANYWHERE = "none", "o:site", "any"
+"""FLARE's words for where a right holds; ``o:site`` is at the sites of one's own organisation."""
+CODE, SHELL = "byoc", "shell_commands"
+"""The rights to send code along with a job, and to read a party's files (``cat``, ``tail``, ``grep``, ``ls``)."""
+DOWNLOAD, LOG = "download_job", "get_job_log"
+RIGHTS = ("submit_job", "clone_job", "manage_job", DOWNLOAD, LOG, "view", "operate", "app_command", "report_version")
+"""What else FLARE's ``any`` stands for."""
+PRIVACY = """
+# What may leave beside the network's weights and scores. A job whose methods send more is refused here.
+privacy:
+  train: {train}                         # false: this site only scores models, for jobs that hold it out
+  allow: [statistics, control, loss]  # of: statistics, prototypes, images, generator, control, loss, other
+  min_cases: 1                        # patients (or pictures) to train on before any of these leaves
+  # Gaussian noise: epsilon and delta for the whole job together, or, in their place, multiplier for one message
+  # statistics: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}
+  # weights: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}
+"""
+"""The last part of a site's settings: the default policy; what is commented out is valid as it stands."""
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A site's or a server's kit. ``host`` and ``port`` are where the server listens, for sites and consoles."""
+
+    folder: Path
+    role: Role
+    name: str
+    organisation: str
+    project: str
+    host: str
+    port: int
+    valid_from: datetime
+    valid_until: datetime
+
+    @property
+    def local(self) -> Path:
+        """What belongs to the owner of the kit; nothing of it is provisioned anew."""
+        return self.folder / "local"
+
+
+def open_kit(folder: Path) -> Kit:
+    """Read whose kit a folder is.
+
+    Raises:
+        ConfigError: no kit, a console's, or one whose certificate is not of its project.
+    """
+    startup = folder / "startup"
+    if not startup.is_dir() or not (folder / "local").is_dir():
+        raise ConfigError(f"{folder} is no kit: name the folder that holds startup/ and local/")
+    if (startup / "fed_admin.json").is_file():
+        raise ConfigError(f"{folder} is the kit of a console: it runs as it is, with startup/fl_admin.sh")
+    role = next((role for role, name in STARTUP.items() if (startup / name).is_file()), None)
+    if role is None:
+        raise ConfigError(f"{startup} holds neither {' nor '.join(STARTUP.values())}: unpack the kit again")
+    server = read_json(startup / STARTUP[role]).get("servers", [{}])[0]
+    host, _, port = str(server.get("service", {}).get("target", "")).rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"{startup / STARTUP[role]} names no server with a port: unpack the kit again")
+    own, root = startup / f"{CERTIFICATE[role]}.crt", startup / "rootCA.pem"
+    try:
+        certificate, issuer = load_crt(own), load_crt(root)
+    except (OSError, ValueError):
+        raise ConfigError(f"{own} or {root} is missing or no certificate: unpack the kit again") from None
+    subject = cert_to_dict(certificate)["subject"]
+    try:
+        verify_cert(certificate, issuer.public_key())
+    except Exception:  # what cryptography raises has no common base, and no text
+        raise ConfigError(f"{own} was not signed by {root}: the two are of different projects") from None
+    return Kit(
+        folder=folder,
+        role=role,
+        name=subject["commonName"],
+        organisation=subject.get("organizationName", ""),
+        project=server.get("name", ""),
+        host=host,
+        port=int(port),
+        valid_from=certificate.not_valid_before_utc,
+        valid_until=certificate.not_valid_after_utc,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ConfigError: no such file, or something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): unpack the kit again") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON ({error}): mend it, or unpack the kit again") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no JSON object: mend it, or unpack the kit again")
+    return content
+
+
+# --- what is laid into local/ -------------------------------------------------------------------------------
+
+
+def local_files(
+    kit: Kit, *, data: Mapping[str, Path] | None = None, train: bool = True, allow_code: bool = False
+) -> dict[str, str]:
+    """The files of a kit's ``local/``: name -> text.
+
+    Args:
+        kit: a site's or a server's.
+        data: of a site: data set -> prepared folder.
+        train: of a site: whether it trains, and does not only score models.
+        allow_code: accept jobs that bring their own code.
+
+    Raises:
+        ConfigError: the kit lacks what these are made from.
+    """
+    files = {
+        RESOURCES: _json(resources(kit)),
+        AUTHORIZATION: _json(authorization(kit, allow_code=allow_code)),
+        LOGS: _json(log_config()),
+    }
+    if kit.role == "site":
+        files[SITE_FILE] = site_settings(data or {}, train=train)
+    return files
+
+
+def lay(files: Mapping[str, str], local: Path, *, force: bool = False) -> list[str]:
+    """Write files; returns the names of those that are new or changed.
+
+    With ``force`` a file that differs is replaced, and kept as ``.old``.
+
+    Raises:
+        ConfigError: a file of that name has other contents; then nothing is written.
+    """
+    others = [name for name, text in files.items() if (local / name).is_file() and _text(local / name) != text]
+    if others and not force:
+        raise ConfigError(f"{local} has other contents in {', '.join(others)}: see to them, or use --force")
+    written = [name for name, text in files.items() if name in others or not (local / name).is_file()]
+    for name in written:
+        if name in others:
+            (local / name).replace(local / f"{name}.old")
+        beside = local / f".{name}.partial"
+        beside.write_text(files[name], encoding="utf-8")
+        beside.replace(local / name)
+    return written
+
+
+def components(role: Role) -> tuple[str, ...]:
+    """The classes that our jobs name for a party, each in full. FLARE's own that run them need no permission."""
+    return tuple(sorted(_paths(server_config() if role == "server" else client_config())))
+
+
+def resources(kit: Kit) -> dict[str, Any]:
+    """``resources.json``: the kit's, with jobs that may build our components and no others, and that survive a fault.
+
+    No path is in a site's: FLARE sends what it does not know in this file to the server.
+    """
+    content = read_json(kit.local / f"{RESOURCES}.default")
+    content["class_list_enforcement_mode"] = "enforce"
+    content[ALLOWED] = list(components(kit.role))
+    store = kit.folder.absolute() / STORE
+    try:
+        named = {component["id"]: component for component in content["components"]}
+        launcher = named["process_launcher"]
+        launcher["path"] = LAUNCHERS.get(launcher["path"], launcher["path"])
+        if kit.role == "site":
+            content[STREAMING] = False
+            content["client"]["communication_timeout"] = SILENCE
+        else:
+            content["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(store / "snapshots")
+            named["job_manager"]["args"]["uri_root"] = str(store / "jobs")
+            content["components"].append(READMISSION)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{kit.local / RESOURCES}.default is not as NVFlare 2.9 makes it (no {error}): provision with that version"
+        ) from None
+    return content
+
+
+def authorization(kit: Kit, *, allow_code: bool = False) -> dict[str, Any]:
+    """``authorization.json``: the kit's, without the right to send code, and with a site's files for its own people.
+
+    FLARE's default gives both rights to the project admin and the first to every lead, and lets no lead read the
+    server's log of the own jobs (``nvflare job logs``).
+    """
+    content = read_json(kit.local / f"{AUTHORIZATION}.default")
+    permissions = content.get("permissions")
+    if not isinstance(permissions, dict):
+        raise ConfigError(f"{kit.local / AUTHORIZATION}.default has no permissions: unpack the kit again")
+    for role, rights in permissions.items():
+        if rights == ANYWHERE:
+            rights = permissions[role] = dict.fromkeys((*RIGHTS, SHELL, CODE), ANYWHERE)
+        if kit.role == "site" and rights.get(SHELL) == ANYWHERE:
+            rights[SHELL] = OWN_SITE
+        if not allow_code and CODE in rights:
+            rights[CODE] = NEVER
+        if kit.role == "server" and DOWNLOAD in rights:
+            rights.setdefault(LOG, rights[DOWNLOAD])  # what is downloaded has the log in it
+    return content
+
+
+def log_config() -> dict[str, Any]:
+    """``log_config.json``: one line an event, and a bounded size: 60 MB for a job, as much for what runs between jobs.
+
+    FLARE's default writes everything three times and keeps 880 MB of each.
+    """
+    line = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    file = {"class": "logging.handlers.RotatingFileHandler", "formatter": "line", "encoding": "utf-8"}
+    errors = WorkspaceConstants.ERROR_LOG_FILE_NAME
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": {"()": "nvflare.fuel.utils.log_utils.BaseFormatter", "fmt": line}},
+        "handlers": {
+            "console": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stdout"},
+            "log": file | {"filename": WorkspaceConstants.LOG_FILE_NAME, "maxBytes": 10_000_000, "backupCount": 4},
+            "errors": file | {"filename": errors, "level": "ERROR", "maxBytes": 5_000_000, "backupCount": 1},
+        },
+        "loggers": {"root": {"level": "INFO", "handlers": ["console", "log", "errors"]}},
+    }
+
+
+def site_settings(data: Mapping[str, Path], *, train: bool = True) -> str:
+    """``fedshift.yaml``, with all that can be set in it."""
+    folders = "\n".join(f"  {name}: {json.dumps(str(path), ensure_ascii=False)}" for name, path in data.items())
+    return f"""\
+# This site's own settings. Nothing of this file leaves the site, and no job can change it.
+
+# Data set: this site's prepared folder, as an absolute path.
+data:
+{folders}
+
+# Where to train: auto (a GPU if there is one), cpu, cuda, cuda:1, ...
+device: auto
+{PRIVACY.format(train=str(train).lower())}"""
+
+
+# --- what is wrong with it ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where a kit's ``local/`` lets in or gives away more than ours; ``grave`` if nobody could want it."""
+
+    sentence: str
+    grave: bool = True
+
+
+def faults(kit: Kit) -> Iterator[Fault]:
+    """Compare ``local/`` with what `local_files` makes of the kit, as to its safety."""
+    for name in (RESOURCES, AUTHORIZATION):
+        if not (kit.local / name).is_file():
+            yield Fault(f"{kit.local / name} is missing, so FLARE's default holds: run 'fedshift site init'")
+    if (kit.local / RESOURCES).is_file():
+        yield from _resource_faults(kit)
+    if (kit.local / AUTHORIZATION).is_file():
+        yield from _authorization_faults(kit)
+
+
+def _resource_faults(kit: Kit) -> Iterator[Fault]:
+    path = kit.local / RESOURCES
+    content = read_json(path)
+    allowed, ours = content.get(ALLOWED), components(kit.role)
+    if not isinstance(allowed, list) or content.get("class_list_enforcement_mode") == "warn":
+        yield Fault(f"{path} has no {ALLOWED}, or only warns: a job could build any of FLARE's components")
+        return
+    names = {str(name) for name in allowed}
+    for name in sorted(names - {*ours}):
+        yield Fault(f"{path} allows {name}, which our jobs do not need: take it out of {ALLOWED}")
+    for name in sorted({*ours} - names):
+        yield Fault(f"{path} does not allow {name}, which our jobs need: add it to {ALLOWED}")
+    if kit.role == "server":
+        return
+    if content.get(STREAMING, True):
+        yield Fault(f"{path} sends this site's error log to the server: set {STREAMING} to false")
+    for value in _values(registered(kit)):
+        if value.startswith("/"):
+            yield Fault(f"{path} tells the server of {value} when the site registers: keep paths in {SITE_FILE}")
+
+
+def _authorization_faults(kit: Kit) -> Iterator[Fault]:
+    path = kit.local / AUTHORIZATION
+    permissions = read_json(path).get("permissions")
+    for role, rights in permissions.items() if isinstance(permissions, dict) else ():
+        if (rights.get(CODE, NEVER) if isinstance(rights, dict) else rights) != NEVER:
+            yield Fault(f"{path} lets the role {role} send code with a job: set its {CODE} to {NEVER!r}", grave=False)
+
+
+def registered(kit: Kit) -> dict[str, Any]:
+    """What a site tells the server of its configuration when it registers, by FLARE's own rule."""
+    local = kit.local / RESOURCES
+    own = local if local.is_file() else local.with_name(f"{RESOURCES}.default")
+    told: dict[str, Any] = project_site_config(read_json(kit.folder / "startup" / STARTUP[kit.role]) | read_json(own))
+    return told
+
+
+def _paths(config: Any) -> Iterator[str]:
+    """Every component that a job's configuration names."""
+    if isinstance(config, dict):
+        if isinstance(config.get("path"), str):
+            yield config["path"]
+        for value in config.values():
+            yield from _paths(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _paths(value)
+
+
+def _values(content: Any) -> Iterator[str]:
+    if isinstance(content, dict):
+        content = list(content.values())
+    if isinstance(content, list):
+        for value in content:
+            yield from _values(value)
+    elif isinstance(content, str):
+        yield content
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")

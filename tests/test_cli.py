@@ -1,0 +1,50 @@
+"""The command line as a process: what it loads, and how it ends when nobody reads on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedshift import cli
+
+
+@pytest.mark.parametrize("command", ["tasks", "data prepare own --help"])
+def test_only_preparing_pictures_loads_what_prepares_pictures(command: str) -> None:
+    code = (
+        "import atexit, sys; from fedshift import cli;"
+        "found = lambda: [name for name in sys.modules if name.startswith('data_prep.') or name == 'PIL'];"
+        "atexit.register(lambda: print(found(), file=sys.stderr));"
+        f"sys.exit(cli.main({command.split()!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout and done.stderr.strip() == "[]"
+
+
+def test_the_help_lists_every_data_set_and_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> str:
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(["data", "prepare", *words, "--help"])
+        return " ".join(capsys.readouterr().out.split())
+
+    every = said()
+    assert "pacs PACS: seven kinds of things as photographs, art paintings, cartoons and sketches." in every
+    assert "rotated_mnist Rotated MNIST: six sites with disjoint images of MNIST" in every
+    pacs = said("pacs")
+    assert "--source DIR" in pacs and "--subsites N" in pacs and "Li, Yang, Song, Hospedales" in pacs
+    assert "--subsites" not in said("officehome")
+
+
+@pytest.mark.parametrize("command", ["tasks", "tasks --help"])
+def test_a_reader_that_has_gone_is_no_error_to_speak_of(command: str) -> None:
+    words = [sys.executable, "-m", "fedshift.cli", *command.split()]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, encoding="utf-8", env=buffered, check=False)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")

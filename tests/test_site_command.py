@@ -1,0 +1,350 @@
+"""``fedshift site``: what the owner of a kit is told, and that a dry run shows what a run sends, and sends nothing."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import make_image_site, small_image_job
+from kits import SERVER, provision
+from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert
+
+from fedshift import cli
+from fedshift.data.locate import SiteSettings
+from fedshift.data.manifest import read_manifest
+from fedshift.federation import run_in_process
+from fedshift.flare import wire
+from fedshift.flare.dry_run import Sent, contents, dry_run
+from fedshift.flare.export import write_job
+from fedshift.job import JobSpec
+from fedshift.site import Site
+
+NAME, OTHERS = "amazon", ("caltech", "webcam")
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kits of a federation, as handed out."""
+    return provision("office_caltech", tmp_path_factory.mktemp("office_caltech"))
+
+
+@pytest.fixture
+def kit(kits: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(kits / NAME, tmp_path / "kits" / NAME))
+
+
+@pytest.fixture
+def server(kits: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(kits / SERVER, tmp_path / "kits" / SERVER))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, Path]:
+    """Three sites of a data set that is not simulated, as far as their manifests say."""
+    folders = {name: make_image_site(tmp_path / "data", name) for name in (NAME, *OTHERS)}
+    for folder in folders.values():
+        set_manifest(folder, kind="images")
+    return folders
+
+
+def set_manifest(folder: Path, **changes: object) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+
+def site(*arguments: str | Path) -> int:
+    return cli.main(["site", *map(str, arguments)])
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- init ---------------------------------------------------------------------------------------------------
+
+
+def test_init_makes_a_site_ready_and_says_what_it_has(
+    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert site("init", kit, "--data", data[NAME]) == 0
+    told = capsys.readouterr().out
+    assert told.splitlines()[-1] == "ready"
+    manifest = read_manifest(data[NAME])
+    counts = ", ".join(f"{len(manifest.by_split(split))} {split}" for split in ("train", "val", "test"))
+    assert f"shapes, 48 pictures ({counts}), kind images, in {data[NAME]}" in told
+    for word in ("site amazon of project fedshift_office_caltech", "NVFlare 2.", "torch ", "valid from", "GB free"):
+        assert word in told
+    assert site("init", kit, "--data", data[NAME]) == 0
+    assert "is as it should be" in capsys.readouterr().out
+
+
+def test_init_says_whether_the_server_can_be_reached(
+    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("localhost", 0)) as listening:
+        port = listening.getsockname()[1]
+        config = kit / "startup" / "fed_client.json"
+        config.write_text(config.read_text(encoding="utf-8").replace(":8002", f":{port}"), encoding="utf-8")
+        assert site("init", kit, "--data", data[NAME]) == 0
+        assert f"localhost:{port} answers" in capsys.readouterr().out
+    assert site("check", kit) == 0, "a server that does not run yet is no fault of the site"
+    assert f"localhost:{port} does not answer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        ({"site": "caltech"}, (), "holds data of site caltech, the kit is of site amazon"),
+        ({"kind": "phantom"}, (), r"simulated data \(kind: phantom\): name real ones, or say --phantom"),
+        ({"pictures": []}, (), "must be filled"),
+    ],
+)
+def test_init_refuses_data_that_are_not_the_sites_own(
+    change: dict[str, object],
+    options: tuple[str, ...],
+    said: str,
+    kit: Path,
+    data: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    set_manifest(data[NAME], **change)
+    before = tree(kit)
+    assert site("init", kit, "--data", data[NAME], *options) == 2
+    assert re.search(said, capsys.readouterr().err)
+    assert tree(kit) == before
+
+
+def test_the_phantom_is_taken_if_it_is_asked_for_and_named(
+    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_manifest(data[NAME], kind="phantom")
+    assert site("init", kit, "--data", data[NAME], "--phantom") == 0
+    assert "they are simulated" in capsys.readouterr().out
+
+
+def test_a_kit_is_given_what_is_its_own(
+    kit: Path, server: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert site("init", kit) == 2
+    assert "name its prepared data with --data" in capsys.readouterr().err
+    assert site("init", server, "--data", data[NAME]) == 2
+    assert "has no data: leave out --data" in capsys.readouterr().err
+    with socket.create_server(("", 0)) as listening:
+        port = listening.getsockname()[1]
+        config = server / "startup" / "fed_server.json"
+        config.write_text(config.read_text(encoding="utf-8").replace(":8002", f":{port}"), encoding="utf-8")
+        assert site("init", server) == 0
+        assert f"{port} cannot be used" in capsys.readouterr().out
+    assert site("check", server) == 0
+    assert f"{port} is free" in capsys.readouterr().out
+    assert not (server / "local" / "fedshift.yaml").exists()
+    stores = json.loads((server / "local" / "resources.json").read_text(encoding="utf-8"))
+    assert "/tmp/nvflare" not in json.dumps(stores) and str(server / "store" / "jobs") in json.dumps(stores)
+
+
+def test_init_keeps_what_somebody_has_changed(
+    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    site("init", kit, "--data", data[NAME])
+    settings = kit / "local" / "fedshift.yaml"
+    own = settings.read_text(encoding="utf-8").replace("device: auto", "device: cpu")
+    settings.write_text(own, encoding="utf-8")
+    assert site("init", kit, "--data", data[NAME]) == 2
+    assert "other contents in fedshift.yaml" in capsys.readouterr().err
+    assert settings.read_text(encoding="utf-8") == own
+    assert site("init", kit, "--data", data[NAME], "--force") == 0
+    assert (kit / "local" / "fedshift.yaml.old").read_text(encoding="utf-8") == own
+
+
+def test_code_is_allowed_only_on_purpose_and_the_report_says_so(
+    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert site("init", kit, "--data", data[NAME], "--allow-code") == 0
+    assert "lets the role lead send code" in capsys.readouterr().out
+
+
+# --- check --------------------------------------------------------------------------------------------------
+
+
+def test_check_writes_nothing_and_says_what_is_missing(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tree(kit)
+    assert site("check", kit) == 1
+    told = capsys.readouterr().out
+    assert "resources.json is missing" in told and "fedshift.yaml names none" in told
+    assert told.splitlines()[-1] == "not ready"
+    assert tree(kit) == before
+
+
+def test_a_site_whose_data_do_not_pass_the_check_is_not_ready(
+    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    site("init", kit, "--data", data[NAME])
+    raw = json.loads((data[NAME] / "manifest.json").read_text(encoding="utf-8"))
+    tested = next(picture for picture in raw["pictures"] if picture["split"] == "test")
+    tested |= {"sha256": raw["pictures"][0]["sha256"]}
+    set_manifest(data[NAME], **raw)
+    capsys.readouterr()
+    assert site("check", kit) == 1
+    told = capsys.readouterr().out
+    assert re.search(r"error +data: +\S+ lists \d+ \(test\), which is the same as 0000 \(train\)", told)
+    shutil.rmtree(data[NAME])
+    assert site("check", kit) == 1
+    assert "holds no manifest.json" in capsys.readouterr().out
+
+
+def test_an_expired_certificate_is_told_before_the_server_refuses_it(
+    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    site("init", kit, "--data", data[NAME])
+    key, public = generate_keys()
+    now = datetime.datetime.now(datetime.UTC)
+    startup = kit / "startup"
+    for until, code, said in ((-1, 1, "it has expired"), (20, 0, "19 days left")):
+        root, own = (
+            generate_cert(
+                Identity(name, "amazon"),
+                Identity("fedshift_office_caltech"),
+                key,
+                public,
+                ca=ca,
+                not_valid_before=now - datetime.timedelta(days=400),
+                not_valid_after=now + datetime.timedelta(days=until),
+            )
+            for name, ca in (("fedshift_office_caltech", True), (NAME, False))
+        )
+        (startup / "rootCA.pem").write_bytes(serialize_cert(root))
+        (startup / "client.crt").write_bytes(serialize_cert(own))
+        capsys.readouterr()
+        assert site("check", kit) == code
+        assert said in capsys.readouterr().out
+
+
+# --- dry-run ------------------------------------------------------------------------------------------------
+
+
+def job(*options: str, sites: tuple[str, ...] = (NAME, *OTHERS), held_out: tuple[str, ...] = ()) -> JobSpec:
+    """A job with FedFA and FedRDN for these sites."""
+    raw = small_image_job("fedfa+fedrdn", "schedule.rounds=2", *options).dump()
+    raw["task"] |= {"sites": sites, "held_out": held_out}
+    raw["federation"]["min_sites"] = len(sites)
+    return JobSpec.parse(raw, where="test")
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_a_dry_run_shows_every_array_and_leaves_nothing(
+    kit: Path, data: dict[str, Path], scratch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site("init", kit, "--data", data[NAME])
+    write_job(job(), tmp_path / "job", production=True)
+    before, images = tree(kit), tree(data[NAME])
+    capsys.readouterr()
+    assert site("dry-run", kit, tmp_path / "job", "--all") == 0
+    told = capsys.readouterr().out
+    assert "answer to 'statistics'" in told and "answer to 'train'" in told
+    assert re.search(r"amazon/arrays/fedrdn/mean +3 float64 +24\n", told)
+    assert re.search(r"amazon/info/n_train +36 *\n", told)
+    assert "nothing was sent: this is what site amazon would answer to job" in told
+    assert str(data[NAME]) not in told
+    assert not list(scratch.glob("fedshift-*")) and tree(kit) == before and tree(data[NAME]) == images
+
+
+def test_a_dry_run_trains_with_the_jobs_methods_and_sends_what_a_run_sends(
+    data: dict[str, Path], tmp_path: Path
+) -> None:
+    """Names, shapes and types of everything; the values differ, since here no other site takes part."""
+    spec = job("schedule.local_steps=1")
+    rehearsed = dry_run(spec, NAME, data[NAME], tmp_path / "dry", settings=SiteSettings(device="cpu"))
+    real: list[Sent] = []
+    info = Site(spec, NAME, data=data[NAME], state=tmp_path / "info", device="cpu").info()
+    run_in_process(
+        spec,
+        data,
+        tmp_path / "run",
+        device="cpu",
+        on_update=lambda _, update: (
+            real.append(contents(wire.TRAIN, wire.Answer(update, info))) if update.site == NAME else None
+        ),
+    )
+    shown = {item.name: item for item in rehearsed[1].items}
+    sent = {item.name: item for item in real[0].items}
+    assert list(shown) == list(sent)
+    for name, item in sent.items():
+        if isinstance(item.value, np.ndarray):
+            assert shown[name].shape == item.shape
+    assert shown[f"{NAME}/n_steps"].value == 1
+
+
+def test_a_dry_run_holds_to_the_sites_policy(
+    kit: Path, data: dict[str, Path], scratch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site("init", kit, "--data", data[NAME])
+    settings = kit / "local" / "fedshift.yaml"
+    text = settings.read_text(encoding="utf-8")
+    settings.write_text(text.replace("allow: [statistics, ", "allow: ["), encoding="utf-8")
+    write_job(job(), tmp_path / "job", production=True)
+    assert site("dry-run", kit, tmp_path / "job") == 2
+    assert "which the site's policy does not allow" in capsys.readouterr().err
+    assert not list(scratch.glob("fedshift-*"))
+
+
+def test_a_dry_run_needs_no_file_of_starting_weights(data: dict[str, Path], tmp_path: Path) -> None:
+    """That is at the server only."""
+    raw = job().dump()
+    raw["task"]["network"]["weights"] = {"file": "not_here.pt", "sha256": "0" * 64}
+    spec = JobSpec.parse(raw, where="test")
+    assert len(dry_run(spec, NAME, data[NAME], tmp_path / "dry", settings=SiteSettings(device="cpu"))) == 2
+
+
+def test_a_site_that_is_held_out_would_send_scores_only(data: dict[str, Path], tmp_path: Path) -> None:
+    raw = json.loads((data[NAME] / "manifest.json").read_text(encoding="utf-8"))
+    set_manifest(data[NAME], pictures=[picture | {"split": "test"} for picture in raw["pictures"]])
+    spec = job(sites=OTHERS, held_out=(NAME,))
+    (scores,) = dry_run(spec, NAME, data[NAME], tmp_path / "dry", settings=SiteSettings(device="cpu"))
+    assert scores.task == wire.VALIDATE
+    assert {item.name.split("/")[1] for item in scores.items if item.name.startswith(NAME)} == {
+        "kind",
+        "round",
+        "info",
+        "values",
+    }
+    assert not sum(item.bytes for item in scores.items)
+
+
+def test_a_site_that_only_evaluates_does_not_train_whatever_the_job_says(
+    kit: Path, data: dict[str, Path], scratch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert site("init", kit, "--data", data[NAME], "--evaluation-only") == 0
+    assert "only scores models" in capsys.readouterr().out
+    write_job(job(), tmp_path / "train", production=True)
+    assert site("dry-run", kit, tmp_path / "train") == 2
+    assert "site amazon only evaluates (privacy.train: false): hold it out" in capsys.readouterr().err
+    write_job(job(sites=OTHERS, held_out=(NAME,)), tmp_path / "evaluate", production=True)
+    assert site("dry-run", kit, tmp_path / "evaluate") == 0
+    assert "answer to 'validate'" in capsys.readouterr().out
+
+
+def test_a_dry_run_is_a_sites_that_the_job_asks(
+    kit: Path, server: Path, data: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site("init", kit, "--data", data[NAME])
+    write_job(job(sites=OTHERS), tmp_path / "job", production=True)
+    capsys.readouterr()
+    assert site("dry-run", kit, tmp_path / "job") == 2
+    assert "is for caltech, webcam, not for site amazon" in capsys.readouterr().err
+    assert site("dry-run", server, tmp_path / "job") == 2
+    assert "a dry run is a site's" in capsys.readouterr().err
