@@ -13,8 +13,8 @@ import pytest
 
 from fedshift.cli import main
 from fedshift.flare.export import read_job_folder
-from fedshift.reporting.progress import Progress
-from fedshift.run_cli import describe, duration
+from fedshift.reporting.progress import Progress, duration
+from fedshift.run_cli import describe
 
 from .conftest import SimulatorRun, environment
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from fedshift.coordinator import Coordinator
+if TYPE_CHECKING:
+    from fedshift.coordinator import Coordinator
 
 FILE_NAME = "progress.json"
 EVALUATION = 0.5
@@ -17,7 +18,10 @@ EVALUATION = 0.5
 
 
 class Progress(BaseModel):
-    """A moment of a run. ``round`` is 0 in the statistics round, ``rounds`` + 1 in the last evaluation."""
+    """A moment of a run. ``round`` is 0 in the statistics round, ``rounds`` + 1 in the last evaluation.
+
+    ``rejected`` has sites of the open round whose answer was left out, and why.
+    """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -26,10 +30,12 @@ class Progress(BaseModel):
     rounds: int
     sites: list[str]
     sites_in: list[str]
+    rejected: dict[str, str] = {}
     metric: str
     score_round: int | None = None
     score: float | None = None
     best_round: int
+    best_score: float | None = None
     seconds_per_round: float | None = None
     seconds_left: float | None = None
     phantom: bool = False
@@ -43,7 +49,16 @@ class ProgressFile:
         """``folder`` is the run's; ``clock`` counts seconds."""
         self._path, self._clock = folder / FILE_NAME, clock
         self._round, self._since = -1, clock()
-        self._last: Progress | None = None
+        self._last: tuple[Progress, float] | None = None
+
+    def latest(self) -> Progress | None:
+        """The last moment that was noted, with the time that is left by now; None if the run has not begun."""
+        if self._last is None:
+            return None
+        progress, noted = self._last
+        if progress.seconds_left is None:
+            return progress
+        return progress.model_copy(update={"seconds_left": max(progress.seconds_left - (self._clock() - noted), 0.0)})
 
     def update(self, coordinator: Coordinator) -> None:
         """Note where the run is."""
@@ -66,10 +81,12 @@ class ProgressFile:
                 rounds=rounds,
                 sites=list(coordinator.invited),
                 sites_in=list(coordinator.answered),
+                rejected=coordinator.rejected,
                 metric=coordinator.metric,
                 score_round=whole[-1] if whole else None,
                 score=coordinator.mean_score(whole[-1]) if whole else None,
                 best_round=coordinator.best_round,
+                best_score=coordinator.mean_score(coordinator.best_round) if coordinator.best_round else None,
                 seconds_per_round=per_round,
                 seconds_left=0.0 if results.final else left,
                 phantom=any(site.kind == "phantom" for site in results.data.values()),
@@ -78,11 +95,12 @@ class ProgressFile:
 
     def fail(self, reason: str) -> None:
         """Note why the run ended."""
-        last = self._last or Progress(round=0, rounds=0, sites=[], sites_in=[], metric="", best_round=0)
+        never = Progress(round=0, rounds=0, sites=[], sites_in=[], metric="", best_round=0)
+        last = never if self._last is None else self._last[0]
         self._write(last.model_copy(update={"state": "failed", "reason": reason}))
 
     def _write(self, progress: Progress) -> None:
-        self._last = progress
+        self._last = progress, self._clock()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         beside = self._path.with_suffix(".json.partial")
         beside.write_text(progress.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -93,3 +111,13 @@ def read_progress(folder: Path) -> Progress | None:
     """The progress of the run in ``folder``, or None if it has not begun."""
     path = folder / FILE_NAME
     return Progress.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

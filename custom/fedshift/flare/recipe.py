@@ -1,0 +1,168 @@
+"""fedshift's jobs as a recipe of NVIDIA FLARE, for its environments `SimEnv`, `PocEnv` and `ProdEnv`.
+
+Three lines of Python are a job and its run::
+
+    recipe = FeatureShiftRecipe(task="prostate", method="fedfa+fedrdn", sites=["BIDMC", "HK", "UCL"])
+    run = recipe.run(SimEnv(clients=recipe.clients))
+    print(run.get_result())
+
+The job is the folder that ``fedshift job`` writes for the same arguments, to the byte. FLARE 2.9 lists in
+``nvflare recipe list`` what lies in packages of its own; others cannot be added, so this recipe is not shown there.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from nvflare.job_config.api import FedJob
+from nvflare.recipe.prod_env import ProdEnv
+from nvflare.recipe.spec import ExecEnv, Recipe
+
+from fedshift.errors import ConfigError
+from fedshift.flare.export import meta, write_job
+from fedshift.flare.hosts import hosts
+from fedshift.flare.simulate import simulate
+from fedshift.job import JobSpec
+from fedshift.resolve import resolve
+
+WHOLE = (
+    "a fedshift job is whole as it is, and sites read nothing else: set what should differ with options=…, and what "
+    "may leave a site in its own fedshift.yaml"
+)
+
+END = "...\n"
+"""What YAML puts after a value that is a document of its own."""
+
+
+class FeatureShiftRecipe(Recipe):
+    """A task and the methods against feature shift that it is learned with."""
+
+    def __init__(
+        self,
+        *,
+        task: str,
+        method: str,
+        protocol: str | None = None,
+        sites: Sequence[str] | None = None,
+        held_out: Sequence[str] | None = None,
+        options: Mapping[str, Any] | Sequence[str] = (),
+        seed: int = 0,
+        name: str | None = None,
+        production: bool | None = None,
+    ) -> None:
+        """Resolve the job.
+
+        Args:
+            task: a task's name (``fedshift tasks`` lists them), or the path of a ``.yaml`` file of one.
+            method: method names joined by ``+``.
+            protocol: one of the task's.
+            sites: the task's sites that train; by default all.
+            held_out: the task's sites that only score the final models.
+            options: any keys of the job: ``{"schedule.rounds": 80, "fedfa.p": 0.3}``, or as after ``--set``.
+            seed: decides every random number.
+            name: the job's; by default methods and task joined by ``_``.
+            production: for sites that allow fedshift's components by name. By default so for `ProdEnv`, and else with
+                the marker that a simulator and the kits of ``nvflare poc`` accept.
+
+        Raises:
+            ConfigError: any name, key or value that does not fit.
+        """
+        self.spec = resolve(
+            task,
+            method,
+            protocol=protocol,
+            sites=sites,
+            held_out=held_out,
+            options=as_options(options) if isinstance(options, Mapping) else options,
+            seed=seed,
+            name=name,
+        )
+        self._production = production
+        self._folder = JobFolder(self.spec, production=bool(production))
+        super().__init__(self._folder)
+
+    @property
+    def clients(self) -> list[str]:
+        """The FLARE clients of the job, as `SimEnv` and `PocEnv` want to know them: its sites, unless it has hosts."""
+        return list(hosts(self.spec))
+
+    def process_env(self, env: ExecEnv) -> None:
+        """Write the job as the environment needs it."""
+        if self._production is None:
+            self._folder.production = isinstance(env, ProdEnv)
+
+    def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> NoReturn:
+        raise ConfigError(WHOLE)
+
+
+class JobFolder(FedJob):
+    """A job folder where FLARE wants an object that makes one."""
+
+    def __init__(self, spec: JobSpec, *, production: bool) -> None:
+        """``production``: as for `fedshift.flare.export.write_job`."""
+        super().__init__(name=spec.name, min_clients=meta(spec)["min_clients"])
+        self.spec, self.production = spec, production
+
+    def to(self, obj: Any, target: str, **kwargs: Any) -> NoReturn:
+        """Nothing can be added.
+
+        Raises:
+            ConfigError: always; what is silently left out may be what keeps something private.
+        """
+        raise ConfigError(WHOLE)
+
+    def export_job(self, job_root: str) -> None:
+        """Write the folder into ``job_root``."""
+        write_job(self.spec, Path(job_root) / self.name, production=self.production)
+
+    def simulator_run(
+        self,
+        workspace: str,
+        n_clients: int | None = None,
+        clients: Sequence[str] | None = None,
+        threads: int | None = None,
+        gpu: str | None = None,
+        log_config: str | None = None,
+    ) -> int:
+        """Run the job in FLARE's simulator, as ``fedshift run`` does; returns 0.
+
+        Raises:
+            ConfigError: the clients are not the job's, or the environment asks for what the job decides.
+            RunFailed: the run did not end with a model.
+        """
+        ours = list(hosts(self.spec))
+        if (n_clients or len(ours)) != len(ours) or set(clients or ours) != set(ours):
+            raise ConfigError(f"job {self.name} has other clients: use SimEnv(clients={ours})")
+        if gpu or log_config:
+            raise ConfigError("SimEnv's gpu_config and log_config do not apply: $FEDSHIFT_DEVICE chooses a device")
+        with tempfile.TemporaryDirectory() as folder:
+            job = write_job(self.spec, Path(folder) / self.name)
+            simulate(self.spec, job, Path(workspace), threads=threads, on_line=_show)
+        return 0
+
+
+def as_options(values: Mapping[str, Any]) -> list[str]:
+    """Settings as `fedshift.resolve.resolve` takes them.
+
+    Raises:
+        ConfigError: a value that a job cannot hold.
+    """
+    options = []
+    for path, value in values.items():
+        try:
+            text = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize)
+        except yaml.YAMLError:
+            kind = type(value).__name__
+            raise ConfigError(f"option {path}: a job holds numbers, texts and lists of them, no {kind}") from None
+        options.append(f"{path}={text.removesuffix(END).strip()}")
+    return options
+
+
+def _show(line: str) -> None:
+    """FLARE's log, where its own recipes show it too."""
+    sys.stdout.write(line + "\n")

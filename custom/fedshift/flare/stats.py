@@ -1,0 +1,100 @@
+"""What ``show_stats JOB server`` and ``show_stats JOB client`` tell a person: lines of plain words, shown as they are.
+
+The server tells what is in ``progress.json``. A site tells what it works on and repeats what was in its last answer;
+nothing leaves it in this way that has not left before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.widgets.info_collector import InfoCollector
+
+from fedshift.flare import wire
+from fedshift.messages import Update
+from fedshift.reporting.progress import Progress, duration
+
+GROUP = "fedshift"
+"""What the lines stand under, beside FLARE's own."""
+NONE = "none"
+
+
+def add_stats(event_type: str, fl_ctx: FLContext, stats: Callable[[], dict[str, str]]) -> None:
+    """From a component's ``handle_event``: if FLARE collects what ``show_stats`` shows, add ``stats()``."""
+    if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
+        fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(GROUP, stats())
+
+
+def server_stats(progress: Progress | None) -> dict[str, str]:
+    """A run as its server sees it; None if it has not begun."""
+    if progress is None:
+        return {"round": "not begun"}
+    awaited = [site for site in progress.sites if site not in progress.sites_in and site not in progress.rejected]
+    out = [f"{site} ({reason})" for site, reason in progress.rejected.items()]
+    left = progress.seconds_left
+    stats = {
+        "round": _round(progress),
+        "sites in": ", ".join(progress.sites_in) or NONE,
+        "sites awaited": ", ".join(awaited) or NONE,
+        "sites left out of this round": "; ".join(out) or NONE,
+        f"mean validation {progress.metric}": _score(progress.score, progress.score_round),
+        "best so far": _score(progress.best_score, progress.best_round),
+        "time left": "not known before round 1 is over" if left is None else f"about {duration(left)}",
+    }
+    if progress.phantom:
+        stats["data"] = "the phantom: simulated scans, not patients"
+    if progress.state != "running":
+        stats["state"] = " ".join((progress.state, progress.reason)).strip()
+    return stats
+
+
+def _round(progress: Progress) -> str:
+    if progress.round == 0:
+        return f"statistics, before round 1 of {progress.rounds}"
+    if progress.round > progress.rounds:
+        return f"last evaluation, after round {progress.rounds} of {progress.rounds}"
+    return f"{progress.round} of {progress.rounds}"
+
+
+def _score(score: float | None, round_: int | None) -> str:
+    return "no round scored yet" if score is None else f"{score:.4f} (round {round_})"
+
+
+class SiteWork:
+    """What a client works on, and what it answered last."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` counts seconds."""
+        self._clock = clock
+        self._task: tuple[str, float] | None = None
+        self._answer = NONE
+
+    def begin(self, task: str, round_: int) -> None:
+        """A task has come."""
+        self._task = _task(task, round_), self._clock()
+
+    def end(self, answers: Iterable[wire.Answer]) -> None:
+        """It was answered so."""
+        assert self._task is not None
+        (what, began), self._task = self._task, None
+        told = [f"{what} in {duration(self._clock() - began)}"]
+        for content in (answer.content for answer in answers):
+            if isinstance(content, wire.Failure):
+                told.append(f"failed: {content.reason}")
+            elif isinstance(content, Update) and "train_loss" in content.metrics:
+                told.append(f"loss {content.metrics['train_loss']:.4f}")
+        self._answer = ", ".join(told)
+
+    def stats(self) -> dict[str, str]:
+        """The site's lines."""
+        task = self._task
+        now = "waiting for the server" if task is None else f"{task[0]}, for {duration(self._clock() - task[1])}"
+        return {"at work on": now, "last answer": self._answer}
+
+
+def _task(task: str, round_: int) -> str:
+    if task == wire.TRAIN:
+        return f"round {round_}"
+    return "statistics" if task == wire.STATISTICS else "evaluation"

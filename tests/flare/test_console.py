@@ -1,0 +1,175 @@
+"""A coordinator's day at FLARE's admin console and with ``nvflare job``, typed as it would be, on provisioned sites."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import small_image_job
+
+from fedshift.flare.export import write_job
+from fedshift.reporting.progress import read_progress
+from fedshift.reporting.results import read_results
+
+from .console import Console
+from .deployed import LEAD, Deployed
+
+pytestmark = pytest.mark.timeout(240)
+
+JOB_ID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+ROUNDS = 5000
+"""More than there is time for: the job is there to be watched and aborted."""
+
+
+@dataclass(frozen=True)
+class Day:
+    """What the console printed: word that stands for a command -> its answer."""
+
+    said: dict[str, str]
+    job_id: str
+    folder: Path
+    """Of the job at the server, as the console downloads it."""
+
+
+@pytest.fixture(scope="module")
+def console(federation: Deployed) -> Iterator[Console]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    with Console(federation.kits / LEAD, {**federation.environment(), "PATH": path}) as console:
+        yield console
+
+
+@pytest.fixture(scope="module")
+def day(console: Console, federation: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Day:
+    """A job that is submitted, watched and aborted."""
+    job = small_image_job("fedavg", f"schedule.rounds={ROUNDS}", "schedule.local_epochs=3")
+    folder = write_job(job, tmp_path_factory.mktemp("jobs") / "watched", production=True)
+    said = {"submit_job": console.do(f"submit_job {folder}")}
+    found = re.search(JOB_ID, said["submit_job"])
+    assert found, said
+    job_id = found[0]
+    federation.reaches(job_id, 3)
+    for name, line in {
+        "list_jobs": "list_jobs",
+        "check_status server": "check_status server",
+        "check_status client": "check_status client",
+        "show_stats server": f"show_stats {job_id} server",
+        "show_stats client": f"show_stats {job_id} client B",
+        "show_errors": f"show_errors {job_id} server",
+        "tail": f"tail server -n 40 {job_id}/log.txt",
+        "grep": f"grep server round {job_id}/log.txt",
+        "cat": f"cat server {job_id}/progress.json",
+        "a site's log": f"tail A {job_id}/log.txt",
+    }.items():
+        said[name] = console.do(line)
+    said["abort_job"] = console.do(f"abort_job {job_id}", "y")
+    said["status"] = federation.finished(job_id)
+    said["list_jobs afterwards"] = console.do("list_jobs")
+    said["show_stats afterwards"] = console.do(f"show_stats {job_id} server")
+    said["download_job"] = console.do(f"download_job {job_id}")
+    return Day(said, job_id, downloaded(federation, job_id))
+
+
+def downloaded(federation: Deployed, job_id: str) -> Path:
+    """Where the console puts a job's folder at the server."""
+    return federation.kits / LEAD / "transfer" / job_id / "workspace"
+
+
+def stats(said: str) -> Any:
+    """The object that ``show_stats`` prints before the line that says how long it took."""
+    return json.loads(said.rpartition("Done [")[0])
+
+
+def test_a_job_is_submitted_listed_and_at_work_everywhere(day: Day) -> None:
+    assert f"Submitted job: {day.job_id}" in day.said["submit_job"]
+    assert re.search(rf"\| {day.job_id} \| fedavg_shapes \| RUNNING +\|", day.said["list_jobs"])
+    assert "Engine status: started" in day.said["check_status server"]
+    assert re.search(rf"\| {day.job_id} \| app ", day.said["check_status server"])
+    for site in "ABC":
+        assert re.search(rf"\| {site} +\|", day.said["check_status server"])
+        assert re.search(rf"\| {site} +\| app +\| {day.job_id} \| \w+", day.said["check_status client"])
+
+
+def test_show_stats_tells_a_person_where_the_job_is(day: Day) -> None:
+    told = stats(day.said["show_stats server"])["server"]["fedshift"]
+    found = re.fullmatch(rf"(\d+) of {ROUNDS}", told["round"])
+    assert found and int(found[1]) >= 3
+    sites = [told[key].split(", ") for key in ("sites in", "sites awaited") if told[key] != "none"]
+    assert sorted(site for some in sites for site in some) == ["A", "B", "C"]
+    assert told["sites left out of this round"] == "none"
+    assert re.fullmatch(r"about \d+ (s|min \d\d s|h \d\d min)", told["time left"])
+    assert told["data"] == "the phantom: simulated scans, not patients"
+    rounds = read_results(day.folder).rounds
+    for key in ("mean validation accuracy", "best so far"):
+        scored = re.fullmatch(r"(\d\.\d{4}) \(round (\d+)\)", told[key])
+        assert scored, told
+        scores = [site.val["accuracy"] for site in rounds[int(scored[2]) - 1].sites.values()]
+        assert len(scores) == 3 and float(scored[1]) == pytest.approx(sum(scores) / 3, abs=1e-4)
+
+
+def test_show_stats_of_a_site_repeats_what_it_has_sent_and_no_more(day: Day) -> None:
+    told = stats(day.said["show_stats client"])
+    assert list(told) == ["B"]
+    assert sorted(told["B"]["fedshift"]) == ["at work on", "last answer"]
+    found = re.fullmatch(r"round (\d+) in .* s, loss (\d\.\d{4})", told["B"]["fedshift"]["last answer"])
+    assert found, told
+    loss = read_results(day.folder).rounds[int(found[1]) - 1].sites["B"].train_loss
+    assert loss == pytest.approx(float(found[2]), abs=1e-4)
+
+
+def test_the_servers_log_and_progress_can_be_read_and_a_sites_cannot(day: Day) -> None:
+    assert re.search(rf"fedshift: round \d+ of {ROUNDS} done in .* s", day.said["tail"])
+    assert re.search(rf"fedshift: job fedavg_shapes: A, B, C, {ROUNDS} rounds", day.said["grep"])
+    assert re.search(r"round 2 of \d+ done in .* s; round 1 validates at accuracy \d\.\d+", day.said["grep"])
+    assert json.loads(day.said["cat"].rpartition("Done [")[0])["state"] == "running"
+    assert f"user '{LEAD}' is not authorized for 'tail'" in day.said["a site's log"]
+    assert "No Error" in day.said["show_errors"]
+
+
+def test_an_aborted_job_ends_and_says_so(day: Day) -> None:
+    assert "Abort signal has been sent" in day.said["abort_job"]
+    assert day.said["status"] == "FINISHED:ABORTED"
+    assert re.search(rf"\| {day.job_id} \| fedavg_shapes \| FINISHED:ABORTED +\|", day.said["list_jobs afterwards"])
+    assert f"{day.job_id} is not running" in day.said["show_stats afterwards"]
+    progress = read_progress(day.folder)
+    assert progress is not None and "the run was stopped from outside during round" in progress.reason
+    assert "content downloaded to " in day.said["download_job"]
+
+
+def test_a_job_by_command_is_downloaded_by_command_and_in_the_console(
+    console: Console, federation: Deployed, tmp_path: Path
+) -> None:
+    job = small_image_job("fedavg", "schedule.rounds=2")
+    folder, kit = write_job(job, tmp_path / "short", production=True), str(federation.kits / LEAD)
+
+    def nvflare(*command: str) -> dict[str, Any]:
+        printed = federation.command("nvflare.cli", "--format", "json", "job", *command, "--startup-kit", kit)
+        content: dict[str, Any] = json.loads(printed[printed.index("{") :])
+        assert content["status"] == "ok", printed
+        data: dict[str, Any] = content["data"]
+        return data
+
+    job_id = nvflare("submit", "-j", str(folder))["job_id"]
+    assert nvflare("wait", job_id, "--timeout", "120")["status"] == "FINISHED:COMPLETED"
+    taken = nvflare("download", job_id, "-o", str(tmp_path / "taken"))
+    by_command, by_console = Path(taken["download_path"]), downloaded(federation, job_id)
+    assert by_command == tmp_path / "taken" / job_id
+
+    said = console.do(f"download_job {job_id}")
+    assert "content downloaded to " in said and job_id in said
+    results = read_results(by_console)
+    assert results == read_results(by_command / "workspace")
+    assert results.final is not None and set(results.final.best.sites) == {"A", "B", "C"}
+    for name in ("best_global_model.pt", "last_global_model.pt"):
+        assert (by_console / name).is_file()
+
+
+def test_the_console_lets_a_person_go(federation: Deployed, console: Console) -> None:
+    assert "Type ? to list commands" in console.welcome
+    assert console.bye() == 0

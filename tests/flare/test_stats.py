@@ -1,0 +1,138 @@
+"""What ``show_stats`` says at the server and at a site, moment by moment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_image_job
+from nvflare.apis.fl_context import FLContext
+from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
+
+from fedshift.coordinator import Coordinator
+from fedshift.flare import wire
+from fedshift.flare.stats import GROUP, SiteWork, add_stats, server_stats
+from fedshift.flare.workflow import FedshiftWorkflow
+from fedshift.messages import Update
+from fedshift.reporting.progress import Progress, ProgressFile, read_progress
+
+MOMENT = Progress(
+    round=5,
+    rounds=40,
+    sites=["A", "B", "C"],
+    sites_in=["C"],
+    rejected={"B": "weights.conv1.weight: holds NaN"},
+    metric="dice",
+    score_round=3,
+    score=0.81249,
+    best_round=2,
+    best_score=0.83333,
+    seconds_per_round=12.0,
+    seconds_left=200.0,
+)
+
+
+def test_a_round_in_progress() -> None:
+    assert server_stats(MOMENT) == {
+        "round": "5 of 40",
+        "sites in": "C",
+        "sites awaited": "A",
+        "sites left out of this round": "B (weights.conv1.weight: holds NaN)",
+        "mean validation dice": "0.8125 (round 3)",
+        "best so far": "0.8333 (round 2)",
+        "time left": "about 3 min 20 s",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "text"),
+    [
+        ({"round": 0}, "round", "statistics, before round 1 of 40"),
+        ({"round": 41}, "round", "last evaluation, after round 40 of 40"),
+        ({"sites_in": []}, "sites in", "none"),
+        ({"sites_in": ["A", "C"]}, "sites awaited", "none"),
+        ({"rejected": {}}, "sites left out of this round", "none"),
+        ({"score": None, "score_round": None}, "mean validation dice", "no round scored yet"),
+        ({"best_score": None}, "best so far", "no round scored yet"),
+        ({"seconds_left": None}, "time left", "not known before round 1 is over"),
+        ({"phantom": True}, "data", "the phantom: simulated scans, not patients"),
+        ({"state": "failed", "reason": "the disk is full"}, "state", "failed the disk is full"),
+    ],
+)
+def test_other_moments(changes: dict[str, object], key: str, text: str) -> None:
+    assert server_stats(MOMENT.model_copy(update=changes))[key] == text
+
+
+def test_progress_names_who_was_left_out_of_the_open_round_only(tmp_path: Path) -> None:
+    file = ProgressFile(tmp_path)
+    coordinator = Coordinator(small_image_job("fedavg"), tmp_path, on_progress=file.update)
+    coordinator.open(1)
+    coordinator.reject("B", "round", "is 7, not 1")
+    progress = read_progress(tmp_path)
+    assert progress is not None and progress.rejected == {"B": "round: is 7, not 1"}
+    coordinator.open(2)
+    progress = read_progress(tmp_path)
+    assert progress is not None and progress.rejected == {}
+
+
+def test_the_time_left_goes_on_between_two_notes(tmp_path: Path) -> None:
+    now = [50.0]
+    file = ProgressFile(tmp_path, clock=lambda: now[0])
+    assert file.latest() is None
+    file._write(MOMENT)
+    now[0] += 30
+    latest = file.latest()
+    assert latest is not None and latest.seconds_left == 170
+    now[0] += 1000
+    latest = file.latest()
+    assert latest is not None and latest.seconds_left == 0
+
+
+def collected(component: FedshiftWorkflow, event_type: str) -> dict[str, dict[str, str]]:
+    fl_ctx, collector = FLContext(), GroupInfoCollector()
+    fl_ctx.set_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR, collector, sticky=False, private=True)
+    component.handle_event(event_type, fl_ctx)
+    info: dict[str, dict[str, str]] = collector.info
+    return info
+
+
+def test_the_workflow_answers_the_console_and_nothing_else(tmp_path: Path) -> None:
+    workflow = FedshiftWorkflow()
+    assert collected(workflow, InfoCollector.EVENT_TYPE_GET_STATS) == {GROUP: {"round": "not begun"}}
+    workflow._progress = ProgressFile(tmp_path)
+    workflow._progress._write(MOMENT)
+    assert collected(workflow, InfoCollector.EVENT_TYPE_GET_STATS)[GROUP]["round"] == "5 of 40"
+    assert collected(workflow, "another event") == {}
+
+
+def update(metrics: dict[str, float]) -> wire.Answer:
+    return wire.Answer(Update("A", 3, 7, 2, {"w": np.zeros(1)}, metrics))
+
+
+def test_a_site_says_what_it_works_on_and_repeats_its_last_answer() -> None:
+    now = [0.0]
+    work = SiteWork(clock=lambda: now[0])
+    assert work.stats() == {"at work on": "waiting for the server", "last answer": "none"}
+    work.begin(wire.TRAIN, 3)
+    now[0] += 75
+    assert work.stats()["at work on"] == "round 3, for 1 min 15 s"
+    work.end([update({"train_loss": 0.25, "seconds": 74.0})])
+    assert work.stats() == {"at work on": "waiting for the server", "last answer": "round 3 in 1 min 15 s, loss 0.2500"}
+    work.begin(wire.VALIDATE, 4)
+    work.end([wire.Answer(wire.Failure("A", 4, "DataError (the site's log says more)"))])
+    assert work.stats()["last answer"] == "evaluation in 0 s, failed: DataError (the site's log says more)"
+
+
+def test_a_loss_that_the_policy_held_back_is_not_told_in_the_console() -> None:
+    """What the gate took out of the answer is not in the answer, and only that is repeated."""
+    work = SiteWork()
+    work.begin(wire.TRAIN, 3)
+    work.end([update({"accuracy": 0.987, "seconds": 74.0})])
+    told = json.dumps(work.stats())
+    assert "loss" not in told and "0.98" not in told
+
+
+def test_add_stats_asks_for_nothing_at_other_events() -> None:
+    add_stats("another event", FLContext(), lambda: pytest.fail("asked"))
