@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedshift.guard import Rejected, check_scores, check_update
+from fedshift.guard import Change, Rejected, check_scores, check_update, outliers
 from fedshift.messages import Scores, Update
 from fedshift.methods.base import ArraySpec
 
@@ -32,8 +33,8 @@ GOOD = Update(
 )
 
 
-def check(update: Update, **options: Any) -> None:
-    check_update(
+def check(update: Update, **options: Any) -> Change:
+    return check_update(
         update,
         **{
             "round_": 3,
@@ -71,6 +72,10 @@ def test_a_good_update_passes() -> None:
         ({"n_samples": 10**12}, "n_samples"),
         ({"n_samples": 11}, "n_samples"),
         ({"n_steps": 0}, "n_steps"),
+        ({"round": True}, "round"),
+        ({"n_samples": None}, "n_samples"),
+        ({"n_samples": 10**5000}, "n_samples"),
+        ({"n_steps": 5.0}, "n_steps"),
         (weights(conv__weight=None), "conv.weight"),
         (weights(extra=np.ones(1, np.float32)), "extra"),
         (weights(conv__weight=np.ones((3, 2), np.float32)), "conv.weight"),
@@ -82,10 +87,16 @@ def test_a_good_update_passes() -> None:
         (weights(conv__weight=np.full((2, 3), 1e6, np.float32)), "weights"),
         (weights(bn__running_var=np.float32([1, -1])), "bn.running_var"),
         (weights(conv__weight=[[1, 2, 3], [1, 2, 3]]), "conv.weight"),
+        (weights(conv__weight=np.ma.masked_invalid(np.full((2, 3), np.nan, np.float32))), "conv.weight"),
+        (weights(conv__weight=np.ones((2, 3), ">f4")), "conv.weight"),
+        (weights(conv__weight=np.full((2, 3), None)), "conv.weight"),
         (weights(bn__num_batches_tracked=np.array(2**63 - 1)), "bn.num_batches_tracked"),
         (weights(bn__num_batches_tracked=np.array(-1)), "bn.num_batches_tracked"),
         ({"metrics": {"dice": float("nan")}}, "metrics.dice"),
         ({"metrics": {"dice": 1e6}}, "metrics.dice"),
+        ({"metrics": {"dice": None}}, "metrics.dice"),
+        ({"metrics": {"dice": 10**400}}, "metrics.dice"),
+        ({"arrays": {**GOOD.arrays, 7: {}}}, "7"),
         ({"metrics": {"case_07": 0.5}}, "metrics.case_07"),
         ({"arrays": {}}, "fedfa"),
         ({"arrays": {"fedfa": {}}}, "std.1"),
@@ -179,3 +190,87 @@ def test_running_statistics_have_a_largest_value_and_personal_scores_a_reason() 
     check_scores(own, round_=3, metrics={"dice": (0, 1)}, personal=True)
     with pytest.raises(Rejected, match="no method of the job fine-tunes"):
         check_scores(own, round_=3, metrics={"dice": (0, 1)})
+
+
+def test_steps_are_those_that_the_schedule_makes() -> None:
+    """FedNova divides by them: a site that says 1 would count many times."""
+    check(GOOD, n_steps=5)
+    with pytest.raises(Rejected, match="is 5, but the job makes 6 of 10 samples"):
+        check(GOOD, n_steps=6)
+
+
+def test_a_method_may_refuse_what_its_specification_cannot_say() -> None:
+    def fault(arrays: dict[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
+        return ("std.1", f"of {n_samples}") if arrays["std.1"][1] == 2 else None
+
+    with pytest.raises(Rejected, match=r"fedfa/std\.1: of 10"):
+        check(GOOD, faults={"fedfa": fault})
+    check(dataclasses.replace(GOOD, **fedfa(np.float32([1, 3]))), faults={"fedfa": fault})
+
+
+def test_changes_are_measured_apart_for_parameters_buffers_and_arrays() -> None:
+    specs = {"fedfa": {"std.1": ArraySpec((2,), low=0, alike="norm")}}
+    change = check(dataclasses.replace(GOOD, **fedfa(np.float32([3, 4]))), specs=specs)
+    assert change == Change(parameters=6**0.5, buffers=2**0.5, arrays={"fedfa": 5.0})
+    assert check(GOOD, specs={"fedfa": {"std.1": ArraySpec((2,))}}).arrays == {}
+
+
+@dataclass
+class Waiting:
+    """An update that has passed the guard."""
+
+    site: str
+    change: Change = field(default_factory=lambda: Change(parameters=1.0))
+    n_samples: int = 10
+    n_steps: int = 5
+    arrays: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+
+
+def left_out(*updates: Waiting, **options: Any) -> dict[str, str]:
+    limits = {"specs": SPECS, "max_norm_ratio": 20.0, "max_sample_ratio": 1000.0}
+    return {site: fault.key for site, fault in outliers(updates, **{**limits, **options})}
+
+
+def test_a_norm_far_outside_the_others_is_left_out() -> None:
+    others = [Waiting(name, Change(parameters=size)) for name, size in (("A", 0.8), ("B", 1.0), ("C", 1.3))]
+    assert left_out(*others, Waiting("D", Change(parameters=20))) == {}
+    assert left_out(*others, Waiting("D", Change(parameters=30))) == {"D": "weights"}
+    assert left_out(*others, Waiting("D", Change(parameters=float("inf")))) == {"D": "weights"}
+    assert left_out(*others, Waiting("D", Change(parameters=30)), max_norm_ratio=None) == {}
+    assert left_out(*others[:1], Waiting("D", Change(parameters=30))) == {}, "two cannot say which of them is right"
+    assert left_out(*others, Waiting("D", Change(parameters=0))) == {}, "a site may stand still"
+
+
+def test_a_site_with_more_steps_may_move_further() -> None:
+    others = [Waiting(name) for name in "ABC"]
+    assert left_out(*others, Waiting("D", Change(parameters=90), n_steps=25)) == {}
+    assert left_out(*others, Waiting("D", Change(parameters=110), n_steps=25)) == {"D": "weights"}
+    assert left_out(*others, Waiting("D", Change(parameters=30), n_steps=1)) == {"D": "weights"}, "fewer change nothing"
+
+
+def test_an_absurd_sample_count_is_left_out() -> None:
+    others = [Waiting(name, n_samples=n) for name, n in (("A", 10), ("B", 40), ("C", 900))]
+    assert left_out(*others) == {}
+    assert left_out(*others, Waiting("D", n_samples=10**9)) == {"D": "n_samples"}
+    assert left_out(*others, Waiting("D", n_samples=10**9), max_sample_ratio=None) == {}
+
+
+@pytest.mark.parametrize(("value", "key"), [(1e-6, "fedrdn/std"), (255.0, "fedrdn"), (0.001, "fedrdn/std")])
+def test_a_statistic_that_is_allowed_but_far_from_the_others_is_left_out(value: float, key: str) -> None:
+    """Every site divides its images by it."""
+    specs = {
+        "fedrdn": {
+            "mean": ArraySpec((2,), "float64", when="once", alike="norm"),
+            "std": ArraySpec((2,), "float64", when="once", low=1e-6, high=255, alike="elements"),
+        }
+    }
+
+    def told(site: str, std: float) -> Waiting:
+        arrays = {"fedrdn": {"mean": np.array([0.3, 0.3]), "std": np.array([0.2, std])}}
+        update = Update(site, 0, 10, 0, arrays=arrays)
+        change = check(update, round_=0, specs=specs)
+        return Waiting(site, change, n_steps=0, arrays=arrays)
+
+    honest = [told("A", 0.1), told("B", 0.2), told("C", 0.6)]
+    assert left_out(*honest, specs=specs) == {}
+    assert left_out(*honest, told("D", value), specs=specs) == {"D": key}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,12 @@ from torch import Tensor
 from fedshift.errors import ConfigError
 from fedshift.job import JobSpec
 from fedshift.messages import MethodArrays, Weights
+from fedshift.training.state import write_whole
+
+log = logging.getLogger("fedshift")
 
 SCHEMA = 1
-STATE_FILE = "server_state.pt"
+STATE_FILE, FORMER_STATE_FILE = "server_state.pt", "former_server_state.pt"
 
 
 def save_checkpoint(
@@ -44,7 +47,7 @@ def save_checkpoint(
         "personal": personal,
         "scores": scores,
     }
-    _write(content, path)
+    write_whole(content, path)
 
 
 @dataclass
@@ -61,20 +64,32 @@ class ServerState:
 
 
 def save_progress(folder: Path, state: ServerState) -> None:
-    """Write a server's state (whole or not at all)."""
+    """Write a server's state (whole or not at all). The one before it is kept, should this one be damaged."""
     methods = {name: _tensors(arrays) for name, arrays in state.methods.items()}
-    _write(vars(state) | {"weights": _tensors(state.weights), "methods": methods}, folder / STATE_FILE)
+    path = folder / STATE_FILE
+    if path.is_file():
+        path.replace(folder / FORMER_STATE_FILE)
+    write_whole(vars(state) | {"weights": _tensors(state.weights), "methods": methods}, path)
 
 
 def load_progress(folder: Path) -> ServerState | None:
-    """The state in a folder, if there is one.
+    """The state in a folder, if there is one; if the last one is damaged or lost, that of the round before.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: neither can be read.
     """
-    path = folder / STATE_FILE
-    if not path.is_file():
-        return None
+    found = [path for path in (folder / STATE_FILE, folder / FORMER_STATE_FILE) if path.is_file()]
+    for path in found:
+        try:
+            return _read_progress(path)
+        except ConfigError as error:
+            if path == found[-1]:
+                raise
+            log.error("%s; the state of the round before is used", str(error).partition(":")[0])
+    return None
+
+
+def _read_progress(path: Path) -> ServerState:
     content = _read(path, "start the run anew")
     try:
         state = ServerState(**content)
@@ -95,15 +110,6 @@ def read_model(path: Path, *, round_: int) -> tuple[Weights, MethodArrays]:
     if content["round"] != round_:
         raise ConfigError(f"{path} is the model of round {content['round']}, not {round_}: start the run anew")
     return _arrays(content["weights"]), {name: _arrays(tensors) for name, tensors in content["methods"].items()}
-
-
-def _write(content: dict[str, Any], path: Path) -> None:
-    beside = path.with_suffix(".partial")
-    with beside.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def _arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:

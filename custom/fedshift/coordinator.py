@@ -15,18 +15,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedshift import methods
+from fedshift import methods, robust
 from fedshift.checkpoint import (
+    FORMER_STATE_FILE,
     STATE_FILE,
     ServerState,
-    load_checkpoint,
     load_progress,
     read_model,
     save_checkpoint,
     save_progress,
 )
+from fedshift.data.samples import epoch_starts
 from fedshift.errors import ConfigError, MixedDataError, QuorumError
-from fedshift.guard import Rejected, check_scores, check_update
+from fedshift.guard import TRAINING, Change, Rejected, check_scores, check_update, outliers
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.methods.base import ServerContext
@@ -61,19 +62,28 @@ MOST_TEXT = 300
 class Coordinator:
     """State of a job at the server: one ``open``, any number of ``accept``, one ``close`` for each round."""
 
-    def __init__(self, job: JobSpec, folder: Path, *, on_progress: Callable[[Coordinator], None] | None = None) -> None:
+    def __init__(
+        self,
+        job: JobSpec,
+        folder: Path,
+        *,
+        on_progress: Callable[[Coordinator], None] | None = None,
+        on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
+    ) -> None:
         """Make the initial model.
 
         Args:
             job: the resolved job.
             folder: where results, models and waiting updates go.
             on_progress: called whenever there is something new to show.
+            on_reject: called with every answer that is left out, and its round.
         """
         self.job = job
         self.folder = folder
         self.round = 0
         self.answered: list[str] = []
         self._on_progress = on_progress or (lambda coordinator: None)
+        self._on_reject = on_reject
         self._task = build_task(job)
         self.metric = self._task.metric
         self.results = new_results(job, metric=self.metric)
@@ -84,6 +94,7 @@ class Coordinator:
         self._weights = read_weights(net)
         self._methods = methods.load(job.methods)
         methods.check(self._methods, job, net)
+        robust.check(self._methods, job, net)
         self._halves = [(m.name, m.server()) for m in self._methods]
         self._specs = methods.array_specs(self._methods, net, self._task.sizes)
         self._not_kept = {
@@ -137,6 +148,11 @@ class Coordinator:
     def best_round(self) -> int:
         """The round whose aggregate is the best so far; 0 if none was scored yet."""
         return self._selection.best
+
+    @property
+    def rejected(self) -> dict[str, str]:
+        """Sites whose answer was left out of the open round, and what was wrong with it."""
+        return {fault.site: f"{fault.key}: {fault.reason}" for fault in self._record.rejected}
 
     def open(self, round_: int) -> Broadcast:
         """Begin a round (0: statistics; ``rounds`` + 1: only to score the last aggregate).
@@ -198,24 +214,19 @@ class Coordinator:
                 raise Rejected("site", "has answered this round already")
             if update.site not in self.results.data:
                 raise Rejected("info", "the site has not said what its data are")
-            check_update(
-                update,
-                round_=self.round,
-                weights=self._weights,
-                trainable=self._trainable,
-                withheld=self._withheld,
-                specs=self._specs,
-                metrics=self._task.metrics,
-                n_samples=self.results.data[update.site].n["train"],
-                max_norm=self.job.federation.max_update_norm,
-            )
+            n_samples = self.results.data[update.site].n["train"]
+            change = self._check(update, n_samples)
         except Rejected as fault:
             self.reject(update.site, fault.key, fault.reason)
             return False
+        except Exception as error:  # no update, however strange, may end the job
+            log.exception("the update of site %s cannot be checked", update.site)
+            self.reject(update.site, "update", f"cannot be checked ({type(error).__name__})")
+            return False
         path = self._spool / f"{self.job.task.sites.index(update.site):04d}.npz"
-        self._updates[update.site] = StoredUpdate(update, path)
+        self._updates[update.site] = StoredUpdate(update, path, change)
         metrics = dict(update.metrics)
-        train_loss, seconds = metrics.pop("train_loss", 0.0), metrics.pop("seconds", 0.0)
+        train_loss, seconds = metrics.pop("train_loss", None), metrics.pop("seconds", 0.0)
         if self.round > 0:
             self._record.sites[update.site] = SiteRound(
                 n=update.n_samples,
@@ -225,19 +236,20 @@ class Coordinator:
                 bytes_down=self._down_bytes,
                 seconds=round(seconds, 3),
             )
-            if metrics and self.round > 1:
-                self._note_scores(Scores(update.site, self.round - 1, {"val": metrics}))
         self.answered.append(update.site)
         self._on_progress(self)
         return True
 
     def reject(self, site: str, key: str, reason: str) -> None:
         """Leave a site out of this round, and say so. What a site says may be long, or no text for a terminal."""
-        key, reason = (
-            " ".join("".join(c if c.isprintable() else " " for c in t[:MOST_TEXT]).split()) for t in (key, reason)
+        site, key, reason = (
+            " ".join("".join(c if c.isprintable() else " " for c in str(t)[:MOST_TEXT]).split()) or "(no name)"
+            for t in (site, key, reason)
         )
         log.error("round %d: site %s is left out: %s: %s", self.round, site, key, reason)
-        self._record.rejected.append(Rejection(site=site, key=key, reason=reason))
+        rejection = Rejection(site=site, key=key, reason=reason)
+        self._record.rejected.append(rejection)
+        self._on_reject(rejection, self.round)
         self._on_progress(self)
 
     def require(self, n_usable: int, what: str) -> None:
@@ -272,44 +284,49 @@ class Coordinator:
         return len(sites) - len(out) < self.needed
 
     def close(self) -> None:
-        """End a round: select among earlier aggregates, combine the accepted updates.
+        """End a round: leave out what is far from the others, select among earlier aggregates, combine the rest.
 
         Raises:
             QuorumError: fewer usable updates than the job needs; the model stays as it was.
         """
         what = f"round {self.round}" if self.round else "the statistics round"
         self._record.seconds = round(time.monotonic() - self._started, 3)
+        self._leave_out_outliers()
         self._record.absent = [s for s in self.invited if s not in self.answered]
         self._record.sites = {s: self._record.sites[s] for s in self.job.task.sites if s in self._record.sites}
         if self.round:
             self.results.rounds.append(self._record)
         else:
             self.results.statistics = self._record
-        self.require(len(self._updates), what)
+        stored = [self._updates[s] for s in self.job.task.sites if s in self._updates]
+        for update in stored:
+            scores = {name: value for name, value in update.metrics.items() if name not in TRAINING}
+            if scores and self.round > 1:
+                self._note_scores(Scores(update.site, self.round - 1, {"val": scores}))
+        self.require(len(stored), what)
         if not self.round:
             self._require_validation_data()
-        context = self._context(self.round)
-        updates: Sequence[StoredUpdate] = [self._updates[s] for s in self.job.task.sites if s in self._updates]
-        for _, half in self._halves:
-            half.receive(updates, context)
+        if self.round > 1:
+            self._select(self.round - 1)
+        self._combine(stored)
         if self.round:
-            if self.round > 1:
-                self._select(self.round - 1)
-            owner = next(half for _, half in self._halves if "combine" in half.owns)
-            self._weights = owner.combine(self._weights, updates, context)
             self._check_aggregate()
             self._save(LAST, self.round, self._weights, self._arrays(self.round + 1))
-        for update in updates:
+        for update in stored:
             update.close()
-        shutil.rmtree(self._spool, ignore_errors=True)
+        self.discard_waiting()
         self.results.write(self.folder)
         self._remember(self.round)
         self._confirm_best()
         self._on_progress(self)
 
+    def discard_waiting(self) -> None:
+        """Remove single sites' updates, which nobody may see once they are combined or the run has ended."""
+        shutil.rmtree(self._spool, ignore_errors=True)
+
     def start_anew(self) -> None:
         """Remove what an earlier run left in this folder, first of all what `resume` would go on from."""
-        for name in (STATE_FILE, NEXT_BEST, BEST, LAST, FILE_NAME):
+        for name in (STATE_FILE, FORMER_STATE_FILE, NEXT_BEST, BEST, LAST, FILE_NAME):
             (self.folder / name).unlink(missing_ok=True)
 
     def resume(self) -> int:
@@ -333,13 +350,22 @@ class Coordinator:
                 if site.val or site.test:
                     splits = {"val": site.val, "test": site.test or {}}
                     self._selection.note(Scores(name, record.round, {s: v for s, v in splits.items() if v}))
-        self._selection.best = state.best_round
         if state.best_round:
-            waiting = self.folder / NEXT_BEST
-            if waiting.is_file() and load_checkpoint(waiting)["round"] == state.best_round:
-                self._confirm_best()
-            self._best = read_model(self.folder / BEST, round_=state.best_round)
+            self._find_best(state.best_round)
         return state.round
+
+    def _find_best(self, round_: int) -> None:
+        """The model of the best round. One that is damaged or lost is done without: later rounds are compared anew."""
+        for name in (NEXT_BEST, BEST):
+            try:
+                self._best = read_model(self.folder / name, round_=round_)
+            except ConfigError as error:
+                log.debug("%s", error)
+                continue
+            self._selection.best = round_
+            (self.folder / name).replace(self.folder / BEST)
+            return
+        log.error("the model of round %d, the best so far, is lost: the best is chosen from later rounds", round_)
 
     def add_scores(self, scores: Scores) -> bool:
         """A site's scores of the last or the best aggregate, from the final evaluation; refused if not usable."""
@@ -422,6 +448,64 @@ class Coordinator:
         return self._selection.mean(round_)
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _check(self, update: Update, n_samples: int) -> Change:
+        """Compare an update of the open round with what it may be; ``Rejected`` is raised if it is something else."""
+        return check_update(
+            update,
+            round_=self.round,
+            weights=self._weights,
+            trainable=self._trainable,
+            withheld=self._withheld,
+            specs=self._specs,
+            metrics=self._task.metrics,
+            n_samples=n_samples,
+            max_norm=self.job.federation.max_update_norm,
+            n_steps=self._steps(n_samples),
+            faults={name: half.fault for name, half in self._halves},
+        )
+
+    def _combine(self, stored: Sequence[StoredUpdate]) -> None:
+        """Let the methods have the round's updates, and make new weights of them (none in the statistics round)."""
+        context = self._context(self.round)
+        updates = robust.present(
+            stored,
+            self.job.federation.robust,
+            weights=self._weights,
+            trainable=self._trainable,
+            specs=self._specs,
+        )
+        for _, half in self._halves:
+            half.receive(updates, context)
+        if self.round:
+            owner = next(half for _, half in self._halves if "combine" in half.owns)
+            self._weights = owner.combine(self._weights, updates, context)
+
+    def _steps(self, n_samples: int) -> int | None:
+        """Optimiser steps of a site with so many samples in a round; None where the job's method decides."""
+        schedule = self.job.task.schedule
+        if methods.reference_in(self._methods) is not None:
+            return None
+        if schedule.local_steps is not None:
+            return schedule.local_steps
+        starts = epoch_starts(n_samples, batch_size=schedule.batch_size, drop_last=schedule.drop_last)
+        return schedule.local_epochs * len(starts)
+
+    def _leave_out_outliers(self) -> None:
+        """Refuse the updates that are far from the others, as if they had been refused when they came."""
+        stored = [self._updates[s] for s in self.job.task.sites if s in self._updates]
+        federation = self.job.federation
+        found = outliers(
+            stored,
+            specs=self._specs,
+            max_norm_ratio=federation.max_norm_ratio,
+            max_sample_ratio=federation.max_sample_ratio,
+        )
+        for site, fault in list(found):
+            self._updates.pop(site).close()
+            self._record.sites.pop(site, None)
+            self.answered.remove(site)
+            self.reject(site, fault.key, fault.reason)
 
     def _start(self) -> None:
         """Take the weights of the job's file, where it names one. A run that goes on needs it no more."""

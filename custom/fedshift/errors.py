@@ -9,6 +9,10 @@ class ConfigError(FedshiftError):
     """A job, task, method or option that does not fit."""
 
 
+class PolicyError(ConfigError):
+    """What a site's own policy forbids. The sentence says nothing about its data, so that the server may read it."""
+
+
 class MixedDataError(ConfigError):
     """Simulated and real data in one job; no quorum makes that right."""
 

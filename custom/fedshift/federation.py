@@ -16,9 +16,10 @@ from typing import TypeVar
 
 from fedshift import methods
 from fedshift.coordinator import Coordinator
-from fedshift.errors import MixedDataError
+from fedshift.errors import ConfigError, MixedDataError
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, Update
+from fedshift.privacy.policy import Policy
 from fedshift.site import PooledSite, Site
 
 log = logging.getLogger("fedshift")
@@ -37,6 +38,7 @@ def run_in_process(
     resume: bool = False,
     on_progress: Callable[[Coordinator], None] | None = None,
     on_update: Callable[[Broadcast, Update], None] = lambda broadcast, update: None,
+    privacy: Mapping[str, Policy] | None = None,
 ) -> Coordinator:
     """Run a job with every site in this process, one after another.
 
@@ -48,6 +50,7 @@ def run_in_process(
         resume: go on after the last round that an interrupted run in ``folder`` has closed.
         on_progress: called whenever there is something new to show.
         on_update: called with every update of a training round that was accepted, and with what it answers.
+        privacy: policies of sites that have one.
 
     Raises:
         QuorumError: too few sites gave usable answers.
@@ -55,6 +58,11 @@ def run_in_process(
         ConfigError: the job is a centralised reference, or cannot be gone on with.
     """
     methods.require_federation(job)
+    if job.federation.encryption is not None:
+        raise ConfigError(
+            f"job {job.name} asks for encryption, and in one process there is nobody to hide from: "
+            "--set federation.encryption=null"
+        )
     coordinator = Coordinator(job, folder, on_progress=on_progress)
     done = _begin(coordinator, resume=resume)
     sites: dict[str, Site] = {}
@@ -65,7 +73,15 @@ def run_in_process(
             try:
                 if name not in sites:
                     beside = next(iter(sites.values()), None)
-                    site = Site(job, name, data=data[name], state=folder / SITE_STATE, device=device, beside=beside)
+                    site = Site(
+                        job,
+                        name,
+                        data=data[name],
+                        state=folder / SITE_STATE,
+                        device=device,
+                        beside=beside,
+                        privacy=(privacy or {}).get(name),
+                    )
                     coordinator.register(site.info())
                     sites[name] = site
                 answer = work(sites[name])

@@ -1,8 +1,14 @@
-"""Everything that is checked before an update may be summed. Each check gives a reason a person can read."""
+"""Everything that is checked before an update may be summed. Each check gives a reason a person can read.
+
+`check_update` looks at one update when it comes; `outliers` compares a round's updates before they are combined.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -18,6 +24,12 @@ PASSES_PER_STEP = 16
 Ranges = Mapping[str, tuple[float, float]]
 """Metric name -> smallest and largest value, inclusive."""
 
+FEWEST_TO_COMPARE = 3
+"""Updates of a round without which none can be said to be far from the others."""
+
+Fault = Callable[[Arrays, int], tuple[str, str] | None]
+"""A server half's own check of a site's arrays: `fedshift.methods.base.Server.fault`."""
+
 TRAINING: Ranges = {"train_loss": (-1e9, 1e9), "seconds": (0.0, 1e9)}
 
 
@@ -28,6 +40,32 @@ class Rejected(Exception):
         """``key`` is the array or field at fault."""
         super().__init__(f"{key}: {reason}")
         self.key, self.reason = key, reason
+
+
+@dataclass(frozen=True)
+class Change:
+    """How far a site moved from what it received, measured once: the norm over all parameters, and over the buffers.
+
+    ``arrays`` is, by method, the norm of what it says is ``alike`` at all sites.
+    """
+
+    parameters: float = 0.0
+    buffers: float = 0.0
+    arrays: Mapping[str, float] = field(default_factory=dict)
+
+
+class Measured(Protocol):
+    """An update that passed `check_update`."""
+
+    site: str
+    n_samples: int
+    n_steps: int
+    change: Change
+
+    @property
+    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray]]:
+        """Method to its arrays by name."""
+        ...
 
 
 def check_update(
@@ -41,7 +79,9 @@ def check_update(
     metrics: Ranges,
     n_samples: int,
     max_norm: float,
-) -> None:
+    n_steps: int | None = None,
+    faults: Mapping[str, Fault] | None = None,
+) -> Change:
     """Compare an update with what its round and the job's methods allow.
 
     Args:
@@ -54,21 +94,29 @@ def check_update(
         metrics: the task's scores and their ranges.
         n_samples: what the site said of its data.
         max_norm: largest distance of the parameters from the received ones, in multiples of max(1, their norm).
+        n_steps: optimiser steps that the job's schedule makes of so many samples, where that can be told.
+        faults: what the methods' server halves check themselves.
 
     Raises:
         Rejected: the first fault found.
     """
+    for name in ("round", "n_samples", "n_steps"):
+        if not _is_whole(getattr(update, name)):
+            raise Rejected(name, "is no whole number of 64 bits")
     if update.round != round_:
         raise Rejected("round", f"an answer to round {update.round} came in round {round_}")
     if not 1 <= update.n_samples <= MOST_SAMPLES:
         raise Rejected("n_samples", f"{update.n_samples} is not between 1 and {MOST_SAMPLES}")
     if update.n_samples != n_samples:
         raise Rejected("n_samples", f"is {update.n_samples}, but the site said {n_samples} of its data")
+    moved = buffers = 0.0
     if round_ == 0:
         _check_keys(update.weights, {}, "the statistics round")
     else:
         if not 1 <= update.n_steps <= MOST_SAMPLES:
             raise Rejected("n_steps", f"{update.n_steps} is not between 1 and {MOST_SAMPLES}")
+        if n_steps is not None and update.n_steps != n_steps:
+            raise Rejected("n_steps", f"is {update.n_steps}, but the job makes {n_steps} of {n_samples} samples")
         expected = {key: value for key, value in weights.items() if key not in withheld}
         _check_keys(update.weights, expected, "weights")
         for key, reference in expected.items():
@@ -82,7 +130,13 @@ def check_update(
                 _check_array(
                     key, update.weights[key], ArraySpec(reference.shape, str(reference.dtype), low=-most, high=most)
                 )
-        _check_norm(update.weights, {key: expected[key] for key in sorted(trainable & set(expected))}, max_norm)
+        parameters = {key: expected[key] for key in sorted(trainable & set(expected))}
+        moved = _distance(update.weights, parameters)
+        limit = max_norm * max(1.0, _norm(parameters.values()))
+        if not moved <= limit:
+            raise Rejected("weights", f"moved by {moved:.3g} in one round, allowed is {limit:.3g}")
+        floating = {k: v for k, v in expected.items() if k not in trainable and np.issubdtype(v.dtype, np.floating)}
+        buffers = _distance(update.weights, floating)
     _check_metrics(update.metrics, {**metrics, **TRAINING})
     when = "once" if round_ == 0 else "round"
     wanted = {
@@ -95,6 +149,90 @@ def check_update(
         for name, spec in named.items():
             _check_array(f"{method}/{name}", update.arrays[method][name], spec)
         _check_free_sizes(method, update.arrays[method], named, n_samples)
+        own_check = (faults or {}).get(method)
+        fault = own_check(update.arrays[method], n_samples) if own_check else None
+        if fault is not None:
+            raise Rejected(f"{method}/{fault[0]}", fault[1])
+    alike = {
+        method: [update.arrays[method][name] for name, spec in named.items() if spec.alike]
+        for method, named in wanted.items()
+    }
+    return Change(moved, buffers, {method: _norm(arrays) for method, arrays in alike.items() if arrays})
+
+
+def outliers(
+    updates: Sequence[Measured],
+    *,
+    specs: Mapping[str, Mapping[str, ArraySpec]],
+    max_norm_ratio: float | None,
+    max_sample_ratio: float | None,
+) -> Iterator[tuple[str, Rejected]]:
+    """Sites whose updates are far outside the others' of the same round, at most once each, and why.
+
+    Two sites cannot say which of them is right, so fewer than three are not compared. Nor is anything of which the
+    median is 0. A site that made more steps than the median may move as many times further.
+
+    Args:
+        updates: a round's updates, each of which passed `check_update`.
+        specs: arrays by method; only those that are ``alike`` are compared.
+        max_norm_ratio: how many times the median a norm may be, or a statistic above or below it; None: any.
+        max_sample_ratio: how many times the median a sample count may be; None: any.
+    """
+    if len(updates) < FEWEST_TO_COMPARE:
+        return
+    samples = statistics.median(update.n_samples for update in updates)
+    steps = max(1.0, statistics.median(update.n_steps for update in updates))
+    moved = statistics.median(update.change.parameters for update in updates)
+    methods = list(updates[0].change.arrays)
+    sizes = {method: statistics.median(update.change.arrays[method] for update in updates) for method in methods}
+    middle = {
+        (method, name): np.median([update.arrays[method][name] for update in updates], axis=0)
+        for method, named in specs.items()
+        for name, spec in named.items()
+        if spec.alike == "elements" and method in methods and name in updates[0].arrays[method]
+    }
+
+    def fault(update: Measured) -> Rejected | None:
+        if max_sample_ratio is not None and update.n_samples > max_sample_ratio * samples:
+            return Rejected(
+                "n_samples",
+                f"is {update.n_samples}, more than {max_sample_ratio:g} times the sites' median of {samples:g}; if "
+                "that is right, raise federation.max_sample_ratio",
+            )
+        if max_norm_ratio is None:
+            return None
+        advice = "; if that is right, raise federation.max_norm_ratio"
+        allowed = max_norm_ratio * max(1.0, update.n_steps / steps)
+        change = update.change.parameters
+        if moved > 0 and not change <= allowed * moved:
+            return Rejected(
+                "weights",
+                f"moved by {change:.3g} in this round, the sites' median is {moved:.3g} and {allowed:g} times that "
+                f"is allowed{advice}",
+            )
+        for method, size in sizes.items():
+            norm = update.change.arrays[method]
+            if size > 0 and not norm <= max_norm_ratio * size:
+                return Rejected(
+                    method,
+                    f"sent arrays of norm {norm:.3g}, the sites' median is {size:.3g} and {max_norm_ratio:g} times "
+                    f"that is allowed{advice}",
+                )
+        for (method, name), usual in middle.items():
+            array = update.arrays[method][name]
+            out = (array > max_norm_ratio * usual) | (array * max_norm_ratio < usual)
+            if out.any():
+                return Rejected(
+                    f"{method}/{name}",
+                    f"holds {array[out][0]:.3g}, the sites' median is {usual[out][0]:.3g} and {max_norm_ratio:g} "
+                    f"times more or less is allowed{advice}",
+                )
+        return None
+
+    for update in updates:
+        found = fault(update)
+        if found is not None:
+            yield update.site, found
 
 
 def check_scores(
@@ -123,11 +261,17 @@ def check_scores(
             _check_metrics(values, metrics)
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63
+
+
 def _check_metrics(got: Mapping[str, float], allowed: Ranges) -> None:
     for name, value in got.items():
         if name not in allowed:
             raise Rejected(f"metrics.{name}", "is not expected")
         low, high = allowed[name]
+        if not isinstance(value, float | np.floating) and not _is_whole(value):
+            raise Rejected(f"metrics.{name}", f"is a {type(value).__name__}, not a number")
         if not low <= value <= high:
             raise Rejected(f"metrics.{name}", f"is {value:g}, allowed is {low:g} to {high:g}")
 
@@ -140,7 +284,7 @@ def _check_counter(key: str, new: np.ndarray, old: np.ndarray, most: int) -> Non
 
 
 def _check_keys(got: Mapping[str, object], expected: Mapping[str, object], what: str) -> None:
-    missing, extra = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
+    missing, extra = sorted(set(expected) - set(got)), sorted(map(str, set(got) - set(expected)))
     if missing:
         raise Rejected(missing[0], f"is missing from {what} ({len(missing)} of {len(expected)} are)")
     if extra:
@@ -148,7 +292,7 @@ def _check_keys(got: Mapping[str, object], expected: Mapping[str, object], what:
 
 
 def _check_array(key: str, array: np.ndarray, spec: ArraySpec) -> None:
-    if not isinstance(array, np.ndarray):
+    if type(array) is not np.ndarray:  # a masked array would hide what it masks
         raise Rejected(key, f"is a {type(array).__name__}, not an array")
     fits = len(array.shape) == len(spec.shape) and all(
         isinstance(want, str) or have == want for have, want in zip(array.shape, spec.shape, strict=True)
@@ -176,12 +320,10 @@ def _check_free_sizes(method: str, arrays: Arrays, specs: Mapping[str, ArraySpec
                 raise Rejected(f"{method}/{name}", f"has {have} {want}, another array has {chosen[want]}")
 
 
-def _check_norm(new: Mapping[str, np.ndarray], old: Mapping[str, np.ndarray], max_norm: float) -> None:
-    distance = _norm(new[key].astype(np.float64) - value for key, value in old.items())
-    limit = max_norm * max(1.0, _norm(old.values()))
-    if not distance <= limit:
-        raise Rejected("weights", f"moved by {distance:.3g} in one round, allowed is {limit:.3g}")
+def _distance(new: Mapping[str, np.ndarray], old: Mapping[str, np.ndarray]) -> float:
+    return _norm(new[key].astype(np.float64) - value for key, value in old.items())
 
 
 def _norm(arrays: Iterable[np.ndarray]) -> float:
-    return float(np.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays)))
+    with np.errstate(over="ignore"):  # infinite is too large for every limit
+        return float(np.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays)))

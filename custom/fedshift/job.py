@@ -103,8 +103,27 @@ class TaskSpec(Strict):
         return (*self.sites, *self.held_out)
 
 
+class RobustSpec(Strict):
+    """How updates are combined where single sites are not trusted (`fedshift.robust`).
+
+    ``trim`` is the number of sites that rule ``trimmed_mean`` leaves out at each end. ``clip`` is how far rule
+    ``norm_clipping`` lets a site move, in multiples of the sites' median movement.
+    """
+
+    rule: Literal["median", "trimmed_mean", "norm_clipping"]
+    trim: int = Field(default=1, ge=0)
+    clip: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _of_the_rule(self) -> Self:
+        for key, rule in (("trim", "trimmed_mean"), ("clip", "norm_clipping")):
+            if getattr(self, key) != type(self).model_fields[key].default and self.rule != rule:
+                raise ValueError(f"'{key}' is an option of rule {rule}, not of {self.rule}")
+        return self
+
+
 class FederationSpec(Strict):
-    """When a round counts.
+    """When a round counts, and which updates.
 
     ``sites_per_round``, if given, is how many sites the server draws, by seed, to train in each round; all sites take
     part in the statistics round and in the last evaluation. ``hosts``, for simulations of many sites, is the number of
@@ -112,7 +131,12 @@ class FederationSpec(Strict):
 
     A round needs ``min_sites`` usable answers and ends with an error without them after ``round_timeout`` seconds.
     Once it has them it waits for the rest as long again as it took, plus ``grace`` seconds. An update whose
-    parameters moved by more than ``max_update_norm`` times the model's norm is refused.
+    parameters moved by more than ``max_update_norm`` times the model's norm is refused. So is one that is far outside
+    the round's others, if there are at least three: whose parameters moved by more than ``max_norm_ratio`` times the
+    median movement (and as often again as it made the median number of steps), or from a site that says it has more
+    than ``max_sample_ratio`` times the median number of samples. None turns either off. ``robust`` limits what the
+    accepted updates of single sites can do to the model. ``encryption`` lets the server add up updates that it cannot
+    read (`fedshift.encryption`).
     """
 
     min_sites: int = Field(ge=1)
@@ -121,6 +145,18 @@ class FederationSpec(Strict):
     round_timeout: float = Field(default=3600.0, gt=0)
     grace: float = Field(default=60.0, ge=0)
     max_update_norm: float = Field(default=10.0, gt=0)
+    max_norm_ratio: float | None = Field(default=20.0, ge=1)
+    max_sample_ratio: float | None = Field(default=1000.0, ge=1)
+    robust: RobustSpec | None = None
+    encryption: Literal["ckks"] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Jobs written before these options were there stay as they are."""
+        content: dict[str, Any] = serialise(self)
+        fields = type(self).model_fields
+        optional = ("max_norm_ratio", "max_sample_ratio", "robust", "encryption")
+        return {key: value for key, value in content.items() if key not in optional or value != fields[key].default}
 
     def min_clients(self, n_sites: int) -> int:
         """Sites that must be there at all: as many may be missing as in a drawn round."""

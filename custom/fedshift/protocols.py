@@ -104,7 +104,8 @@ def cross_site(
 
     def keep(broadcast: Broadcast, update: Update) -> None:
         if broadcast.round == last:
-            personal = StateStore(folder / SITE_STATE / update.site).before(last + 1).personal
+            state = StateStore(folder / SITE_STATE / update.site).before(last + 1)
+            personal = state.personal if state else {}
             weights = {**update.weights, **{key: value.numpy() for key, value in personal.items()}}
             models[update.site] = Broadcast(round=last, best_round=0, weights=weights, arrays=broadcast.arrays)
 

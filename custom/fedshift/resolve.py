@@ -10,7 +10,7 @@ import torch
 import yaml
 from torch import nn
 
-from fedshift import methods
+from fedshift import encryption, methods, robust
 from fedshift.apps import apps_dir, tasks
 from fedshift.errors import ConfigError
 from fedshift.job import FederationSpec, JobSpec, TaskSpec, WeightsSpec, read_yaml
@@ -100,6 +100,8 @@ def resolve(
     net = built.network()
     _try(net, built, spec)
     methods.check(loaded, job, net)
+    robust.check(loaded, job, net)
+    encryption.check(loaded, job, net)
     methods.array_specs(loaded, net, built.sizes)
     return job
 

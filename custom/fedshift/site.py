@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,11 +22,18 @@ from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.methods import ClientChain
 from fedshift.methods.base import Run
+from fedshift.privacy.policy import Policy
 from fedshift.tasks import Everything, Part, SiteData, build_task
 from fedshift.training import local
+from fedshift.training.answers import AnswerStore
 from fedshift.training.device import choose_device
 from fedshift.training.precision import prepare, use_threads
 from fedshift.training.state import SiteState, StateStore
+
+if TYPE_CHECKING:
+    from fedshift.privacy.gate import Gate
+
+log = logging.getLogger("fedshift")
 
 SCORED: tuple[Part, ...] = ("val", "test")
 SCORED_IF_HELD_OUT: tuple[Part, ...] = ("all", "test")
@@ -44,9 +53,20 @@ class Site:
 
     _data: SiteData | None
     _net: nn.Module
+    _gate: Gate | None = None
+    _answers: AnswerStore | None = None
 
     def __init__(
-        self, job: JobSpec, name: str, *, data: Path, state: Path, device: str = "auto", beside: Site | None = None
+        self,
+        job: JobSpec,
+        name: str,
+        *,
+        data: Path,
+        state: Path,
+        device: str = "auto",
+        beside: Site | None = None,
+        privacy: Policy | None = None,
+        keep_answers: bool = False,
     ) -> None:
         """Open the site's data.
 
@@ -58,6 +78,8 @@ class Site:
             device: where to train, as torch names it; ``auto`` is a GPU if there is one.
             beside: another site of the job in this process, whose network this one uses too. A network holds nothing
                 from one task to the next.
+            privacy: the site's own rules of what may leave; None is none.
+            keep_answers: whether a training task that comes again is answered as before and not done again.
 
         Raises:
             DataError: the data cannot be used.
@@ -66,6 +88,20 @@ class Site:
         self._manifest_sha256 = manifest_sha256(data)
         training = self._data if self._data.n_train else Everything(self._data)
         self._set_up(job, name, training, state, device, beside)
+        self._answers = AnswerStore(state / name) if keep_answers else None
+        if privacy is not None:
+            from fedshift.privacy.gate import Gate  # brings scipy, which others can do without
+
+            self._gate = Gate(
+                privacy,
+                site=name,
+                job=job,
+                task=self._task,
+                loaded=self._methods,
+                net=self._net,
+                data=self._data,
+                folder=state / name,
+            )
 
     def _set_up(
         self, job: JobSpec, name: str, training: Samples, state: Path, device: str, beside: Site | None = None
@@ -98,7 +134,14 @@ class Site:
         )
 
     def statistics(self) -> Update:
-        """Round 0: what the methods want to know about the site's images."""
+        """Round 0: what the methods want to know about the site's images.
+
+        Raises:
+            PolicyError: the site's policy forbids that it leaves.
+        """
+        return self._policed(Broadcast(round=0, best_round=0, weights={}), self._measured)
+
+    def _measured(self) -> Update:
         state, arrays = self._measure()
         self._store.write(0, state, best_round=0)
         return Update(site=self.name, round=0, n_samples=self._training.n_train, n_steps=0, arrays=arrays)
@@ -112,8 +155,26 @@ class Site:
 
         Raises:
             DataError: training diverged.
+            PolicyError: the site's policy forbids that it leaves.
             Stopped: ``stop`` said so; nothing was written.
         """
+        known = self._answers.find(broadcast) if self._answers else None
+        if known is not None:
+            log.warning("site %s: round %d has come again: its answer is sent again", self.name, broadcast.round)
+            return known
+        update = self._policed(broadcast, lambda: self._trained(broadcast, stop))
+        if self._answers:
+            self._answers.keep(broadcast, update)
+        return update
+
+    def _policed(self, broadcast: Broadcast, work: Callable[[], Update]) -> Update:
+        """The answer that ``work`` makes, as far as the site's policy lets it out; asked before any work is done."""
+        if self._gate is None:
+            return work()
+        asked = self._gate.admit(broadcast)
+        return self._gate.release(work(), broadcast, asked)
+
+    def _trained(self, broadcast: Broadcast, stop: Callable[[], bool]) -> Update:
         started = time.monotonic()
         schedule = self._job.task.schedule
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
@@ -199,9 +260,8 @@ class Site:
 
         A site that missed the statistics round measures itself now; nothing of that is sent.
         """
-        if not self._store.has_before(round_):
-            return self._measure()[0]
-        return self._store.before(round_)
+        state = self._store.before(round_)
+        return self._measure()[0] if state is None else state
 
     def _measure(self) -> tuple[SiteState, MethodArrays]:
         state = SiteState()

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
+from fedshift.guard import Change
 from fedshift.messages import Update
 
 
 class StoredUpdate:
     """An accepted update whose arrays wait on disk: each is read when it is asked for, and not kept."""
 
-    def __init__(self, update: Update, path: Path) -> None:
-        """Write the arrays of ``update`` to ``path``."""
+    def __init__(self, update: Update, path: Path, change: Change) -> None:
+        """Write the arrays of ``update`` to ``path``; ``change`` is what the guard has measured."""
+        self.change = change
         self.site, self.n_samples, self.n_steps = update.site, update.n_samples, update.n_steps
         self.metrics: Mapping[str, float] = update.metrics
         parts = {"weights": update.weights, **{f"arrays/{name}": named for name, named in update.arrays.items()}}
@@ -63,6 +65,9 @@ class _OnDisk(Mapping[str, np.ndarray]):
         if key not in self._update.keys(self._part):
             raise KeyError(key)
         return self._update.read(self._part, key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._update.keys(self._part)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._update.keys(self._part))

@@ -7,17 +7,20 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import make_site
+from conftest import make_image_site, make_site
 
 from fedshift.flare.export import SPEC, read_job_folder, write_job
 from fedshift.job import JobSpec
 from fedshift.reporting.progress import Progress, read_progress
 from fedshift.reporting.results import Results, read_results
+
+from .deployed import Deployed
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "jobs" / "fedfa_fedrdn_prostate"
@@ -77,6 +80,23 @@ def environment(home: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "120",
     }
+
+
+IMAGE_SHIFTS = {"A": (1.0, 0.0), "B": (0.5, 20.0), "C": (1.4, -30.0)}
+
+
+def image_sites(folder: Path) -> dict[str, Path]:
+    """Three prepared sites."""
+    return {s: make_image_site(folder, s, gain=g, offset=o) for s, (g, o) in IMAGE_SHIFTS.items()}
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    """A provisioned federation of three sites that runs; for tests that leave it running."""
+    folder = tmp_path_factory.mktemp("federation")
+    with Deployed(folder, image_sites(folder / "data")) as deployed:
+        deployed.start_all()
+        yield deployed
 
 
 @pytest.fixture(scope="session")

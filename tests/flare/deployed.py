@@ -327,9 +327,9 @@ class DeployedRun:
     def trained(self, round_: int) -> set[str]:
         return {site for site, told in self.results.rounds[round_ - 1].sites.items() if told.steps}
 
-    def end(self, status: str = "FINISHED:COMPLETED") -> Self:
+    def end(self, status: str = "FINISHED:COMPLETED", timeout: float = 300) -> Self:
         """Wait for the job's end and fetch what it left."""
-        ended = self.federation.finished(self.job_id, 300)
+        ended = self.federation.finished(self.job_id, timeout)
         assert ended == status, self.federation.log(SERVER)[-3000:]
         self.folder = self.federation.download(self.job_id)
         return self

@@ -5,12 +5,14 @@ What the simulator adds is processes and sockets; tests of those are few, as eac
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kits import SERVER
 from nvflare.apis.dxo import DXO, from_shareable
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
@@ -91,14 +93,21 @@ class Federation:
     data: Mapping[str, Path]
     folder: Path
     messages: list[Message] = field(default_factory=list)
+    kits: Path | None = None
+    """Folder of provisioned kits, for the keys in their ``startup/``."""
 
     def run(self) -> Coordinator:
         """The whole job, as the workflow runs it."""
         flare_decomposers.register()
         common_decomposers.register()
         kits = {name: Kit.make(self.job, name, self.data.get(name), self.folder / name) for name in hosts(self.job)}
+        startup = None
+        if self.kits is not None:
+            startup = self.kits / SERVER / "startup"
+            for name, kit in kits.items():
+                shutil.copytree(self.kits / name / "startup", kit.workspace.get_startup_kit_dir(), dirs_exist_ok=True)
         aggregator = FedshiftAggregator()
-        data = aggregator.begin(self.job, self.folder / "server", on_progress=lambda coordinator: None)
+        data = aggregator.begin(self.job, self.folder / "server", on_progress=lambda coordinator: None, startup=startup)
         coordinator = aggregator.coordinator
         for round_ in range(coordinator.rounds + 1):
             self._gather(aggregator, kits, wire.TRAIN if round_ else wire.STATISTICS, data)

@@ -92,3 +92,8 @@ def test_a_site_with_another_fedshift_is_left_out_and_both_versions_are_named(gu
             r"\(source \w+\): install the same on both",
             rejected.reason,
         )
+
+
+def test_what_is_left_out_is_in_the_audit_log(guarded: DeployedRun) -> None:
+    logs = [path.read_text(encoding="utf-8") for path in guarded.folder.rglob("*audit*") if path.is_file()]
+    assert any("round 1: site B is left out: version: the site runs fedshift 99.0" in text for text in logs)

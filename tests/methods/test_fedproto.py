@@ -48,7 +48,7 @@ def sent_by(client_number: int, config: fedproto.Config) -> dict[str, np.ndarray
     g = golden("fedproto")
     u = torch.from_numpy(g[f"client{client_number}_features"]).float()
     y = torch.from_numpy(g[f"client{client_number}_labels"])
-    client, ctx = site(config)
+    client, ctx = site(config.model_copy(update={"min_samples": 1}))  # as the authors have it
     data = Samples(u[:, :, None, None], y)
     client.begin(data, ctx)
     zero = torch.zeros(())
@@ -135,7 +135,7 @@ def test_a_class_that_is_absent_keeps_its_last_prototype_and_a_new_server_half_g
 def test_prototypes_come_from_the_last_epoch_and_a_replayed_pass_counts_once(
     batches: tuple[int, ...], count: int, mean: float
 ) -> None:
-    client, ctx = site(fedproto.Config(weights="samples"), size=2, n_classes=3)
+    client, ctx = site(fedproto.Config(weights="samples", min_samples=1), size=2, n_classes=3)
     data = Samples(np.zeros((5, 2, 1, 1), np.float32))  # two batches of two an epoch, one sample left out
     client.begin(data, ctx)
     y = torch.tensor([0, 2])
@@ -257,3 +257,52 @@ def test_what_it_cannot_take_is_refused_when_the_job_is_made() -> None:
     headless = fedproto.Client(fedproto.Config())
     with pytest.raises(ConfigError, match="needs a network with a linear head, and digits_cnn has none"):
         headless.check(small_image_job("fedavg"), nn.Identity())
+
+
+@pytest.mark.parametrize("prototypes", ["last_epoch", "trained"])
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_the_embedding_of_a_single_image_stays_at_the_site(prototypes: str, weights: str) -> None:
+    config = fedproto.Config(prototypes=prototypes, weights=weights)
+    u, y = torch.arange(1.0, 16).reshape(3, 5), torch.tensor([0, 0, 3])
+    client, ctx = site(config)
+    data = Samples(u[:, :, None, None], y)
+    client.begin(data, ctx)
+    client.loss(base.Batch(u, y), ctx.run.net(u), torch.zeros(()), ctx)
+    sent = client.end(data, ctx)
+    np.testing.assert_array_equal(sent["counts"], [2 if weights == "samples" else 1, 0, 0, 0, 0])
+    np.testing.assert_array_equal(sent["prototypes"][0], u[:2].mean(0))
+    assert not sent["prototypes"][1:].any()
+    assert fedproto.Server(config).fault(sent, 3) is None
+
+
+def test_an_image_that_two_epochs_show_is_still_one_image() -> None:
+    """With local_steps an epoch that has only begun is put together with the one before it."""
+    client, ctx = site(fedproto.Config(weights="samples"))
+    u, y = torch.arange(1.0, 26).reshape(5, 5), torch.tensor([0, 0, 3, 1, 1])
+    client.begin(Samples(u[:, :, None, None], y), ctx)
+    for batch in ([0, 1], [2, 3], [2, 0]):  # an epoch is two batches of two
+        client.loss(base.Batch(u[batch], y[batch]), ctx.run.net(u[batch]), torch.zeros(()), ctx)
+        ctx.run.step += 1
+    sent = client.end(Samples(u[:, :, None, None], y), ctx)
+    np.testing.assert_array_equal(sent["counts"], [3, 0, 0, 0, 0])
+    assert not sent["prototypes"][3].any(), "image 2 was seen twice and is alone in its class"
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts", "row", "key"),
+    [
+        ("uniform", [1, 0, 0, 0, 0], 3, "prototypes"),
+        ("uniform", [2, 0, 0, 0, 0], 0, "counts"),
+        ("uniform", [1, 1, 1, 1, 1], 0, "counts"),
+        ("samples", [1, 0, 0, 0, 0], 0, "counts"),
+        ("samples", [2.5, 0, 0, 0, 0], 0, "counts"),
+        ("samples", [17, 0, 0, 0, 0], 0, "counts"),
+    ],
+)
+def test_prototypes_that_cannot_be_of_two_images_are_refused(
+    weights: str, counts: list[float], row: int, key: str
+) -> None:
+    arrays = {"prototypes": np.zeros((5, 5), np.float32), "counts": np.float32(counts)}
+    arrays["prototypes"][row] = 1
+    fault = fedproto.Server(fedproto.Config(weights=weights)).fault(arrays, 8)
+    assert fault is not None and fault[0] == key

@@ -481,7 +481,9 @@ def of_its_class(run: Coordinator, data: dict[str, Path], site: str, generator: 
     task, config = build_task(run.job), fraug.Config(**run.job.methods["fraug"])
     net = task.network()
     net.load_state_dict(load_checkpoint(run.folder / LAST)["weights"])
-    net.load_state_dict(StateStore(run.folder / "site_state" / site).before(21).personal, strict=False)
+    state = StateStore(run.folder / "site_state" / site).before(21)
+    assert state is not None
+    net.load_state_dict(state.personal, strict=False)
     head = fraug.head_of(net)
     made = fraug.make_generator(head, config).eval()
     made.load_state_dict({k: torch.from_numpy(v) for k, v in generator.items()}, strict=False)

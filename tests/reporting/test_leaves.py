@@ -30,7 +30,7 @@ def test_the_page_is_up_to_date() -> None:
 def test_methods_that_share_statistics_say_so() -> None:
     page = leaves_page()
     assert "| `mean.5` | 256 float32 | 1024 | every round |" in page
-    assert "| `std` | 3 float64 | 24 | once | average contrast" in page
+    assert "| `std` | 3 float64 | 24 | once | statistics | average contrast" in page
     assert "every site's `mean`, without names" in page
     assert "## fedavg\n\nEvery round the network after local training (unet of task prostate): 118 tensors" in page
 

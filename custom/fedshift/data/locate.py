@@ -6,10 +6,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import field_validator
+
 from fedshift.apps import tasks
 from fedshift.data.manifest import FILE_NAME
 from fedshift.errors import DataError
 from fedshift.job import read_yaml
+from fedshift.privacy.policy import Policy
 from fedshift.strict import Strict
 
 SITE_FILE = "fedshift.yaml"
@@ -19,10 +22,20 @@ class SiteSettings(Strict):
     """A site's own ``local/fedshift.yaml``.
 
     ``data``: data set -> absolute path of the site's prepared folder. ``device``: where to train, as torch names it.
+    ``privacy``: what may leave, and with how much noise; without it all that the job's methods send.
     """
 
     data: dict[str, str] = {}
     device: str = "auto"
+    privacy: Policy | None = None
+
+    @field_validator("privacy", mode="before")
+    @classmethod
+    def _not_empty(cls, value: object) -> object:
+        """A key without a value would look like a policy and be none."""
+        if value is None:
+            raise ValueError("holds nothing: give options, or {} for the policy without any, or leave the key out")
+        return value
 
 
 def read_settings(local: Path | None, environ: Mapping[str, str] = os.environ) -> SiteSettings:

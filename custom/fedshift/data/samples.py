@@ -13,6 +13,13 @@ from torch import Tensor
 CHUNK = 32
 
 
+def epoch_starts(n_train: int, *, batch_size: int, drop_last: bool) -> range:
+    """Where the batches of an epoch begin among ``n_train`` shuffled samples, as `Samples.train_batches` cuts them."""
+    batch_size = min(batch_size, n_train)
+    smallest = batch_size if drop_last else min(2, batch_size)
+    return range(0, n_train - smallest + 1, batch_size)
+
+
 class Samples(ABC):
     """What a kind of data must say of its training samples; the rest follows."""
 
@@ -42,9 +49,7 @@ class Samples(ABC):
         A last batch of a single sample is left out in any case: batch norm cannot train on it.
         """
         shuffled = torch.randperm(self.n_train, generator=order).numpy()
-        batch_size = min(batch_size, self.n_train)
-        smallest = batch_size if drop_last else min(2, batch_size)
-        for start in range(0, self.n_train - smallest + 1, batch_size):
+        for start in epoch_starts(self.n_train, batch_size=batch_size, drop_last=drop_last):
             x, y = self.train_samples(shuffled[start : start + batch_size])
             yield self.augmented(x, y, rng=augmentation)
 

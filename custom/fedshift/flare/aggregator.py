@@ -13,12 +13,15 @@ from nvflare.app_common.abstract.aggregator import Aggregator
 
 from fedshift import methods
 from fedshift.coordinator import Coordinator
+from fedshift.encryption import EncryptedCoordinator
 from fedshift.errors import MixedDataError
 from fedshift.flare import wire
 from fedshift.flare.hosts import hosts
+from fedshift.flare.keys import SERVER_KEYS, read_keys
 from fedshift.guard import Rejected
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, Scores, Update
+from fedshift.reporting.results import Rejection
 
 log = logging.getLogger("fedshift")
 
@@ -28,11 +31,32 @@ class FedshiftAggregator(Aggregator):
 
     coordinator: Coordinator
 
-    def begin(self, job: JobSpec, folder: Path, *, on_progress: Callable[[Coordinator], None]) -> Shareable:
-        """Make the initial model; returns the data of the statistics task, which needs none of it."""
+    def begin(
+        self,
+        job: JobSpec,
+        folder: Path,
+        *,
+        on_progress: Callable[[Coordinator], None],
+        on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
+        startup: Path | None = None,
+    ) -> Shareable:
+        """Make the initial model, or go on from what an interrupted run left; returns the data of the next task.
+
+        The statistics task needs no model. ``startup`` is the kit's folder of that name, where an encrypted job finds
+        the server's keys.
+        """
         methods.require_federation(job)
-        self.coordinator = Coordinator(job, folder, on_progress=on_progress)
+        if job.federation.encryption is None:
+            self.coordinator = Coordinator(job, folder, on_progress=on_progress, on_reject=on_reject)
+        else:
+            keys = read_keys(startup or folder, SERVER_KEYS)
+            self.coordinator = EncryptedCoordinator(
+                job, folder, keys=keys, on_progress=on_progress, on_reject=on_reject
+            )
         self._hosts = hosts(job)
+        done = self.coordinator.resume()
+        if done >= 0:
+            return wire.encode_task(self.coordinator.open(done + 1))
         self.coordinator.open(0)
         return wire.encode_task(Broadcast(round=0, best_round=0, weights={}, sites=self.coordinator.invited))
 

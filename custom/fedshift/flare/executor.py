@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey
@@ -15,12 +16,16 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fedshift.data.locate import find_site, read_settings
-from fedshift.errors import ConfigError, FedshiftError
+from fedshift.errors import ConfigError, FedshiftError, PolicyError
 from fedshift.flare import wire
 from fedshift.flare.hosts import hosts
+from fedshift.flare.stats import SiteWork, add_stats
 from fedshift.job import FILE_NAME, JobSpec, read_job
 from fedshift.messages import Broadcast
 from fedshift.site import Site
+
+if TYPE_CHECKING:
+    from fedshift.encryption import SiteEncryption
 
 log = logging.getLogger("fedshift")
 
@@ -32,14 +37,24 @@ class FedshiftExecutor(Executor):
         """Data are opened with the first task."""
         super().__init__()
         self._sites: dict[str, Site] = {}
+        self._job: JobSpec | None = None
+        self._encryption: SiteEncryption | None = None
+        self._work = SiteWork()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Answer ``show_stats`` of the console."""
+        add_stats(event_type, fl_ctx, self._work.stats)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """One task for each of this client's sites that are asked. A site's failure is an answer too: a sentence."""
         broadcast = wire.decode_task(shareable)
         client = fl_ctx.get_identity_name()
-        hosted = hosts(job_of(fl_ctx)).get(client, ()) if is_simulator(fl_ctx) else (client,)
+        hosted = hosts(self._read_job(fl_ctx)).get(client, ()) if is_simulator(fl_ctx) else (client,)
         asked = [name for name in hosted if name in broadcast.sites]
-        return wire.encode_answers([self.answer(task_name, name, broadcast, fl_ctx, abort_signal) for name in asked])
+        self._work.begin(task_name, broadcast.round)
+        answers = [self.answer(task_name, name, broadcast, fl_ctx, abort_signal) for name in asked]
+        self._work.end(answers)
+        return wire.encode_answers(answers)
 
     def answer(
         self, task_name: str, name: str, broadcast: Broadcast, fl_ctx: FLContext, abort_signal: Signal
@@ -51,8 +66,12 @@ class FedshiftExecutor(Executor):
             self._sites[name] = site
             if task_name == wire.STATISTICS:
                 return wire.Answer(site.statistics(), site.info())
+            encryption = self._encrypted(fl_ctx)
+            if encryption is not None:
+                broadcast = encryption.open(broadcast)
             if task_name == wire.TRAIN:
-                return wire.Answer(site.train(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
+                update = site.train(broadcast, stop=lambda: bool(abort_signal.triggered))
+                return wire.Answer(update if encryption is None else encryption.seal(update, broadcast), site.info())
             if task_name == wire.VALIDATE:
                 return wire.Answer(site.validate(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
             raise ConfigError(f"there is no task {task_name!r}: the server runs another fedshift")
@@ -63,18 +82,42 @@ class FedshiftExecutor(Executor):
             log.exception("site %s, task %s failed", name, task_name)
             failure = error
             reason = f"{type(error).__name__} (the site's log has the details)"
-        if not is_simulator(fl_ctx):
+        if not is_simulator(fl_ctx) and not isinstance(failure, PolicyError):
             # A sentence may name files and folders, which must not leave a hospital.
             reason = f"{type(failure).__name__} (the site's log says more)"
         return wire.Answer(wire.Failure(name, broadcast.round, reason))
 
+    def _read_job(self, fl_ctx: FLContext) -> JobSpec:
+        self._job = self._job or job_of(fl_ctx)
+        return self._job
+
+    def _encrypted(self, fl_ctx: FLContext) -> SiteEncryption | None:
+        """Between this client and the wire, in a job that asks for it."""
+        job = self._read_job(fl_ctx)
+        if job.federation.encryption is not None and self._encryption is None:
+            from fedshift.encryption import SiteEncryption
+            from fedshift.flare.keys import SITE_KEYS, read_keys
+
+            keys = read_keys(Path(fl_ctx.get_workspace().get_startup_kit_dir()), SITE_KEYS)
+            self._encryption = SiteEncryption(job, keys)
+        return self._encryption
+
     def _open(self, name: str, fl_ctx: FLContext) -> Site:
         workspace, job_id = fl_ctx.get_workspace(), fl_ctx.get_job_id()
-        job, local = job_of(fl_ctx), Path(workspace.get_site_config_dir())
+        job, local = self._read_job(fl_ctx), Path(workspace.get_site_config_dir())
         data = find_site(job.task.dataset, name, local=local, simulator=is_simulator(fl_ctx))
         state = Path(workspace.get_run_dir(job_id)) / "sites"
-        device, beside = read_settings(local).device, next(iter(self._sites.values()), None)
-        site = Site(job, name, data=data, state=state, device=device, beside=beside)
+        settings, beside = read_settings(local), next(iter(self._sites.values()), None)
+        site = Site(
+            job,
+            name,
+            data=data,
+            state=state,
+            device=settings.device,
+            beside=beside,
+            privacy=settings.privacy,
+            keep_answers=not is_simulator(fl_ctx),
+        )
         if site.info().kind == "phantom":
             log.warning("site %s trains on the phantom: simulated scans, not patients", name)
         return site

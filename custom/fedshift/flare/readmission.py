@@ -93,9 +93,9 @@ class Readmission(FLComponent):
                     del self._left[job.job_id]
                     log.warning("job %s goes on: site %s is back", job.job_id, client.name)
                     self._resumed.add(job.job_id)
-                    participants = {client.token: client}
-                    runner.restore_running_job(job.job_id, participants, None, fl_ctx)
-                    participants.clear()
+                    runner.restore_running_job(job.job_id, {client.token: client}, None, fl_ctx)
+                    if job.job_id in engine.run_processes:
+                        engine.run_processes[job.job_id][RunProcessKey.PARTICIPANTS] = {}
                 running = engine.run_processes.get(job.job_id)
                 if running is not None:
                     self._admit(client, job, app, running, engine, fl_ctx)
@@ -113,9 +113,9 @@ class Readmission(FLComponent):
             level = logging.ERROR if tries + 1 == TRIES else logging.INFO
             log.log(level, "job %s cannot start at site %s: %s", job.job_id, client.name, refusal)
             return
-        for token in [token for token, other in participants.items() if other.name == client.name]:
-            del participants[token]  # of before the site was restarted
-        participants[client.token] = client
+        # A new one, as FLARE's threads go through it; without what the site was before it was restarted.
+        others = {token: other for token, other in participants.items() if other.name != client.name}
+        running[RunProcessKey.PARTICIPANTS] = {**others, client.token: client}
         log.warning("site %s takes part in job %s from now on", client.name, job.job_id)
 
     def _start(self, client: Client, job: Job, app: str, engine: Any, fl_ctx: FLContext) -> str | None:

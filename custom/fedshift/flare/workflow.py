@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from nvflare.apis.client import Client
@@ -18,6 +19,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.fuel.sec.audit import AuditService
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedshift.coordinator import Coordinator
@@ -28,14 +30,19 @@ from fedshift.flare.executor import job_of
 from fedshift.flare.hosts import hosts
 from fedshift.flare.local_data import find_sites
 from fedshift.flare.patience import Patience
+from fedshift.flare.readmission import update_clients
+from fedshift.flare.stats import add_stats, server_stats
 from fedshift.reporting.events import Events
 from fedshift.reporting.progress import ProgressFile
+from fedshift.reporting.results import Rejection
 from fedshift.reporting.table import several
 
 log = logging.getLogger("fedshift")
 
 LOOK = 0.1
 """Seconds between looks at the clock and at the abort signal."""
+ADMIT = 1.0
+"""Seconds between looks at who takes part."""
 
 
 class FedshiftWorkflow(Controller):
@@ -50,6 +57,12 @@ class FedshiftWorkflow(Controller):
         self._answered: set[str] = set()
         self._silent: set[str] = set()
         self._fault: Exception | None = None
+        self._progress: ProgressFile | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Answer ``show_stats`` of the console."""
+        progress = self._progress
+        add_stats(event_type, fl_ctx, lambda: server_stats(None if progress is None else progress.latest()))
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Find the aggregator."""
@@ -63,7 +76,10 @@ class FedshiftWorkflow(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """All rounds of the job. An error ends it with one sentence in the log and in ``progress.json``."""
         folder = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
-        progress = ProgressFile(folder)
+        progress = self._progress = ProgressFile(folder)
+        ended = threading.Event()
+        if not _simulated(fl_ctx):
+            threading.Thread(target=self._admit, args=(fl_ctx.get_job_id(), ended), daemon=True).start()
         try:
             self._run(folder, progress, abort_signal, fl_ctx)
         except Stopped as error:
@@ -76,6 +92,16 @@ class FedshiftWorkflow(Controller):
         except Exception as error:
             log.exception("the server's workflow failed")
             self._fail(f"{type(error).__name__} at the server (its log has the details)", progress, fl_ctx)
+        finally:
+            ended.set()
+            coordinator = getattr(self._aggregator, "coordinator", None)
+            if coordinator is not None:
+                coordinator.discard_waiting()
+
+    def _admit(self, job_id: str, ended: threading.Event) -> None:
+        """Let sites in that the server's parent process has admitted since the job began."""
+        while not ended.wait(ADMIT):
+            update_clients(self._engine, job_id)
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
@@ -94,10 +120,14 @@ class FedshiftWorkflow(Controller):
         patience = Patience(frozenset(hosts(job)), federation.min_sites, federation.round_timeout, federation.grace)
         events = Events(folder)
         try:
-            data = aggregator.begin(job, folder, on_progress=progress.update)
+            startup = Path(fl_ctx.get_workspace().get_startup_kit_dir())
+            audit = partial(_audit, fl_ctx.get_job_id())
+            data = aggregator.begin(job, folder, on_progress=progress.update, on_reject=audit, startup=startup)
             coordinator = aggregator.coordinator
             log.info("job %s: %s, %d rounds", job.name, several(job.task.sites), coordinator.rounds)
-            for round_ in range(coordinator.rounds + 1):
+            if coordinator.round:
+                log.warning("the run was interrupted: it goes on with %s", _place(coordinator))
+            for round_ in range(coordinator.round, coordinator.rounds + 1):
                 self._gather(wire.TRAIN if round_ else wire.STATISTICS, data, patience, abort_signal, fl_ctx)
                 data = aggregator.aggregate(fl_ctx)
                 events.update(coordinator.results)
@@ -192,6 +222,12 @@ class FedshiftWorkflow(Controller):
         progress.fail(reason)
         log.error("%s", reason)
         self.system_panic(reason, fl_ctx)
+
+
+def _audit(job_id: str, fault: Rejection, round_: int) -> None:
+    """A line in FLARE's audit log of the job; the simulator keeps none."""
+    message = f"round {round_}: site {fault.site} is left out: {fault.key}: {fault.reason}"
+    AuditService.add_job_event(job_id=job_id, task_name="fedshift.guard", task_id=str(round_), msg=message)
 
 
 def _simulated(fl_ctx: FLContext) -> bool:

@@ -37,7 +37,7 @@ from fedshift.strict import Strict
 from fedshift.training.passes import mean_loss
 
 LOSS = base.ArraySpec(
-    (), "float64", low=-1e6, high=1e6, reveals="mean loss of a model over the site's training samples"
+    (), "float64", low=-1e6, high=1e6, reveals="mean loss of a model over the site's training samples", kind="loss"
 )
 
 
@@ -99,6 +99,7 @@ class Server(base.Server[Config]):
     """Moves λ, then averages with it."""
 
     owns = frozenset({"combine"})
+    tells_sites_apart = True
     method: ClassVar[str] = "afl"
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:

@@ -29,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.job import JobSpec, OptimizerSpec
 from fedshift.messages import Arrays, Weights
+from fedshift.privacy.policy import Kind
 from fedshift.strict import Strict
 from fedshift.training.seeding import generator
 
@@ -50,6 +51,17 @@ class ArraySpec:
     ``"sites"``, or any other word for what a site may choose, at most one for each of its samples. ``low`` and
     ``high`` bound every element, inclusive. ``reveals`` says in plain words what a reader of the array learns about
     the site. ``keep`` is False for arrays from the server that have no place in a model file.
+
+    ``kind`` is what a site's policy allows or forbids. ``mean_of`` says of statistics that each element is a mean over
+    the training images of one number an image: its mean ``intensities``, which the task bounds, their ``deviations``,
+    or ``features``, which nothing bounds; only on such arrays a site's policy can put noise. ``reduce`` is ``sum``
+    where the server needs only the sum over sites, so that a transport which encrypts may add what it cannot read.
+
+    ``alike`` says how far an array may be from the other sites' of its round (`fedshift.guard.outliers`): "norm", all
+    that a method sends so is together no larger than ``federation.max_norm_ratio`` times the median; "elements", each
+    of its numbers, which are positive, is within that factor of the sites' median. ``averaged`` is set where the
+    server does nothing but take means over sites, of values or of changes, so that ``federation.robust`` acts on the
+    array too (`fedshift.robust`).
     """
 
     shape: tuple[int | str, ...]
@@ -59,6 +71,11 @@ class ArraySpec:
     high: float = np.inf
     reveals: str = ""
     keep: bool = True
+    kind: Kind = "other"
+    mean_of: Literal["intensities", "deviations", "features"] | None = None
+    reduce: Literal["stack", "sum"] = "stack"
+    alike: Literal["", "norm", "elements"] = ""
+    averaged: Literal["", "values", "changes"] = ""
 
     def sized(self, sizes: Mapping[str, int]) -> ArraySpec:
         """With the words that are in ``sizes`` replaced by numbers."""
@@ -320,6 +337,8 @@ class Server(Generic[ConfigT]):
     """The half at the server."""
 
     owns: ClassVar[frozenset[Owned]] = frozenset()
+    tells_sites_apart: ClassVar[bool] = False
+    """Whether ``combine`` gives each site's update a weight of its own for a reason beyond its sample count."""
 
     def __init__(self, config: ConfigT) -> None:
         """``config`` is the method's own, checked settings; ``state`` is all that it remembers."""
@@ -333,8 +352,19 @@ class Server(Generic[ConfigT]):
     def start(self, net: nn.Module, ctx: ServerContext) -> None:
         """Before the statistics round."""
 
+    def fault(self, arrays: Mapping[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
+        """What no honest site sends, beyond what `ArraySpec` can say: an array's name and the reason, or None.
+
+        ``arrays`` are those of one site in one round, each as its specification wants it.
+        """
+        return None
+
     def receive(self, updates: Sequence[SiteUpdate], ctx: ServerContext) -> None:
         """The accepted updates of a round, in site order (round 0: those of the statistics round)."""
+
+    def factor(self, n_samples: int) -> int | None:
+        """f_k of a site where ``combine`` is no more than Σ f_k w_k / Σ f_k, which also ciphertexts can be put to."""
+        return None
 
     def combine(self, weights: Weights, updates: Sequence[SiteUpdate], ctx: ServerContext) -> Weights:
         """New global weights (owners of "combine" only)."""

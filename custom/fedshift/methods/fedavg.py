@@ -49,6 +49,10 @@ class Server(base.Server[Config]):
 
     owns = frozenset({"combine"})
 
+    def factor(self, n_samples: int) -> int:
+        """n_k or 1."""
+        return 1 if self.config.weights == "uniform" else n_samples
+
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
         """Σ_k c_k w_k, tensor by tensor."""
         return average(weights, updates, site_fractions(updates, self.config.weights))

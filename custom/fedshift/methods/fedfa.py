@@ -27,11 +27,20 @@ to 0, 1 every round; as released, sites go on from the sites' mean (``running: a
 ``variant: released`` does what the authors' code does: unbiased variances, and one scalar Σ² over sites and
 channels together, which makes every γ_j = 1. Ablations by ``fusion``: ``direct`` uses Σ² in place of γ,
 ``local`` is FedFA-C (Ŝ = S), ``random`` is FedFA-R (deviation 0.5 for all). ``layers`` chooses stages, from 1.
+
+``share: sums`` is for sites that do not want their m and s seen singly. A site sends the difference d to the mean of
+all sites that it received, and d²; the server uses only Σ d and Σ d² over the M sites::
+
+    mean = received mean + Σ d / M,    Σ² = Σ d² / M − (Σ d / M)²
+
+which is (5) again, but for rounding. Who adds up is another matter: unless the transport encrypts what a site sends,
+the server still sees every site's numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -57,6 +66,7 @@ class Config(Strict):
     p: float = Field(default=0.5, ge=0, le=1)
     momentum: float = Field(default=0.99, ge=0, lt=1)
     running: Literal["average", "reset", "local"] = "average"
+    share: Literal["statistics", "sums"] = "statistics"
     layers: tuple[int, ...] | None = None
     eps: float = Field(default=1e-6, gt=0)
 
@@ -98,6 +108,7 @@ class FeatureAugmentation:
         self._layer, self._net, self._config, self._ctx = layer, net, config, ctx
         self.gamma_mean, self.gamma_std = torch.ones(channels), torch.ones(channels)
         self.running_mean, self.running_std = torch.zeros(channels), torch.ones(channels)
+        self.received: Arrays = {}
 
     def __call__(self, features: Tensor) -> Tensor:
         """(B, C, H, W) -> the same shape and type."""
@@ -135,19 +146,45 @@ class FeatureAugmentation:
         self.running_std = keep * self.running_std + (1 - keep) * std.mean(0).cpu().to(self.running_std)
 
 
+def squared(name: str) -> str:
+    """What the squares of an array are called."""
+    return f"squared_{name}"
+
+
+def differences(name: str, spec: base.ArraySpec) -> dict[str, base.ArraySpec]:
+    """What ``share: sums`` sends in place of an array: d and d²."""
+    told = f"{spec.reveals}: {{}} the mean of all sites; only the sum over sites is used"
+    widest = spec.high - min(spec.low, -spec.high)
+    difference = replace(spec, dtype="float64", low=-widest, high=widest, alike="", reduce="sum", mean_of=None)
+    return {
+        name: replace(difference, reveals=told.format("the difference to")),
+        squared(name): replace(difference, low=0, high=widest**2, reveals=told.format("the squared difference to")),
+    }
+
+
 class Client(base.Client[Config]):
     """Places the layers; sends m and s, receives γ."""
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """M and s of each layer."""
+        """M and s of each layer, or how far they are from the mean of all sites, and the square of that."""
         if not self.config.shares:
             return {}
         reveals = "moving average of the {} of features over the site's training images, per channel"
-        specs = {}
+        specs: dict[str, base.ArraySpec] = {}
         for number, stage in stages_of(net, self.config.layers, "fedfa").items():
-            shape = (stage.channels,)
-            specs[f"mean.{number}"] = base.ArraySpec(shape, low=-1e6, high=1e6, reveals=reveals.format("mean"))
-            specs[f"std.{number}"] = base.ArraySpec(shape, low=0, high=1e6, reveals=reveals.format("deviation"))
+            mean = base.ArraySpec(
+                (stage.channels,),
+                low=-1e6,
+                high=1e6,
+                alike="norm",
+                reveals=reveals.format("mean"),
+                kind="statistics",
+                mean_of="features",
+            )
+            # ε inside the root keeps a dead channel's deviation above 0.
+            std = replace(mean, low=0.5 * self.config.eps**0.5, reveals=reveals.format("deviation"))
+            for name, spec in ((f"mean.{number}", mean), (f"std.{number}", std)):
+                specs |= differences(name, spec) if self.config.share == "sums" else {name: spec}
         return specs
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
@@ -166,6 +203,7 @@ class Client(base.Client[Config]):
         for number, layer in self._layers.items():
             layer.gamma_mean = torch.from_numpy(arrays[f"gamma_mean.{number}"])
             layer.gamma_std = torch.from_numpy(arrays[f"gamma_std.{number}"])
+            layer.received = {name: arrays[f"{name}.{number}"] for name in ("mean", "std")}
             if self.config.running == "average":
                 layer.running_mean = torch.from_numpy(arrays[f"mean.{number}"])
                 layer.running_std = torch.from_numpy(arrays[f"std.{number}"])
@@ -179,8 +217,12 @@ class Client(base.Client[Config]):
             return {}
         arrays: Arrays = {}
         for number, layer in self._layers.items():
-            arrays[f"mean.{number}"] = layer.running_mean.numpy()
-            arrays[f"std.{number}"] = layer.running_std.numpy()
+            for name, own in (("mean", layer.running_mean.numpy()), ("std", layer.running_std.numpy())):
+                if self.config.share == "sums":
+                    difference = own.astype(np.float64) - layer.received[name]
+                    arrays |= {f"{name}.{number}": difference, squared(f"{name}.{number}"): difference**2}
+                else:
+                    arrays[f"{name}.{number}"] = own
             if self.config.running == "local":
                 ctx.state[f"mean.{number}"] = layer.running_mean
                 ctx.state[f"std.{number}"] = layer.running_std
@@ -200,6 +242,20 @@ def site_variance(statistics: np.ndarray, *, scalar: bool) -> np.ndarray:
         return np.full(statistics.shape[1], statistics.var(ddof=correction))
     variance: np.ndarray = statistics.var(axis=0)
     return variance
+
+
+def moments(
+    centre: np.ndarray, total: np.ndarray, squares: np.ndarray, n_sites: int, *, scalar: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and `site_variance` of x = centre + d over sites, all (C,), where only Σ d and Σ d² are known."""
+    mean = total / n_sites
+    if not scalar:
+        return centre + mean, np.maximum(squares / n_sites - mean**2, 0)
+    # Channels are told apart by their centres, so here the squares of x itself are needed.
+    count = n_sites * len(total)
+    overall = float((centre + mean).mean())
+    spread = float((squares + 2 * (centre - overall) * total + n_sites * (centre - overall) ** 2).sum())
+    return centre + mean, np.full(len(total), max(spread, 0.0) / max(count - 1, 1))
 
 
 def channel_weights(variance: np.ndarray, *, eps: float) -> np.ndarray:
@@ -235,12 +291,24 @@ class Server(base.Server[Config]):
         if ctx.round == 0:
             return
         for name in [n for n in self.state if n.startswith(("mean.", "std."))]:
-            stack = np.stack([update.arrays["fedfa"][name] for update in updates]).astype(np.float64)
-            variance = site_variance(stack, scalar=self.config.variant == "released")
+            mean, variance = self._over_sites(name, updates)
             direct = self.config.fusion == "direct"
             gamma = variance if direct else channel_weights(variance, eps=self.config.eps)
-            self.state[name] = stack.mean(0).astype(np.float32)
+            self.state[name] = mean.astype(np.float32)
             self.state[f"gamma_{name}"] = gamma.astype(np.float32)
+
+    def _over_sites(self, name: str, updates: Sequence[base.SiteUpdate]) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of m or s of a layer, (C,) each."""
+        scalar = self.config.variant == "released"
+        if self.config.share == "sums":
+            # Only the sums: an encrypting transport may bring nothing else.
+            total, squares = (
+                np.asarray(sum(update.arrays["fedfa"][key].astype(np.float64) for update in updates))
+                for key in (name, squared(name))
+            )
+            return moments(self.state[name].astype(np.float64), total, squares, len(updates), scalar=scalar)
+        stack = np.stack([update.arrays["fedfa"][name] for update in updates]).astype(np.float64)
+        return stack.mean(0), site_variance(stack, scalar=scalar)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
         """γ, m and s for the next round."""

@@ -110,8 +110,11 @@ class Client(base.Client[Config]):
                 low=-LARGEST,
                 high=LARGEST,
                 reveals=f"averages of {of}: blurred pictures in which single images may be recognisable",
+                kind="images",
             ),
-            "targets": base.ArraySpec(targets, when="once", low=0, high=1, reveals=f"averages of the targets of {of}"),
+            "targets": base.ArraySpec(
+                targets, when="once", low=0, high=1, reveals=f"averages of the targets of {of}", kind="images"
+            ),
         }
 
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:

@@ -66,6 +66,7 @@ class Server(base.Server[Config]):
     """The normalised mean."""
 
     owns = frozenset({"combine"})
+    tells_sites_apart = True
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
         """Move along Σ_i p_i d_i."""

@@ -20,13 +20,15 @@ all training images once more, without augmentation, with the trained model in e
 that is another embedding than the one in training, which uses the batch's statistics, and far from it while running
 statistics are still those of all sites together; hence ``last_epoch`` is the default.
 
-Choices: ``weights: samples`` weights the sites by their images of the class; only then do class counts leave a site.
-A soft label (Mixup) is pulled to the prototype of its largest class.
+Choices: a prototype of one image is that image's embedding, so a site sends none for a class of which the mean would
+hold fewer than ``min_samples`` images (2; the original: 1): the class counts as one that the site does not have, and
+the server refuses an answer that cannot be of such means. ``weights: samples`` weights the sites by their images of the
+class; only then do class counts leave a site. A soft label (Mixup) is pulled to the prototype of its largest class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
 import numpy as np
@@ -53,6 +55,7 @@ class Config(Strict):
     weight: float = Field(default=1.0, ge=0)
     weights: Literal["uniform", "samples"] = "uniform"
     average_weights: bool = False
+    min_samples: int = Field(default=2, ge=1)
 
 
 def head_of(net: nn.Module) -> nn.Linear:
@@ -121,9 +124,16 @@ class Client(base.Client[Config]):
                 (head.out_features, head.in_features),
                 low=-LARGEST,
                 high=LARGEST,
-                reveals=f"average embedding of {counted} (of its only image, if there is one)",
+                reveals=f"average embedding of {counted}"
+                + (
+                    f", if there are at least {self.config.min_samples}"
+                    if self.config.min_samples > 1
+                    else " (of its only image, if there is one)"
+                ),
+                kind="prototypes",
+                alike="norm",
             ),
-            "counts": base.ArraySpec((head.out_features,), low=0, high=1e9, reveals=which),
+            "counts": base.ArraySpec((head.out_features,), low=0, high=1e9, reveals=which, kind="prototypes"),
         }
 
     def personal(self, net: nn.Module) -> frozenset[str]:
@@ -167,10 +177,14 @@ class Client(base.Client[Config]):
         """The site's prototypes."""
         if self.config.prototypes == "trained":
             self._pass_over(data, ctx)
-        elif self._unfinished:
+        images = self._seen.counts  # of different images, for an epoch has none twice
+        if self.config.prototypes == "last_epoch" and self._unfinished:
+            images = torch.maximum(images, self._before.counts)
             self._seen.merge(self._before)
-        counts = self._seen.counts if self.config.weights == "samples" else self._seen.counts.clamp(max=1)
-        return {"prototypes": self._seen.means().float().cpu().numpy(), "counts": counts.float().cpu().numpy()}
+        enough = (images >= self.config.min_samples).double()
+        counts = self._seen.counts * enough if self.config.weights == "samples" else enough
+        prototypes = self._seen.means() * enough[:, None]
+        return {"prototypes": prototypes.float().cpu().numpy(), "counts": counts.float().cpu().numpy()}
 
     def _epoch(self, batch_size: int) -> int:
         """Steps in an epoch."""
@@ -206,6 +220,22 @@ class Server(base.Server[Config]):
         head = head_of(net)
         self.state["prototypes"] = np.zeros((head.out_features, head.in_features), np.float32)
         self.state["known"] = np.zeros(head.out_features, np.float32)
+
+    def fault(self, arrays: Mapping[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
+        """Counts that ``min_samples`` images a class cannot give, or a prototype of a class that is not counted."""
+        counts, least = arrays["counts"].astype(np.float64), self.config.min_samples
+        by_class = self.config.weights == "samples"
+        allowed = (counts == 0) | ((counts >= least) & (counts == np.rint(counts)) if by_class else counts == 1)
+        if not allowed.all():
+            wanted = f"0 or a whole number from {least} on" if by_class else "0 or 1"
+            return "counts", f"holds {counts[~allowed][0]:g} for a class, allowed is {wanted}"
+        # The last epoch may be put together with the one before it.
+        most, told = (2 * n_samples, counts.sum()) if by_class else (n_samples, least * counts.sum())
+        if told > most:
+            return "counts", f"tells of at least {told:g} images, and the site has {n_samples}"
+        if (arrays["prototypes"] != 0)[counts == 0].any():
+            return "prototypes", f"has one for a class that is not counted: a mean of fewer than {least} images"
+        return None
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
         """P_c over the sites that have class c. Without class counts every one of them counts as 1."""

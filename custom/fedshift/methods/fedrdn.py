@@ -18,6 +18,7 @@ normalisation with the numbers in ``fixed_mean`` and ``fixed_std`` at every site
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, cast
 
 import numpy as np
@@ -61,10 +62,21 @@ class Client(base.Client[Config]):
             return {}
         shape = (cast(base.StagedNetwork, net).in_channels,)
         reveals = "average {} of the site's training images, per channel (of its only image, if it has one)"
-        return {
-            "mean": base.ArraySpec(shape, "float64", "once", -255, 255, reveals.format("brightness")),
-            "std": base.ArraySpec(shape, "float64", "once", SMALLEST_STD, 255, reveals.format("contrast")),
-        }
+        mean = base.ArraySpec(
+            shape,
+            "float64",
+            "once",
+            low=-255,
+            high=255,
+            reveals=reveals.format("brightness"),
+            kind="statistics",
+            mean_of="intensities",
+            alike="norm",
+        )
+        std = replace(
+            mean, low=SMALLEST_STD, reveals=reveals.format("contrast"), mean_of="deviations", alike="elements"
+        )
+        return {"mean": mean, "std": std}
 
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """μ^k and σ^k over the un-augmented training images; kept for test time."""

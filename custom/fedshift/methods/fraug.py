@@ -199,7 +199,13 @@ def shared_specs(net: nn.Module, config: Config, reveals: str) -> dict[str, base
         tensors = shared_tensors(make_generator(head_of(net), config), config)
     return {
         name: base.ArraySpec(
-            tuple(tensor.shape), low=0.0 if name.endswith("running_var") else -np.inf, reveals=reveals, keep=False
+            tuple(tensor.shape),
+            low=0.0 if name.endswith("running_var") else -np.inf,
+            alike="norm",
+            averaged="values",
+            reveals=reveals,
+            keep=False,
+            kind="generator",
         )
         for name, tensor in tensors.items()
     }

@@ -90,7 +90,18 @@ class Client(base.Client[Config]):
                 "average amplitude spectrum of the site's training images: how bright they are and how much structure "
                 "they have at every scale and direction, not where (of its only image, if it has one)"
             )
-        return {"amplitude": base.ArraySpec(shape, when="once", low=0, high=LARGEST, reveals=reveals)}
+        return {
+            "amplitude": base.ArraySpec(
+                shape,
+                when="once",
+                low=0,
+                high=LARGEST,
+                reveals=reveals,
+                kind="statistics",
+                alike="norm",
+                averaged="values",
+            )
+        }
 
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """A_k, summed in float64."""

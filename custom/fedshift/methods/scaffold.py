@@ -53,11 +53,21 @@ class Config(Strict):
     server_lr: float = Field(default=1.0, gt=0)
 
 
-def specs(net: nn.Module, reveals: str) -> dict[str, base.ArraySpec]:
-    """One array a parameter, by the parameter's name."""
+def specs(net: nn.Module, reveals: str, *, change: bool = False) -> dict[str, base.ArraySpec]:
+    """One array a parameter, by the parameter's name; ``change``: of a control variate, which the server sums up."""
     types = {name: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in net.named_parameters()}
     return {
-        name: base.ArraySpec(shape, dtype, low=-1e6, high=1e6, reveals=reveals, keep=False)
+        name: base.ArraySpec(
+            shape,
+            dtype,
+            low=-1e6,
+            high=1e6,
+            alike="norm" if change else "",
+            averaged="changes" if change else "",
+            reveals=reveals,
+            keep=False,
+            kind="control",
+        )
         for name, (shape, dtype) in types.items()
     }
 
@@ -123,7 +133,7 @@ class Client(base.Client[Config]):
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The change of c_i."""
-        return specs(net, "by how much the site's mean gradient differs from what it last told")
+        return specs(net, "by how much the site's mean gradient differs from what it last told", change=True)
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """The server's c and its list of rounds."""

@@ -86,6 +86,7 @@ class Server(base.Server[Config]):
     """Eq. 24."""
 
     owns = frozenset({"combine"})
+    tells_sites_apart = True
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
         """Move along the sites' changes."""

@@ -34,6 +34,7 @@ ALWAYS = (
 )
 MANY = 12
 HEADER = "| what | shape | bytes | when | what a reader of it learns |\n|---|---|---|---|---|"
+HEADER_UP = "| what | shape | bytes | when | kind | what a reader of it learns |\n|---|---|---|---|---|---|"
 DIGITS = {
     "schema": 1,
     "name": "digits",
@@ -89,7 +90,7 @@ def leaves_section(name: str, job: JobSpec) -> str:
     )
     withheld = frozenset().union(*(m.client().withheld(net) for m in loaded))
     parts = [f"\n## {name}\n", network_line(net, withheld, job)]
-    parts += ["", HEADER, *_rows(up)] if up else ["", "Nothing more."]
+    parts += ["", HEADER_UP, *_rows(up, kinds=True)] if up else ["", "Nothing more."]
     if down:
         parts += ["\nThe server sends to every site, with the network:\n", HEADER, *_rows(down)]
     return "\n".join(parts)
@@ -107,13 +108,17 @@ def network_line(net: nn.Module, withheld: frozenset[str], job: JobSpec) -> str:
     return f"Every round the network after local training ({what}): {len(sent)} tensors, {size} bytes{stays}."
 
 
-def _rows(specs: Mapping[str, ArraySpec]) -> Iterator[str]:
-    """A row an array; arrays like each other in all but name and shape, as many as the network has tensors, in one."""
+def _rows(specs: Mapping[str, ArraySpec], *, kinds: bool = False) -> Iterator[str]:
+    """A row an array; arrays like each other in all but name and shape, as many as the network has tensors, in one.
+
+    ``kinds``: with the kind that a site's policy goes by.
+    """
     grouped: dict[tuple[str, str, str], list[tuple[str, ArraySpec]]] = {}
     for name, spec in specs.items():
         grouped.setdefault((spec.when, spec.reveals, spec.dtype), []).append((name, spec))
     for (when, reveals, dtype), members in grouped.items():
         often = "once" if when == "once" else "every round"
+        often += f" | {members[0][1].kind}" if kinds else ""
         if len(members) > MANY:
             total = sum(_bytes(spec) for _, spec in members)
             names = f"`{members[0][0]}` … `{members[-1][0]}`"

@@ -48,6 +48,10 @@ class SiteData(Samples):
         """Number of samples in a part."""
         return len(self.members(part))
 
+    def cases(self, part: Part) -> np.ndarray:
+        """Which case each sample of a part is of, (n,); every picture is a case."""
+        return self.members(part)
+
     @property
     def n_train(self) -> int:
         """Training samples."""
@@ -111,6 +115,8 @@ class Task(Protocol):
     """The score that selects the best round; higher is better."""
     metrics: Mapping[str, tuple[float, float]]
     """Every score and its range; sites may send no others."""
+    intensities: tuple[float, float]
+    """The smallest and largest value that an image can have, whatever is on it."""
 
     def __init__(self, job: JobSpec) -> None: ...
 

@@ -98,6 +98,8 @@ class Task:
                 raise ConfigError(f"{where}: data.{name} needs 1 or {self._data.channels} numbers, not {len(values)}")
         if min(self._data.std) <= 0:
             raise ConfigError(f"{where}: data.std must be above 0, not {self._data.std}")
+        mean, std = np.array(self._data.mean), np.array(self._data.std)
+        self.intensities = (float((-mean / std).min()), float(((1 - mean) / std).max()))
 
     def network(self) -> nn.Module:
         """Initial weights depend on the job's seed only."""

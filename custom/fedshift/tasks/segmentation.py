@@ -96,6 +96,11 @@ class Slices(SiteData):
         """Slice numbers of a split, ascending (in the order of the permutation for slice-legacy); or of all cases."""
         return self._members[part]
 
+    def cases(self, part: Part) -> np.ndarray:
+        """The volumes that slices are from."""
+        volumes: np.ndarray = self.case_of[self.members(part)]
+        return volumes
+
     def images(self, index: np.ndarray) -> Tensor:
         """(B, context, M, M) float32 in [0, scale] for slice numbers (B,)."""
         stack = torch.from_numpy(self._images[self._window[index]])
@@ -165,6 +170,7 @@ class Task:
         self._job = job
         self._data = DataSpec.parse(job.task.data, where=f"task {job.task.name}: data")
         self.sizes = sizes(self._data.matrix, len(job.task.classes))
+        self.intensities = (0.0, self._data.scale)
         if job.task.loss not in LOSSES:
             raise ConfigError(f"task {job.task.name}: loss must be one of {', '.join(LOSSES)}, not {job.task.loss!r}")
         if len(job.task.classes) != 2:

@@ -1,0 +1,213 @@
+"""What encrypted updates cost: bytes and seconds of a round beside the same round in clear, and the error of the sum.
+
+    python benchmarks/encryption_cost.py --out benchmarks/results/encryption_cost
+    # writes encryption_cost.json and encryption_cost.md
+
+Nothing is trained and nothing sent. Made-up updates go through what a site and the server do with them: the site
+encrypts, the server checks each, lets it wait on disk and adds them up, the site decrypts the sum. Seconds are the
+process's own (CPU) with one thread, so that other work on the machine does not count; plain and encrypted take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from fedshift.coordinator import Coordinator, payload_bytes
+from fedshift.encryption import EncryptedCoordinator, Keys, SiteEncryption
+from fedshift.job import JobSpec
+from fedshift.messages import Broadcast, SiteInfo, Update
+from fedshift.resolve import resolve
+
+CASES = {
+    "prostate U-Net, fedavg": ("prostate", "fedavg", ()),
+    "prostate U-Net, fedfa.share=sums": ("prostate", "fedfa", ("fedfa.share=sums",)),
+    "rotated MNIST CNN, fedavg": ("rotated_mnist", "fedavg", ()),
+}
+STEPS = 4
+Result = TypeVar("Result")
+
+
+def main() -> None:
+    """Measure and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--sites", type=int, nargs="+", default=[3, 6])
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="without its ending")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    load = os.getloadavg()[0]
+    rows = []
+    for what, (task, method, options) in CASES.items():
+        for n_sites in args.sites:
+            turns = [turn(task, method, options, n_sites) for _ in range(args.turns)]
+            row = {key: statistics.median(one[key] for one in turns) for key in turns[0]}
+            row["largest_difference"] = max(one["largest_difference"] for one in turns)
+            rows.append({"what": what, "sites": n_sites, **row})
+            print(json.dumps(rows[-1]), flush=True)
+    content = {
+        "what": f"medians of {args.turns} turns; seconds of CPU time of one thread; bytes of arrays without framing",
+        "command": f"python benchmarks/encryption_cost.py {' '.join(sys.argv[1:])}",
+        "machine": {
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "load_at_start": load,
+            "load_at_end": os.getloadavg()[0],
+        },
+        "versions": {name: version(name) for name in ("tenseal", "nvflare", "numpy")},
+        "keys": "FLARE's HEBuilder's defaults: degree 8192, moduli of 60, 40 and 40 bits, scale of 40 bits",
+        "rows": rows,
+    }
+    args.out.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    args.out.with_suffix(".md").write_text(table(content), encoding="utf-8")
+
+
+def contexts() -> tuple[Keys, Keys]:
+    """A site's keys and the server's, as FLARE makes them."""
+    from nvflare.lighter.impl.he import HEBuilder
+
+    builder = HEBuilder()
+    builder.initialize(None, None)
+    site = Keys(builder.get_serialized_context(is_client=True), where="site")
+    return site, Keys(builder.get_serialized_context(), where="server")
+
+
+def turn(task: str, method: str, options: tuple[str, ...], n_sites: int) -> dict[str, float]:
+    """One round in clear and one encrypted."""
+    everyone = resolve(task, method, held_out=[]).task.sites[:n_sites]
+    common = (*options, f"schedule.local_steps={STEPS}", "federation.min_sites=2")
+    plain = resolve(task, method, sites=everyone, held_out=[], options=common)
+    sealed = resolve(task, method, sites=everyone, held_out=[], options=(*common, "federation.encryption=ckks"))
+    site_keys, server_keys = contexts()
+    encryption = SiteEncryption(sealed, site_keys)
+    with tempfile.TemporaryDirectory() as folder:
+        clear = Coordinator(plain, Path(folder) / "clear")
+        blind = EncryptedCoordinator(sealed, Path(folder) / "blind", keys=server_keys)
+        first = opened(clear, plain)
+        opened(blind, sealed)
+        updates = [made(first, clear, site, number) for number, site in enumerate(everyone)]
+        encrypted, encrypting = timed(lambda: [encryption.seal(update, first) for update in updates])
+        server_clear, server_blind = (
+            timed(lambda served=served, sent=sent: combined(served, sent))[1]  # type: ignore[misc]
+            for served, sent in ((clear, updates), (blind, encrypted))
+        )
+        wanted, down = clear.open(2), blind.open(2)
+        got, decrypting = timed(lambda: encryption.open(down))
+        difference = max(
+            float(np.abs(got.weights[key] - value.astype(np.float64)).max())
+            for key, value in wanted.weights.items()
+            if np.issubdtype(value.dtype, np.floating)
+        )
+        numbers = sum(value.size for value in first.weights.values())
+        return {
+            "numbers": numbers,
+            "bytes_up": payload_bytes(updates[0].weights, updates[0].arrays),
+            "bytes_up_encrypted": payload_bytes(encrypted[0].weights, encrypted[0].arrays),
+            "bytes_down": payload_bytes(wanted.weights, wanted.arrays),
+            "bytes_down_encrypted": payload_bytes(down.weights, down.arrays),
+            "site_encrypts": encrypting / n_sites,
+            "site_decrypts": decrypting,
+            "server": server_clear,
+            "server_encrypted": server_blind,
+            "largest_difference": difference,
+        }
+
+
+def opened(server: Coordinator, job: JobSpec) -> Broadcast:
+    """The first round."""
+    server.open(0)
+    for number, site in enumerate(job.task.sites):
+        server.register(SiteInfo(site, "phantom", samples(number), 1, 1, "0" * 64, "case"))
+        if not server.accept(Update(site, 0, n_samples=samples(number), n_steps=0)):
+            raise SystemExit(str(server.rejected))
+    server.close()
+    return server.open(1)
+
+
+def samples(number: int) -> int:
+    """Of a site: as many as the prostate sites have slices, about."""
+    return 150 + 60 * number
+
+
+def made(first: Broadcast, server: Coordinator, site: str, number: int) -> Update:
+    """An update around the first model, with whatever arrays the methods send."""
+    rng = np.random.default_rng(number)
+
+    def near(key: str, value: np.ndarray) -> np.ndarray:
+        if not np.issubdtype(value.dtype, np.floating):
+            return np.asarray(value + STEPS, value.dtype)
+        moved = value + rng.normal(0, 0.01, value.shape)
+        return np.asarray(np.abs(moved) if key.endswith("running_var") else moved, value.dtype)
+
+    return Update(
+        site,
+        1,
+        n_samples=samples(number),
+        n_steps=STEPS,
+        weights={key: near(key, value) for key, value in first.weights.items()},
+        metrics={"train_loss": 1.0},
+        arrays={
+            method: {name: np.full([int(n) for n in spec.shape], 0.01, spec.dtype) for name, spec in named.items()}
+            for method, named in server._specs.items()
+            if named
+        },
+    )
+
+
+def combined(server: Coordinator, updates: list[Update]) -> None:
+    """All that the server does with a round's updates."""
+    for update in updates:
+        if not server.accept(update):
+            raise SystemExit(str(server.rejected))
+    server.close()
+
+
+def timed(work: Callable[[], Result]) -> tuple[Result, float]:
+    """What it gives, and seconds of CPU time."""
+    started = time.process_time()
+    return work(), time.process_time() - started
+
+
+def table(content: dict[str, Any]) -> str:
+    """The figures for people."""
+    machine = content["machine"]
+    lines = [
+        "# Cost of encrypted updates",
+        "",
+        f"`{content['command']}`; {content['what']}; {machine['cores']} cores, load {machine['load_at_start']:.0f} to "
+        f"{machine['load_at_end']:.0f}. Keys: {content['keys']}; TenSEAL {content['versions']['tenseal']}.",
+        "",
+        "| network | numbers | sites | MB up a site | encrypted | MB down a site | encrypted | site encrypts, s | "
+        "site decrypts, s | server in clear, s | server encrypted, s | largest difference of a weight |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in content["rows"]:
+        sizes = (row[f"bytes_{way}{end}"] / 1e6 for way in ("up", "down") for end in ("", "_encrypted"))
+        seconds = (row[key] for key in ("site_encrypts", "site_decrypts", "server", "server_encrypted"))
+        cells = [
+            row["what"],
+            f"{row['numbers']:.0f}",
+            row["sites"],
+            *(f"{size:.2f}" for size in sizes),
+            *(f"{second:.2f}" for second in seconds),
+            f"{row['largest_difference']:.1e}",
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Encryption keys from a startup kit: the files that FLARE's HEBuilder writes, checked as FLARE checks them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nvflare.fuel.sec.security_content_service import LoadResult, SecurityContentManager
+
+from fedshift.encryption import Keys
+from fedshift.errors import ConfigError
+
+SITE_KEYS, SERVER_KEYS = "client_context.tenseal", "server_context.tenseal"
+
+
+def read_keys(startup: Path, name: str) -> Keys:
+    """The keys in a kit.
+
+    Args:
+        startup: the kit's folder of that name.
+        name: ``SITE_KEYS`` or ``SERVER_KEYS``.
+
+    Raises:
+        ConfigError: there are none, they are not what the project's owner has signed, or TenSEAL is missing.
+    """
+    content, result = SecurityContentManager(str(startup)).load_content(name)
+    path = startup / name
+    if content is None:
+        raise ConfigError(
+            f"the job asks for encryption, and {path} is not there: provision the project with FLARE's HEBuilder "
+            "(FLARE's simulator has no keys)"
+        )
+    if result != LoadResult.OK:
+        raise ConfigError(
+            f"{path} is not as the project's owner has signed it ({result.value}): ask for a new kit, made with "
+            "HEBuilder before SignatureBuilder"
+        )
+    return Keys(content, where=str(path))

@@ -1,0 +1,114 @@
+"""FedFA from sums only: the same numbers, and the server half looks at nothing but sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from conftest import Sent, server_context, small_job
+
+from fedshift import methods
+from fedshift.coordinator import Coordinator
+from fedshift.federation import run_in_process
+from fedshift.methods import fedfa
+from fedshift.networks.unet import UNet
+from fedshift.tasks import build_task
+
+SITES = ("A", "B", "C", "D")
+Variant = Literal["paper", "released"]
+
+
+def statistics(seed: int, sizes: dict[str, int]) -> dict[str, np.ndarray]:
+    """One site's m and s, with channels of very different size."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: (rng.normal(3, 1, size) * np.logspace(-3, 3, size)).astype(np.float32) ** (2 if "std" in name else 1)
+        for name, size in sizes.items()
+    }
+
+
+def updates_of(share: str, server: fedfa.Server, told: Sequence[dict[str, np.ndarray]]) -> list[Sent]:
+    """The same sites' answers with either option."""
+    if share == "statistics":
+        return [Sent(site, {}, arrays={"fedfa": own}) for site, own in zip(SITES, told, strict=True)]
+    sent = []
+    for site, own in zip(SITES, told, strict=True):
+        away = {name: array.astype(np.float64) - server.state[name] for name, array in own.items()}
+        squares = {fedfa.squared(name): difference**2 for name, difference in away.items()}
+        sent.append(Sent(site, {}, arrays={"fedfa": {**away, **squares}}))
+    return sent
+
+
+def rounds_of(share: Literal["statistics", "sums"], variant: Variant, rounds: int = 3) -> dict[str, np.ndarray]:
+    """The server's state after some rounds."""
+    net = UNet(features=4)
+    server = fedfa.Server(fedfa.Config(variant=variant, share=share))
+    server.start(net, server_context())
+    sizes = {name: len(array) for name, array in server.state.items() if name.startswith(("mean.", "std."))}
+    for round_ in range(1, rounds + 1):
+        told = [statistics(100 * round_ + number, sizes) for number in range(len(SITES))]
+        server.receive(updates_of(share, server, told), server_context(round=round_))  # type: ignore[arg-type]
+    return server.state
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_sums_give_the_gammas_of_single_statistics(variant: Variant) -> None:
+    single, sums = rounds_of("statistics", variant), rounds_of("sums", variant)
+    assert single.keys() == sums.keys()
+    for name, array in single.items():
+        np.testing.assert_allclose(sums[name], array, rtol=1e-5, err_msg=name)
+    assert max(array.std() for name, array in single.items() if name.startswith("gamma")) > 0.1 or variant == "released"
+
+
+def test_the_server_half_needs_only_the_sums_over_sites() -> None:
+    """One answer holds all the sums, the others zeros: the order of magnitude of what encryption would give back."""
+    net = UNet(features=4)
+    states = []
+    for gathered in (False, True):
+        server = fedfa.Server(fedfa.Config(share="sums"))
+        server.start(net, server_context())
+        sizes = {name: len(array) for name, array in server.state.items() if name.startswith(("mean.", "std."))}
+        sent = updates_of("sums", server, [statistics(number, sizes) for number in range(len(SITES))])
+        if gathered:
+            for name in list(sent[0].arrays["fedfa"]):
+                total = sum(update.arrays["fedfa"][name] for update in sent)
+                for update in sent:
+                    update.arrays["fedfa"][name] = np.zeros_like(total)
+                sent[-1].arrays["fedfa"][name] = np.asarray(total)
+        server.receive(sent, server_context())  # type: ignore[arg-type]
+        states.append(server.state)
+    for name, array in states[0].items():
+        np.testing.assert_allclose(states[1][name], array, rtol=1e-6, err_msg=name)
+
+
+def test_only_arrays_of_which_the_sum_suffices_say_so() -> None:
+    for share in ("statistics", "sums"):
+        job = small_job("fedfa+fedrdn", f"fedfa.share={share}")
+        task = build_task(job)
+        specs = methods.array_specs(methods.load(job.methods), task.network(), task.sizes)
+        reduced = {spec.reduce for spec in specs["fedfa"].values()}
+        assert reduced == ({"sum"} if share == "sums" else {"stack"})
+        assert {spec.reduce for spec in specs["fedrdn"].values()} == {"stack"}, "every site gets the list of pairs"
+        assert len(specs["fedfa"]) == (20 if share == "sums" else 10)
+
+
+@pytest.mark.parametrize("running", ["average", "reset", "local"])
+def test_a_run_with_sums_is_a_run_with_statistics_but_for_rounding(
+    running: str, three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    options = ("schedule.rounds=3", "fedfa.p=0.7", f"fedfa.running={running}", "optimizer.lr=1e-3")
+
+    def run(share: str) -> Coordinator:
+        return run_in_process(small_job("fedfa", *options, f"fedfa.share={share}"), three_sites, tmp_path / share)
+
+    single, sums = run("statistics"), run("sums")
+    assert not [rejected for record in sums.results.rounds for rejected in record.rejected]
+    states = [dict(coordinator._halves)["fedfa"].state for coordinator in (single, sums)]
+    for name, array in states[0].items():
+        np.testing.assert_allclose(states[1][name], array, rtol=2e-3, atol=2e-4, err_msg=name)
+    for key, value in single._weights.items():
+        torch.testing.assert_close(torch.from_numpy(sums._weights[key]), torch.from_numpy(value), rtol=1e-2, atol=1e-3)

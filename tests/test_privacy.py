@@ -1,0 +1,586 @@
+"""A site's policy: what it refuses, what its noise is, and that neither job nor server gets round it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_image_site, make_site, small_image_job, small_job
+from flare.serialised import Kit
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.signal import Signal
+from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.app_common.decomposers import common_decomposers
+from nvflare.fuel.utils import fobs
+
+from fedshift import methods
+from fedshift.coordinator import Coordinator
+from fedshift.data.locate import read_settings
+from fedshift.errors import ConfigError, DataError, PolicyError, QuorumError
+from fedshift.federation import run_in_process
+from fedshift.flare import wire
+from fedshift.flare.executor import FedshiftExecutor
+from fedshift.job import JobSpec
+from fedshift.messages import Broadcast, Update
+from fedshift.methods.base import ArraySpec
+from fedshift.privacy import noise as noise_module
+from fedshift.privacy.accounting import delta_of, epsilon_of, noise_multiplier
+from fedshift.privacy.gate import LEAST_DEVIATION, Population
+from fedshift.privacy.noise import ANSWERED, SECRET, gaussian
+from fedshift.privacy.policy import Kind, Policy
+from fedshift.site import Site
+from fedshift.tasks import build_task
+
+SITES = ("BIDMC", "HK", "UCL")
+
+
+def policy(**options: Any) -> Policy:
+    return Policy.parse(options, where="a site's policy")
+
+
+def server(job: JobSpec, folder: Path, *sites: Site) -> Coordinator:
+    """A coordinator after the statistics round."""
+    coordinator = Coordinator(job, folder)
+    coordinator.open(0)
+    for site in sites:
+        coordinator.register(site.info())
+        assert coordinator.accept(site.statistics()), coordinator.results
+    for _, half in coordinator._halves:
+        half.receive([coordinator._updates[site.name] for site in sites], coordinator._context(0))
+    return coordinator
+
+
+@pytest.fixture
+def fixed_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same secret every time, so that a test of noise gives the same answer every time."""
+    monkeypatch.setattr(noise_module.secrets, "token_bytes", lambda n: bytes(range(n)))
+
+
+# --- what the noise is worth --------------------------------------------------------------------------
+
+
+def test_delta_is_that_of_the_paper_on_the_gaussian_mechanism() -> None:
+    def phi(x: float) -> float:
+        return math.erfc(-x / math.sqrt(2)) / 2
+
+    for epsilon, mu in ((1.0, 1.0), (0.1, 0.5), (3.0, 2.0), (0.0, 1.0)):
+        expected = phi(mu / 2 - epsilon / mu) - math.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
+        assert delta_of(epsilon, mu) == pytest.approx(expected, rel=1e-9)
+    assert delta_of(1.0, 1.0) == pytest.approx(0.12693674, abs=1e-8)
+    assert noise_multiplier(1.0, 1e-5, 1) == pytest.approx(3.730632, abs=1e-6)
+
+
+@pytest.mark.parametrize("rounds", [1, 10, 200])
+@pytest.mark.parametrize("z", [0.3, 1.0, 5.0])
+def test_the_stated_epsilon_is_below_the_bound_by_concentrated_privacy_and_above_half_of_it(
+    z: float, rounds: int
+) -> None:
+    delta = 1e-5
+    rho = rounds / (2 * z**2)
+    bound = rho + 2 * math.sqrt(rho * math.log(1 / delta))
+    exact = epsilon_of(delta, math.sqrt(rounds) / z)
+    assert bound / 2 < exact < bound
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "messages"), [(0.5, 1e-6, 1), (1, 1e-5, 100), (10, 1e-3, 7), (100, 0.01, 3)]
+)
+def test_noise_and_epsilon_are_each_others_inverse_and_err_on_the_safe_side(
+    epsilon: float, delta: float, messages: int
+) -> None:
+    z = noise_multiplier(epsilon, delta, messages)
+    assert epsilon_of(delta, math.sqrt(messages) / z) == pytest.approx(epsilon, rel=1e-9)
+    assert delta_of(epsilon, math.sqrt(messages) / z) <= delta
+    assert noise_multiplier(epsilon, delta, 4 * messages) == pytest.approx(2 * z), "four times the messages"
+
+
+def test_the_noise_is_normal_and_depends_on_every_bit_of_the_key() -> None:
+    sample = gaussian(b"key", (200_001,))
+    assert abs(sample.mean()) < 0.01 and abs(sample.std() - 1) < 0.01
+    assert abs((sample**3).mean()) < 0.05 and abs((sample**4).mean() - 3) < 0.1
+    assert abs(np.corrcoef(sample[:100_000], sample[100_001:])[0, 1]) < 0.015, "the two halves of a Box-Muller pair"
+    assert abs(np.corrcoef(sample, gaussian(b"kez", (200_001,)))[0, 1]) < 0.015
+    assert gaussian(b"key", ()).shape == () and gaussian(b"key", (0, 3)).shape == (0, 3)
+
+
+# --- what may leave -----------------------------------------------------------------------------------
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_named(tmp_path: Path) -> None:
+    (tmp_path / "fedshift.yaml").write_text("privacy:\n  weights: {clip: 1.0, epsilonn: 3}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"unknown key 'privacy.weights.epsilonn'; did you mean 'epsilon'"):
+        read_settings(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("privacy:", "holds nothing: give options, or {}"),
+        ("privacy: {statistics: {delta: 1e-5}}", "give either epsilon .with delta. or multiplier"),
+        ("privacy: {statistics: {epsilon: 1, multiplier: 2}}", "give either epsilon"),
+        ("privacy: {weights: {epsilon: 1}}", "'privacy.weights.clip' field required"),
+        ("privacy: {weights: {epsilon: -1, clip: 1}}", "greater than 0"),
+        ("privacy: {allow: [imagery]}", "statistics"),
+        ("privacy: {min_cases: 0}", "greater than or equal to 1"),
+    ],
+)
+def test_a_policy_that_would_not_do_what_it_says_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "fedshift.yaml").write_text(text + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=reason):
+        read_settings(tmp_path, {})
+
+
+def test_a_policy_is_read_from_the_sites_own_file(tmp_path: Path) -> None:
+    assert read_settings(tmp_path, {}).privacy is None
+    text = "privacy: {allow: [statistics], min_cases: 20, statistics: {epsilon: 3, delta: 1e-5, clip: 2}}\n"
+    (tmp_path / "fedshift.yaml").write_text(text, encoding="utf-8")
+    read = read_settings(tmp_path, {}).privacy
+    assert read == policy(allow=["statistics"], min_cases=20, statistics={"epsilon": 3, "delta": 1e-5, "clip": 2})
+
+
+KINDS: dict[str, Kind] = {
+    "fedmix": "images",
+    "fedproto": "prototypes",
+    "fraug": "generator",
+    "fedrdn": "statistics",
+    "fedfa": "statistics",
+    "harmofl": "statistics",
+    "scaffold": "control",
+    "afl": "loss",
+}
+
+
+def image_job(method: str) -> JobSpec:
+    options = ["optimizer.name=sgd", "optimizer.lr=0.02", "optimizer.weight_decay=0"] if method == "scaffold" else []
+    return small_image_job(method, *options)
+
+
+@pytest.mark.parametrize(("method", "kind"), KINDS.items())
+def test_a_method_that_sends_more_than_the_policy_allows_is_refused_before_anything_is_measured(
+    method: str, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, data = image_job(method), make_image_site(tmp_path, "A")
+    others = [
+        other for other in ("statistics", "prototypes", "images", "generator", "control", "loss") if other != kind
+    ]
+    site = Site(job, "A", data=data, state=tmp_path / "state", privacy=policy(allow=others))
+    monkeypatch.setattr(Site, "_measure", lambda self: pytest.fail("measured"))
+    wanted = (
+        f"site A: method {method} sends .*, of kind {kind}, which the site's policy does not allow .privacy.allow: "
+    )
+    with pytest.raises(PolicyError, match=wanted):
+        site.statistics()
+    with pytest.raises(PolicyError, match=wanted):
+        site.train(Broadcast(1, 0, {}))
+    assert not (tmp_path / "state").exists(), "nothing was written either"
+
+
+def test_without_a_list_images_prototypes_generators_and_what_says_nothing_of_itself_stay_at_the_site() -> None:
+    assert policy().allow == ("statistics", "control", "loss")
+    assert ArraySpec((1,)).kind == "other"
+
+
+def test_every_array_of_every_method_says_of_which_kind_it_is() -> None:
+    for name in methods.available():
+        for kind in (small_image_job, small_job):
+            try:
+                job = kind(name)
+            except ConfigError:
+                continue
+            loaded, task = methods.load(job.methods), build_task(job)
+            for method, named in methods.array_specs(loaded, task.network(), task.sizes).items():
+                assert all(spec.kind != "other" for spec in named.values()), method
+
+
+def test_cases_are_counted_and_not_slices(tmp_path: Path) -> None:
+    data = make_site(tmp_path, "HK", cases=4, depth=8)
+    task = build_task(small_job("fedrdn"))
+    population = Population.of(task.open(data, "HK"))  # type: ignore[arg-type]
+    assert (population.cases, population.largest) == (2, population.images // 2)
+    site = Site(small_job("fedrdn"), "HK", data=data, state=tmp_path / "s", privacy=policy(min_cases=3))
+    with pytest.raises(PolicyError, match=r"fewer training cases than its policy wants .* \(privacy.min_cases: 3\)"):
+        site.statistics()
+    Site(small_job("fedrdn"), "HK", data=data, state=tmp_path / "s", privacy=policy(min_cases=2)).statistics()
+
+
+def test_prototypes_need_the_cases_in_every_class(tmp_path: Path) -> None:
+    data = make_image_site(tmp_path, "A")
+    job = small_image_job("fedproto")
+    population = Population.of(build_task(job).open(data, "A"))  # type: ignore[arg-type]
+    assert population.fewest_of_a_class < population.cases
+
+    def ask(least: int) -> Update:
+        rules = policy(allow=["prototypes"], min_cases=least)
+        return Site(job, "A", data=data, state=tmp_path / str(least), privacy=rules).statistics()
+
+    ask(population.fewest_of_a_class)
+    with pytest.raises(PolicyError, match="fewer training cases of a class than its policy wants"):
+        ask(population.fewest_of_a_class + 1)
+
+
+def test_a_refusal_leaves_the_site_out_and_the_coordinator_reads_why(
+    three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = small_job("fedmix", "federation.min_sites=2", "fedmix.images=2")
+    run_in_process(job, three_sites, tmp_path / "run", privacy={"HK": policy()})
+    said = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))["statistics"]["rejected"]
+    assert [entry["site"] for entry in said] == ["HK"]
+    assert "method fedmix sends 'images', of kind images, which the site's policy does not allow" in said[0]["reason"]
+    strict = small_job("fedmix", "fedmix.images=2", "federation.min_sites=3")
+    with pytest.raises(QuorumError, match=r"privacy\.allow"):
+        run_in_process(strict, three_sites, tmp_path / "strict", privacy={"HK": policy()})
+
+
+@dataclass
+class Provisioned(Kit):
+    """A kit at a hospital, as against one in FLARE's simulator."""
+
+    def get_prop(self, key: str, default: Any = None) -> Any:
+        return False if key == FLContextKey.SIMULATE_MODE else default
+
+
+@pytest.mark.parametrize("task", [wire.STATISTICS, wire.TRAIN])
+def test_nothing_of_the_data_is_in_the_message_of_a_site_that_refuses(
+    task: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under FLARE: the policy is in the kit's ``local/fedshift.yaml``, the message is what the executor hands over."""
+    job = small_job("fedmix", "fedmix.images=2")
+    kit = Provisioned.make(job, "HK", make_site(tmp_path, "HK"), tmp_path / "kit")
+    own = tmp_path / "kit" / "local" / "fedshift.yaml"
+    own.write_text(own.read_text(encoding="utf-8") + "privacy: {min_cases: 1}\n", encoding="utf-8")
+    broadcast = Coordinator(job, tmp_path / "server").open(1)
+    asked = wire.encode_task(replace(broadcast, sites=("HK",)))
+    shareable = FedshiftExecutor().execute(task, asked, kit, Signal())  # type: ignore[arg-type]
+    (answer,) = wire.decode_answers(shareable)
+    assert answer.info is None, "not even counts"
+    assert isinstance(answer.content, wire.Failure)
+    assert answer.content.reason == (
+        "site HK: method fedmix sends 'images', of kind images, which the site's policy does not allow (privacy.allow: "
+        "statistics, control, loss): choose another method, or ask the site"
+    )
+    assert answer.content.reason in caplog.text
+    flare_decomposers.register()
+    common_decomposers.register()
+    assert len(fobs.dumps(shareable)) < 4000, "a sentence, where one averaged image would be 12 kB"
+
+
+@pytest.mark.parametrize("names", ["fedfa+fedrdn", "fedavg"])
+def test_a_policy_that_only_forbids_changes_no_bit_of_what_may_leave(
+    names: str, three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = small_job(names)
+    plain, ruled = (
+        run_in_process(job, three_sites, tmp_path / name, privacy=rules)
+        for name, rules in (("a", {}), ("b", dict.fromkeys(SITES, policy(min_cases=2))))
+    )
+    assert all(np.array_equal(ruled._weights[key], value) for key, value in plain._weights.items())
+
+
+# --- noise on statistics ------------------------------------------------------------------------------
+
+
+def test_noise_on_image_statistics_has_the_stated_deviation(
+    tmp_path: Path, fixed_secret: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over many secrets; the images are so many that nothing is cut off at the ends of the range."""
+    data = make_image_site(tmp_path, "A", images=240)
+    job = small_image_job("fedrdn")
+    plain = Site(job, "A", data=data, state=tmp_path / "plain").statistics().arrays["fedrdn"]
+    rules = policy(statistics={"epsilon": 3, "delta": 1e-5})
+    population = Population.of(build_task(job).open(data, "A"))  # type: ignore[arg-type]
+    share = population.largest / population.images
+    sensitivity = share * math.sqrt(sum(array.size for array in plain.values()))
+    expected = noise_multiplier(3, 1e-5, 1) * sensitivity
+    gone: dict[str, list[np.ndarray]] = {"mean": [], "std": []}
+    for number in range(150):
+        monkeypatch.setattr(noise_module.secrets, "token_bytes", lambda n, k=number: bytes([k]) * n)
+        noisy = Site(job, "A", data=data, state=tmp_path / str(number), privacy=rules).statistics().arrays["fedrdn"]
+        for name, differences in gone.items():
+            differences.append(noisy[name] - plain[name])
+    for name, scale in (("mean", 1.0), ("std", 0.5)):  # intensities are in [0, 1], deviations at most 0.5
+        values = np.stack(gone[name])
+        assert values.std() == pytest.approx(scale * expected, rel=0.12), name
+        assert abs(values.mean()) < 4 * scale * expected / math.sqrt(values.size), name
+        assert np.abs(np.corrcoef(values.T) - np.eye(values.shape[1])).max() < 0.35, "each element has its own"
+
+
+def test_one_case_cannot_move_image_statistics_by_more_than_the_noise_is_made_for(tmp_path: Path) -> None:
+    """The two extremes that a case can be: black, and as far from it as there is."""
+    job = small_job("fedrdn")
+    sent = []
+    for name, fill in (("black", 0), ("chequered", 255)):
+        data = make_site(tmp_path / name, "HK", cases=5)
+        path = data / "arrays" / "32" / "images.npy"
+        images = np.load(path)
+        images[:8] = 0
+        images[:8, ::2] = fill
+        np.save(path, images)
+        sent.append(Site(job, "HK", data=data, state=tmp_path / f"{name} state").statistics().arrays["fedrdn"])
+    population = Population.of(build_task(job).open(data, "HK"))  # type: ignore[arg-type]
+    share = population.largest / population.images
+    moved_mean, moved_std = (np.abs(sent[0][name] - sent[1][name]) for name in ("mean", "std"))
+    assert moved_std.max() == pytest.approx(share * 0.5), "half black, half white is the most there is"
+    in_ranges = math.sqrt(float((moved_mean**2).sum() + ((moved_std / 0.5) ** 2).sum()))
+    assert in_ranges <= share * math.sqrt(6)
+
+
+def test_noisy_statistics_stay_in_the_range_that_the_guard_and_other_sites_need(
+    three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = small_job("fedrdn", "schedule.rounds=1")
+    rules = policy(statistics={"epsilon": 0.01})
+    sites = [Site(job, s, data=three_sites[s], state=tmp_path / "state", privacy=rules) for s in SITES]
+    coordinator = server(job, tmp_path / "server", *sites)
+    arrays = coordinator.open(1).arrays["fedrdn"]
+    assert arrays["means"].min() >= 0 and arrays["means"].max() <= 1
+    assert arrays["stds"].min() >= LEAST_DEVIATION and arrays["stds"].max() <= 0.5
+    assert np.isfinite(sites[0].train(coordinator.open(1)).metrics["train_loss"])
+
+
+def test_the_sites_own_copy_of_its_statistics_has_no_noise(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job, rules = small_job("fedrdn"), policy(statistics={"epsilon": 0.1})
+    plain = Site(job, "HK", data=three_sites["HK"], state=tmp_path / "a")
+    noisy = Site(job, "HK", data=three_sites["HK"], state=tmp_path / "b", privacy=rules)
+    exact = plain.statistics().arrays["fedrdn"]["mean"]
+    assert not np.array_equal(noisy.statistics().arrays["fedrdn"]["mean"], exact)
+    np.testing.assert_array_equal(noisy._store.before(1).methods["fedrdn"]["mean"].numpy(), exact)
+
+
+def test_a_repeated_task_gives_the_same_bytes_and_two_sites_have_different_noise(tmp_path: Path) -> None:
+    job = small_job("fedfa+fedrdn")
+    rules = policy(statistics={"epsilon": 1, "clip": 0.5})
+    data = {name: make_site(tmp_path / "data", name) for name in ("HK", "UCL")}
+
+    def site(name: str) -> Site:
+        return Site(job, name, data=data[name], state=tmp_path / "state", privacy=rules)
+
+    first, second = site("HK"), site("UCL")
+    told = first.statistics()
+    assert arrays_of(site("HK").statistics()) == arrays_of(told), "by a new process"
+    coordinator = server(job, tmp_path / "server", first, second)
+    broadcast = coordinator.open(1)
+    trained = first.train(broadcast)
+    assert arrays_of(first.train(broadcast)) == arrays_of(trained)
+    assert arrays_of(site("HK").train(broadcast)) == arrays_of(trained), "by a new process"
+    draws = [s._gate._source.draw("question", "array", (50,)) for s in (first, second)]  # type: ignore[union-attr]
+    assert abs(np.corrcoef(draws)[0, 1]) < 0.6
+    secret = tmp_path / "state" / "HK" / SECRET
+    assert secret.read_bytes() != (tmp_path / "state" / "UCL" / SECRET).read_bytes()
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+def arrays_of(update: Update) -> dict[str, bytes]:
+    named = {f"{method}/{name}": array for method, part in update.arrays.items() for name, array in part.items()}
+    return {name: array.tobytes() for name, array in {**named, **update.weights}.items()}
+
+
+def test_the_jobs_seed_does_not_give_the_noise_away(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job, rules = small_job("fedrdn"), policy(statistics={"epsilon": 1})
+    told = [Site(job, "HK", data=three_sites["HK"], state=tmp_path / name, privacy=rules).statistics() for name in "ab"]
+    assert arrays_of(told[0]) != arrays_of(told[1])
+
+
+def test_another_question_in_an_answered_round_gets_no_answer(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job, rules = small_job("fedfa"), policy(statistics={"epsilon": 1, "clip": 0.5})
+    sites = [Site(job, s, data=three_sites[s], state=tmp_path / "state", privacy=rules) for s in SITES]
+    broadcast = server(job, tmp_path / "server", *sites).open(1)
+    sites[0].train(broadcast)
+    other = replace(broadcast, weights={key: value * 1 for key, value in broadcast.weights.items()})
+    sites[0].train(other)  # the same numbers
+    key = next(key for key, value in other.weights.items() if value.size > 1)
+    other.weights[key].flat[0] += 1e-3
+    with pytest.raises(PolicyError, match="round 1: was answered before for another model"):
+        sites[0].train(other)
+    with pytest.raises(PolicyError, match="round 3 is beyond the job's 2"):
+        sites[0].train(replace(broadcast, round=3))
+
+
+def test_another_answer_to_the_same_question_does_not_leave(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    """The site lost the state that its first answer came from; with the same noise, the difference would be bare."""
+    job, rules = small_job("fedfa", "fedfa.running=local"), policy(statistics={"epsilon": 1, "clip": 0.5})
+    sites = [Site(job, s, data=three_sites[s], state=tmp_path / "state", privacy=rules) for s in SITES]
+    coordinator = server(job, tmp_path / "server", *sites)
+    broadcast = coordinator.open(1)
+    sites[0].train(broadcast)
+    second = replace(broadcast, round=2)
+    told = sites[0].train(second)
+    assert arrays_of(sites[0].train(second)) == arrays_of(told)
+    sites[0]._store._path(1).unlink()
+    with pytest.raises(PolicyError, match="round 2: was answered before with other numbers"):
+        sites[0].train(second)
+
+
+@pytest.mark.parametrize("broken", ["", "[1]", '{"1": 2}', "noise", "gone"])
+def test_a_damaged_secret_or_record_stops_the_site(broken: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job, rules = small_job("fedfa+fedrdn"), policy(statistics={"epsilon": 1, "clip": 0.5})
+    sites = [Site(job, s, data=three_sites[s], state=tmp_path / "state", privacy=rules) for s in SITES]
+    broadcast = server(job, tmp_path / "server", *sites).open(1)
+    folder = tmp_path / "state" / "BIDMC"
+    if broken == "gone":
+        (folder / SECRET).unlink()
+    else:
+        (folder / (SECRET if broken == "noise" else ANSWERED)).write_text(broken, encoding="utf-8")
+    with pytest.raises(DataError, match="leave the site out of this job"):
+        sites[0].train(broadcast)
+
+
+def test_statistics_of_features_are_clipped_together_and_take_noise_for_all_rounds(
+    three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = small_job("fedfa", "fedfa.p=1.0", "fedfa.momentum=0.0", "schedule.rounds=7")
+    clip = 0.25
+    changed = []
+    for name, rules in (("a", None), ("b", policy(statistics={"epsilon": 2, "clip": clip}))):
+        sites = [Site(job, s, data=three_sites[s], state=tmp_path / name, privacy=rules) for s in SITES]
+        broadcast = server(job, tmp_path / f"{name} server", *sites).open(1)
+        arrays = sites[0].train(broadcast).arrays["fedfa"]
+        changed.append({key: array - broadcast.arrays["fedfa"][key] for key, array in arrays.items()})
+    net = build_task(job).network()
+    for name, spec in methods.load(job.methods)[-1].client().up(net).items():
+        assert arrays[name].min() >= spec.low, "as the guard wants it"
+    plain = np.concatenate(list(changed[0].values()))
+    assert np.linalg.norm(plain) > clip, "or the test would not show anything"
+    deviation = 2 * clip * noise_multiplier(2, 1e-5, 7)
+    means = np.concatenate([array for key, array in sorted(changed[1].items()) if key.startswith("mean")])
+    assert means.std() == pytest.approx(deviation, rel=0.25), "deviations are cut off at zero, means are not"
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "reason"),
+    [
+        ("fedfa", {"statistics": {"epsilon": 1}}, "set privacy.statistics.clip at the site"),
+        ("harmofl", {"statistics": {"epsilon": 1}}, "privacy.statistics cannot put noise on it"),
+        ("scaffold", {"weights": {"epsilon": 1, "clip": 1}}, "puts no noise, while it does on the network"),
+        ("fedbn+fedrdn", {"weights": {"epsilon": 1, "clip": 1}}, "or set privacy.statistics at the site"),
+        ("fedavg", {"weights": {"epsilon": 1, "clip": 1}}, "running statistics .* add method fedbn"),
+    ],
+)
+def test_what_noise_cannot_cover_does_not_leave(
+    names: str, options: dict[str, Any], reason: str, three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    extra = ["optimizer.name=sgd", "optimizer.lr=0.02", "optimizer.weight_decay=0"] if "scaffold" in names else []
+    job = small_job(names, *extra)
+    site = Site(job, "HK", data=three_sites["HK"], state=tmp_path / "state", privacy=policy(**options))
+    with pytest.raises(PolicyError, match=reason):
+        site.statistics()
+
+
+def test_sums_that_are_to_be_encrypted_take_no_noise(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedfa", "fedfa.share=sums")
+    rules = policy(statistics={"epsilon": 1, "clip": 1})
+    with pytest.raises(PolicyError, match="cannot put noise on it"):
+        Site(job, "HK", data=three_sites["HK"], state=tmp_path, privacy=rules).statistics()
+
+
+# --- noise on the network -----------------------------------------------------------------------------
+
+
+def trained(
+    rules: Policy | None, data: dict[str, Path], folder: Path, *options: str, sites: Sequence[str] = SITES
+) -> tuple[Broadcast, Update]:
+    job = small_job("fedbn", *options)
+    each = [Site(job, name, data=data[name], state=folder / "state", privacy=rules) for name in sites]
+    coordinator = server(job, folder / "server", *each)
+    broadcast = coordinator.open(1)
+    return broadcast, each[0].train(broadcast)
+
+
+def change(broadcast: Broadcast, update: Update) -> np.ndarray:
+    return np.concatenate([(array - broadcast.weights[key]).ravel() for key, array in sorted(update.weights.items())])
+
+
+def test_the_change_of_the_network_is_clipped(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    broadcast, plain = trained(None, three_sites, tmp_path / "a")
+    norm = float(np.linalg.norm(change(broadcast, plain)))
+    tiny = {"multiplier": 1e-9, "clip": norm / 3}
+    _, clipped = trained(policy(weights=tiny), three_sites, tmp_path / "b")
+    assert np.linalg.norm(change(broadcast, clipped)) == pytest.approx(norm / 3, rel=1e-3)
+    np.testing.assert_allclose(change(broadcast, clipped), change(broadcast, plain) / 3, atol=1e-6)
+    _, left = trained(policy(weights={**tiny, "clip": norm * 3}), three_sites, tmp_path / "c")
+    np.testing.assert_allclose(change(broadcast, left), change(broadcast, plain), atol=1e-6)
+
+
+def test_noise_on_the_network_has_the_stated_deviation(
+    three_sites: dict[str, Path], tmp_path: Path, fixed_secret: None
+) -> None:
+    rules = policy(weights={"epsilon": 50, "delta": 1e-5, "clip": 0.01})
+    broadcast, update = trained(rules, three_sites, tmp_path)
+    sent = change(broadcast, update)
+    deviation = 2 * 0.01 * noise_multiplier(50, 1e-5, 2)
+    assert sent.std() == pytest.approx(deviation, rel=0.03)
+    assert abs(sent.mean()) < 5 * deviation / math.sqrt(len(sent))
+
+
+def test_with_noise_on_the_network_the_training_loss_stays_and_the_round_goes_on(
+    three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    rules = policy(weights={"multiplier": 0.001, "clip": 0.1})
+    run_in_process(small_job("fedbn"), three_sites, tmp_path / "run", privacy=dict.fromkeys(SITES, rules))
+    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    assert [record["rejected"] for record in results["rounds"]] == [[], []]
+    assert all(site["train_loss"] is None for record in results["rounds"] for site in record["sites"].values())
+
+
+# --- and the rest -------------------------------------------------------------------------------------
+
+
+def test_the_log_says_what_the_policy_did_in_one_line_a_round_and_nothing_of_the_data(
+    three_sites: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = policy(statistics={"epsilon": 2, "clip": 0.5})
+    with caplog.at_level(logging.INFO, "fedshift"):
+        run_in_process(small_job("fedfa+fedrdn"), three_sites, tmp_path / "run", privacy={"HK": rules})
+    lines = [record.getMessage() for record in caplog.records if "privacy policy" in record.getMessage()]
+    assert [line.split(":")[0] for line in lines] == [f"site HK, round {number}" for number in range(3)]
+    assert "fedrdn/mean with noise of deviation" in lines[0] and "epsilon of the statistics so far" in lines[0]
+    assert "change clipped to 0.5 and noise of deviation" in lines[1]
+    assert "epsilon of the statistics so far 2 of 2 at delta 1e-05" in lines[2]
+    assert not [record for record in caplog.records if "of norm" in record.getMessage()], "only when asked to debug"
+
+
+def test_a_job_has_no_key_that_could_switch_a_policy_off(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedrdn")
+    for place in ("", "task", "federation"):
+        content = job.dump()
+        (content[place] if place else content)["privacy"] = {"allow": ["images"]}
+        with pytest.raises(ConfigError, match=r"unknown key .*privacy"):
+            JobSpec.parse(content, where="a job")
+    with pytest.raises(ConfigError, match="unknown key 'privacy'"):
+        small_job("fedrdn", "fedrdn.privacy=null")
+    site = Site(job, "HK", data=three_sites["HK"], state=tmp_path, privacy=policy(allow=[]))
+    with pytest.raises(PolicyError, match=r"privacy.allow: none\)"):
+        site.statistics()
+
+
+def test_an_array_that_a_method_does_not_declare_stays_here(
+    three_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(small_job("fedavg"), "HK", data=three_sites["HK"], state=tmp_path, privacy=policy())
+    state, _ = site._measure()
+    monkeypatch.setattr(Site, "_measure", lambda self: (state, {"fedavg": {"images": np.zeros(3)}}))
+    with pytest.raises(PolicyError, match="method fedavg does not say that it sends 'images'"):
+        site.statistics()
+
+
+def test_a_site_that_only_scores_needs_to_allow_nothing(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedmix", "fedmix.images=2", "held_out=[HK]", sites=("BIDMC", "UCL"))
+    rules = policy(allow=[], min_cases=1000)
+    done = run_in_process(job, three_sites, tmp_path / "run", privacy={"HK": rules})
+    assert done.results.final is not None and "HK" in done.results.final.last.held_out
+
+
+def test_every_test_that_the_page_on_security_names_is_there() -> None:
+    root = Path(__file__).parents[1]
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (root / "docs" / "security.md").read_text(encoding="utf-8"))
+    assert len(named) > 20
+    for file, test in named:
+        assert f"def {test}(" in (root / file).read_text(encoding="utf-8"), f"{file}::{test}"
