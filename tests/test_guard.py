@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from conftest import small_image_job
 
-from fedshift.guard import Change, Rejected, check_scores, check_update, outliers
-from fedshift.messages import Scores, Update
+from fedshift import checkpoint
+from fedshift.coordinator import Coordinator
+from fedshift.guard import Change, Rejected, check_scores, check_update, medians, outliers
+from fedshift.job import JobSpec
+from fedshift.messages import Scores, SiteInfo, Update
 from fedshift.methods.base import ArraySpec
 
 WEIGHTS = {
@@ -227,7 +234,7 @@ class Waiting:
 
 
 def left_out(*updates: Waiting, **options: Any) -> dict[str, str]:
-    limits = {"specs": SPECS, "max_norm_ratio": 20.0, "max_sample_ratio": 1000.0}
+    limits = {"usual": medians(updates, {}), "specs": SPECS, "max_norm_ratio": 20.0, "max_sample_ratio": 1000.0}
     return {site: fault.key for site, fault in outliers(updates, **{**limits, **options})}
 
 
@@ -239,6 +246,22 @@ def test_a_norm_far_outside_the_others_is_left_out() -> None:
     assert left_out(*others, Waiting("D", Change(parameters=30)), max_norm_ratio=None) == {}
     assert left_out(*others[:1], Waiting("D", Change(parameters=30))) == {}, "two cannot say which of them is right"
     assert left_out(*others, Waiting("D", Change(parameters=0))) == {}, "a site may stand still"
+
+
+def test_what_was_usual_in_an_earlier_round_stays_allowed() -> None:
+    def sent(*sizes: float) -> list[Waiting]:
+        return [Waiting(name, Change(size, arrays={"fedfa": size})) for name, size in zip("ABC", sizes, strict=False)]
+
+    usual = medians(sent(0.5, 1, 2), {})
+    assert usual == {"weights": 1, "fedfa": 1}
+    late = sent(0.01, 0.01, 0.5)
+    assert medians(late, usual) == usual and medians(sent(9, 9), usual) == usual, "two say nothing"
+    assert left_out(*late) == {"C": "weights"}
+    assert left_out(*late, usual=usual) == {}
+    assert left_out(*sent(0.01, 0.01, 30), usual=usual) == {"C": "weights"}
+    arrays = [Waiting(name, Change(0, arrays={"fedfa": size})) for name, size in zip("ABC", (0, 0, 30), strict=True)]
+    assert left_out(*arrays, usual=usual) == {"C": "fedfa"}
+    assert medians(sent(3, 4, 5), usual) == {"weights": 4, "fedfa": 4}
 
 
 def test_a_site_with_more_steps_may_move_further() -> None:
@@ -274,3 +297,57 @@ def test_a_statistic_that_is_allowed_but_far_from_the_others_is_left_out(value: 
     honest = [told("A", 0.1), told("B", 0.2), told("C", 0.6)]
     assert left_out(*honest, specs=specs) == {}
     assert left_out(*honest, told("D", value), specs=specs) == {"D": key}
+
+
+# --- a whole job ----------------------------------------------------------------------------------------
+
+
+def a_round(coordinator: Coordinator, moves: Mapping[str, float]) -> dict[str, str]:
+    """A round in which sites move one parameter so far: sites that are left out, and the key at fault."""
+    round_ = coordinator.round + 1
+    received = coordinator.open(round_).weights
+    for site, move in moves.items():
+        moved = {key: value.copy() for key, value in received.items()}
+        moved["head.bias"][0] += move
+        metrics = {coordinator.metric: 0.5}
+        assert coordinator.accept(Update(site, round_, 10, coordinator._steps(10) or 0, moved, metrics))
+    coordinator.close()
+    return {rejected.site: rejected.key for rejected in coordinator.results.rounds[-1].rejected}
+
+
+def begun(job: JobSpec, folder: Path, moves: Sequence[float] = (0.8, 1.0, 1.2)) -> Coordinator:
+    """A job after its first round."""
+    coordinator = Coordinator(job, folder)
+    coordinator.open(0)
+    for site in job.task.sites:
+        coordinator.register(SiteInfo(site, "images", 10, 2, 2, manifest_sha256="0" * 64, split_rule="given"))
+        assert coordinator.accept(Update(site, 0, 10, 0))
+    coordinator.close()
+    assert a_round(coordinator, dict(zip(job.task.sites, moves, strict=True))) == {}
+    return coordinator
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize(("move", "refused"), [(0.5, {}), (30, {"C": "weights"})])
+def test_a_site_is_not_refused_because_the_others_have_come_to_rest(
+    move: float, refused: dict[str, str], resumed: bool, tmp_path: Path
+) -> None:
+    job = small_image_job("fedavg", "federation.max_update_norm=1000")
+    coordinator = begun(job, tmp_path)
+    if resumed:
+        coordinator = Coordinator(job, tmp_path)
+        assert coordinator.resume() == 1
+    assert a_round(coordinator, {"A": 0.01, "B": 0.01, "C": move}) == refused
+
+
+def test_a_state_without_medians_is_gone_on_from(tmp_path: Path) -> None:
+    """As earlier versions wrote it."""
+    job = small_image_job("fedavg")
+    begun(job, tmp_path)
+    path = tmp_path / checkpoint.STATE_FILE
+    content = torch.load(path, weights_only=True)
+    assert content.pop("medians") == {"weights": pytest.approx(1, rel=1e-3)}
+    torch.save(content, path)
+    coordinator = Coordinator(job, tmp_path)
+    assert coordinator.resume() == 1
+    assert a_round(coordinator, {"A": 0.01, "B": 0.01, "C": 0.5}) == {"C": "weights"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -30,7 +31,7 @@ from fedshift.federation import run_in_process
 from fedshift.flare import wire
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.job import JobSpec
-from fedshift.messages import Broadcast, Update
+from fedshift.messages import Broadcast, Scores, Update
 from fedshift.methods.base import ArraySpec
 from fedshift.privacy import noise as noise_module
 from fedshift.privacy.accounting import delta_of, epsilon_of, noise_multiplier
@@ -334,15 +335,30 @@ def test_one_case_cannot_move_image_statistics_by_more_than_the_noise_is_made_fo
 
 
 def test_noisy_statistics_stay_in_the_range_that_the_guard_and_other_sites_need(
-    three_sites: dict[str, Path], tmp_path: Path
+    three_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With several secrets, so that deviations at both ends of the range meet the guard's comparison."""
     job = small_job("fedrdn", "schedule.rounds=1")
     rules = policy(statistics={"epsilon": 0.01})
-    sites = [Site(job, s, data=three_sites[s], state=tmp_path / "state", privacy=rules) for s in SITES]
-    coordinator = server(job, tmp_path / "server", *sites)
-    arrays = coordinator.open(1).arrays["fedrdn"]
-    assert arrays["means"].min() >= 0 and arrays["means"].max() <= 1
-    assert arrays["stds"].min() >= LEAST_DEVIATION and arrays["stds"].max() <= 0.5
+    numbers = itertools.count()  # each site has a secret of its own
+    monkeypatch.setattr(noise_module.secrets, "token_bytes", lambda n: bytes([next(numbers)]) * n)
+    seen = []
+    for number in range(8):
+        folder = tmp_path / str(number)
+        sites = [Site(job, s, data=three_sites[s], state=folder / "state", privacy=rules) for s in SITES]
+        coordinator = Coordinator(job, folder / "server")
+        coordinator.open(0)
+        for site in sites:
+            coordinator.register(site.info())
+            assert coordinator.accept(site.statistics()), coordinator.results
+        coordinator.close()
+        assert coordinator.results.statistics is not None and coordinator.results.statistics.rejected == []
+        arrays = coordinator.open(1).arrays["fedrdn"]
+        assert len(arrays["stds"]) == len(SITES)
+        assert arrays["means"].min() >= 0 and arrays["means"].max() <= 1
+        assert arrays["stds"].min() >= LEAST_DEVIATION and arrays["stds"].max() <= 0.5
+        seen.append(arrays["stds"])
+    assert any((stds.max(0) / stds.min(0)).max() > 9 for stds in seen), "or the test would not show anything"
     assert np.isfinite(sites[0].train(coordinator.open(1)).metrics["train_loss"])
 
 
@@ -452,6 +468,26 @@ def test_statistics_of_features_are_clipped_together_and_take_noise_for_all_roun
     deviation = 2 * clip * noise_multiplier(2, 1e-5, 7)
     means = np.concatenate([array for key, array in sorted(changed[1].items()) if key.startswith("mean")])
     assert means.std() == pytest.approx(deviation, rel=0.25), "deviations are cut off at zero, means are not"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["arrays", "weights"])
+def test_a_server_cannot_switch_the_clip_off_with_numbers_that_are_not_finite(
+    where: str, bad: float, three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Once as the site meets it, and once with the first check taken away, since both must hold alone."""
+    job, rules = small_job("fedfa"), policy(statistics={"epsilon": 1, "clip": 0.5})
+    sites = [Site(job, s, data=three_sites[s], state=tmp_path / "state", privacy=rules) for s in SITES]
+    broadcast = server(job, tmp_path / "server", *sites).open(1)
+    part = broadcast.arrays["fedfa"] if where == "arrays" else broadcast.weights
+    name = next(name for name, array in sorted(part.items()) if array.size > 1 and array.dtype.kind == "f")
+    part[name] = part[name].copy()
+    part[name].flat[0] = bad
+    with pytest.raises(PolicyError, match=f"round 1: the server sent .*{re.escape(name)} with numbers that are not"):
+        sites[0].train(broadcast)
+    changes = {name: np.zeros_like(part[name], np.float64) - part[name]}
+    with pytest.raises(PolicyError, match="cannot be clipped"):
+        sites[0]._gate._clipped(changes, 0.5)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -576,6 +612,59 @@ def test_a_site_that_only_scores_needs_to_allow_nothing(three_sites: dict[str, P
     rules = policy(allow=[], min_cases=1000)
     done = run_in_process(job, three_sites, tmp_path / "run", privacy={"HK": rules})
     assert done.results.final is not None and "HK" in done.results.final.last.held_out
+
+
+def test_a_site_that_only_evaluates_fine_tunes_nothing(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_image_job("pfedavg", "schedule.rounds=1")
+    done = run_in_process(job, three_image_sites, tmp_path / "run")
+    last = done.open(2)
+
+    def scores(name: str, rules: Policy | None) -> Scores:
+        return Site(job, "B", data=three_image_sites["B"], state=tmp_path / name, privacy=rules).validate(last)
+
+    free, only = scores("free", policy()), scores("only", policy(train=False))
+    assert free.personal["test"] != {} and only.personal == {}
+    assert only.values == free.values
+
+
+def test_a_site_that_only_evaluates_measures_no_training_images_for_newcomers(
+    three_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = small_job("fedbn", "schedule.rounds=1")
+    last = run_in_process(job, three_sites, tmp_path / "run").open(2)
+    asked: list[str] = []
+    monkeypatch.setattr(methods.ClientChain, "newcomer", lambda self, data: asked.append("newcomer"))
+    for name, rules in (("free", policy()), ("only", policy(train=False))):
+        site = Site(job, "HK", data=three_sites["HK"], state=tmp_path / name, privacy=rules)
+        assert site.validate(last).values["test"]
+        assert asked == ["newcomer"], name
+
+
+def test_a_site_can_demand_that_updates_are_encrypted(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    rules = policy(encryption="required")
+
+    def site(name: str, *options: str) -> Site:
+        return Site(small_job("fedavg", *options), "HK", data=three_sites["HK"], state=tmp_path / name, privacy=rules)
+
+    with pytest.raises(PolicyError, match=r"privacy.encryption: required\), and job .*federation.encryption=ckks"):
+        site("clear").statistics()
+    assert site("hidden", "federation.encryption=ckks").statistics().arrays == {}
+    with pytest.raises(ConfigError, match="encryption"):
+        policy(encryption="ckks")
+
+
+@pytest.mark.parametrize("options", [{"statistics": {"epsilon": 1}}, {"weights": {"epsilon": 1, "clip": 1}}])
+def test_noise_at_a_site_without_training_cases_is_refused_with_the_way_out(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """A held-out site, of which the server asks what it may ask only of others."""
+    data = make_image_site(tmp_path, "A")
+    manifest = data / "manifest.json"
+    manifest.write_text(manifest.read_text(encoding="utf-8").replace('"train"', '"test"'), encoding="utf-8")
+    job = small_image_job("fedrdn" if "statistics" in options else "fedbn", "held_out=[A]", sites=("B", "C"))
+    site = Site(job, "A", data=data, state=tmp_path / "state", privacy=policy(min_cases=1, **options))
+    with pytest.raises(PolicyError, match=r"site A: .*has no training cases: hold it out"):
+        site.statistics()
 
 
 def test_every_test_that_the_page_on_security_names_is_there() -> None:

@@ -120,6 +120,23 @@ def test_a_clip_that_nothing_reaches_is_fedavg_to_the_last_bit(tmp_path: Path) -
         assert clipped[key].tobytes() == plain[key].tobytes()
 
 
+def test_clipping_limits_a_site_that_lies_about_its_samples(tmp_path: Path) -> None:
+    updates = stored(tmp_path, (0.5, 0.5, 0.5, 0.5, 0.5, -0.5), n_samples=(32, 32, 32, 32, 32, 32000))
+    clipped, plain = averaged(seen(updates, rule="norm_clipping")), averaged(updates)
+    assert (plain["w"] < -0.49).all(), "without the rule only the liar counts"
+    np.testing.assert_allclose(clipped["w"], 0.5 * 4 / 6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("clip", "expected"),
+    [(1, [1, 3, 3]), (0.5, [1, 2, 2]), (1e-9, [1, 1, 1]), (2, [1, 3, 6]), (1e9, [1, 3, 900]), (1e308, [1, 3, 900])],
+)
+def test_clipping_lets_no_site_count_for_more_than_its_share(clip: float, expected: list[int], tmp_path: Path) -> None:
+    updates = stored(tmp_path, (1.0, 2.0, 3.0), n_samples=(1, 3, 900))
+    assert [update.n_samples for update in seen(updates, rule="norm_clipping", clip=clip)] == expected
+    assert [update.n_samples for update in seen(updates, rule="median")] == [1, 3, 900]
+
+
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [

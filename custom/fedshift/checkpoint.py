@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from fedshift.errors import ConfigError
 from fedshift.job import JobSpec
 from fedshift.messages import MethodArrays, Weights
-from fedshift.training.state import write_whole
+from fedshift.training.state import first_words, write_whole
 
 log = logging.getLogger("fedshift")
 
@@ -61,6 +60,8 @@ class ServerState:
     methods: MethodArrays
     results: str
     """``results.json`` as it was then."""
+    medians: dict[str, float] = field(default_factory=dict)
+    """`fedshift.guard.medians` of the rounds so far. Files of earlier versions have none."""
 
 
 def save_progress(folder: Path, state: ServerState) -> None:
@@ -137,6 +138,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def _read(path: Path, mend: str) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # torch raises all kinds for a damaged file, some without a word
+        reason = first_words(error)
         raise ConfigError(f"{path} cannot be read ({reason}): {mend}") from None

@@ -27,7 +27,7 @@ from fedshift.checkpoint import (
 )
 from fedshift.data.samples import epoch_starts
 from fedshift.errors import ConfigError, MixedDataError, QuorumError
-from fedshift.guard import TRAINING, Change, Rejected, check_scores, check_update, outliers
+from fedshift.guard import TRAINING, Change, Rejected, check_scores, check_update, medians, outliers
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.methods.base import ServerContext
@@ -107,6 +107,7 @@ class Coordinator:
         self._held_out_scores: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
         self._trainable = frozenset(name for name, _ in net.named_parameters())
         self._updates: dict[str, StoredUpdate] = {}
+        self._medians: dict[str, float] = {}
         self._record = RoundRecord(round=0)
         self._started = time.monotonic()
         self._down_bytes = 0
@@ -340,11 +341,12 @@ class Coordinator:
             return -1
         if state.job != self.job.dump():
             raise ConfigError(f"{self.folder} holds the state of another job: name another folder or start anew")
-        self.round, self._weights = state.round, state.weights
+        self.round, self._weights, self._medians = state.round, state.weights, state.medians
         for name, half in self._halves:
             half.state = state.methods.get(name, {})
         self.results = Results.model_validate_json(state.results)
-        self.results.evaluations = []  # are done anew
+        if self.results.final is None:
+            self.results.evaluations = []  # are done anew
         for record in self.results.rounds:
             for name, site in record.sites.items():
                 if site.val or site.test:
@@ -352,6 +354,8 @@ class Coordinator:
                     self._selection.note(Scores(name, record.round, {s: v for s, v in splits.items() if v}))
         if state.best_round:
             self._find_best(state.best_round)
+        # A candidate of the round that was under way: when that is done again it may not be the best.
+        (self.folder / NEXT_BEST).unlink(missing_ok=True)
         return state.round
 
     def _find_best(self, round_: int) -> None:
@@ -440,6 +444,7 @@ class Coordinator:
             fine_tuned=bool(self._fine_tuned),
             newcomers=[site for site in self.job.task.sites if site in best.sites and site not in trained],
         )
+        self._remember(self.rounds)
         self.results.write(self.folder)
         self._on_progress(self)
 
@@ -495,8 +500,12 @@ class Coordinator:
         """Refuse the updates that are far from the others, as if they had been refused when they came."""
         stored = [self._updates[s] for s in self.job.task.sites if s in self._updates]
         federation = self.job.federation
+        usual = medians(stored, self._medians)
+        if self.round:  # the statistics round has arrays of its own
+            self._medians = usual
         found = outliers(
             stored,
+            usual=usual,
             specs=self._specs,
             max_norm_ratio=federation.max_norm_ratio,
             max_sample_ratio=federation.max_sample_ratio,
@@ -569,6 +578,7 @@ class Coordinator:
                 weights=self._weights,
                 methods={name: half.state for name, half in self._halves},
                 results=self.results.model_dump_json(by_alias=True),
+                medians=self._medians,
             ),
         )
 

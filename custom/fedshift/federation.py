@@ -65,6 +65,8 @@ def run_in_process(
         )
     coordinator = Coordinator(job, folder, on_progress=on_progress)
     done = _begin(coordinator, resume=resume)
+    if coordinator.results.final is not None:
+        return coordinator  # it had been finished
     sites: dict[str, Site] = {}
 
     def ask(work: Callable[[Site], Answer], take: Callable[[Answer], object], task: str) -> None:
@@ -128,6 +130,8 @@ def run_pooled(
     """
     coordinator = Coordinator(job, folder, on_progress=on_progress)
     done = _begin(coordinator, resume=resume)
+    if coordinator.results.final is not None:
+        return coordinator  # it had been finished
     state = folder / SITE_STATE
     trainer = PooledSite(job, data=data, state=state, device=device)
     sites = [Site(job, n, data=data[n], state=state, device=device, beside=trainer) for n in job.task.everyone]

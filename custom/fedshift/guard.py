@@ -15,6 +15,9 @@ import numpy as np
 from fedshift.messages import Arrays, Scores, Update, Weights
 from fedshift.methods.base import ArraySpec
 
+PARAMETERS = "weights"
+"""What `medians` calls the movement of the parameters, beside the names of methods."""
+
 MOST_SAMPLES = 10**9
 LARGEST_BUFFER = 1e6
 """Times the received one, or 1: what one round may make of a running statistic."""
@@ -160,31 +163,49 @@ def check_update(
     return Change(moved, buffers, {method: _norm(arrays) for method, arrays in alike.items() if arrays})
 
 
+def medians(updates: Sequence[Measured], earlier: Mapping[str, float]) -> dict[str, float]:
+    """The usual size of what `outliers` compares: by name the median over a round's updates, or an earlier larger one.
+
+    Sites that have fitted their data hardly move, and then a single difficult batch takes one of them far beyond the
+    median of that round, but not beyond what was usual before.
+
+    Args:
+        updates: a round's updates, each of which passed `check_update`; fewer than three change nothing.
+        earlier: what this gave for the round before; empty for the first.
+    """
+    if len(updates) < FEWEST_TO_COMPARE:
+        return dict(earlier)
+    sizes = [{PARAMETERS: update.change.parameters, **update.change.arrays} for update in updates]
+    now = {name: float(statistics.median(size[name] for size in sizes)) for name in sizes[0]}
+    return {**earlier, **{name: max(size, earlier.get(name, 0.0)) for name, size in now.items()}}
+
+
 def outliers(
     updates: Sequence[Measured],
     *,
+    usual: Mapping[str, float],
     specs: Mapping[str, Mapping[str, ArraySpec]],
     max_norm_ratio: float | None,
     max_sample_ratio: float | None,
 ) -> Iterator[tuple[str, Rejected]]:
-    """Sites whose updates are far outside the others' of the same round, at most once each, and why.
+    """Sites whose updates are far outside what the sites sent in this round or before, at most once each, and why.
 
     Two sites cannot say which of them is right, so fewer than three are not compared. Nor is anything of which the
-    median is 0. A site that made more steps than the median may move as many times further.
+    usual size is 0. A site that made more steps than the median may move as many times further.
 
     Args:
         updates: a round's updates, each of which passed `check_update`.
+        usual: what `medians` gives for them.
         specs: arrays by method; only those that are ``alike`` are compared.
-        max_norm_ratio: how many times the median a norm may be, or a statistic above or below it; None: any.
+        max_norm_ratio: how many times the usual size a norm may be, or a statistic above or below the round's median;
+            None: any.
         max_sample_ratio: how many times the median a sample count may be; None: any.
     """
     if len(updates) < FEWEST_TO_COMPARE:
         return
     samples = statistics.median(update.n_samples for update in updates)
     steps = max(1.0, statistics.median(update.n_steps for update in updates))
-    moved = statistics.median(update.change.parameters for update in updates)
-    methods = list(updates[0].change.arrays)
-    sizes = {method: statistics.median(update.change.arrays[method] for update in updates) for method in methods}
+    moved, methods = usual[PARAMETERS], list(updates[0].change.arrays)
     middle = {
         (method, name): np.median([update.arrays[method][name] for update in updates], axis=0)
         for method, named in specs.items()
@@ -207,24 +228,24 @@ def outliers(
         if moved > 0 and not change <= allowed * moved:
             return Rejected(
                 "weights",
-                f"moved by {change:.3g} in this round, the sites' median is {moved:.3g} and {allowed:g} times that "
-                f"is allowed{advice}",
+                f"moved by {change:.3g} in this round, the largest median of a round so far is {moved:.3g} and "
+                f"{allowed:g} times that is allowed{advice}",
             )
-        for method, size in sizes.items():
-            norm = update.change.arrays[method]
+        for method in methods:
+            norm, size = update.change.arrays[method], usual[method]
             if size > 0 and not norm <= max_norm_ratio * size:
                 return Rejected(
                     method,
-                    f"sent arrays of norm {norm:.3g}, the sites' median is {size:.3g} and {max_norm_ratio:g} times "
-                    f"that is allowed{advice}",
+                    f"sent arrays of norm {norm:.3g}, the largest median of a round so far is {size:.3g} and "
+                    f"{max_norm_ratio:g} times that is allowed{advice}",
                 )
-        for (method, name), usual in middle.items():
+        for (method, name), median in middle.items():
             array = update.arrays[method][name]
-            out = (array > max_norm_ratio * usual) | (array * max_norm_ratio < usual)
+            out = (array > max_norm_ratio * median) | (array * max_norm_ratio < median)
             if out.any():
                 return Rejected(
                     f"{method}/{name}",
-                    f"holds {array[out][0]:.3g}, the sites' median is {usual[out][0]:.3g} and {max_norm_ratio:g} "
+                    f"holds {array[out][0]:.3g}, the sites' median is {median[out][0]:.3g} and {max_norm_ratio:g} "
                     f"times more or less is allowed{advice}",
                 )
         return None

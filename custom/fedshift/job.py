@@ -107,7 +107,8 @@ class RobustSpec(Strict):
     """How updates are combined where single sites are not trusted (`fedshift.robust`).
 
     ``trim`` is the number of sites that rule ``trimmed_mean`` leaves out at each end. ``clip`` is how far rule
-    ``norm_clipping`` lets a site move, in multiples of the sites' median movement.
+    ``norm_clipping`` lets a site move, in multiples of the sites' median movement, and for how many samples it counts,
+    in multiples of their median.
     """
 
     rule: Literal["median", "trimmed_mean", "norm_clipping"]
@@ -133,7 +134,8 @@ class FederationSpec(Strict):
     Once it has them it waits for the rest as long again as it took, plus ``grace`` seconds. An update whose
     parameters moved by more than ``max_update_norm`` times the model's norm is refused. So is one that is far outside
     the round's others, if there are at least three: whose parameters moved by more than ``max_norm_ratio`` times the
-    median movement (and as often again as it made the median number of steps), or from a site that says it has more
+    median movement, of this round or of the earlier one where it was largest (and as often again as it made the median
+    number of steps), or from a site that says it has more
     than ``max_sample_ratio`` times the median number of samples. None turns either off. ``robust`` limits what the
     accepted updates of single sites can do to the model. ``encryption`` lets the server add up updates that it cannot
     read (`fedshift.encryption`).

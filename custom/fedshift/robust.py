@@ -3,12 +3,14 @@
 Before the server halves see a round's updates, each is presented with other arrays in place of its own. With K
 updates w_k of a model w, and m the median over sites of ‖w_k − w‖ (norms over all trainable parameters together)::
 
-    norm_clipping   w_k ← w + min(1, clip · m / ‖w_k − w‖) (w_k − w)
+    norm_clipping   w_k ← w + min(1, clip · m / ‖w_k − w‖) (w_k − w),   n_k ← min(n_k, ⌈clip · median n⌉)
     trimmed_mean    w_k ← mean over sites, element by element, without the ``trim`` smallest and the ``trim`` largest
     median          the same with as many left out as can be: one value is left, or the mean of two
 
-So FedAvg gives exactly the median or the trimmed mean, whatever weights it has, sample counts included: a site that
-lies about its samples gains nothing. Methods that move along the sites' changes (FedAvgM, SCAFFOLD) move along it.
+So FedAvg gives exactly the median or the trimmed mean, whatever weights it has, sample counts included: with these
+two a site that lies about its samples n_k gains nothing. With clipping sites keep weights of their own, but no site
+counts for more samples than ``clip`` times the median, be that many true or not. Methods that move along the sites'
+changes (FedAvgM, SCAFFOLD) move along what is presented.
 Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018 (median, trimmed
 mean); Sun et al., "Can You Really Backdoor Federated Learning?", 2019 (norm clipping). The first assume that honest
 sites differ by chance alone. Under feature shift they differ for good, and the median leaves out what is particular
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -135,6 +138,7 @@ def _clipped(
     trainable: frozenset[str],
     changes: set[tuple[str, str]],
 ) -> list[SiteUpdate]:
+    most_samples = clip * statistics.median(update.n_samples for update in updates)
     by_parameters = clip_factors([update.change.parameters for update in updates], clip)
     by_buffers = clip_factors([update.change.buffers for update in updates], clip)
     by_arrays = {
@@ -155,7 +159,8 @@ def _clipped(
             factor = by_arrays[method][number] if (method, name) in changes and method in by_arrays else 1.0
             return own if factor == 1 else np.asarray(factor * own, own.dtype)
 
-        return _Presented(update, weight, array)
+        n_samples = update.n_samples if update.n_samples <= most_samples else ceil(most_samples)
+        return _Presented(update, weight, array, n_samples=n_samples)
 
     return [presented(number, update) for number, update in enumerate(updates)]
 
@@ -196,9 +201,15 @@ class _Presented:
     """An update whose arrays are made when they are asked for."""
 
     def __init__(
-        self, own: StoredUpdate, weight: Callable[[str], np.ndarray], array: Callable[[str, str], np.ndarray]
+        self,
+        own: StoredUpdate,
+        weight: Callable[[str], np.ndarray],
+        array: Callable[[str, str], np.ndarray],
+        *,
+        n_samples: int | None = None,
     ) -> None:
-        self.site, self.n_samples, self.n_steps, self.metrics = own.site, own.n_samples, own.n_steps, own.metrics
+        self.site, self.n_steps, self.metrics = own.site, own.n_steps, own.metrics
+        self.n_samples = own.n_samples if n_samples is None else n_samples
         self._own, self._weight, self._array = own, weight, array
 
     @property

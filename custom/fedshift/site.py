@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import fedshift
 from fedshift import methods
 from fedshift.data.manifest import manifest_sha256
 from fedshift.data.samples import EverySite, Samples, Union
@@ -88,7 +89,9 @@ class Site:
         self._manifest_sha256 = manifest_sha256(data)
         training = self._data if self._data.n_train else Everything(self._data)
         self._set_up(job, name, training, state, device, beside)
-        self._answers = AnswerStore(state / name) if keep_answers else None
+        rules = "" if privacy is None else privacy.model_dump_json()
+        context = f"{fedshift.__version__} {self._manifest_sha256} {rules}"
+        self._answers = AnswerStore(state / name, context) if keep_answers else None
         if privacy is not None:
             from fedshift.privacy.gate import Gate  # brings scipy, which others can do without
 
@@ -230,14 +233,17 @@ class Site:
         """Score an aggregate on what it was not trained on; ``broadcast.round`` is one after the round that made it.
 
         A site that is held out scores it on all samples, and on its test part. ``stop`` is asked as in `train`, where
-        a method fine-tunes; a held-out site trains nothing.
+        a method fine-tunes; a held-out site trains nothing. Nor does one whose policy says so, which measures nothing
+        of its training images for a method's newcomers either.
         """
+        trains = self._gate is None or self._gate.trains
+        spares = not trains and not isinstance(self._training, Everything)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            if not self._store.has_trained(broadcast.round):
+            if not spares and not self._store.has_trained(broadcast.round):
                 session.chain.newcomer(self._training)
             values = self._scores_of_parts(session.chain)
             personal = {}
-            epochs = 0 if self._held_out else session.chain.fine_tune()
+            epochs = 0 if self._held_out or not trains else session.chain.fine_tune()
             if epochs:
                 session.run.stop = stop
                 self._fine_tune(session, epochs)

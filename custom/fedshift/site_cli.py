@@ -6,6 +6,7 @@ import argparse
 import platform
 import shutil
 import socket
+import ssl
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -242,9 +243,21 @@ def _about_certificate(kit: Kit) -> Remark:
 
 
 def _about_server(kit: Kit) -> Remark:
-    where = f"{kit.host}:{kit.port}"
+    where, startup = f"{kit.host}:{kit.port}", kit.folder / "startup"
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    ours.check_hostname = False  # kits name the server as it was provisioned, addresses may differ
     try:
-        socket.create_connection((kit.host, kit.port), timeout=PATIENCE).close()
+        ours.load_verify_locations(startup / "rootCA.pem")
+        ours.load_cert_chain(startup / "client.crt", startup / "client.key")
+        with (
+            socket.create_connection((kit.host, kit.port), timeout=PATIENCE) as connection,
+            ours.wrap_socket(connection),
+        ):
+            pass
+    except ssl.SSLCertVerificationError as error:
+        return Remark("error", "server", f"{where} is no server of project {kit.project} ({error.verify_message})")
+    except ssl.SSLError as error:
+        return Remark("warning", "server", f"{where} does not speak TLS as FLARE's server does ({error.reason})")
     except OSError as error:
         return Remark("note", "server", f"{where} does not answer ({error.strerror or error}): it may not run yet")
     return Remark("ok", "server", f"{where} answers")

@@ -33,6 +33,8 @@ from fedshift.reporting.results import Results, read_results
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT, SERVER, LEAD = "test_federation", "localhost", "lead@hub.org"
 BUILDERS = "nvflare.lighter.impl"
+SILENCE = 12.0
+"""Seconds after which a site notices that its question was lost with a killed process; in real kits two minutes."""
 
 
 class Deployed:
@@ -77,8 +79,8 @@ class Deployed:
         """What a party's owner does with ``fedshift site init``."""
         kit = open_kit(self.kits / name)
         files = local_files(kit, data=data)
-        silence = self.lines[name].silence if name in self.lines else None
-        if silence is not None:
+        silence = self.lines[name].silence if name in self.lines else SILENCE
+        if name != SERVER and silence is not None:
             resources = json.loads(files[RESOURCES])
             resources["client"]["communication_timeout"] = silence
             files[RESOURCES] = json.dumps(resources)

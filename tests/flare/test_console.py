@@ -88,7 +88,7 @@ def stats(said: str) -> Any:
 
 def test_a_job_is_submitted_listed_and_at_work_everywhere(day: Day) -> None:
     assert f"Submitted job: {day.job_id}" in day.said["submit_job"]
-    assert re.search(rf"\| {day.job_id} \| fedavg_shapes \| RUNNING +\|", day.said["list_jobs"])
+    assert re.search(rf"\| {day.job_id} \| fedavg_shapes +\| RUNNING +\|", day.said["list_jobs"])
     assert "Engine status: started" in day.said["check_status server"]
     assert re.search(rf"\| {day.job_id} \| app ", day.said["check_status server"])
     for site in "ABC":
@@ -135,7 +135,7 @@ def test_the_servers_log_and_progress_can_be_read_and_a_sites_cannot(day: Day) -
 def test_an_aborted_job_ends_and_says_so(day: Day) -> None:
     assert "Abort signal has been sent" in day.said["abort_job"]
     assert day.said["status"] == "FINISHED:ABORTED"
-    assert re.search(rf"\| {day.job_id} \| fedavg_shapes \| FINISHED:ABORTED +\|", day.said["list_jobs afterwards"])
+    assert re.search(rf"\| {day.job_id} \| fedavg_shapes +\| FINISHED:ABORTED +\|", day.said["list_jobs afterwards"])
     assert f"{day.job_id} is not running" in day.said["show_stats afterwards"]
     progress = read_progress(day.folder)
     assert progress is not None and "the run was stopped from outside during round" in progress.reason

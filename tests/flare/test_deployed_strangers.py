@@ -18,7 +18,7 @@ from fedshift import __version__
 from fedshift.cli import main
 
 from .conftest import ROOT, image_sites
-from .deployed import SERVER, Deployed, DeployedRun, wait_for
+from .deployed import PROJECT, SERVER, Deployed, DeployedRun, wait_for
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -80,6 +80,14 @@ def test_a_site_can_see_that_its_certificate_has_expired(
 ) -> None:
     assert main(["site", "check", str(guarded.federation.kits / "C")]) == 1
     assert re.search(r"certificate.*(expired|ended)", capsys.readouterr().out)
+
+
+def test_a_site_can_see_that_its_kit_is_of_another_project(
+    guarded: DeployedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kit = guarded.federation.folder.parent / "theirs" / "provisioned" / PROJECT / "prod_00" / "D"
+    assert main(["site", "check", str(kit)]) == 1
+    assert f"is no server of project {PROJECT}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_site_with_another_fedshift_is_left_out_and_both_versions_are_named(guarded: DeployedRun) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,7 @@ from fedshift.coordinator import Coordinator
 from fedshift.federation import run_in_process
 from fedshift.methods import fedfa
 from fedshift.networks.unet import UNet
+from fedshift.site import Site
 from fedshift.tasks import build_task
 
 SITES = ("A", "B", "C", "D")
@@ -94,6 +96,46 @@ def test_only_arrays_of_which_the_sum_suffices_say_so() -> None:
         assert reduced == ({"sum"} if share == "sums" else {"stack"})
         assert {spec.reduce for spec in specs["fedrdn"].values()} == {"stack"}, "every site gets the list of pairs"
         assert len(specs["fedfa"]) == (20 if share == "sums" else 10)
+
+
+def test_a_square_that_is_not_that_of_its_difference_is_refused() -> None:
+    net = UNet(features=4)
+    server = fedfa.Server(fedfa.Config(share="sums"))
+    server.start(net, server_context())
+    sizes = {name: len(array) for name, array in server.state.items() if name.startswith(("mean.", "std."))}
+    for seed in range(3):
+        (sent,) = updates_of("sums", server, [statistics(seed, sizes)] * len(SITES))[:1]
+        arrays = sent.arrays["fedfa"]
+        assert server.fault(arrays, 8) is None
+        name = fedfa.squared("std.2")
+        for square in (arrays[name] * 1.01, arrays[name] + 1e6, np.zeros_like(arrays[name])):
+            told = server.fault({**arrays, name: square}, 8)
+            assert told is not None and told[0] == name
+    assert fedfa.Server(fedfa.Config()).fault(arrays, 8) is None
+
+
+def test_a_difference_far_from_the_other_sites_is_refused_in_a_run(
+    three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its square fits: only the other sites show that it cannot be right."""
+    job = small_job("fedfa", "schedule.rounds=1", "fedfa.share=sums")
+    coordinator = Coordinator(job, tmp_path / "run")
+    sites = {name: Site(job, name, data=path, state=tmp_path / "sites") for name, path in three_sites.items()}
+    coordinator.open(0)
+    for site in sites.values():
+        coordinator.register(site.info())
+        assert coordinator.accept(site.statistics())
+    coordinator.close()
+    broadcast = coordinator.open(1)
+    for name, site in sites.items():
+        update = site.train(broadcast)
+        if name == "HK":
+            far = np.full_like(update.arrays["fedfa"]["mean.1"], 9e5)
+            arrays = {**update.arrays["fedfa"], "mean.1": far, fedfa.squared("mean.1"): far**2}
+            update = replace(update, arrays={**update.arrays, "fedfa": arrays})
+        assert coordinator.accept(update)
+    coordinator.close()
+    assert [(r.site, r.key) for r in coordinator.results.rounds[-1].rejected] == [("HK", "fedfa")]
 
 
 @pytest.mark.parametrize("running", ["average", "reset", "local"])

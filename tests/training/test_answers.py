@@ -58,11 +58,18 @@ def test_another_task_is_not_known(other: Broadcast, tmp_path: Path) -> None:
     assert store.find(other) is None
 
 
-def test_a_truncated_answer_is_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_policy_or_other_data_know_no_earlier_answer(tmp_path: Path) -> None:
+    AnswerStore(tmp_path, "train: true").keep(TASK, ANSWER)
+    assert AnswerStore(tmp_path, "train: false").find(TASK) is None
+    assert AnswerStore(tmp_path, "train: true").find(TASK) is not None
+
+
+@pytest.mark.parametrize("left", [0, 1, 30, 200])
+def test_a_truncated_answer_is_no_answer(left: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = AnswerStore(tmp_path)
     store.keep(TASK, ANSWER)
     (path,) = tmp_path.iterdir()
-    path.write_bytes(path.read_bytes()[:200])
+    path.write_bytes(path.read_bytes()[:left])
     assert store.find(TASK) is None
     assert "answer.pt cannot be read" in caplog.text
 

@@ -62,17 +62,18 @@ def test_a_repeated_task_leaves_later_rounds_alone(tmp_path: Path) -> None:
     assert names(tmp_path) == [0, 1, 2, 3]
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:100])
+def truncate(path: Path, left: int = 100) -> None:
+    path.write_bytes(path.read_bytes()[:left])
 
 
+@pytest.mark.parametrize("left", [0, 4, 100, 400])
 def test_a_truncated_file_is_set_aside_and_the_one_before_it_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    left: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = StateStore(tmp_path)
     store.write(1, mark(1), best_round=0)
     store.write(2, mark(2), best_round=0)
-    truncate(tmp_path / "round_000002.pt")
+    truncate(tmp_path / "round_000002.pt", left)
     assert value_of(store.before(3)) == 1
     assert "round_000002.pt cannot be read" in caplog.text
     assert "round_000002.damaged" in caplog.text

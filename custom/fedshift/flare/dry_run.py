@@ -119,7 +119,7 @@ def _shortened(job: JobSpec, steps: int, trains: str | None = None) -> JobSpec:
     raw = job.dump()
     raw["task"]["network"]["weights"] = None
     raw["task"]["schedule"]["local_steps"] = steps
-    raw["federation"] |= {"min_sites": 1, "sites_per_round": None, "hosts": None, "encryption": None}
+    raw["federation"] |= {"robust": None, "min_sites": 1, "sites_per_round": None, "hosts": None, "encryption": None}
     if trains in raw["task"]["held_out"]:
         raw["task"]["held_out"].remove(trains)
         raw["task"]["sites"].append(trains)

@@ -8,6 +8,7 @@ what a federation has set (graphics cards, encryption) stays as it is.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -58,6 +59,7 @@ privacy:
   train: {train}                         # false: this site only scores models, for jobs that hold it out
   allow: [statistics, control, loss]  # of: statistics, prototypes, images, generator, control, loss, other
   min_cases: 1                        # patients (or pictures) to train on before any of these leaves
+  # encryption: required              # refuse jobs in which the server could read single updates
   # Gaussian noise: epsilon and delta for the whole job together, or, in their place, multiplier for one message
   # statistics: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}
   # weights: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}
@@ -293,7 +295,9 @@ class Fault:
 
 
 def faults(kit: Kit) -> Iterator[Fault]:
-    """Compare ``local/`` with what `local_files` makes of the kit, as to its safety."""
+    """What would keep jobs from running, and where ``local/`` differs from `local_files` as to its safety."""
+    if shlex.split(str(kit.folder.absolute())) != [str(kit.folder.absolute())]:
+        yield Fault(f"FLARE starts no job in a folder with blanks or quotes in its name: move {kit.folder.absolute()}")
     for name in (RESOURCES, AUTHORIZATION):
         if not (kit.local / name).is_file():
             yield Fault(f"{kit.local / name} is missing, so FLARE's default holds: run 'fedshift site init'")

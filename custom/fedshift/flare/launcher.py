@@ -71,7 +71,10 @@ class PersistentHandle(JobHandleSpec):
             with self._lock:
                 if self._ended.is_set():
                     return
-                self._process = self._launch()
+                try:
+                    self._process = self._launch()
+                except Exception:  # no memory for it, perhaps: the old process is asked again, and counts again
+                    log.exception("the job process could not be started again")
 
 
 class _Persistent:

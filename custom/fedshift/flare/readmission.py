@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ from fedshift.job import FILE_NAME
 log = logging.getLogger("fedshift")
 
 LOOK = 2.0
-"""Seconds between looks at who is connected."""
-TRIES = 60
-"""How often a job is offered to a site that cannot start it."""
+"""Seconds between looks at who is connected, and before a site that refused is asked again; then twice as long."""
+LONGEST = 60.0
+"""Seconds between two such questions at most."""
+SEVERAL = 8
+"""Refusals after which the log speaks of an error."""
 STILL_RUNS = "Client app already started."
 LACKS_APP = "Client app does not exist"
 """Said by FLARE's sites."""
@@ -49,9 +52,10 @@ class Readmission(FLComponent):
         """Its work begins when the server has started."""
         super().__init__()
         self._stop = threading.Event()
-        self._tries: dict[tuple[str, str], int] = {}
         self._left: dict[str, Job] = {}
         self._resumed: set[str] = set()
+        self._admitted: set[tuple[str, str]] = set()
+        self._refusals: dict[tuple[str, str], tuple[int, float]] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Begin with the server, and end with it."""
@@ -83,39 +87,59 @@ class Readmission(FLComponent):
 
     def _look(self, engine: Any, fl_ctx: FLContext) -> None:
         runner = engine.job_runner
+        for job_id in list(runner.running_jobs):
+            # FLARE would fail a job whose every site does not end well: here its workflow's quorum decides alone.
+            for name in list(runner._pending_client_outcomes.get(job_id, ())):
+                runner.resolve_client_outcome(job_id, name)
         for job in [*self._left.values(), *list(runner.running_jobs.values())]:
             for client in engine.get_clients():
                 app = next((app for app, sites in job.get_deployment().items() if client.name in sites), None)
                 if app is None:
                     continue
-                if job.job_id in self._left:
-                    # FLARE starts no job without a site: this one is the first, and offered the job just below.
-                    del self._left[job.job_id]
-                    log.warning("job %s goes on: site %s is back", job.job_id, client.name)
-                    self._resumed.add(job.job_id)
-                    runner.restore_running_job(job.job_id, {client.token: client}, None, fl_ctx)
-                    if job.job_id in engine.run_processes:
-                        engine.run_processes[job.job_id][RunProcessKey.PARTICIPANTS] = {}
+                if job.job_id in self._left and not self._go_on(job, client, engine, fl_ctx):
+                    break
                 running = engine.run_processes.get(job.job_id)
                 if running is not None:
                     self._admit(client, job, app, running, engine, fl_ctx)
+
+    def _go_on(self, job: Job, first: Client, engine: Any, fl_ctx: FLContext) -> bool:
+        """Start the server's process of a job that was left. FLARE starts none without a site: this is the first."""
+        del self._left[job.job_id]
+        manager, runner = engine.get_component(SystemComponents.JOB_MANAGER), engine.job_runner
+        known = manager.get_job(job.job_id, fl_ctx)
+        if known is None or known.meta.get(JobMetaKey.STATUS) not in (RunStatus.RUNNING, RunStatus.DISPATCHED):
+            return False  # aborted or deleted meanwhile
+        log.warning("job %s goes on: site %s is back", job.job_id, first.name)
+        self._resumed.add(job.job_id)
+        runner.restore_running_job(job.job_id, {first.token: first}, None, fl_ctx)
+        if job.job_id not in runner.running_jobs:
+            log.error("job %s cannot go on: FLARE's log has the reason", job.job_id)
+            manager.set_status(job.job_id, RunStatus.ABANDONED, fl_ctx)
+            return False
+        manager.set_status(job.job_id, RunStatus.RUNNING, fl_ctx)
+        return True
 
     def _admit(
         self, client: Client, job: Job, app: str, running: dict[str, Any], engine: Any, fl_ctx: FLContext
     ) -> None:
         participants: dict[str, Client] = running[RunProcessKey.PARTICIPANTS]
-        tries = self._tries.get((job.job_id, client.token), 0)
-        if client.token in participants or tries >= TRIES:
+        key = job.job_id, client.token
+        # After the server was stopped no site runs the job for it, the first one included.
+        if key in self._admitted or (client.token in participants and job.job_id not in self._resumed):
             return
-        self._tries[job.job_id, client.token] = tries + 1
+        refusals, again = self._refusals.get(key, (0, 0.0))
+        if time.monotonic() < again:
+            return
         refusal = self._start(client, job, app, engine, fl_ctx)
         if refusal is not None:
-            level = logging.ERROR if tries + 1 == TRIES else logging.INFO
+            self._refusals[key] = refusals + 1, time.monotonic() + min(LOOK * 2**refusals, LONGEST)
+            level = logging.ERROR if refusals == SEVERAL else logging.INFO
             log.log(level, "job %s cannot start at site %s: %s", job.job_id, client.name, refusal)
             return
         # A new one, as FLARE's threads go through it; without what the site was before it was restarted.
         others = {token: other for token, other in participants.items() if other.name != client.name}
         running[RunProcessKey.PARTICIPANTS] = {**others, client.token: client}
+        self._admitted.add(key)
         log.warning("site %s takes part in job %s from now on", client.name, job.job_id)
 
     def _start(self, client: Client, job: Job, app: str, engine: Any, fl_ctx: FLContext) -> str | None:
@@ -155,4 +179,5 @@ def update_clients(engine: Any, job_id: str) -> None:
     """In a job's process at the server: learn from the parent who takes part now."""
     clients = engine._retrieve_clients_data(job_id)
     if clients and set(clients) != set(engine.client_manager.clients):
-        engine.client_manager.set_clients(clients)
+        manager = engine.client_manager
+        manager.name_to_clients, manager.clients = {client.name: client for client in clients.values()}, clients

@@ -101,7 +101,10 @@ class FedshiftWorkflow(Controller):
     def _admit(self, job_id: str, ended: threading.Event) -> None:
         """Let sites in that the server's parent process has admitted since the job began."""
         while not ended.wait(ADMIT):
-            update_clients(self._engine, job_id)
+            try:
+                update_clients(self._engine, job_id)
+            except Exception:
+                log.exception("asking who takes part failed; asked again in %g s", ADMIT)
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
@@ -124,6 +127,9 @@ class FedshiftWorkflow(Controller):
             audit = partial(_audit, fl_ctx.get_job_id())
             data = aggregator.begin(job, folder, on_progress=progress.update, on_reject=audit, startup=startup)
             coordinator = aggregator.coordinator
+            if coordinator.results.final is not None:
+                log.warning("the run had been finished when it was interrupted: nothing is left to do")
+                return
             log.info("job %s: %s, %d rounds", job.name, several(job.task.sites), coordinator.rounds)
             if coordinator.round:
                 log.warning("the run was interrupted: it goes on with %s", _place(coordinator))

@@ -58,10 +58,10 @@ class ArraySpec:
     where the server needs only the sum over sites, so that a transport which encrypts may add what it cannot read.
 
     ``alike`` says how far an array may be from the other sites' of its round (`fedshift.guard.outliers`): "norm", all
-    that a method sends so is together no larger than ``federation.max_norm_ratio`` times the median; "elements", each
-    of its numbers, which are positive, is within that factor of the sites' median. ``averaged`` is set where the
-    server does nothing but take means over sites, of values or of changes, so that ``federation.robust`` acts on the
-    array too (`fedshift.robust`).
+    that a method sends so is together no larger than ``federation.max_norm_ratio`` times the median, of this round or
+    the largest of earlier ones; "elements", each of its numbers, which are positive, is within that factor of the
+    sites' median. ``averaged`` is set where the server does nothing but take means over sites, of values or of changes,
+    so that ``federation.robust`` acts on the array too (`fedshift.robust`).
     """
 
     shape: tuple[int | str, ...]

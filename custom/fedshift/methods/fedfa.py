@@ -39,7 +39,7 @@ the server still sees every site's numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -155,10 +155,12 @@ def differences(name: str, spec: base.ArraySpec) -> dict[str, base.ArraySpec]:
     """What ``share: sums`` sends in place of an array: d and d²."""
     told = f"{spec.reveals}: {{}} the mean of all sites; only the sum over sites is used"
     widest = spec.high - min(spec.low, -spec.high)
-    difference = replace(spec, dtype="float64", low=-widest, high=widest, alike="", reduce="sum", mean_of=None)
+    difference = replace(spec, dtype="float64", low=-widest, high=widest, reduce="sum", mean_of=None)
     return {
         name: replace(difference, reveals=told.format("the difference to")),
-        squared(name): replace(difference, low=0, high=widest**2, reveals=told.format("the squared difference to")),
+        squared(name): replace(
+            difference, low=0, high=widest**2, alike="", reveals=told.format("the squared difference to")
+        ),
     }
 
 
@@ -285,6 +287,14 @@ class Server(base.Server[Config]):
         for number, stage in stages_of(net, self.config.layers, "fedfa").items():
             for name, fill in (("gamma_mean", 1.0), ("gamma_std", 1.0), ("mean", 0.0), ("std", 1.0)):
                 self.state[f"{name}.{number}"] = np.full(stage.channels, fill, np.float32)
+
+    def fault(self, arrays: Mapping[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
+        """A square must be that of the difference beside it. Encrypted ones cannot be looked at."""
+        if self.config.share == "sums":
+            for name in [n for n in self.state if n.startswith(("mean.", "std.")) and n in arrays]:
+                if not np.allclose(arrays[squared(name)], np.square(arrays[name]), rtol=1e-6, atol=1e-12):
+                    return squared(name), f"is not the square of {name}, which the site sent with it"
+        return None
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
         """Eq. 5 to 7 for every layer."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -38,8 +38,9 @@ from fedshift.tasks import SiteData, Task
 
 log = logging.getLogger("fedshift")
 
-LEAST_DEVIATION = 0.02
-"""Of the images' range: a noisy deviation is not below this, since other sites divide by it."""
+LEAST_DEVIATION = 0.05
+"""Of the images' range: a noisy deviation is not below this, since other sites divide by it. The most is 0.5, and a
+ratio of 10 is well within what the guard takes for alike."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -135,15 +136,30 @@ class Gate:
             sent = int(bool(self._trainable - withheld))
             self._weights = Budget(policy.weights, once=0, per_round=sent, rounds=self._rounds)
 
+    @property
+    def trains(self) -> bool:
+        """Whether the site's training images may be trained on."""
+        return self._policy.train
+
     def admit(self, broadcast: Broadcast) -> str:
         """Before a task whose answer has something of the training images in it. Returns what `release` needs.
 
         Raises:
-            PolicyError: the policy forbids the job, or noise forbids a second answer.
+            PolicyError: the policy forbids the job, what came is not finite, or noise forbids a second answer.
         """
         if not self._policy.train:
             raise PolicyError(
                 f"site {self._site} only evaluates (privacy.train: false): hold it out ('fedshift job --held-out')"
+            )
+        if self._policy.encryption == "required" and self._job.federation.encryption is None:
+            raise PolicyError(
+                f"site {self._site}: its policy wants updates encrypted (privacy.encryption: required), and job "
+                f"{self._job.name} does not encrypt them: add '--set federation.encryption=ckks'"
+            )
+        if not self._population.images and (self._statistics or self._weights):
+            raise PolicyError(
+                f"site {self._site}: its policy puts noise on what leaves, and the site has no training cases: hold it "
+                "out ('fedshift job --held-out'), and ask it for scores only"
             )
         for method, named in self._specs.items():
             for name, spec in named.items():
@@ -154,6 +170,7 @@ class Gate:
                 f"statistics of {self._job.task.network.name} ({self._measured[0]} and others) would leave without: "
                 "add method fedbn, or choose a network without batch norm"
             )
+        self._require_finite(broadcast)
         if self._statistics is None and self._weights is None:
             return ""
         if not 0 <= broadcast.round <= self._rounds:
@@ -190,6 +207,16 @@ class Gate:
         told.insert(0, f"leaves: {', '.join([*kinds, *(['network'] if weights else [])]) or 'counts'}")
         log.info("site %s, round %d: privacy policy: %s", self._site, update.round, "; ".join(told))
         return replace(update, arrays=arrays, weights=weights, metrics=metrics)
+
+    def _require_finite(self, broadcast: Broadcast) -> None:
+        """Changes are measured against what came: one number that is none would hide how long they are."""
+        for part, arrays in {"weights": broadcast.weights, **broadcast.arrays}.items():
+            for name, array in arrays.items():
+                if not np.isfinite(array).all():
+                    raise PolicyError(
+                        f"site {self._site}, round {broadcast.round}: the server sent {part}/{name} with numbers that "
+                        "are not finite, which no honest server does: ask who runs it"
+                    )
 
     def _check(self, method: str, name: str, spec: ArraySpec) -> None:
         policy, population = self._policy, self._population
@@ -314,7 +341,12 @@ class Gate:
         length = sqrt(sum(float(np.square(change).sum()) for change in changes.values()))
         # Depends on the data: for who looks for a good bound, at the site only, and not in the ordinary log.
         log.debug("site %s: a change of norm %.3g meets the bound %.3g", self._site, length, norm)
-        factor = min(1.0, norm / length) if length > 0 else 1.0
+        if not isfinite(length):
+            raise PolicyError(
+                f"site {self._site}: what noise is to cover has no finite distance to what the server sent, so it "
+                "cannot be clipped and does not leave: ask who runs the server"
+            )
+        factor = 1.0 if length <= norm else norm / length
         return {key: factor * change for key, change in changes.items()}
 
     def _account(self, what: str, budget: Budget, round_: int) -> str:

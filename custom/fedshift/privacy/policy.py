@@ -55,12 +55,14 @@ class Policy(Strict):
     ``train``: whether the site trains at all. If not, it only scores models, for jobs that hold it out.
     ``allow``: kinds of arrays that methods may send beside the network (`Kind`).
     ``min_cases``: patients to train on (pictures, where a case is one picture) that a site must have before any such
-    array leaves; for prototypes, in each class. ``statistics``, ``weights``: noise on these, none by default. With
-    noise on the network nothing that comes from training images leaves without noise.
+    array leaves; for prototypes, in each class. ``encryption``: ``required`` refuses jobs that do not encrypt updates.
+    ``statistics``, ``weights``: noise on these, none by default. With noise on the network nothing that comes from
+    training images leaves without noise.
     """
 
     train: bool = True
     allow: tuple[Kind, ...] = ("statistics", "control", "loss")
     min_cases: int = Field(default=1, ge=1)
+    encryption: Literal["required"] | None = None
     statistics: StatisticsNoise | None = None
     weights: WeightNoise | None = None

@@ -7,6 +7,7 @@ Tags: ``val/<metric>/<site>``, ``val/<metric>/mean``, ``train_loss/<site>`` and 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -26,6 +27,8 @@ class Events:
         """``folder`` is the run's; files go to ``tb_events`` in it."""
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only the server needs it
 
+        # All points are made from the results: those of a run that was interrupted come again.
+        shutil.rmtree(folder / FOLDER, ignore_errors=True)
         self._writer = SummaryWriter(str(folder / FOLDER))
         self._written: set[tuple[str, int]] = set()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedshift.messages import Broadcast, Update
-from fedshift.training.state import write_whole
+from fedshift.training.state import first_words, write_whole
 
 log = logging.getLogger("fedshift")
 
@@ -27,9 +26,14 @@ log = logging.getLogger("fedshift")
 class AnswerStore:
     """The last answer of one site in one job."""
 
-    def __init__(self, folder: Path) -> None:
-        """``folder`` is the site's folder for the job's state; it is made when first written to."""
-        self._path = folder / "answer.pt"
+    def __init__(self, folder: Path, context: str = "") -> None:
+        """For one way of answering.
+
+        Args:
+            folder: the site's folder for the job's state; it is made when first written to.
+            context: whatever else decides the answers, such as the site's policy: another one knows none of them.
+        """
+        self._path, self._context = folder / "answer.pt", context
 
     def find(self, broadcast: Broadcast) -> Update | None:
         """The answer to this very task, if it is the last one that was kept."""
@@ -37,18 +41,18 @@ class AnswerStore:
             return None
         try:
             kept = torch.load(self._path, map_location="cpu", weights_only=True)
-            if kept.pop("task") != fingerprint(broadcast):
+            if kept.pop("task") != fingerprint(broadcast, self._context):
                 return None
             arrays = {method: _arrays(named) for method, named in kept.pop("arrays").items()}
             return Update(weights=_arrays(kept.pop("weights")), arrays=arrays, **kept)
-        except (RuntimeError, EOFError, OSError, ValueError, TypeError, KeyError, pickle.UnpicklingError) as error:
-            log.warning("%s cannot be read (%s): the round is trained again", self._path, error)
+        except Exception as error:  # torch raises all kinds for a damaged file
+            log.warning("%s cannot be read (%s): the round is trained again", self._path, first_words(error))
             return None
 
     def keep(self, broadcast: Broadcast, update: Update) -> None:
         """Write the answer in place of the one before. Where that fails a repeated task is done again, no more."""
         content: dict[str, Any] = vars(update) | {
-            "task": fingerprint(broadcast),
+            "task": fingerprint(broadcast, self._context),
             "weights": _tensors(update.weights),
             "arrays": {method: _tensors(named) for method, named in update.arrays.items()},
         }
@@ -58,10 +62,10 @@ class AnswerStore:
             log.warning("%s cannot be written (%s)", self._path, error.strerror)
 
 
-def fingerprint(broadcast: Broadcast) -> str:
+def fingerprint(broadcast: Broadcast, context: str = "") -> str:
     """Sixteen bytes, as hex, over all that decides a site's answer."""
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(f"{broadcast.round} {broadcast.best_round}".encode())
+    digest.update(f"{context}\0{broadcast.round} {broadcast.best_round}".encode())
     for name, arrays in sorted({"": broadcast.weights, **broadcast.arrays}.items()):
         for key, value in sorted(arrays.items()):
             array = np.ascontiguousarray(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import pickle
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,9 +78,9 @@ class StateStore:
         path = self._path(round_)
         try:
             return SiteState(**torch.load(path, map_location="cpu", weights_only=True))
-        except (RuntimeError, EOFError, OSError, ValueError, TypeError, pickle.UnpicklingError) as error:
+        except Exception as error:  # torch raises all kinds for a damaged file, some without a word
             aside = path.replace(path.with_suffix(".damaged"))
-            reason = str(error).partition(". ")[0]
+            reason = first_words(error)
             log.error("%s cannot be read (%s): it is now %s, the state before it is used", path, reason, aside.name)
             return None
 
@@ -93,6 +92,11 @@ class StateStore:
 
     def _path(self, round_: int) -> Path:
         return self._folder / f"round_{round_:06d}.pt"
+
+
+def first_words(error: Exception) -> str:
+    """An error's first sentence, or its kind if it has none."""
+    return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
 
 
 def write_whole(content: dict[str, Any], path: Path) -> None:
