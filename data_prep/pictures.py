@@ -222,7 +222,7 @@ def _of_class(pictures: Sequence[Picture], label: str) -> list[int]:
 
 def _row(site: Path, name: str, numbers: Sequence[int], *more: str, size: int) -> Row:
     """Some of a site's pictures, evenly spaced over ``numbers``."""
-    images = np.load(site / "arrays" / str(size) / "images.npy", mmap_mode="r")
+    images = np.load(site / "arrays" / str(size) / "images.npy", mmap_mode="r", allow_pickle=False)
     shown = min(PER_ROW, len(numbers))
     text = "\n".join([name, f"{len(numbers)} pictures", *more]).encode("ascii", "replace").decode()
     return text, [np.array(images[numbers[column * len(numbers) // shown]]) for column in range(shown)]
