@@ -30,6 +30,12 @@ ALWAYS = (
         "size of the data set, and that it has not changed",
     ),
     ("fedshift version and source hash", "2 strings", "every answer", "which software runs"),
+    (
+        "answer to `show_stats ID client`",
+        "a few words",
+        "when a coordinator asks",
+        "what the site works on and since when; the loss and the seconds of its last answer once more",
+    ),
     ("kind of error", "a word", "when a task fails", "that the site could not do it; the sentence stays in its log"),
 )
 MANY = 12
