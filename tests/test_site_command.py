@@ -7,7 +7,11 @@ import json
 import re
 import shutil
 import socket
+import ssl
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +71,29 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@contextmanager
+def tls_server(kit: Path) -> Iterator[int]:
+    """A port at which a server's kit shows its certificate, and wants one; nothing more."""
+    startup = kit / "startup"
+    ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(startup / "rootCA.pem"))
+    ours.load_cert_chain(startup / "server.crt", startup / "server.key")
+    ours.verify_mode = ssl.CERT_REQUIRED
+
+    def serve(listening: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with suppress(OSError), ours.wrap_socket(connection, server_side=True) as secured:
+                secured.recv(1)
+
+    with socket.create_server(("localhost", 0)) as listening:
+        threading.Thread(target=serve, args=(listening,), daemon=True).start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+
+
 # --- init ---------------------------------------------------------------------------------------------------
 
 
@@ -86,10 +113,9 @@ def test_init_makes_a_site_ready_and_says_what_it_has(
 
 
 def test_init_says_whether_the_server_can_be_reached(
-    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    kit: Path, server: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_server(("localhost", 0)) as listening:
-        port = listening.getsockname()[1]
+    with tls_server(server) as port:
         config = kit / "startup" / "fed_client.json"
         config.write_text(config.read_text(encoding="utf-8").replace(":8002", f":{port}"), encoding="utf-8")
         assert site("init", kit, "--data", data[NAME]) == 0

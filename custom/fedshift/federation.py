@@ -65,8 +65,6 @@ def run_in_process(
         )
     coordinator = Coordinator(job, folder, on_progress=on_progress)
     done = _begin(coordinator, resume=resume)
-    if coordinator.results.final is not None:
-        return coordinator  # it had been finished
     sites: dict[str, Site] = {}
 
     def ask(work: Callable[[Site], Answer], take: Callable[[Answer], object], task: str) -> None:
@@ -130,8 +128,6 @@ def run_pooled(
     """
     coordinator = Coordinator(job, folder, on_progress=on_progress)
     done = _begin(coordinator, resume=resume)
-    if coordinator.results.final is not None:
-        return coordinator  # it had been finished
     state = folder / SITE_STATE
     trainer = PooledSite(job, data=data, state=state, device=device)
     sites = [Site(job, n, data=data[n], state=state, device=device, beside=trainer) for n in job.task.everyone]
@@ -159,6 +155,8 @@ def run_pooled(
 def _begin(coordinator: Coordinator, *, resume: bool) -> int:
     """The last closed round to go on after, or -1; then what an earlier run remembered is removed."""
     done = coordinator.resume() if resume else -1
+    # Of a run that had been finished the models are scored anew: a site may have been missing.
+    coordinator.results.final, coordinator.results.evaluations = None, []
     if done < 0:
         coordinator.start_anew()
         shutil.rmtree(coordinator.folder / SITE_STATE, ignore_errors=True)

@@ -113,9 +113,9 @@ def write_whole(content: dict[str, Any], path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-    except RuntimeError as error:  # torch's, when a disk is full
+    except RuntimeError as error:  # torch's, when a disk is full; it does not say so
         beside.unlink(missing_ok=True)
-        raise OSError(errno.ENOSPC, str(error).partition("\n")[0]) from error
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
     except OSError:
         beside.unlink(missing_ok=True)
         raise
