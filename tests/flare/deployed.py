@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -425,13 +426,16 @@ def org(name: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
-    try:
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Ports that nobody listens on, and that no system gives to those who ask for any, as FLARE's processes do."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().randrange(15000, 30000)
+        try:
+            socket.create_server(("localhost", port)).close()
+        except OSError:
+            continue
+        found.append(port)
+    return found
 
 
 def wait_for(condition: Callable[[], bool], timeout: float, what: str) -> None:
