@@ -17,8 +17,12 @@ SERVER = "localhost"
 
 def provision(task: str, folder: Path) -> Path:
     """``nvflare provision`` of a task's project; returns the folder that holds the kits."""
+    return provision_project(ROOT / "deploy" / PROJECTS[task], folder)
+
+
+def provision_project(project: Path, folder: Path) -> Path:
+    """``nvflare provision`` of any project file."""
     (folder / "home").mkdir(parents=True, exist_ok=True)
-    project = ROOT / "deploy" / PROJECTS[task]
     done = subprocess.run(
         [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(project), "-w", str(folder), "--force"],
         cwd=folder,

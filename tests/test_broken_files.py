@@ -29,11 +29,11 @@ from fedshift.flare.export import SPEC, read_job_folder, write_job
 from fedshift.messages import Broadcast, Update
 from fedshift.networks import pretrained
 from fedshift.reporting.results import read_results
-from fedshift.training.answers import AnswerStore
+from fedshift.training.answers import AnswerStore, fingerprint
 from fedshift.training.state import StateStore
 
 ROOT = Path(__file__).resolve().parents[1]
-TASK = Broadcast(round=1, best_round=0, weights={})
+TASK = fingerprint(Broadcast(round=1, best_round=0, weights={}))
 STRANGE = (None, True, -1, 2**70, float("nan"), "", "ø\n", [], {}, [[]], {"a": None}, "../..", "!!python/object:x")
 
 

@@ -261,7 +261,7 @@ class Coordinator:
         """
         needed = self.needed
         if n_usable < needed:
-            said = {r.site: f"{r.key}: {r.reason}" for r in self._record.rejected}
+            said = self.rejected
             without: dict[str, list[str]] = {}
             for site in [*said, *(s for s in self._counted if s not in said)]:
                 if site not in self.answered and site not in self.job.task.held_out:

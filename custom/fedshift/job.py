@@ -10,9 +10,10 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 
 from fedshift.errors import ConfigError
 from fedshift.strict import Strict
-from fedshift.training.precision import Precision
 
 FILE_NAME = "fedshift.yaml"
+
+Precision = Literal["fp32", "bf16"]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
 """Of a job, task, data set or site: also a folder's name."""

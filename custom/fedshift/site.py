@@ -26,7 +26,7 @@ from fedshift.methods.base import Run
 from fedshift.privacy.policy import Policy
 from fedshift.tasks import Everything, Part, SiteData, build_task
 from fedshift.training import local
-from fedshift.training.answers import AnswerStore
+from fedshift.training.answers import AnswerStore, fingerprint
 from fedshift.training.device import choose_device
 from fedshift.training.precision import prepare, use_threads
 from fedshift.training.state import SiteState, StateStore
@@ -90,8 +90,8 @@ class Site:
         training = self._data if self._data.n_train else Everything(self._data)
         self._set_up(job, name, training, state, device, beside)
         rules = "" if privacy is None else privacy.model_dump_json()
-        context = f"{fedshift.__version__} {self._manifest_sha256} {rules}"
-        self._answers = AnswerStore(state / name, context) if keep_answers else None
+        self._context = f"{fedshift.__version__} {self._manifest_sha256} {rules}"
+        self._answers = AnswerStore(state / name) if keep_answers else None
         if privacy is not None:
             from fedshift.privacy.gate import Gate  # brings scipy, which others can do without
 
@@ -161,13 +161,15 @@ class Site:
             PolicyError: the site's policy forbids that it leaves.
             Stopped: ``stop`` said so; nothing was written.
         """
-        known = self._answers.find(broadcast) if self._answers else None
+        if self._answers is None:
+            return self._policed(broadcast, lambda: self._trained(broadcast, stop))
+        task = fingerprint(broadcast, self._context)
+        known = self._answers.find(task)
         if known is not None:
             log.warning("site %s: round %d has come again: its answer is sent again", self.name, broadcast.round)
             return known
         update = self._policed(broadcast, lambda: self._trained(broadcast, stop))
-        if self._answers:
-            self._answers.keep(broadcast, update)
+        self._answers.keep(task, update)
         return update
 
     def _policed(self, broadcast: Broadcast, work: Callable[[], Update]) -> Update:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import make_site, small_image_job, small_job
-from kits import ROOT, SERVER
+from kits import ROOT, SERVER, provision_project
 
 from fedshift import cli
 from fedshift.checkpoint import load_checkpoint, load_progress
@@ -54,20 +52,8 @@ def project() -> dict[str, Any]:
 def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All parties' kits, as ``nvflare provision`` makes them."""
     folder = tmp_path_factory.mktemp("encrypted")
-    (folder / "home").mkdir()
-    content = project()
-    (folder / "project.yml").write_text(yaml.safe_dump(content), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", str(folder), "--force"],
-        cwd=folder,
-        env=os.environ | {"HOME": str(folder / "home")},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / content["name"] / "prod_00"
+    (folder / "project.yml").write_text(yaml.safe_dump(project()), encoding="utf-8")
+    return provision_project(folder / "project.yml", folder)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from conftest import make_image_site, small_image_job
 from fedshift.messages import Broadcast, Update
 from fedshift.site import Site, read_weights
 from fedshift.training import local
-from fedshift.training.answers import AnswerStore
+from fedshift.training.answers import AnswerStore, fingerprint
 
 TASK = Broadcast(
     round=2,
@@ -32,8 +32,8 @@ ANSWER = Update(
 
 
 def test_the_same_task_gets_the_same_answer(tmp_path: Path) -> None:
-    AnswerStore(tmp_path / "A").keep(TASK, ANSWER)
-    again = AnswerStore(tmp_path / "A").find(replace(TASK, sites=("A", "B")))
+    AnswerStore(tmp_path / "A").keep(fingerprint(TASK), ANSWER)
+    again = AnswerStore(tmp_path / "A").find(fingerprint(replace(TASK, sites=("A", "B"))))
     assert again is not None
     assert again.weights["n"].shape == () and again.weights["n"].dtype == np.int64
     np.testing.assert_array_equal(again.weights["w"], ANSWER.weights["w"])
@@ -54,23 +54,24 @@ def test_the_same_task_gets_the_same_answer(tmp_path: Path) -> None:
 )
 def test_another_task_is_not_known(other: Broadcast, tmp_path: Path) -> None:
     store = AnswerStore(tmp_path)
-    store.keep(TASK, ANSWER)
-    assert store.find(other) is None
+    store.keep(fingerprint(TASK), ANSWER)
+    assert store.find(fingerprint(other)) is None
+    assert AnswerStore(tmp_path).find(fingerprint(other)) is None, "nor by a process that has to read the file"
 
 
 def test_another_policy_or_other_data_know_no_earlier_answer(tmp_path: Path) -> None:
-    AnswerStore(tmp_path, "train: true").keep(TASK, ANSWER)
-    assert AnswerStore(tmp_path, "train: false").find(TASK) is None
-    assert AnswerStore(tmp_path, "train: true").find(TASK) is not None
+    AnswerStore(tmp_path).keep(fingerprint(TASK, "train: true"), ANSWER)
+    assert AnswerStore(tmp_path).find(fingerprint(TASK, "train: false")) is None
+    assert AnswerStore(tmp_path).find(fingerprint(TASK, "train: true")) is not None
 
 
 @pytest.mark.parametrize("left", [0, 1, 30, 200])
 def test_a_truncated_answer_is_no_answer(left: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = AnswerStore(tmp_path)
-    store.keep(TASK, ANSWER)
+    store.keep(fingerprint(TASK), ANSWER)
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:left])
-    assert store.find(TASK) is None
+    assert store.find(fingerprint(TASK)) is None
     assert "answer.pt cannot be read" in caplog.text
 
 

@@ -152,13 +152,17 @@ class Readmission(FLComponent):
             if not enough:
                 return f"its resources do not suffice ({token})"
             replies = engine.start_client_job(job, {client.name: DispatchInfo(app, needs, token)}, fl_ctx)
-            said = next((str(reply.reply.body) for reply in replies if reply.reply), "it does not answer")
+            said = next((str(reply.reply.body) for reply in replies if reply.reply), None)
+            if said is None:
+                return "it does not answer"
             if said == STILL_RUNS and job.job_id in self._resumed:
                 # Of before the server was stopped. It may be about to end, and knows nothing of the new process here.
                 engine.job_runner.abort_client_run(job.job_id, [client.name], fl_ctx)
                 return "its former process has not ended yet"
-            if not said.startswith(ERROR_MSG_PREFIX) or LACKS_APP not in said:
-                return said if said.startswith((ERROR_MSG_PREFIX, "it ")) else None
+            if not said.startswith(ERROR_MSG_PREFIX):
+                return None
+            if LACKS_APP not in said:
+                return said
             refusal = self._deploy(client, job, app, engine, fl_ctx)
             if refusal is not None:
                 return refusal

@@ -127,6 +127,7 @@ class FedshiftWorkflow(Controller):
             audit = partial(_audit, fl_ctx.get_job_id())
             data = aggregator.begin(job, folder, on_progress=progress.update, on_reject=audit, startup=startup)
             coordinator = aggregator.coordinator
+            events.update(coordinator.results)  # of an interrupted run: its curves begin anew
             if coordinator.results.final is not None:
                 log.warning("the run had been finished when it was interrupted: nothing is left to do")
                 return

@@ -24,24 +24,21 @@ log = logging.getLogger("fedshift")
 
 
 class AnswerStore:
-    """The last answer of one site in one job."""
+    """The last answer of one site in one job. A task is named by its `fingerprint`."""
 
-    def __init__(self, folder: Path, context: str = "") -> None:
-        """For one way of answering.
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is the site's folder for the job's state; it is made when first written to."""
+        self._path = folder / "answer.pt"
+        self._kept: str | None = None
 
-        Args:
-            folder: the site's folder for the job's state; it is made when first written to.
-            context: whatever else decides the answers, such as the site's policy: another one knows none of them.
-        """
-        self._path, self._context = folder / "answer.pt", context
-
-    def find(self, broadcast: Broadcast) -> Update | None:
+    def find(self, task: str) -> Update | None:
         """The answer to this very task, if it is the last one that was kept."""
-        if not self._path.is_file():
+        if self._kept not in (None, task) or not self._path.is_file():
             return None
         try:
             kept = torch.load(self._path, map_location="cpu", weights_only=True)
-            if kept.pop("task") != fingerprint(broadcast, self._context):
+            self._kept = kept.pop("task")
+            if self._kept != task:
                 return None
             arrays = {method: _arrays(named) for method, named in kept.pop("arrays").items()}
             return Update(weights=_arrays(kept.pop("weights")), arrays=arrays, **kept)
@@ -49,10 +46,10 @@ class AnswerStore:
             log.warning("%s cannot be read (%s): the round is trained again", self._path, first_words(error))
             return None
 
-    def keep(self, broadcast: Broadcast, update: Update) -> None:
+    def keep(self, task: str, update: Update) -> None:
         """Write the answer in place of the one before. Where that fails a repeated task is done again, no more."""
         content: dict[str, Any] = vars(update) | {
-            "task": fingerprint(broadcast, self._context),
+            "task": task,
             "weights": _tensors(update.weights),
             "arrays": {method: _tensors(named) for method, named in update.arrays.items()},
         }
@@ -60,10 +57,12 @@ class AnswerStore:
             write_whole(content, self._path)
         except OSError as error:
             log.warning("%s cannot be written (%s)", self._path, error.strerror)
+        else:
+            self._kept = task
 
 
 def fingerprint(broadcast: Broadcast, context: str = "") -> str:
-    """Sixteen bytes, as hex, over all that decides a site's answer."""
+    """Sixteen bytes, as hex, over all that decides a site's answer; ``context`` is what does beside the task itself."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{context}\0{broadcast.round} {broadcast.best_round}".encode())
     for name, arrays in sorted({"": broadcast.weights, **broadcast.arrays}.items()):

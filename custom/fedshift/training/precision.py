@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-Precision = Literal["fp32", "bf16"]
+if TYPE_CHECKING:
+    from fedshift.job import Precision
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
