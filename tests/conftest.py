@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import SimpleITK
 import torch
 from torch.nn import functional
 
@@ -69,7 +70,7 @@ def make_site(
     gain: float = 1.0,
     offset: float = 0.0,
 ) -> Path:
-    """A prepared site of bright blobs on noise, written straight as cached arrays; shifted by gain and offset."""
+    """A prepared site of bright blobs on noise, its arrays written straight; shifted by gain and offset."""
     rng = np.random.default_rng([seed, sum(site.encode())])
     folder = root / "prostate" / site
     y, x = np.mgrid[:matrix, :matrix]
@@ -100,6 +101,12 @@ def make_site(
     arrays.mkdir(parents=True)
     np.save(arrays / "images.npy", np.stack(images))
     np.save(arrays / "labels.npy", np.stack(labels))
+    (folder / "volumes").mkdir()
+    for number, record in enumerate(records):
+        mask = SimpleITK.GetImageFromArray(np.stack(labels[number * depth :][:depth])[:, ::-1, ::-1])
+        mask.SetSpacing(record["spacing"][::-1])
+        mask.SetDirection((-1, 0, 0, 0, -1, 0, 0, 0, 1))
+        SimpleITK.WriteImage(mask, folder / "volumes" / f"{record['id']}_mask.nii.gz")
     Manifest.parse(
         {
             "schema": 1,

@@ -27,6 +27,7 @@ from fedshift.checkpoint import (
 )
 from fedshift.data.samples import epoch_starts
 from fedshift.errors import ConfigError, MixedDataError, QuorumError
+from fedshift.evaluation.record import Evaluation
 from fedshift.guard import TRAINING, Change, Rejected, check_scores, check_update, medians, outliers
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
@@ -104,6 +105,8 @@ class Coordinator:
         self._withheld = frozenset().union(*(m.client().withheld(net) for m in self._methods))
         self._own_models = any(m.client().scores_own_model(net) for m in self._methods)
         self._fine_tuned: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
+        self._evaluations: dict[int, dict[str, dict[str, Evaluation]]] = {}
+        self._own_evaluations: dict[tuple[int, str], Evaluation] = {}
         self._held_out_scores: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
         self._trainable = frozenset(name for name, _ in net.named_parameters())
         self._updates: dict[str, StoredUpdate] = {}
@@ -379,12 +382,16 @@ class Coordinator:
             if scores.site in self.answered:
                 raise Rejected("site", "has answered already")
             held_out = scores.site in self.job.task.held_out
+            known = self.results.data.get(scores.site)
             check_scores(
                 scores,
                 round_=self._scoring,
                 metrics=self._task.metrics,
                 parts=SCORED_IF_HELD_OUT if held_out else SCORED,
                 personal=not held_out and any(m.client().fine_tune() for m in self._methods),
+                counts={} if known is None else known.n,
+                n_classes=len(self.job.task.classes),
+                per_case=self._task.per_case,
             )
         except Rejected as fault:
             self.reject(scores.site, fault.key, fault.reason)
@@ -395,6 +402,9 @@ class Coordinator:
             self._note_scores(scores)
         if scores.personal:
             self._fine_tuned[scores.round, scores.site] = scores.personal
+        self._evaluations.setdefault(scores.round, {})[scores.site] = dict(scores.evaluations)
+        if scores.personal_evaluation is not None:
+            self._own_evaluations[scores.round, scores.site] = scores.personal_evaluation
         self.answered.append(scores.site)
         self._on_progress(self)
         return True
@@ -441,6 +451,11 @@ class Coordinator:
             best=best,
             last=last,
             personal={site: own[site]["test"] for site in self.job.task.sites if own.get(site, {}).get("test")},
+            personal_evaluations={
+                site: self._own_evaluations[self.best_round, site]
+                for site in self.job.task.sites
+                if (self.best_round, site) in self._own_evaluations
+            },
             fine_tuned=bool(self._fine_tuned),
             newcomers=[site for site in self.job.task.sites if site in best.sites and site not in trained],
         )
@@ -597,7 +612,10 @@ class Coordinator:
                 raise QuorumError(f"round {self.round}: the aggregate's {key} has a negative variance")
 
     def _save(self, name: str, round_: int, weights: Weights, arrays: MethodArrays) -> None:
-        score = self.mean_score(round_)
+        score, statistics = self.mean_score(round_), self.results.statistics
+        kinds = {self.results.data[site].kind for site in self.job.task.sites if site in self.results.data}
+        before = [record for record in self.results.rounds if record.round <= round_]
+        trained = {site for record in before for site, told in record.sites.items() if told.steps}
         save_checkpoint(
             self.folder / name,
             job=self.job,
@@ -610,12 +628,19 @@ class Coordinator:
             },
             personal=sorted(self._personal),
             scores={} if score is None else {f"val_{self.metric}": score},
+            kind=next((kind for kind in ("phantom", "patients") if kind in kinds), "images"),
+            sites=len(trained),
+            statistics=[] if statistics is None else [s for s in self.job.task.sites if s not in statistics.absent],
+            initial_weights=self.results.job.initial_weights,
+            encrypted=self.job.federation.encryption is not None,
         )
 
     def _final(self, round_: int) -> FinalScores:
         told = self._held_out_scores
         held_out = {site: told[round_, site] for site in self.job.task.held_out if (round_, site) in told}
-        return FinalScores(round=round_, sites=self._selection.of(round_), held_out=held_out)
+        more = self._evaluations.get(round_, {})
+        evaluations = {site: more[site] for site in self.job.task.everyone if more.get(site)}
+        return FinalScores(round=round_, sites=self._selection.of(round_), held_out=held_out, evaluations=evaluations)
 
 
 def payload_bytes(weights: Weights, arrays: MethodArrays) -> int:

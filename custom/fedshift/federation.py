@@ -73,6 +73,7 @@ def run_in_process(
             try:
                 if name not in sites:
                     beside = next(iter(sites.values()), None)
+                    policy = (privacy or {}).get(name)
                     site = Site(
                         job,
                         name,
@@ -80,7 +81,8 @@ def run_in_process(
                         state=folder / SITE_STATE,
                         device=device,
                         beside=beside,
-                        privacy=(privacy or {}).get(name),
+                        privacy=policy,
+                        share_cases=policy is None or policy.case_scores,
                     )
                     coordinator.register(site.info())
                     sites[name] = site

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fedshift.evaluation.record import Evaluation
 from fedshift.messages import Arrays, Scores, Update, Weights
 from fedshift.methods.base import ArraySpec
 
@@ -257,7 +258,15 @@ def outliers(
 
 
 def check_scores(
-    scores: Scores, *, round_: int, metrics: Ranges, parts: tuple[str, ...] = ("val", "test"), personal: bool = False
+    scores: Scores,
+    *,
+    round_: int,
+    metrics: Ranges,
+    parts: tuple[str, ...] = ("val", "test"),
+    personal: bool = False,
+    counts: Mapping[str, int] | None = None,
+    n_classes: int = 0,
+    per_case: tuple[str, ...] = (),
 ) -> None:
     """Compare a site's scores of an aggregate with what was asked for.
 
@@ -267,6 +276,9 @@ def check_scores(
         metrics: the task's scores and their ranges.
         parts: what a site scores the model on.
         personal: whether sites fine-tune the model for themselves and score that too.
+        counts: how many samples the site has said that each split has.
+        n_classes: of the task.
+        per_case: the scores that every case has.
 
     Raises:
         Rejected: the first fault found.
@@ -280,6 +292,37 @@ def check_scores(
             if split not in parts:
                 raise Rejected(f"scores.{split}", "is no split that is scored")
             _check_metrics(values, metrics)
+    told = {f"evaluations.{part}": (evaluation, part, scores.values) for part, evaluation in scores.evaluations.items()}
+    if scores.personal_evaluation is not None:
+        told["personal_evaluation"] = (scores.personal_evaluation, "test", scores.personal)
+    for key, (evaluation, part, values_by_part) in told.items():
+        if part not in parts:
+            raise Rejected(key, "is no split that is scored")
+        if evaluation.scores != values_by_part.get(part):
+            raise Rejected(f"{key}.scores", "are not the scores that were given")
+        most = (counts or {}).get(part, MOST_SAMPLES)
+        _check_evaluation(key, evaluation, metrics, most=most, n_classes=n_classes, per_case=per_case)
+
+
+def _check_evaluation(
+    key: str, told: Evaluation, metrics: Ranges, *, most: int, n_classes: int, per_case: tuple[str, ...]
+) -> None:
+    """Single numbers in their ranges, no more cases than samples, a score that is the mean of its cases."""
+    for name, spread in told.distributions.items():
+        if name not in per_case:
+            raise Rejected(f"{key}.distributions.{name}", "is not expected")
+        low, high = metrics[name]
+        for value in (spread.mean, *(spread.quantiles or ()), *(spread.interval or ()), *(spread.cases or ())):
+            if not low <= value <= high:
+                raise Rejected(f"{key}.distributions.{name}", f"holds {value:g}, allowed is {low:g} to {high:g}")
+        if spread.n > most:
+            raise Rejected(f"{key}.distributions.{name}", f"has {spread.n} cases, the part has {most} samples")
+        if told.scores.get(name) != spread.mean:
+            raise Rejected(f"{key}.distributions.{name}", "has another mean than the score")
+    if told.confusion is not None:
+        total = sum(map(sum, told.confusion))
+        if len(told.confusion) != n_classes or total > most:
+            raise Rejected(f"{key}.confusion", f"has {len(told.confusion)} classes and {total} samples")
 
 
 def _is_whole(value: object) -> bool:

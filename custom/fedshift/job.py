@@ -166,6 +166,16 @@ class FederationSpec(Strict):
         return self.min_sites + n_sites - min(self.sites_per_round or n_sites, n_sites)
 
 
+class EvaluationSpec(Strict):
+    """What is measured of the final models beside their scores.
+
+    ``gradient_norm``: how far each site's optimum is from the model, `fedshift.training.local.gradient_norm`, on
+    validation images (all, at held-out sites).
+    """
+
+    gradient_norm: bool = False
+
+
 class JobSpec(Strict):
     """A fully resolved job (schema 1), as ``fedshift job`` writes it."""
 
@@ -175,6 +185,14 @@ class JobSpec(Strict):
     task: TaskSpec
     methods: dict[str, dict[str, Any]]
     federation: FederationSpec
+    evaluation: EvaluationSpec = EvaluationSpec()
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {
+            key: value for key, value in content.items() if key != "evaluation" or self.evaluation != EvaluationSpec()
+        }
 
     def dump(self) -> dict[str, Any]:
         """Plain data, as YAML and JSON can hold it."""

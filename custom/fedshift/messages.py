@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedshift.evaluation.record import Evaluation
+
 Weights = dict[str, np.ndarray]
 """Network state: plain ``state_dict`` keys to arrays, float32 parameters and buffers, int64 counters."""
 
@@ -70,9 +72,12 @@ class Scores:
     """Scores of one model at one site: split name -> metric name -> value.
 
     ``personal`` are those of the model after the site has fine-tuned it for itself, where a method does that.
+    ``evaluations`` say more of some splits, and ``personal_evaluation`` of the personal model's test split.
     """
 
     site: str
     round: int
     values: dict[str, dict[str, float]]
     personal: dict[str, dict[str, float]] = field(default_factory=dict)
+    evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    personal_evaluation: Evaluation | None = None

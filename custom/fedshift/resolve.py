@@ -13,11 +13,14 @@ from torch import nn
 from fedshift import encryption, methods, robust
 from fedshift.apps import apps_dir, tasks
 from fedshift.errors import ConfigError
-from fedshift.job import FederationSpec, JobSpec, TaskSpec, WeightsSpec, read_yaml
+from fedshift.job import EvaluationSpec, FederationSpec, JobSpec, TaskSpec, WeightsSpec, read_yaml
 from fedshift.methods.base import StagedNetwork
 from fedshift.numbered import Numbered
 from fedshift.strict import nearest
 from fedshift.tasks import Task, build_task
+
+APART = {"federation": "federation.min_sites", "evaluation": "evaluation.gradient_norm"}
+"""Keys of a job that are not its task's, and an example of what is below."""
 
 
 def resolve(
@@ -41,7 +44,8 @@ def resolve(
         sites: a part of the sites that train.
         held_out: these of the task's sites only score the final models, all others train. By default the task says
             who is held out.
-        options: ``path=value`` pairs; a path begins with a method's name, ``federation``, or a key of the task.
+        options: ``path=value`` pairs; a path begins with a method's name, ``federation``, ``evaluation``, or a key of
+            the task.
         seed: the seed of the whole job.
         name: the job's name; by default methods and task joined by ``_``.
         weights: the file to start from; in place of one that the task names.
@@ -73,9 +77,9 @@ def resolve(
                 chosen[method].update(method_options)
         raw = _merge(raw, changes)
         raw["protocol"] = protocol
-    federation = _mapping(raw.pop("federation", None), f"{where}: 'federation'")
+    apart = {key: _mapping(raw.pop(key, None), f"{where}: {key!r}") for key in APART}
     for option in options:
-        _apply(option, raw=raw, chosen=chosen, federation=federation)
+        _apply(option, raw=raw, chosen=chosen, apart=apart)
     for key in ("sites", "held_out"):
         if isinstance(raw.get(key), dict):
             raw[key] = Numbered.parse(raw[key], where=f"{where}: {key}").names
@@ -85,7 +89,7 @@ def resolve(
         raw["network"] = raw["network"] | {"weights": weights.model_dump()}
     spec = TaskSpec.parse(raw, where=where)
     loaded = methods.load(chosen)
-    federation_spec = _federation(federation, len(spec.sites))
+    federation_spec = _federation(apart["federation"], len(spec.sites))
     raw_job = {
         "schema": 1,
         "name": name or "_".join([*names, spec.name]),
@@ -93,6 +97,7 @@ def resolve(
         "task": spec,
         "methods": {m.name: m.config.model_dump(mode="json") for m in loaded},
         "federation": federation_spec,
+        "evaluation": EvaluationSpec.parse(apart["evaluation"], where="evaluation"),
     }
     job = JobSpec.parse(raw_job, where="job")
     # What only the network, the kind of task or a method can tell is told now, not when the sites start.
@@ -179,7 +184,9 @@ def _read_task(task: str) -> tuple[dict[str, Any], str]:
     return read_yaml(apps_dir() / f"{task}.yaml"), f"apps/{task}.yaml"
 
 
-def _apply(option: str, *, raw: dict[str, Any], chosen: dict[str, dict[str, Any]], federation: dict[str, Any]) -> None:
+def _apply(
+    option: str, *, raw: dict[str, Any], chosen: dict[str, dict[str, Any]], apart: dict[str, dict[str, Any]]
+) -> None:
     """Put one ``path=value`` where it belongs."""
     path, sign, text = option.partition("=")
     first, *rest = path.split(".")
@@ -194,16 +201,16 @@ def _apply(option: str, *, raw: dict[str, Any], chosen: dict[str, dict[str, Any]
             raise ConfigError(f"--set {option}: the job does not use method {first}")
         chosen[first][".".join(rest)] = value
         return
-    known = [*TaskSpec.model_fields, "federation", *chosen]
+    known = [*TaskSpec.model_fields, *APART, *chosen]
     if first not in known:
         raise ConfigError(f"--set {option}: unknown key {first!r}{nearest(first, known)}")
     if path == "network.name":
         raw["network"] = {"name": value}  # another network has other options
         return
-    target = federation if first == "federation" else raw
-    keys = rest if first == "federation" else [first, *rest]
+    target = apart.get(first, raw)
+    keys = rest if first in apart else [first, *rest]
     if not keys:
-        raise ConfigError(f"--set {option}: name a key below 'federation', such as federation.min_sites")
+        raise ConfigError(f"--set {option}: name a key below {first!r}, such as {APART[first]}")
     for key in keys[:-1]:
         target = target.setdefault(key, {})
         if not isinstance(target, dict):

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedshift
 from fedshift import methods
 from fedshift.data.manifest import manifest_sha256
 from fedshift.data.samples import EverySite, Samples, Union
 from fedshift.errors import DataError
+from fedshift.evaluation.record import Evaluation
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.methods import ClientChain
@@ -29,6 +30,7 @@ from fedshift.training import local
 from fedshift.training.answers import AnswerStore, fingerprint
 from fedshift.training.device import choose_device
 from fedshift.training.precision import prepare, use_threads
+from fedshift.training.seeding import derive_seed
 from fedshift.training.state import SiteState, StateStore
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class Site:
         beside: Site | None = None,
         privacy: Policy | None = None,
         keep_answers: bool = False,
+        share_cases: bool = True,
     ) -> None:
         """Open the site's data.
 
@@ -81,12 +84,14 @@ class Site:
                 from one task to the next.
             privacy: the site's own rules of what may leave; None is none.
             keep_answers: whether a training task that comes again is answered as before and not done again.
+            share_cases: whether a final model's scores of single cases may leave.
 
         Raises:
             DataError: the data cannot be used.
         """
         self._data = build_task(job).open(data, name)
         self._manifest_sha256 = manifest_sha256(data)
+        self._share_cases = share_cases
         training = self._data if self._data.n_train else Everything(self._data)
         self._set_up(job, name, training, state, device, beside)
         rules = "" if privacy is None else privacy.model_dump_json()
@@ -243,14 +248,34 @@ class Site:
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
             if not spares and not self._store.has_trained(broadcast.round):
                 session.chain.newcomer(self._training)
-            values = self._scores_of_parts(session.chain)
-            personal = {}
+            values, evaluations = self._told(session.chain)
+            personal: dict[str, dict[str, float]] = {}
+            own: Evaluation | None = None
             epochs = 0 if self._held_out or not trains else session.chain.fine_tune()
             if epochs:
                 session.run.stop = stop
                 self._fine_tune(session, epochs)
-                personal = self._scores_of_parts(session.chain)
-        return Scores(site=self.name, round=broadcast.round - 1, values=values, personal=personal)
+                personal, owns = self._told(session.chain)
+                own = owns.get("test")
+        return Scores(
+            site=self.name,
+            round=broadcast.round - 1,
+            values=values,
+            personal=personal,
+            evaluations=evaluations,
+            personal_evaluation=own,
+        )
+
+    def evaluate(self, broadcast: Broadcast, part: Part) -> Evaluation:
+        """All that can be told of a received model on one part of the site, which must have samples."""
+        with self._session(broadcast, self._state_before(broadcast.round)) as session:
+            return self._evaluation(session.chain, part)
+
+    def predictions(self, broadcast: Broadcast, part: Part) -> Iterator[Tensor]:
+        """A received model's probabilities for one part of the site, batch by batch, (B, K, …) on the CPU."""
+        assert self._data is not None
+        with self._session(broadcast, self._state_before(broadcast.round)) as session:
+            yield from local.probabilities(self._data, session.chain, self._net, part, self._job.task.schedule)
 
     def _fine_tune(self, session: _Session, epochs: int) -> None:
         """Train the received model for this site alone; nothing of it is kept or sent."""
@@ -259,9 +284,36 @@ class Site:
         session.chain.begin(self._training)
         local.train(self._task, self._training, session.chain, session.run, schedule)
 
-    def _scores_of_parts(self, chain: ClientChain) -> dict[str, dict[str, float]]:
-        scores = {part: self._scores(chain, part) for part in (SCORED_IF_HELD_OUT if self._held_out else SCORED)}
-        return {part: values for part, values in scores.items() if values}
+    def _told(self, chain: ClientChain) -> tuple[dict[str, dict[str, float]], dict[str, Evaluation]]:
+        """Scores of a final model on each part, and more of all parts but validation, which only selects."""
+        assert self._data is not None
+        values: dict[str, dict[str, float]] = {}
+        told: dict[str, Evaluation] = {}
+        norm = self._job.evaluation.gradient_norm
+        for part in SCORED_IF_HELD_OUT if self._held_out else SCORED:
+            if not self._data.count(part):
+                continue
+            if part != "val":
+                told[part] = self._evaluation(chain, part)
+                values[part] = dict(told[part].scores)
+            else:
+                values[part] = self._scores(chain, part)
+                if norm:
+                    told[part] = Evaluation(scores=values[part])
+            if norm and part != "test":
+                length = local.gradient_norm(self._task, self._data, chain, self._net, part)
+                told[part] = told[part].model_copy(update={"gradient_norm": length})
+        return values, told
+
+    def _evaluation(self, chain: ClientChain, part: Part) -> Evaluation:
+        assert self._data is not None
+        return self._task.evaluate(
+            local.probabilities(self._data, chain, self._net, part, self._job.task.schedule),
+            self._data,
+            part,
+            seed=derive_seed(self._job.seed, self.name, 0, "bootstrap"),
+            share_cases=self._share_cases,
+        )
 
     def _state_before(self, round_: int) -> SiteState:
         """The state that a task of ``round_`` starts from.

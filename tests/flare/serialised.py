@@ -144,7 +144,14 @@ def leaves(dxo: DXO, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ..
     for key, value in {**dxo.data, **{f"meta:{k}": v for k, v in dxo.meta.items()}}.items():
         if isinstance(value, DXO):
             yield from leaves(value, (*path, key))
-        elif isinstance(value, dict):
-            yield from (((*path, key, inner), v) for inner, v in value.items())
         else:
-            yield (*path, key), value
+            yield from _inside(value, (*path, key))
+
+
+def _inside(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
+    """The leaves of plain mappings within each other."""
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from _inside(inner, (*path, key))

@@ -18,7 +18,9 @@ from fedshift.coordinator import Coordinator
 from fedshift.flare import wire
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import SPEC, write_job
-from fedshift.messages import Broadcast, Update
+from fedshift.messages import Broadcast, Scores, Update
+from fedshift.site import read_weights
+from fedshift.tasks import build_task
 
 
 @dataclass
@@ -119,6 +121,26 @@ def test_missing_data_are_a_sentence_that_a_hospital_keeps_to_itself(
         assert "'fedshift data phantom'" in answer.content.reason
     else:
         assert answer.content.reason == "DataError (the site's log says more)"
+
+
+@pytest.mark.parametrize(
+    ("policy", "leave"), [("", False), ("privacy: {}", False), ("privacy: {case_scores: true}", True)]
+)
+def test_a_provisioned_sites_single_scores_leave_only_where_its_policy_says_so(
+    context: Context, policy: str, leave: bool, tmp_path: Path
+) -> None:
+    context.simulator = False
+    data = f"data: {{prostate: {tmp_path / 'share' / 'fedshift' / 'phantom' / 'prostate' / 'HK'}}}\n"
+    (Path(context.workspace.get_site_config_dir()) / "fedshift.yaml").write_text(data + policy, encoding="utf-8")
+    job = small_job("fedavg")
+    config = Path(context.workspace.get_app_config_dir("job")) / SPEC.name
+    config.write_bytes((write_job(job, tmp_path / "plain") / SPEC).read_bytes())
+    model = Broadcast(3, 0, read_weights(build_task(job).network()))
+    told = ask(FedshiftExecutor(), context, wire.VALIDATE, model).content
+    assert isinstance(told, Scores), told
+    spread = told.evaluations["test"].distributions["dice"]
+    assert (spread.cases is not None) is leave
+    assert spread.n == 1 and spread.mean == told.values["test"]["dice"]
 
 
 def test_an_unforeseen_error_is_told_by_its_name_only(

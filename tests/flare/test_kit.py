@@ -298,7 +298,7 @@ def test_the_sites_settings_are_valid_as_written_and_with_all_that_is_commented_
     assert settings.data == {"prostate": '/a path: with "signs"', "pacs": "/b"}
     assert settings.privacy == Policy(), "written out, not changed"
     with_noise = yaml.safe_load(text.replace("  # statistics:", "  statistics:").replace("  # weights:", "  weights:"))
-    assert set(with_noise["privacy"]) == {"train", "allow", "min_cases", "statistics", "weights"}
+    assert set(with_noise["privacy"]) == {"train", "allow", "min_cases", "case_scores", "statistics", "weights"}
     SiteSettings.parse(with_noise, where="test")
 
 

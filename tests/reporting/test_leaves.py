@@ -111,14 +111,24 @@ def test_what_goes_over_the_wire_is_on_the_page(
             assert_nothing_else(message)
 
 
+def only_numbers(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(only_numbers, value))
+    return value is None or isinstance(value, int | float) or value == {}
+
+
 def assert_nothing_else(message: Message) -> None:
     """Besides arrays: counts, scores and what the page lists for every job; no path and no case."""
     others = {path: value for path, value in message.content.items() if not isinstance(value, np.ndarray)}
     own = {path[1:] for path in others if path[0] == message.site}
     info = {("meta:info", n) for n in ("site", "kind", "n_train", "n_val", "n_test", "manifest_sha256", "split_rule")}
     counts = {(f"meta:{n}",) for n in ("n_samples", "n_steps", "kind", "round")}
-    scores = {path for path in own if path[-1] in ("dice", "dice_papers", "accuracy", "train_loss", "seconds")}
-    assert own <= counts | info | scores
+    names = ("dice", "dice_papers", "hd95", "asd", "accuracy", "macro_accuracy", "train_loss", "seconds")
+    scores = {path for path in own if path[0] in ("metrics", "values", "personal") and path[-1] in names}
+    final = {path for path in own if path[0] in ("meta:evaluations", "meta:personal_evaluation")}
+    assert own <= counts | info | scores | final
+    for path in final:
+        assert only_numbers(others[message.site, *path]), path
     assert {path for path in others if path[0] != message.site} == {
         ("meta:fedshift", "version"),
         ("meta:fedshift", "source"),

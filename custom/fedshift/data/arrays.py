@@ -133,6 +133,15 @@ def resize_labels(slices: np.ndarray, matrix: int) -> np.ndarray:
     return np.asarray(_resample(_square(slices), matrix) >= 0.5 - 1e-9).astype(np.uint8)
 
 
+def restore(values: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """The way back of `resize_images` for numbers such as probabilities: ``[S, M, M]`` to ``[S, rows, columns]``."""
+    if values.shape[1:] == (rows, columns):
+        return values
+    side = max(rows, columns)
+    top, left = (side - rows) // 2, (side - columns) // 2
+    return _resample(values, side)[:, top : top + rows, left : left + columns]
+
+
 def _square(slices: np.ndarray) -> np.ndarray:
     rows, columns = slices.shape[1:]
     side = max(rows, columns)

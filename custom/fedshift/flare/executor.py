@@ -117,6 +117,7 @@ class FedshiftExecutor(Executor):
             beside=beside,
             privacy=settings.privacy,
             keep_answers=not is_simulator(fl_ctx),
+            share_cases=is_simulator(fl_ctx) or (settings.privacy is not None and settings.privacy.case_scores),
         )
         if site.info().kind == "phantom":
             log.warning("site %s trains on the phantom: simulated scans, not patients", name)

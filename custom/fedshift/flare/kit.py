@@ -59,6 +59,7 @@ privacy:
   train: {train}                         # false: this site only scores models, for jobs that hold it out
   allow: [statistics, control, loss]  # of: statistics, prototypes, images, generator, control, loss, other
   min_cases: 1                        # patients (or pictures) to train on before any of these leaves
+  case_scores: false                  # true: a final model's score of every single case leaves too, without ids
   # encryption: required              # refuse jobs in which the server could read single updates
   # Gaussian noise: epsilon and delta for the whole job together, or, in their place, multiplier for one message
   # statistics: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.shareable import Shareable
+from pydantic import ValidationError
 
 from fedshift.errors import FedshiftError
+from fedshift.evaluation.record import Evaluation
 from fedshift.flare.identity import Identity, own_identity
 from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update
 
@@ -119,6 +121,9 @@ def _encode(answer: Answer) -> DXO:
         }
     elif isinstance(content, Scores):
         data = {"values": _splits(content.values), "personal": _splits(content.personal)}
+        meta["evaluations"] = {part: told.model_dump(mode="json") for part, told in content.evaluations.items()}
+        own = content.personal_evaluation
+        meta["personal_evaluation"] = None if own is None else own.model_dump(mode="json")
     else:
         meta["reason"] = content.reason
     return DXO(DataKind.COLLECTION, data=data, meta=meta)
@@ -143,7 +148,17 @@ def _decode(site: str, dxo: DXO) -> Answer:
         values, personal = (
             {split: _floats(part) for split, part in _part(dxo, name).data.items()} for name in ("values", "personal")
         )
-        content = Scores(site, round_, values, personal)
+        told, own = dxo.get_meta_prop("evaluations"), dxo.get_meta_prop("personal_evaluation")
+        if not isinstance(told, dict):
+            raise WireError("evaluations", "is missing from the message")
+        content = Scores(
+            site,
+            round_,
+            values,
+            personal,
+            {str(part): _evaluation(f"evaluations.{part}", value) for part, value in told.items()},
+            None if own is None else _evaluation("personal_evaluation", own),
+        )
     elif kind == Failure.__name__:
         content = Failure(site, round_, str(dxo.get_meta_prop("reason")))
     else:
@@ -177,6 +192,15 @@ def _metrics(metrics: Mapping[str, float]) -> DXO:
 
 def _splits(splits: Mapping[str, Mapping[str, float]]) -> DXO:
     return DXO(DataKind.COLLECTION, data={split: _metrics(values) for split, values in splits.items()})
+
+
+def _evaluation(key: str, value: object) -> Evaluation:
+    try:
+        return Evaluation.model_validate(value)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"]))
+        raise WireError(f"{key}.{place}" if place else key, fault["msg"]) from None
 
 
 def _open(shareable: Shareable) -> DXO:

@@ -57,7 +57,8 @@ class Policy(Strict):
     ``min_cases``: patients to train on (pictures, where a case is one picture) that a site must have before any such
     array leaves; for prototypes, in each class. ``encryption``: ``required`` refuses jobs that do not encrypt updates.
     ``statistics``, ``weights``: noise on these, none by default. With noise on the network nothing that comes from
-    training images leaves without noise.
+    training images leaves without noise. ``case_scores``: whether a final model's scores of single cases leave,
+    without ids; otherwise their number, mean and, from ten cases on, their spread.
     """
 
     train: bool = True
@@ -66,3 +67,4 @@ class Policy(Strict):
     encryption: Literal["required"] | None = None
     statistics: StatisticsNoise | None = None
     weights: WeightNoise | None = None
+    case_scores: bool = False

@@ -24,6 +24,30 @@ ALWAYS = (
         "how good the last and the best model are at the site, and its own model where it has one",
     ),
     (
+        "spread of test scores over cases: number, mean, deviation, 5 quantiles, interval",
+        "10 numbers a score",
+        "at the end",
+        "how evenly the models serve the site's cases; below ten cases number and mean only",
+    ),
+    (
+        "test scores of single cases, without ids",
+        "a number a case and score",
+        "at the end, if the site's policy has `case_scores: true`",
+        "for how many cases the models fail, and how badly",
+    ),
+    (
+        "calibration; of classifiers the confusion matrix; of segmentation how many volumes came out empty",
+        "45 and classes x classes numbers",
+        "at the end",
+        "how sure the models are, how many test images the site has of each class, and which are confused",
+    ),
+    (
+        "gradient norm",
+        "a number",
+        "at the end, if the job has `evaluation.gradient_norm`",
+        "how far the model is from what is best for the site",
+    ),
+    (
         "counts of each split, kind, split rule, manifest fingerprint",
         "6 values",
         "every answer",

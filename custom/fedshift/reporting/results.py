@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedshift import __version__
 from fedshift.errors import ConfigError
+from fedshift.evaluation.record import Evaluation
 from fedshift.job import JobSpec
 
 FILE_NAME = "results.json"
@@ -107,11 +108,13 @@ class FinalScores(_Model):
     """Scores of an aggregate: site -> split -> metrics.
 
     Those of sites that are held out are apart: ``all`` is over all samples of such a site, ``test`` over its test part.
+    ``evaluations`` say more of both kinds of sites, for every split but ``val``: site -> split -> evaluation.
     """
 
     round: int
     sites: dict[str, dict[str, Metrics]]
     held_out: dict[str, dict[str, Metrics]] = {}
+    evaluations: dict[str, dict[str, Evaluation]] = {}
 
 
 class Final(_Model):
@@ -126,6 +129,7 @@ class Final(_Model):
     best: FinalScores
     last: FinalScores
     personal: dict[str, Metrics] = {}
+    personal_evaluations: dict[str, Evaluation] = {}
     fine_tuned: bool = False
     newcomers: list[str] = []
 

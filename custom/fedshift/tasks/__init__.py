@@ -16,6 +16,7 @@ from fedshift import networks
 from fedshift.data.manifest import Manifest, Split
 from fedshift.data.samples import Samples
 from fedshift.errors import ConfigError, DataError
+from fedshift.evaluation.record import Evaluation
 from fedshift.job import JobSpec
 from fedshift.strict import nearest
 from fedshift.training.seeding import derive_seed
@@ -115,6 +116,8 @@ class Task(Protocol):
     """The score that selects the best round; higher is better."""
     metrics: Mapping[str, tuple[float, float]]
     """Every score and its range; sites may send no others."""
+    per_case: tuple[str, ...]
+    """Those of which every case has one of its own."""
     intensities: tuple[float, float]
     """The smallest and largest value that an image can have, whatever is on it."""
 
@@ -133,7 +136,24 @@ class Task(Protocol):
         ...
 
     def scores(self, predictions: Iterator[Tensor], data: SiteData, part: Part) -> dict[str, float]:
-        """Scores of predicted classes, which come batch by batch in the order of ``data.eval_images``."""
+        """Scores of predicted classes, which come batch by batch in the order of ``data.eval_images``.
+
+        What selects the best round: quick, on what the network sees.
+        """
+        ...
+
+    def evaluate(
+        self, probabilities: Iterator[Tensor], data: SiteData, part: Part, *, seed: int, share_cases: bool
+    ) -> Evaluation:
+        """All that is told of a final model on a part that has samples.
+
+        Args:
+            probabilities: of the classes, (B, K, …) float32 on the CPU, batch by batch in the order of ``eval_images``.
+            data: the site's.
+            part: which part of it.
+            seed: of the bootstrap.
+            share_cases: whether scores of single cases may leave.
+        """
         ...
 
 

@@ -16,6 +16,9 @@ from torch.nn import functional
 from fedshift.data.images import open_images
 from fedshift.data.manifest import Split
 from fedshift.errors import ConfigError
+from fedshift.evaluation.calibration import Calibration
+from fedshift.evaluation.record import Evaluation
+from fedshift.evaluation.spread import distribution
 from fedshift.job import JobSpec
 from fedshift.strict import Strict
 from fedshift.tasks import Part, SiteData, initial_network, sizes
@@ -83,7 +86,10 @@ class Task:
 
     images_are_slices = False
     metric = "accuracy"
-    metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType({"accuracy": (0, 1)})
+    metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
+        {"accuracy": (0, 1), "macro_accuracy": (0, 1)}
+    )
+    per_case = ("accuracy",)
 
     def __init__(self, job: JobSpec) -> None:
         """Check the parts of the job that only this kind understands."""
@@ -126,3 +132,30 @@ class Task:
             return {}
         predicted = torch.cat(list(predictions))
         return {"accuracy": float((predicted == data.labels(members)).double().mean())}
+
+    def evaluate(
+        self, probabilities: Iterator[Tensor], data: Images, part: Part, *, seed: int, share_cases: bool
+    ) -> Evaluation:
+        """Accuracy with its interval over pictures, confusion matrix, calibration.
+
+        ``macro_accuracy`` is the mean over classes that the part has of the share of their pictures that is right.
+        """
+        calibration = Calibration()
+        n_classes = len(self._job.task.classes)
+        confusion = np.zeros((n_classes, n_classes), np.int64)
+        right: list[np.ndarray] = []
+        for index, batch in zip(data.eval_index(part), probabilities, strict=True):
+            confidence, predicted = batch.max(1)
+            labels = data.labels(index)
+            right.append((predicted == labels).numpy())
+            np.add.at(confusion, (labels.numpy(), predicted.numpy()), 1)
+            calibration.add(confidence.double().numpy(), right[-1])
+        spread = distribution(np.concatenate(right), seed=seed, share_cases=share_cases)
+        seen = confusion.sum(1) > 0
+        recall = confusion.diagonal()[seen] / confusion.sum(1)[seen]
+        return Evaluation(
+            scores={"accuracy": spread.mean, "macro_accuracy": float(recall.mean())},
+            distributions={"accuracy": spread},
+            calibration=calibration.record(),
+            confusion=confusion.tolist(),
+        )

@@ -13,10 +13,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.data.arrays import open_arrays
+from fedshift.data.arrays import open_arrays, radiological, restore
 from fedshift.data.manifest import Case, Split
 from fedshift.data.splits import legacy_split
 from fedshift.errors import ConfigError
+from fedshift.evaluation.calibration import Calibration
+from fedshift.evaluation.record import Evaluation
+from fedshift.evaluation.spread import distribution
+from fedshift.evaluation.surfaces import surface_distances
+from fedshift.evaluation.volumes import volumes
 from fedshift.job import JobSpec
 from fedshift.strict import Strict
 from fedshift.tasks import Part, SiteData, initial_network, sizes
@@ -24,6 +29,8 @@ from fedshift.training.precision import precise
 from fedshift.training.seeding import derive_seed
 
 SMOOTH = 1e-5
+LONGEST = 1e4
+"""Millimetres: no scan is larger."""
 
 
 class DataSpec(Strict):
@@ -61,7 +68,7 @@ class Slices(SiteData):
         arrays = open_arrays(folder, matrix=spec.matrix)
         self.manifest = arrays.manifest
         self.split_rule = spec.split
-        self._images, self._labels, self._spec = arrays.images, arrays.labels, spec
+        self._images, self._labels, self._spec, self._folder = arrays.images, arrays.labels, spec, folder
         cases = self.manifest.cases
         self.case_of = np.repeat(np.arange(len(cases)), [case.shape[0] for case in cases])
         first = np.repeat([case.offset for case in cases], [case.shape[0] for case in cases])
@@ -109,6 +116,18 @@ class Slices(SiteData):
     def labels(self, index: np.ndarray) -> Tensor:
         """(B, M, M) int64 for slice numbers (B,)."""
         return torch.from_numpy(self._labels[index]).long()
+
+    def reference(self, case: int) -> np.ndarray:
+        """The mask of a case on its own grid, (slices, rows, columns) bool, seen as the arrays are.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        from fedshift.data.scans import read_scan  # SimpleITK: not where a model trains
+
+        path = self._folder / "volumes" / f"{self.manifest.cases[case].id}_mask.nii.gz"
+        mask: np.ndarray = radiological(read_scan(path).voxels) > 0
+        return mask
 
     def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """With ``augmentation: rot90-flip``."""
@@ -163,7 +182,10 @@ class Task:
 
     images_are_slices = True
     metric = "dice"
-    metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType({"dice": (0, 1), "dice_papers": (0, 1)})
+    metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
+        {"dice": (0, 1), "dice_papers": (0, 1), "hd95": (0, LONGEST), "asd": (0, LONGEST)}
+    )
+    per_case = ("dice", "hd95", "asd")
 
     def __init__(self, job: JobSpec) -> None:
         """Check the parts of the job that only this kind understands."""
@@ -203,23 +225,85 @@ class Task:
         members = data.members(part)
         if not len(members):
             return {}
-        counts = []
-        for index, predicted in zip(data.eval_index(part), predictions, strict=True):
-            p, r = predicted.bool(), data.labels(index).bool()
-            counts.append(torch.stack([(p & r).sum((1, 2)), p.sum((1, 2)), r.sum((1, 2))], 1))
-        overlap, predicted_size, reference_size = torch.cat(counts).double().numpy().T
-        cases, position = np.unique(data.case_of[members], return_inverse=True)
-        per_case = dice(*(np.bincount(position, c, len(cases)) for c in (overlap, predicted_size, reference_size)))
-        pixels = float(self._data.matrix**2)
-        shown = data.countable[members]
-        foreground = papers_dice(overlap, predicted_size, reference_size)
-        background = papers_dice(
-            pixels - predicted_size - reference_size + overlap, pixels - predicted_size, pixels - reference_size
+        counts = np.concatenate(
+            [
+                _counts(predicted.bool(), data.labels(index).bool())
+                for index, predicted in zip(data.eval_index(part), predictions, strict=True)
+            ]
         )
-        scores = {"dice": float(per_case.mean())}
-        if shown.any():
-            scores["dice_papers"] = float(((foreground + background) / 2)[shown].mean())
-        return scores
+        cases, position = np.unique(data.case_of[members], return_inverse=True)
+        per_case = dice(*(np.bincount(position, column, len(cases)) for column in counts.T))
+        return {"dice": float(per_case.mean()), **self._papers(counts, data.countable[members])}
+
+    def evaluate(
+        self, probabilities: Iterator[Tensor], data: Slices, part: Part, *, seed: int, share_cases: bool
+    ) -> Evaluation:
+        """Scores of every case on its own grid: what was predicted is brought back to the scan's rows and columns.
+
+        Dice, and distances in mm where all slices of a volume are in the part. ``dice_papers`` is as in `scores`.
+        Calibration counts the pixels (of the network's grid) in the box around what is and what was found, since far
+        from both every model is right and sure.
+        """
+        members = data.members(part)
+        expected = dict(zip(*np.unique(data.case_of[members], return_counts=True), strict=True))
+        foreground = (batch[:, 1].clone() for batch in probabilities)
+        told: dict[str, dict[int, float]] = {name: {} for name in self.per_case}
+        counts: list[np.ndarray] = []
+        shown: list[np.ndarray] = []
+        calibration, empty = Calibration(), 0
+        for number, slices, probability in volumes(foreground, data.eval_index(part), data.case_of, expected):
+            case = data.manifest.cases[number]
+            labels = data.labels(slices).bool()
+            predicted = torch.from_numpy(probability > 0.5)
+            counts.append(_counts(predicted, labels))
+            shown.append(data.countable[slices])
+            inside = _box((predicted | labels).numpy())
+            sure, right = np.maximum(probability, 1 - probability)[inside], (predicted == labels).numpy()[inside]
+            calibration.add(sure.ravel(), right.ravel())
+            reference = data.reference(number)[slices - case.offset]
+            found = restore(probability, *case.shape[1:]) > 0.5
+            empty += not found.any()
+            told["dice"][number] = float(dice(*(np.array(n.sum()) for n in (found & reference, found, reference))))
+            if len(slices) == case.shape[0]:
+                told["hd95"][number], told["asd"][number] = surface_distances(found, reference, case.spacing)
+        distributions = {
+            name: distribution([by_case[n] for n in sorted(by_case)], seed=seed, share_cases=share_cases)
+            for name, by_case in told.items()
+            if len(by_case) == len(expected)
+        }
+        return Evaluation(
+            scores={
+                **{name: spread.mean for name, spread in distributions.items()},
+                **self._papers(np.concatenate(counts), np.concatenate(shown)),
+            },
+            distributions=distributions,
+            calibration=calibration.record(),
+            empty=empty,
+        )
+
+    def _papers(self, counts: np.ndarray, shown: np.ndarray) -> dict[str, float]:
+        """FedFA's score of slices from their `_counts`, over those that are ``shown`` (n,)."""
+        if not shown.any():
+            return {}
+        overlap, predicted, reference = counts[shown].T
+        pixels = float(self._data.matrix**2)
+        outside = papers_dice(pixels - predicted - reference + overlap, pixels - predicted, pixels - reference)
+        return {"dice_papers": float(((papers_dice(overlap, predicted, reference) + outside) / 2).mean())}
+
+
+def _counts(predicted: Tensor, reference: Tensor) -> np.ndarray:
+    """Pixels of overlap, prediction and reference in each slice, (B, 3) float64."""
+    sums = [mask.sum((1, 2)) for mask in (predicted & reference, predicted, reference)]
+    counts: np.ndarray = torch.stack(sums, 1).double().numpy()
+    return counts
+
+
+def _box(mask: np.ndarray) -> tuple[slice, ...]:
+    """The smallest box around what is True; nothing if nothing is."""
+    places = [
+        np.flatnonzero(mask.any(axis=tuple(a for a in range(mask.ndim) if a != axis))) for axis in range(mask.ndim)
+    ]
+    return tuple(slice(p[0], p[-1] + 1) if len(p) else slice(0) for p in places)
 
 
 def dice(overlap: np.ndarray, predicted: np.ndarray, reference: np.ndarray) -> np.ndarray:

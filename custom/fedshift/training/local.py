@@ -72,13 +72,45 @@ def _compute(task: Task, chain: ClientChain, run: Run, schedule: ScheduleSpec, b
     return loss.detach()
 
 
-@torch.inference_mode()
 def predict(data: SiteData, chain: ClientChain, net: nn.Module, part: Part, schedule: ScheduleSpec) -> Iterator[Tensor]:
     """Predicted classes of a part of a site, batch by batch, (B, …) uint8 on the CPU."""
+    for logits in _logits(data, chain, net, part, schedule):
+        yield logits.argmax(1).to("cpu", torch.uint8)
+
+
+def probabilities(
+    data: SiteData, chain: ClientChain, net: nn.Module, part: Part, schedule: ScheduleSpec
+) -> Iterator[Tensor]:
+    """Probabilities of the classes for a part of a site, batch by batch, (B, K, …) float32 on the CPU."""
+    for logits in _logits(data, chain, net, part, schedule):
+        yield logits.float().softmax(1).cpu()
+
+
+@torch.inference_mode()
+def _logits(data: SiteData, chain: ClientChain, net: nn.Module, part: Part, schedule: ScheduleSpec) -> Iterator[Tensor]:
     device = next(net.parameters()).device
     net.eval()
     for x in data.eval_images(part):
         x = chain.inputs(arrange(x, schedule.precision, device), training=False)
         with autocast(schedule.precision, device):
             logits = net(x)
-        yield logits.argmax(1).to("cpu", torch.uint8)
+        yield logits
+
+
+def gradient_norm(task: Task, data: SiteData, chain: ClientChain, net: nn.Module, part: Part) -> float:
+    """The norm of the gradient of the mean loss over a part of a site, in evaluation mode, without augmentation.
+
+    A measure of how far the site's optimum is from the model ("Mitigating Data Heterogeneity…", Eq. 5, where its
+    square is averaged over sites). In float32, whatever the precision of training; over all parameters.
+    """
+    device = next(net.parameters()).device
+    net.eval()
+    net.zero_grad(set_to_none=True)
+    total = data.count(part)
+    for index in data.eval_index(part):
+        x = chain.inputs(data.images(index).to(device), training=False)
+        loss = task.loss(net(x), data.labels(index).to(device))
+        (loss * (len(index) / total)).backward()  # type: ignore[no-untyped-call]
+    squares = [p.grad.double().square().sum() for p in net.parameters() if p.grad is not None]
+    net.zero_grad(set_to_none=True)
+    return float(torch.stack(squares).sum().sqrt())

@@ -1,0 +1,302 @@
+"""What sites tell of final models: scores of cases in millimetres, intervals, calibration; and what stays there."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_site, small_image_job, small_job
+from monai.metrics import DiceMetric
+
+from fedshift.checkpoint import load_checkpoint
+from fedshift.coordinator import BEST
+from fedshift.data.arrays import radiological, resize_images, restore
+from fedshift.evaluation.calibration import Calibration
+from fedshift.evaluation.record import Distribution, Evaluation
+from fedshift.evaluation.spread import FEWEST, bootstrap_interval, distribution
+from fedshift.evaluation.surfaces import surface_distances
+from fedshift.evaluation.volumes import volumes
+from fedshift.federation import run_in_process
+from fedshift.guard import Rejected, check_scores
+from fedshift.job import JobSpec
+from fedshift.messages import Broadcast, Scores
+from fedshift.privacy.policy import Policy
+from fedshift.reporting.results import Results, read_results
+from fedshift.resolve import resolve
+from fedshift.site import Site
+from fedshift.tasks import build_task
+from fedshift.tasks.segmentation import Slices
+
+
+def ball(
+    shape: tuple[int, int, int], centre: tuple[float, ...], radius: float, spacing: tuple[float, ...]
+) -> np.ndarray:
+    z, y, x = np.ogrid[: shape[0], : shape[1], : shape[2]]
+    squares = [((axis - c) * s) ** 2 for axis, c, s in zip((z, y, x), centre, spacing, strict=True)]
+    inside: np.ndarray = sum(squares) <= radius**2
+    return inside
+
+
+def finished(job: JobSpec, sites: dict[str, Path], folder: Path, **options: object) -> Results:
+    run_in_process(job, sites, folder, device="cpu", **options)  # type: ignore[arg-type]
+    return read_results(folder)
+
+
+def test_distances_are_millimetres_of_an_uneven_grid() -> None:
+    spacing = (3.0, 0.5, 0.5)
+    reference = ball((20, 80, 80), (10, 40, 40), 15, spacing)
+    shifted = np.roll(reference, 1, axis=0)
+    hd95, asd = surface_distances(shifted, reference, spacing)
+    assert hd95 == pytest.approx(3.0, abs=0.2), "one slice of 3 mm"
+    assert 0 < asd < hd95
+    sideways = surface_distances(np.roll(reference, 4, axis=2), reference, spacing)
+    assert sideways[0] == pytest.approx(2.0, abs=0.2), "four pixels of half a millimetre"
+    assert surface_distances(reference, reference, spacing) == (0.0, 0.0)
+
+
+def test_a_missed_organ_is_as_far_away_as_can_be_and_two_empty_masks_agree() -> None:
+    spacing, nothing = (3.0, 1.0, 1.0), np.zeros((10, 40, 30), bool)
+    there = ball((10, 40, 30), (5, 20, 15), 9, spacing)
+    diagonal = math.sqrt(30**2 + 40**2 + 30**2)
+    for found, reference in ((nothing, there), (there, nothing)):
+        assert surface_distances(found, reference, spacing) == pytest.approx((diagonal, diagonal))
+    assert surface_distances(nothing, nothing, spacing) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("rows", "columns", "matrix"), [(128, 128, 96), (100, 60, 32), (60, 101, 96), (48, 48, 96)])
+def test_what_the_network_sees_comes_back_to_the_scans_own_grid(rows: int, columns: int, matrix: int) -> None:
+    spacing = (1.0, 1.0, 1.0)
+    mask = ball((3, rows, columns), (1, rows * 0.55, columns * 0.45), min(rows, columns) * 0.3, spacing)
+    seen = resize_images((mask * 255).astype(np.uint8), matrix) / 255
+    back = restore(seen, rows, columns) > 0.5
+    overlap = 2 * (back & mask).sum() / (back.sum() + mask.sum())
+    assert overlap > 0.97
+    for found, true in zip(np.argwhere(back).mean(0), np.argwhere(mask).mean(0), strict=True):
+        assert found == pytest.approx(true, abs=0.3), "moved"
+
+
+def test_volumes_are_given_out_when_their_last_slice_is_there() -> None:
+    case_of = np.array([0, 0, 0, 1, 1, 2])
+    index = [np.array([4, 0]), np.array([2, 5, 3])]
+    batches = iter([torch.tensor([4.0, 0.0]), torch.tensor([2.0, 5.0, 3.0])])
+    told = list(volumes(batches, iter(index), case_of, {0: 2, 1: 2, 2: 1}))
+    assert [(case, slices.tolist(), values.tolist()) for case, slices, values in told] == [
+        (0, [0, 2], [0.0, 2.0]),
+        (2, [5], [5.0]),
+        (1, [3, 4], [3.0, 4.0]),
+    ]
+
+
+def test_the_interval_holds_the_mean_and_shrinks_with_more_cases() -> None:
+    rng = np.random.default_rng(1)
+    few, many = rng.normal(0.8, 0.1, 12), rng.normal(0.8, 0.1, 1200)
+    narrow, wide = bootstrap_interval(many, seed=0), bootstrap_interval(few, seed=0)
+    assert narrow is not None and wide is not None
+    assert wide[0] < few.mean() < wide[1] and narrow[1] - narrow[0] < (wide[1] - wide[0]) / 3
+    half = 1.96 * many.std() / math.sqrt(len(many))
+    assert narrow == pytest.approx((many.mean() - half, many.mean() + half), abs=half / 5)
+    assert bootstrap_interval(few[:1], seed=0) is None
+    assert bootstrap_interval(few, seed=0) == wide
+
+
+def test_few_cases_are_not_told_by_way_of_their_spread() -> None:
+    scores = np.linspace(0.5, 0.9, FEWEST - 1)
+    kept = distribution(scores, seed=0, share_cases=False)
+    assert kept == Distribution(n=FEWEST - 1, mean=float(scores.mean()))
+    enough = distribution(np.linspace(0.5, 0.9, FEWEST), seed=0, share_cases=False)
+    assert enough.interval is not None and enough.quantiles is not None and enough.cases is None
+    assert distribution(scores, seed=0, share_cases=True).cases == scores.tolist()
+
+
+def test_a_calibrated_model_has_no_error_and_a_boaster_has_its_excess() -> None:
+    rng = np.random.default_rng(0)
+    sure = rng.uniform(0.5, 1, 60_000)
+    honest, boaster = Calibration(), Calibration()
+    honest.add(sure, rng.uniform(size=len(sure)) < sure)
+    boaster.add(np.full(1000, 0.9), np.arange(1000) < 600)
+    told, excess = honest.record(), boaster.record()
+    assert told is not None and told.ece < 0.01 and sum(told.counts) == len(sure)
+    assert excess is not None and excess.ece == pytest.approx(0.3)
+    assert Calibration().record() is None
+
+
+def test_a_segmentation_is_told_case_by_case_as_monai_scores_it(tmp_path: Path) -> None:
+    data = make_site(tmp_path, "BIDMC", cases=6, depth=8)
+    job = small_job("fedavg", sites=("BIDMC",))
+    task = build_task(job)
+    slices = task.open(data, "BIDMC")
+    assert isinstance(slices, Slices)
+    noise = torch.rand(slices.count("all"), 2, 32, 32, generator=torch.Generator().manual_seed(0)).softmax(1)
+    batches = [noise[index] for index in slices.eval_index("all")]
+    told = task.evaluate(iter(batches), slices, "all", seed=0, share_cases=True)
+    one_hot = lambda mask: torch.nn.functional.one_hot(mask.long(), 2).movedim(-1, 0)  # noqa: E731
+    predicted = (noise[:, 1] > 0.5).reshape(6, 8, 32, 32)
+    reference = torch.stack([torch.from_numpy(slices.reference(number)) for number in range(6)])
+    expected = DiceMetric(include_background=False)(
+        torch.stack([one_hot(p) for p in predicted]), torch.stack([one_hot(r) for r in reference])
+    )
+    spread = told.distributions["dice"]
+    assert spread.cases == pytest.approx(expected[:, 0].tolist(), rel=1e-6)
+    assert told.scores["dice"] == spread.mean
+    quick = task.scores(iter([batch.argmax(1) for batch in batches]), slices, "all")
+    assert told.scores["dice"] == pytest.approx(quick["dice"]), "the scan's grid is the network's here"
+    assert told.scores["dice_papers"] == pytest.approx(quick["dice_papers"])
+    assert told.distributions["hd95"].n == 6 and told.scores["hd95"] > 0 and told.empty == 0
+
+
+def test_a_perfect_and_an_empty_segmentation(tmp_path: Path) -> None:
+    data = make_site(tmp_path, "BIDMC", cases=5, depth=8)
+    task = build_task(small_job("fedavg", sites=("BIDMC",)))
+    slices = task.open(data, "BIDMC")
+    labels = slices.labels(slices.members("all"))
+    right = torch.nn.functional.one_hot(labels, 2).movedim(-1, 1).float()
+    split = lambda values: (values[index] for index in slices.eval_index("all"))  # noqa: E731
+    best = task.evaluate(split(right), slices, "all", seed=0, share_cases=True)
+    assert best.scores == pytest.approx({"dice": 1, "hd95": 0, "asd": 0, "dice_papers": 1}, abs=1e-5)
+    assert best.calibration is not None and best.calibration.ece == 0
+    nothing = torch.zeros_like(right)
+    nothing[:, 0] = 1
+    worst = task.evaluate(split(nothing), slices, "all", seed=0, share_cases=True)
+    assert worst.empty == 5 and worst.scores["dice"] == 0
+    assert worst.scores["hd95"] == pytest.approx(math.sqrt(24**2 + 32**2 + 32**2))
+
+
+def test_a_split_of_single_slices_has_no_distances(tmp_path: Path) -> None:
+    data = make_site(tmp_path, "BIDMC", cases=6, depth=30)
+    job = small_job("fedavg", "data.split=slice-legacy", sites=("BIDMC",))
+    task = build_task(job)
+    slices = task.open(data, "BIDMC")
+    halves = torch.full((slices.count("test"), 2, 32, 32), 0.5)
+    told = task.evaluate(
+        (halves[: len(i)] for i in slices.eval_index("test")), slices, "test", seed=0, share_cases=True
+    )
+    assert set(told.scores) == {"dice", "dice_papers"}, "slices of a volume, not the volume"
+
+
+def test_a_run_tells_of_its_final_models_what_its_predictions_say(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedfa+fedrdn")
+    results = finished(job, three_sites, tmp_path / "run")
+    assert results.final is not None
+    best = results.final.best
+    content = load_checkpoint(tmp_path / "run" / BEST)
+    model = Broadcast(
+        round=best.round + 1,
+        best_round=0,
+        weights={key: value.numpy() for key, value in content["weights"].items()},
+        arrays={
+            name: {key: value.numpy() for key, value in named.items()} for name, named in content["methods"].items()
+        },
+    )
+    for name, folder in three_sites.items():
+        site = Site(job, name, data=folder, state=tmp_path / "run" / "site_state", device="cpu")
+        again = site.evaluate(model, "test")
+        assert again == best.evaluations[name]["test"]
+        assert best.sites[name]["test"] == again.scores
+        batches = list(site.predictions(model, "test"))
+        assert sum(map(len, batches)) == results.data[name].n["test"]
+        torch.testing.assert_close(torch.cat(batches).sum(1), torch.ones(8, 32, 32))
+
+
+def test_pictures_are_told_with_confusion_and_interval(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    results = finished(small_image_job("fedavg"), three_image_sites, tmp_path / "run")
+    assert results.final is not None
+    for site, by_part in results.final.last.evaluations.items():
+        told = by_part["test"]
+        assert told.confusion is not None and told.calibration is not None
+        confusion = np.array(told.confusion)
+        assert confusion.sum() == results.data[site].n["test"] == told.distributions["accuracy"].n
+        assert told.scores["accuracy"] == confusion.trace() / confusion.sum()
+        assert told.scores["macro_accuracy"] == pytest.approx((confusion.diagonal() / confusion.sum(1)).mean())
+
+
+def test_the_gradient_norm_is_that_of_the_mean_loss(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_image_job("fedavg", "evaluation.gradient_norm=true", "optimizer.lr=0.05")
+    results = finished(job, three_image_sites, tmp_path / "run")
+    assert results.final is not None
+    told = results.final.last.evaluations["B"]["val"].gradient_norm
+    task = build_task(job)
+    data = task.open(three_image_sites["B"], "B")
+    net = task.network().eval()
+    net.load_state_dict(load_checkpoint(tmp_path / "run" / "last_global_model.pt")["weights"])
+    members = data.members("val")
+    task.loss(net(data.images(members)), data.labels(members)).backward()
+    length = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).double().norm()
+    assert told == pytest.approx(float(length), rel=1e-5)
+    assert results.final.last.evaluations["B"]["test"].gradient_norm is None
+    plain = small_image_job("fedavg")
+    assert "evaluation" not in plain.dump(), "jobs that do not ask stay as they were"
+    with pytest.raises(Exception, match="gradient_norm"):
+        resolve("prostate", "fedavg", options=["evaluation.gradient_norms=true"])
+
+
+def test_single_scores_stay_unless_the_policy_lets_them_out(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    rules = {"A": Policy(), "B": Policy(case_scores=True)}
+    results = finished(small_image_job("fedavg"), three_image_sites, tmp_path / "run", privacy=rules)
+    assert results.final is not None
+    cases = {
+        site: told["test"].distributions["accuracy"].cases for site, told in results.final.best.evaluations.items()
+    }
+    assert cases["A"] is None
+    assert cases["B"] is not None and len(cases["B"]) == results.data["B"].n["test"]
+    text = json.dumps(results.model_dump(mode="json")["final"]["best"]["evaluations"]["A"])
+    assert '"cases": null' in text
+
+
+GOOD = Evaluation(
+    scores={"accuracy": 0.5},
+    distributions={"accuracy": Distribution(n=4, mean=0.5, cases=[0, 1, 0, 1])},
+    confusion=[[1, 1], [1, 1]],
+)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (GOOD.model_copy(update={"scores": {"accuracy": 0.6}}), "not the scores that were given"),
+        (GOOD.model_copy(update={"distributions": {"ids": GOOD.distributions["accuracy"]}}), "ids: is not expected"),
+        (GOOD.model_copy(update={"distributions": {"accuracy": Distribution(n=5, mean=0.5)}}), "has 5 cases"),
+        (GOOD.model_copy(update={"distributions": {"accuracy": Distribution(n=4, mean=0.4)}}), "another mean"),
+        (
+            GOOD.model_copy(update={"distributions": {"accuracy": Distribution(n=2, mean=0.5, cases=[-1, 2])}}),
+            "allowed is 0 to 1",
+        ),
+        (GOOD.model_copy(update={"confusion": [[9]]}), "1 classes"),
+    ],
+)
+def test_the_guard_refuses_evaluations_that_do_not_fit(told: Evaluation, said: str) -> None:
+    ranges = {"accuracy": (0.0, 1.0)}
+    options = {"round_": 3, "metrics": ranges, "counts": {"test": 4}, "n_classes": 2, "per_case": ("accuracy",)}
+    values = {"test": {"accuracy": 0.5}}
+    check_scores(Scores("A", 3, values, evaluations={"test": GOOD}), **options)  # type: ignore[arg-type]
+    with pytest.raises(Rejected, match=said):
+        check_scores(Scores("A", 3, values, evaluations={"test": told}), **options)  # type: ignore[arg-type]
+    with pytest.raises(Rejected, match="no split"):
+        check_scores(Scores("A", 3, values, evaluations={"train": told}), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"n": 2, "mean": 0.5, "cases": [0.5]},
+        {"n": 2, "mean": 0.9, "cases": [0.5, 0.5]},
+        {"n": 2, "mean": float("nan")},
+        {"n": 2, "mean": 0.5, "interval": (0.9, 0.1)},
+        {"n": 0, "mean": 0.5},
+        {"n": 2, "mean": 0.5, "ids": ["Case01"]},
+    ],
+)
+def test_a_spread_that_contradicts_itself_is_refused(broken: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        Distribution.model_validate(broken)
+
+
+def test_masks_are_read_as_the_arrays_are_seen(tmp_path: Path) -> None:
+    data = make_site(tmp_path, "BIDMC", cases=3, depth=8)
+    slices = build_task(small_job("fedavg", sites=("BIDMC",))).open(data, "BIDMC")
+    assert isinstance(slices, Slices)
+    np.testing.assert_array_equal(slices.reference(1), slices.labels(np.arange(8, 16)).numpy() > 0)
+    assert radiological(np.arange(8).reshape(2, 2, 2))[0].tolist() == [[3, 2], [1, 0]]
