@@ -58,6 +58,7 @@ def test_a_methods_text_has_its_options_and_what_leaves(capsys: pytest.CaptureFi
 def test_a_job_runs_in_one_process_and_goes_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["job", "fedbn", str(SHAPES), "--name", "j"]) == 0
     assert cli.main(["run", "jobs/j", "--in-process", "-w", "run"]) == 0
+    assert any(Path("run/tb_events").iterdir()), "curves, as under FLARE"
     shown = capsys.readouterr().out
     assert "on shapes, accuracy in percent" in shown and str(home / "run" / "results.json") in shown
     final = read_results(home / "run").final

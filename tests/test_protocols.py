@@ -231,7 +231,7 @@ def accuracy(
 
 def test_segmentation_models_too(three_sites: dict[str, Path], tmp_path: Path) -> None:
     record = cross_site(small_job("single", "schedule.rounds=1"), three_sites, tmp_path)
-    assert set(record.scores["HK"]["UCL"]) == {"dice", "dice_papers"}
+    assert set(record.scores["HK"]["UCL"]) == {"dice", "dice_papers", "hd95", "asd"}
     assert cross_site_table(record).row_count == 4
 
 

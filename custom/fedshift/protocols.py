@@ -116,7 +116,8 @@ def cross_site(
         # A folder without state: as a site that has taken no part, it has nothing of its own to put into a model.
         host = Site(job, tested, data=data[tested], state=folder / "visited", device=device, beside=host)
         for trained, model in models.items():
-            scores[trained][tested] = host.score(model, "test")
+            if told.data[tested].n["test"]:
+                scores[trained][tested] = dict(host.evaluate(model, "test").scores)
     pairs = [(trained == tested, metrics) for trained, row in scores.items() for tested, metrics in row.items()]
     record = CrossSite(
         job=told.job,
@@ -182,4 +183,4 @@ def _reason(folder: Path, site: str) -> str:
 def _scores(told: Results, which: Which, site: str) -> ModelScores:
     assert told.final is not None
     scores: FinalScores = getattr(told.final, which)
-    return ModelScores(round=scores.round, scores=scores.held_out[site])
+    return ModelScores(round=scores.round, scores=scores.held_out[site], evaluations=scores.evaluations.get(site, {}))

@@ -35,7 +35,9 @@ def add_parsers(subparsers: Any) -> None:
     run.add_argument("job", type=Path, metavar="JOB_FOLDER")
     run.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name of the job>")
     run.add_argument("-t", "--threads", type=int, metavar="N", help="sites that work at a time (default: all)")
-    run.add_argument("--verbose", action="store_true", help="print every line of the log too")
+    run.add_argument(
+        "--log", choices=("rounds", "full"), default="rounds", help="a line a round (default), or all that FLARE logs"
+    )
     run.add_argument(
         "--in-process", action="store_true", help="without FLARE, one site after another: the same numbers"
     )
@@ -170,7 +172,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.resume:
         raise ConfigError("--resume goes on with a run in one process only: add --in-process")
     workspace = args.workspace or Path("runs") / job.name
-    folders = in_simulator(job, args.job, workspace, threads=args.threads, verbose=args.verbose)
+    folders = in_simulator(job, args.job, workspace, threads=args.threads, full_log=args.log == "full")
     console.print(scores_table(results.read_results(folders.server)))
     for what, name in (
         ("best model", BEST),
@@ -184,13 +186,13 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def in_simulator(
-    job: JobSpec, job_folder: Path, workspace: Path, *, threads: int | None = None, verbose: bool = False
+    job: JobSpec, job_folder: Path, workspace: Path, *, threads: int | None = None, full_log: bool = False
 ) -> RunFolders:
     """A job folder in FLARE's simulator, with its progress or all its lines on the terminal."""
     from fedshift.flare.simulate import RunFailed, RunFolders, simulate
 
-    display = _Bar() if console.is_terminal and not verbose else _Lines()
-    on_line = print if verbose else lambda line: None
+    display = _Bar() if console.is_terminal and not full_log else _Lines()
+    on_line = print if full_log else lambda line: None
     try:
         with display:
             return simulate(job, job_folder, workspace, threads=threads, on_look=display.show, on_line=on_line)
@@ -209,15 +211,17 @@ def own_device() -> str:
 
 @contextmanager
 def shown(folder: Path) -> Iterator[Callable[[Coordinator], None]]:
-    """What shows the progress of a run in one process: on the terminal, and in its folder for others."""
+    """What shows the progress of a run in one process: on the terminal, in its folder for others, as curves."""
     from fedshift.errors import FedshiftError
+    from fedshift.reporting.events import Events
     from fedshift.reporting.progress import ProgressFile, read_progress
 
-    file = ProgressFile(folder)
+    file, events = ProgressFile(folder), Events(folder)
     display = _Bar() if console.is_terminal else _Lines()
 
     def show(coordinator: Coordinator) -> None:
         file.update(coordinator)
+        events.update(coordinator.results)
         display.show(read_progress(folder))
 
     try:
@@ -226,6 +230,8 @@ def shown(folder: Path) -> Iterator[Callable[[Coordinator], None]]:
     except FedshiftError as error:
         file.fail(str(error))
         raise
+    finally:
+        events.close()
 
 
 def describe(progress: Progress | None) -> str:
@@ -248,33 +254,12 @@ def describe(progress: Progress | None) -> str:
     return ", ".join(parts)
 
 
-class _Bar:
-    """A progress bar on a terminal."""
-
-    def __enter__(self) -> _Bar:
-        columns = (BarColumn(30), TextColumn("{task.description}"), TimeElapsedColumn())
-        self._bar = Bar(*columns, console=console, transient=True)
-        self._bar.start()
-        self._task = self._bar.add_task(describe(None), total=1.0)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def show(self, progress: Progress | None) -> None:
-        """Statistics and evaluation count as a round each."""
-        if progress is not None:
-            steps = progress.rounds + 2
-            done = progress.round + len(progress.sites_in) / max(len(progress.sites), 1)
-            self._bar.update(self._task, total=steps, completed=min(done, steps))
-        self._bar.update(self._task, description=describe(progress))
-
-
 class _Lines:
-    """A line a round where nobody sees a bar."""
+    """A line a round, and one for every answer that is left out."""
 
     def __init__(self) -> None:
         self._round: int | None = -1
+        self._rejected: set[tuple[int, str]] = set()
 
     def __enter__(self) -> _Lines:
         return self
@@ -292,3 +277,30 @@ class _Lines:
                 from fedshift.reporting.table import PHANTOM
 
                 print(PHANTOM, flush=True)
+        for site, reason in () if progress is None else progress.rejected.items():
+            if (self._round or 0, site) not in self._rejected:
+                self._rejected.add((self._round or 0, site))
+                print(f"  site {site} is left out: {reason}", flush=True)
+
+
+class _Bar(_Lines):
+    """The same above a progress bar, on a terminal."""
+
+    def __enter__(self) -> _Bar:
+        columns = (BarColumn(30), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._bar = Bar(*columns, console=console, transient=True)
+        self._bar.start()
+        self._task = self._bar.add_task(describe(None), total=1.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, progress: Progress | None) -> None:
+        """Statistics and evaluation count as a round each."""
+        super().show(progress)  # while a bar is shown, rich puts what is printed above it
+        if progress is not None:
+            steps = progress.rounds + 2
+            done = progress.round + len(progress.sites_in) / max(len(progress.sites), 1)
+            self._bar.update(self._task, total=steps, completed=min(done, steps))
+        self._bar.update(self._task, description=describe(progress))

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.table import Table
 
 from fedshift.errors import ConfigError
+from fedshift.evaluation.record import Evaluation
 from fedshift.reporting.results import DataRecord, JobRecord, Metrics
 from fedshift.reporting.table import PHANTOM
 
@@ -57,6 +58,7 @@ class ModelScores(_Model):
 
     round: int
     scores: dict[str, Metrics]
+    evaluations: dict[str, Evaluation] = {}
 
 
 class HeldOutSite(_Model):

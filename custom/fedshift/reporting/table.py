@@ -22,7 +22,8 @@ def scores_table(results: Results) -> Table:
     Of more than `MOST_ROWS` sites there are the worst, the median and the best of each column.
 
     Where sites fine-tune the best model for themselves, a column has their own models' test score. Scores are in
-    percent; after the sites that train comes their mean, then those that are held out, scored on all their samples.
+    percent, in brackets the 95 % interval over cases; after the sites that train comes their mean, then those that are
+    held out, scored on all their samples.
 
     Raises:
         ConfigError: the run did not end.
@@ -56,7 +57,9 @@ def scores_table(results: Results) -> Table:
             if value is not None:
                 column.append(value)
         if len(trained) <= MOST_ROWS:
-            table.add_row(site, _counts(record), *map(_percent, values))
+            cells = [_percent(value) for value in values]
+            cells[1] += _interval(best, site, metric)
+            table.add_row(site, _counts(record), *cells)
     if len(trained) > MOST_ROWS:
         together = DataRecord.model_construct(n={s: sum(r.n[s] for r in trained.values()) for s in SPLITS})
         table.add_row(f"{len(trained)} sites", _counts(together))
@@ -97,6 +100,15 @@ def _notes(results: Results) -> list[str]:
 
 def _score(scores: FinalScores, site: str, split: str, metric: str) -> float | None:
     return scores.sites.get(site, {}).get(split, {}).get(metric)
+
+
+def _interval(scores: FinalScores, site: str, metric: str) -> str:
+    told = scores.evaluations.get(site, {}).get("test")
+    spread = None if told is None else told.distributions.get(metric)
+    if spread is None or spread.interval is None:
+        return ""
+    low, high = spread.interval
+    return f" ({100 * low:.0f} to {100 * high:.0f})"
 
 
 def _percent(value: float | None) -> str:
