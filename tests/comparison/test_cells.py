@@ -1,0 +1,136 @@
+"""The cells of a grid: how settings meet, what makes two cells the same, what is lacking."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_image_site
+
+from fedshift import cli
+from fedshift.comparison.cells import Cell, choose, make_cells
+from fedshift.comparison.spec import read_spec
+from fedshift.errors import ConfigError
+
+from .made import write_spec
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An $XDG_DATA_HOME with the three sites of the tests' own task; also the working directory."""
+    for site, gain in (("A", 1.0), ("B", 0.5), ("C", 1.3)):
+        make_image_site(tmp_path / "fedshift" / "phantom", site, gain=gain)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    monkeypatch.delenv("FEDSHIFT_WEIGHTS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def cells_of(folder: Path, **changes: Any) -> list[Cell]:
+    spec, _ = read_spec(write_spec(folder, **changes))
+    return make_cells(spec, folder=folder)
+
+
+def test_later_axes_win_and_options_merge_key_by_key(home: Path) -> None:
+    cells = cells_of(
+        home,
+        options={"schedule.rounds": 9, "optimizer.lr": 0.5},
+        axes={
+            "method": {"P": {"methods": "fedprox", "options": {"fedprox.mu": 0.1, "schedule.rounds": 8}}},
+            "rounds": {"few": {"options": {"schedule.rounds": 7}}, "own": {}},
+        },
+        seeds=[3, 5],
+    )
+    assert [cell.name for cell in cells] == ["P, few, seed 3", "P, few, seed 5", "P, own, seed 3", "P, own, seed 5"]
+    jobs = [next(iter(cell.work.jobs.values())) for cell in cells if cell.work is not None]
+    assert [job.task.schedule.rounds for job in jobs] == [7, 7, 8, 8]
+    assert [job.seed for job in jobs] == [3, 5, 3, 5]
+    assert {job.task.optimizer.lr for job in jobs} == {0.5} and {job.methods["fedprox"]["mu"] for job in jobs} == {0.1}
+
+
+def test_an_option_of_a_method_serves_the_rows_that_have_it(home: Path) -> None:
+    axes = {
+        "method": {"FedAvg": {"methods": "fedavg"}, "FedProx": {"methods": "fedprox"}},
+        "mu": {"0.1": {"options": {"fedprox.mu": 0.1}}, "1": {"options": {"fedprox.mu": 1}}},
+    }
+    cells = cells_of(home, axes=axes, options={"fedfa.p": 0.3})
+    keys = [cell.work.key for cell in cells if cell.work is not None]
+    assert keys[0] == keys[1] and len(set(keys)) == 3
+    axes["method"]["FedAvg"]["options"] = {"fedprox.mu": 0.1}  # type: ignore[index]
+    with pytest.raises(ConfigError, match=r"cell FedAvg, 0\.1: --set fedprox\.mu=0\.1: the job does not use method"):
+        cells_of(home, axes=axes)
+
+
+def test_a_cell_is_what_it_computes_and_on_which_data(home: Path) -> None:
+    axes = {"method": {"one": {"methods": "fedavg"}, "two": {"methods": "fedavg", "options": {"schedule.rounds": 2}}}}
+    one, two = (cell.work for cell in cells_of(home, axes=axes))
+    assert one is not None and two is not None and one.key == two.key
+    renamed = one.model_copy(update={"name": "x", "jobs": {"x": one.jobs[one.name].model_copy(update={"name": "x"})}})
+    assert renamed.key == one.key
+    assert one.model_copy(update={"kind": "cross_site"}).key != one.key
+    assert one.model_copy(update={"data": {**one.data, "A": "0"}}).key != one.key
+    (again, _) = (cell.work for cell in cells_of(home, axes=axes, seeds=[1]))
+    assert again is not None and again.key != one.key
+
+
+def test_the_command_of_a_cell_makes_its_job(home: Path) -> None:
+    options = {"optimizer.lr": 1e-05, "network.options.width": 8, "network.name": "digits_cnn"}
+    axes = {"method": {"P": {"methods": "fedprox", "options": {**options, "network.options.size": 16}}}}
+    (cell,) = cells_of(home, axes=axes, held_out=["C"], seeds=[4])
+    make, run = cell.commands
+    assert cli.main(shlex.split(make)[1:]) == 0
+    assert cell.work is not None
+    from fedshift.job import read_job
+
+    (written,) = (home / "jobs").glob("*/app/config/fedshift.yaml")
+    assert read_job(written) == next(iter(cell.work.jobs.values()))
+    assert run == f"fedshift run jobs/{cell.plan.name} --in-process"
+
+
+def test_what_is_lacking_is_said_once_for_all_sites(home: Path) -> None:
+    cells = cells_of(home, axes={"method": {"P": {"methods": "fedavg"}}}, weights="imagenet.pth")
+    assert cells[0].work is None
+    (weights,) = cells[0].lacking
+    assert weights.startswith("starting weights imagenet.pth: put the file into")
+    torch.save({"w": torch.zeros(1)}, home / "imagenet.pth")
+    with pytest.raises(ConfigError, match=r"cell P: .*imagenet.pth does not fit the job's network"):
+        cells_of(home, axes={"method": {"P": {"methods": "fedavg"}}}, weights="imagenet.pth")
+    for site in "AB":
+        (home / "fedshift" / "phantom" / "shapes" / site / "manifest.json").unlink()
+    (cell,) = cells_of(home, axes={"method": {"P": {"methods": "fedavg"}}})
+    assert cell.work is None and len(cell.lacking) == 1
+    assert cell.lacking[0].startswith("data of shapes at A, B (no shapes data for site A: looked in")
+
+
+def test_only_chooses_by_labels_and_knows_them(home: Path) -> None:
+    axes = {
+        "method": {"X": {"methods": "fedavg"}, "Y": {"methods": "fedprox"}},
+        "rounds": {n: {"options": {"schedule.rounds": int(n)}} for n in ("1", "2")},
+    }
+    cells = cells_of(home, axes=axes)
+    assert [cell.name for cell in choose(cells, ["Y"])] == ["Y, 1, seed 0", "Y, 2, seed 0"]
+    assert [cell.name for cell in choose(cells, ["X", "Y", "2"])] == ["X, 2, seed 0", "Y, 2, seed 0"]
+    with pytest.raises(ConfigError, match="--only FedX: no axis has such a label"):
+        choose(cells, ["FedX"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"metric": "acuracy"}, "there is no metric 'acuracy'; did you mean 'accuracy'?"),
+        ({"axes": {"method": {"X": {}}}}, "cell X: no 'methods' is given"),
+        ({"axes": {"method": {"X": {"methods": "fedavgg"}}}}, "cell X: there is no method 'fedavgg'; did you mean"),
+        ({"options": {"schedule.round": 3}}, "unknown key 'schedule.round'"),
+        ({"run": "leave_one_out", "sites": ["A"]}, "leave_one_out needs at least two"),
+        ({"sites": ["Q"]}, "has no site 'Q'"),
+        ({"axes": {"m": {"X": {"methods": "all"}}}, "run": "cross_site"}, "which no federation has"),
+    ],
+)
+def test_a_cell_that_does_not_resolve_is_named(home: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        cells_of(home, **changes)
+    assert said in str(error.value)

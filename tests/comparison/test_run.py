@@ -1,0 +1,363 @@
+"""Cells as processes: shared, interrupted, failing, and more than one command at a time."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import make_image_site
+
+from fedshift import cli
+from fedshift.comparison import runner
+from fedshift.comparison.cells import Cell, make_cells
+from fedshift.comparison.collect import collect
+from fedshift.comparison.estimate import Estimate
+from fedshift.comparison.record import read_comparison
+from fedshift.comparison.spec import read_spec
+from fedshift.comparison.store import DONE, LOG, RUN, BusyError, Store, held, is_held, read_status
+from fedshift.comparison.work import FAILED, perform
+from fedshift.coordinator import Coordinator
+from fedshift.errors import ConfigError
+from fedshift.reporting.results import read_results
+
+from .made import write_spec
+
+ONE = {"method": {"FedAvg": {"methods": "fedavg"}}}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An $XDG_DATA_HOME with the three sites of the tests' own task; also the working directory."""
+    for site, gain in (("A", 1.0), ("B", 0.5), ("C", 1.3)):
+        make_image_site(tmp_path / "fedshift" / "phantom", site, gain=gain)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("FEDSHIFT_DEVICE", "cpu")
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes of a test, ended whatever happens."""
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+        if process.stdin is not None:
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+def cells_of(home: Path, **changes: Any) -> list[Cell]:
+    spec, _ = read_spec(write_spec(home, **changes))
+    return make_cells(spec, folder=home)
+
+
+def start_cell(folder: Path, started: list[subprocess.Popen[bytes]], *, share: float) -> subprocess.Popen[bytes]:
+    """A child that runs the cell in ``folder``, once it has come so far."""
+    command = [sys.executable, "-m", "fedshift.comparison.work", str(folder)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    started.append(process)
+    until = time.monotonic() + 60
+    while read_status(folder).share < share:
+        assert process.poll() is None and time.monotonic() < until, "the cell has ended too early"
+        time.sleep(0.05)
+    return process
+
+
+def flat(_: Cell) -> Estimate:
+    """Every cell takes as long."""
+    return Estimate(1.0, 2**20)
+
+
+def test_a_command_from_the_spec_to_the_tables(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    axes = {
+        "method": {
+            "FedAvg": {"methods": "fedavg"},
+            "by another name": {"methods": "fedavg"},
+            "too fast": {"methods": "fedavg", "options": {"optimizer.lr": 1.0e38}},
+        }
+    }
+    spec = write_spec(home, axes=axes, tests=[["FedAvg", "by another name"]])
+    assert cli.main(["compare", str(spec), "--jobs", "2"]) == 1
+    shown = capsys.readouterr().out
+    assert "3 of 3 cells, 1 of them the same as others; 0 are done" in shown
+    assert "failed: too fast, seed 0: " in shown and "the training loss is nan" in shown
+    assert "1 of 3 cells failed; repeat the command" in shown
+    cells = home / "runs" / "cells"
+    assert len(list(cells.glob("*/cell.json"))) == 2 and len(list(cells.glob(f"*/{DONE}"))) == 1
+    comparison = read_comparison(home / "runs" / "small_paper")
+    first, same, failed = comparison.cells
+    assert first.key == same.key and first.scores == same.scores and failed.state == "failed"
+    assert "the training loss is nan" in failed.reason
+    results = read_results(next(cells.glob(f"*/{DONE}")).parent / RUN)
+    assert results.final is not None and results.selected is not None
+    assert first.selected == {"": results.selected.round}
+    for site, splits in results.final.best.sites.items():
+        found = first.scores["best"]["test"][site]
+        assert {key: found[key] for key in splits["test"]} == splits["test"]
+    assert len(first.curve) == 2 and first.curve[-1] is not None
+    with (home / "runs" / "small_paper" / "table.csv").open(encoding="utf-8") as file:
+        lines = {(line["method"], line["column"]): line["value"] for line in csv.DictReader(file)}
+    mean = sum(found["accuracy"] for found in first.scores["best"]["test"].values()) / 3
+    assert float(lines["by another name", "average"]) == pytest.approx(100 * mean, rel=1e-5)
+    assert lines["too fast", "average"] == ""
+    assert not list(cells.glob(f"*/{RUN}/site_state/*/*")) or (cells / failed.key / RUN / "site_state").exists()
+    before = {path: path.stat().st_mtime_ns for path in cells.glob(f"*/{DONE}")}
+    axes["method"]["too fast"]["options"] = {"optimizer.lr": 0.01}
+    assert cli.main(["compare", str(write_spec(home, axes=axes)), "--only", "too fast"]) == 0
+    assert "1 of 3 cells; 0 are done" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert len(list(cells.glob(f"*/{DONE}"))) == 2
+    told = read_comparison(home / "runs" / "small_paper")
+    assert [cell.state for cell in told.cells] == ["done"] * 3
+    for path in cells.glob("*/cell.json"):
+        path.unlink()
+    assert cli.main(["compare", str(spec), "--tables-only"]) == 0
+    assert cli.main(["compare", str(home / "runs" / "small_paper"), "--tables-only"]) == 0
+    assert "Two methods (paper)" in capsys.readouterr().out
+
+
+def test_a_killed_cell_goes_on_where_it_was(
+    home: Path, monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[bytes]]
+) -> None:
+    options = {"schedule.rounds": 24}
+    (cell,) = cells_of(home, axes=ONE, options=options)
+    assert cell.work is not None
+    folder, whole = Store(home / "cut").prepare(cell.work), Store(home / "whole").prepare(cell.work)
+    start_cell(folder, started, share=0.1).kill()
+    started[0].wait()
+    assert not is_held(folder) and not (folder / DONE).exists()
+    opened: list[int] = []
+    original = Coordinator.open
+    monkeypatch.setattr(Coordinator, "open", lambda self, r: (opened.append(r), original(self, r))[1])
+    perform(folder)
+    assert opened[0] > 1 and opened[-1] == 25
+    perform(whole)
+    assert read_results(folder / RUN).final == read_results(whole / RUN).final
+    opened.clear()
+    perform(folder)
+    assert opened == []
+
+
+def test_a_cell_that_another_process_runs_is_waited_for(home: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    (cell,) = cells_of(home, axes=ONE, options={"schedule.rounds": 16})
+    assert cell.work is not None
+    store = Store(home / "cells")
+    folder = store.prepare(cell.work)
+    other = start_cell(folder, started, share=0.05)
+    with pytest.raises(BusyError, match=f"is run by process {other.pid}: wait until it ends"):
+        perform(folder)
+    states = set()
+    jobs = runner.gather([cell], store, flat)
+    runner.run(
+        jobs, store, at_a_time=1, on_look=lambda moment: states.add(moment.jobs[0].state), on_end=lambda job: None
+    )
+    assert jobs[0].state == "done" and states == {"elsewhere", "done"}
+    assert not (folder / LOG).exists()  # no child of this process has run it
+
+
+def test_a_lock_that_a_dead_process_left_holds_nothing(home: Path) -> None:
+    (cell,) = cells_of(home, axes=ONE)
+    assert cell.work is not None
+    folder = Store(home / "cells").prepare(cell.work)
+    (folder / "lock").write_text('{"pid": 1}\n', encoding="utf-8")
+    assert not is_held(folder)
+    with held(folder):
+        assert is_held(folder)
+    assert not is_held(folder)
+
+
+def test_a_child_ends_with_its_parent(home: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    (cell,) = cells_of(home, axes=ONE, options={"schedule.rounds": 500})
+    assert cell.work is not None
+    folder = Store(home / "cells").prepare(cell.work)
+    child = start_cell(folder, started, share=0.001)
+    assert child.stdin is not None
+    child.stdin.close()  # as the system does when the parent has gone
+    assert child.wait(timeout=30) == FAILED
+    assert not is_held(folder)
+
+
+def test_an_interrupt_leaves_no_process_behind(home: Path) -> None:
+    cells = cells_of(home, axes=ONE, options={"schedule.rounds": 500}, seeds=[0, 1])
+    store = Store(home / "cells")
+    jobs = runner.gather(cells, store, flat)
+    pids: list[int] = []
+
+    def look(moment: runner.Moment) -> None:
+        if moment.count("running") == 2 and all(job.share > 0 for job in jobs):
+            pids.extend(job.process.pid for job in jobs if job.process is not None)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(jobs, store, at_a_time=2, on_look=look, on_end=lambda job: None)
+    assert len(pids) == 2 and not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_child_that_was_killed_is_a_failed_cell(home: Path) -> None:
+    (cell,) = cells_of(home, axes=ONE, options={"schedule.rounds": 500})
+    store = Store(home / "cells")
+    jobs = runner.gather([cell], store, flat)
+
+    def look(moment: runner.Moment) -> None:
+        process = jobs[0].process
+        if process is not None and process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+
+    runner.run(jobs, store, at_a_time=1, on_look=look, on_end=lambda job: None)
+    assert jobs[0].state == "failed" and "was killed, perhaps for want of memory" in jobs[0].reason
+
+
+def test_no_more_cells_run_than_memory_allows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = cells_of(home, axes=ONE, seeds=[0, 1, 2])
+    store = Store(home / "cells")
+    most: list[int] = []
+
+    class Child:
+        """Ends well after two looks."""
+
+        stdin = None
+
+        def __init__(self, job: runner.Job) -> None:
+            assert job.cell.work is not None
+            self.pid, self._left, self._folder = os.getpid(), 2, store.prepare(job.cell.work)
+
+        def poll(self) -> int | None:
+            self._left -= 1
+            if self._left:
+                return None
+            (self._folder / DONE).touch()
+            return 0
+
+    def start(job: runner.Job, store: Store) -> None:
+        job.process, job.state = Child(job), "running"  # type: ignore[assignment]
+
+    monkeypatch.setattr(runner, "_start", start)
+    monkeypatch.setattr(runner, "LOOK", 0.0)
+    monkeypatch.setattr(runner, "_resident", lambda job: 0)
+    for free, expected in ((2.5 * 2**30, 1), (5.0 * 2**30, 2), (50.0 * 2**30, 3), (0, 1)):
+        jobs = runner.gather(cells, store, lambda cell: Estimate(1.0, 2 * 2**30))
+        most.clear()
+        runner.run(
+            jobs,
+            store,
+            at_a_time=3,
+            on_look=lambda moment: most.append(moment.count("running")),
+            on_end=lambda job: None,
+            memory=lambda free=free: int(free),  # type: ignore[misc]
+        )
+        assert max(most) == expected and all(job.state == "done" for job in jobs)
+        for path in store.folder.glob(f"*/{DONE}"):
+            path.unlink()
+
+
+def test_every_kind_of_run_has_its_scores(home: Path) -> None:
+    axes = {
+        "how": {
+            "held out": {"methods": "fedavg", "held_out": ["C"]},
+            "personal": {"methods": "pfedavg"},
+            "pooled": {"methods": "all"},
+            "each": {"methods": "fedavg", "run": "leave_one_out"},
+            "local": {"methods": "fedavg", "run": "cross_site"},
+        }
+    }
+    path = write_spec(home, axes=axes, options={"schedule.rounds": 1}, part=["test", "held_out"], model="personal")
+    spec, scale = read_spec(path)
+    cells, store = make_cells(spec, folder=home), Store(home / "cells")
+    for cell in cells:
+        assert cell.work is not None
+        perform(store.prepare(cell.work))
+    told = collect(spec, scale, cells, store, folder=home)
+    held_out, personal, pooled, each, local = told.cells
+    assert held_out.shown == {"test": ["A", "B"], "held_out": ["C"]}
+    run = {cell.labels["how"]: store.place(cell.work) / RUN for cell in cells if cell.work is not None}
+    final = read_results(run["held out"]).final
+    assert final is not None
+    assert held_out.found("best", "held_out", "accuracy") == {"C": final.best.held_out["C"]["all"]["accuracy"]}
+    own = read_results(run["personal"]).final
+    assert own is not None and own.fine_tuned
+    assert personal.found("personal", "test", "accuracy") == {s: m["accuracy"] for s, m in own.personal.items()}
+    assert pooled.found("personal", "test", "accuracy") == pooled.found("best", "test", "accuracy") != {}
+    assert list(each.found("best", "held_out", "accuracy")) == ["A", "B", "C"] and set(each.selected) == set("ABC")
+    table = json.loads((run["local"] / "cross_site.json").read_text(encoding="utf-8"))["scores"]
+    assert local.found("best", "test", "accuracy")["A > C"] == table["A"]["C"]["accuracy"]
+    assert local.shown["test"] == ["A > B", "A > C", "B > A", "B > C", "C > A", "C > B"]
+    assert all(cell.state == "done" and cell.seconds for cell in told.cells)
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_what_is_lacking(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write_spec(home, seeds=[0, 1])
+    (home / "fedshift" / "phantom" / "shapes" / "B" / "manifest.json").unlink()
+    assert cli.main(["compare", str(spec), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 of 4 cells; 0 are done" in shown and "lacking: data of shapes at B (no shapes data for site B" in shown
+    assert "time: about" in shown and "GiB" in shown and "500/200/200 samples" in shown
+    assert sorted(path.name for path in (home / "runs").rglob("*") if path.is_file()) == ["calibration.json"]
+    assert cli.main(["compare", str(spec)]) == 1
+    assert "failed: FedAvg, seed 0: lacks data of shapes at B" in capsys.readouterr().out
+    told = read_comparison(home / "runs" / "small_paper")
+    assert {cell.state for cell in told.cells} == {"failed"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "Invalid JSON"),
+        ('{"schema": 2}', "cells.json is no file of this version"),
+        ("[]", "is no file of this version"),
+    ],
+)
+def test_a_broken_record_is_refused(home: Path, content: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "out").mkdir()
+    (home / "out" / "cells.json").write_text(content, encoding="utf-8")
+    assert cli.main(["compare", str(home / "out"), "--tables-only"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_record_that_contradicts_itself_is_refused(home: Path) -> None:
+    from fedshift.comparison.record import write_comparison
+
+    from .made import made
+
+    path = write_comparison(made({("X",): [{"A": 0.5}]}), home / "out")
+    assert read_comparison(path) == made({("X",): [{"A": 0.5}]})
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    raw["cells"][0]["labels"] = {"method": "Z"}
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    with pytest.raises(ConfigError, match="cell Z, seed 0 is of no axis"):
+        read_comparison(path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_comparison(home)
+
+
+def test_a_cell_folder_that_was_changed_is_refused(home: Path) -> None:
+    (cell,) = cells_of(home, axes=ONE)
+    assert cell.work is not None
+    folder = Store(home / "cells").prepare(cell.work)
+    text = (folder / "cell.json").read_text(encoding="utf-8")
+    (folder / "cell.json").write_text(text.replace('"seed": 0', '"seed": 1'), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"cell\.json was changed: remove the folder"):
+        perform(folder)
+    (folder / "cell.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        perform(folder)
+
+
+@pytest.mark.parametrize("words", [["--jobs", "0"], ["--flare", "--jobs", "2"], ["--scale", "big"]])
+def test_arguments_that_do_not_fit_are_refused(home: Path, words: list[str]) -> None:
+    assert cli.main(["compare", str(write_spec(home)), *words]) == 2
+    assert not (home / "runs").exists()

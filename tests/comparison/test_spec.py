@@ -1,0 +1,97 @@
+"""The spec of a comparison: scales over it, and one sentence for what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshift.comparison.spec import read_spec
+from fedshift.errors import ConfigError
+
+from .made import write_spec
+
+
+def test_a_scale_goes_over_the_spec_key_by_key_and_label_by_label(tmp_path: Path) -> None:
+    path = write_spec(
+        tmp_path,
+        options={"schedule.rounds": 20, "data.fraction": 1.0},
+        seeds=[0, 1, 2],
+        axes={
+            "method": {"FedAvg": {"methods": "fedavg"}, "FedFA": {"methods": "fedfa", "options": {"fedfa.p": 0.5}}},
+            "fraction": {0.17: {"options": {"data.fraction": 0.17}}, "all": None},
+        },
+        scales={
+            "paper": {},
+            "quick": {
+                "options": {"schedule.rounds": 3},
+                "seeds": [0],
+                "axes": {
+                    "method": {
+                        "FedAvg": None,
+                        "FedFA": {"options": {"fedfa.alpha": 0.9}},
+                        "FedBN": {"methods": "fedbn"},
+                    },
+                    "fraction": None,
+                },
+            },
+        },
+    )
+    paper, name = read_spec(path, "paper")
+    assert name == "paper" and paper.seeds == (0, 1, 2) and paper.rows == ["FedAvg", "FedFA"]
+    assert list(paper.axes["fraction"]) == ["0.17", "all"]
+    quick, name = read_spec(path)
+    assert name == "quick" and quick.seeds == (0,) and list(quick.axes) == ["method"]
+    assert quick.rows == ["FedFA", "FedBN"]
+    assert quick.axes["method"]["FedFA"].methods == "fedfa"
+    assert quick.axes["method"]["FedFA"].options == {"fedfa.p": 0.5, "fedfa.alpha": 0.9}
+    assert quick.options == {"schedule.rounds": 3, "data.fraction": 1.0}
+
+
+def test_a_spec_without_scales_is_as_it_stands(tmp_path: Path) -> None:
+    spec, name = read_spec(write_spec(tmp_path))
+    assert name == "paper" and spec.seeds == (0,) and spec.model == "best" and spec.parts("federation") == ("test",)
+    assert spec.parts("leave_one_out") == ("held_out",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": [0]}, "unknown key 'seed'; did you mean 'seeds'?"),
+        ({"seeds": [1, 1]}, "1 is named twice"),
+        ({"model": "newest"}, "'model' input should be 'best', 'last' or 'personal'"),
+        ({"part": ["test", "val"]}, "test and val are of the same sites"),
+        ({"axes": {}}, "axes must hold names and settings"),
+        (
+            {"axes": {"method": {"A": {"method": "fedavg"}}}},
+            "axes.method.A: unknown key 'method'; did you mean 'methods'",
+        ),
+        ({"tests": [["FedFA", "FedAvg"]]}, "there is no row 'FedFA'; did you mean 'FedAvg'?"),
+        ({"tests": [["FedAvg", "FedAvg"]]}, "cannot be tested against itself"),
+        ({"scales": {"quick": {"rounds": 3}}}, "scale quick: unknown key 'rounds'"),
+        (
+            {"scales": {"quick": {"axes": {"method": {"FedFA": None}}}}},
+            "there is no 'FedFA' to take away; did you mean",
+        ),
+        ({"scales": ["quick"]}, "'scales' must map names to settings"),
+        ({"published": {"file": "x.csv", "rows": {"FedVag": "a"}}}, "there is no row 'FedVag'; did you mean 'FedAvg'"),
+        ({"axes": {"method": {"yes": {"methods": "fedavg"}}, "on": [1]}}, "axes.on must hold names and settings"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    path = write_spec(tmp_path, **changes)
+    with pytest.raises(ConfigError) as error:
+        read_spec(path)
+    assert said in str(error.value) and str(path) in str(error.value)
+
+
+def test_a_file_that_is_no_yaml_and_a_scale_that_is_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no scale 'full'; Known: paper, quick"):
+        read_spec(write_spec(tmp_path, scales={"quick": {}}), "full")
+    (tmp_path / "x.yaml").write_text("name: [", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"x\.yaml is not valid YAML"):
+        read_spec(tmp_path / "x.yaml")
+    (tmp_path / "y.yaml").write_text("axes: {method: {true: {methods: fedavg}}}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="the label True is no text to YAML: put it into quotes"):
+        read_spec(tmp_path / "y.yaml")

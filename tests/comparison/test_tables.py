@@ -1,0 +1,173 @@
+"""Tables of a comparison: deviations, bold, what is missing, published figures, in all forms."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from statistics import stdev
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedshift.comparison.published import Figure
+from fedshift.comparison.record import Comparison
+from fedshift.comparison.tables import latex, long_csv, make_tables, markdown, remarks, rich_tables
+
+from .made import made, record
+
+FULL: dict[Any, Any] = {
+    ("FedAvg",): [{"A": 0.50, "B": 0.70}, {"A": 0.54, "B": 0.72}],
+    ("FedFA",): [{"A": 0.60, "B": 0.69}, {"A": 0.62, "B": 0.71}],
+}
+
+
+def terminal(comparison: Comparison) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        for table in rich_tables(comparison):
+            console.print(table)
+    return capture.get()
+
+
+def rows(comparison: Comparison) -> dict[str, list[str]]:
+    found = [line.strip("| ").split(" | ") for line in markdown(comparison).splitlines() if line.startswith("| ")]
+    return {line[0]: line[1:] for line in found}
+
+
+def test_mean_and_sample_deviation_over_seeds_and_the_best_in_bold() -> None:
+    (table,) = make_tables(made(FULL))
+    entry = table.rows["FedAvg"][2]  # the average over sites
+    averages = [(0.50 + 0.70) / 2, (0.54 + 0.72) / 2]
+    assert entry.mean == pytest.approx(sum(averages) / 2) and entry.std == pytest.approx(stdev(averages))
+    shown = rows(made(FULL))
+    assert shown["method"] == ["A", "B", "average"]
+    assert shown["FedAvg"] == ["52.0 ± 2.8", "**71.0 ± 1.4**", "61.5 ± 2.1"]
+    assert shown["FedFA"] == ["**61.0 ± 1.4**", "70.0 ± 1.4", "**65.5 ± 1.4**"]
+    assert "sample standard deviation (n - 1) over 2 seeds (0, 1)" in markdown(made(FULL))
+
+
+def test_one_seed_has_no_deviation() -> None:
+    shown = rows(made({row: seeds[:1] for row, seeds in FULL.items()}))
+    assert shown["FedAvg"] == ["50.0", "**70.0**", "60.0"]
+    assert "±" not in markdown(made({row: seeds[:1] for row, seeds in FULL.items()}))
+
+
+def test_a_row_without_all_seeds_is_shown_as_such_and_never_bold() -> None:
+    numbers = {**FULL, ("FedBN",): [{"A": 0.9, "B": 0.9}, None], ("FedX",): [None, None]}
+    shown = rows(made(numbers))
+    assert shown["FedBN"] == ["90.0 (1 of 2 seeds)"] * 3
+    assert shown["FedX"] == ["-"] * 3
+    assert shown["FedFA"][0].startswith("**")
+    assert "3 of 8 cells are missing" in markdown(made(numbers))
+
+
+def test_a_site_that_gave_no_score_leaves_no_average() -> None:
+    numbers = {**FULL, ("FedBN",): [{"A": 0.9, "B": 0.9}, {"A": 0.9}]}
+    assert rows(made(numbers))["FedBN"] == ["**90.0 ± 0.0**", "90.0 (1 of 2 seeds)", "90.0 (1 of 2 seeds)"]
+
+
+def test_rows_that_print_alike_are_equally_good() -> None:
+    shown = rows(made({("X",): [{"A": 0.6001}], ("Y",): [{"A": 0.6004}], ("Z",): [{"A": 0.5}]}))
+    assert [shown[row][0] for row in "XYZ"] == ["**60.0**", "**60.0**", "50.0"]
+
+
+def test_of_distances_the_smallest_is_best_and_in_millimetres() -> None:
+    comparison = made({("X",): [{"A": 3.25}], ("Y",): [{"A": 2.5}]}, metric="hd95")
+    for cell in comparison.cells:
+        scores = cell.scores["best"]["test"]
+        scores["A"]["hd95"] = scores["A"]["accuracy"]
+    assert [rows(comparison)[row][0] for row in "XY"] == ["3.25", "**2.50**"]
+    assert "hd95 in mm, lower is better" in markdown(comparison)
+
+
+def test_published_figures_stand_beside_ours_as_they_are_printed() -> None:
+    figures = [
+        Figure(row="FedAvg", column="A", value="62.51", unit="%"),
+        Figure(row="FedFA", column="average", value="64", std="0.63", unit="%"),
+    ]
+    comparison = made(FULL, published=[figure.model_dump() for figure in figures])
+    shown = rows(comparison)
+    assert shown["FedAvg"][0] == "52.0 ± 2.8 [62.51]" and shown["FedFA"][2] == "**65.5 ± 1.4** [64 ± 0.63]"
+    assert shown["FedAvg"][1] == "**71.0 ± 1.4**"
+    assert "[62.51]" in terminal(comparison) and "In brackets: the paper's figures." in terminal(comparison)
+    assert r"{\scriptsize [62.51]}" in latex(comparison)
+    lines = list(csv.DictReader(io.StringIO(long_csv(comparison))))
+    assert [line["published"] for line in lines if line["column"] == "A"] == ["62.51", ""]
+
+
+def test_further_axes_are_columns_and_then_tables_of_their_own() -> None:
+    axes = {"method": ["X", "Y"], "size": ["5%", "all"]}
+    numbers = {(row, size): [{"A": 0.5, "B": 0.7 if row == "X" else 0.6}] for row in "XY" for size in ("5%", "all")}
+    comparison = made(numbers, axes=axes, published=[{"row": "X", "column": "5%", "value": "99.9"}])
+    overview, small, every = make_tables(comparison)
+    assert [column.heading for column in overview.columns] == ["5%", "all"]
+    assert [column.key for column in small.columns] == ["5%/A", "5%/B", "5%/average"]
+    assert overview.rows["X"][0].mean == pytest.approx(0.6) and overview.rows["X"][0].published == "99.9"
+    assert small.rows["X"][2].published == "99.9" and every.rows["X"][2].published == ""
+    assert small.title == "size 5%"
+    lines = list(csv.DictReader(io.StringIO(long_csv(comparison))))
+    assert {(line["method"], line["size"], line["column"]) for line in lines} >= {
+        ("X", "5%", "A"),
+        ("Y", "all", "average"),
+    }
+    assert [line["published"] for line in lines if line["column"] == "average"][:1] == ["99.9"]
+
+
+def test_held_out_sites_have_an_average_of_their_own() -> None:
+    comparison = made({("X",): [{"A": 0.5, "B": 0.7}]}, summaries=["average", "held_out", "everywhere", "spread"])
+    (cell,) = comparison.cells
+    cell.shown["held_out"] = ["C", "D"]
+    cell.scores["best"]["held_out"] = {"C": {"accuracy": 0.2}, "D": {"accuracy": 0.3}}
+    (table,) = make_tables(comparison)
+    means = {column.heading: entry.mean for column, entry in zip(table.columns, table.rows["X"], strict=True)}
+    assert means["average"] == pytest.approx(0.6) and means["held out, average"] == pytest.approx(0.25)
+    assert means["all sites"] == pytest.approx(0.425) and means["std over sites"] == pytest.approx(
+        stdev([5, 7, 2, 3]) / 10
+    )
+    assert means["D"] == 0.3
+
+
+def test_of_very_many_sites_there_is_the_average_only() -> None:
+    comparison = made({("X",): [{f"s{n}": n / 100 for n in range(50)}]})
+    assert rows(comparison)["X"] == ["24.5"]
+
+
+def test_latex_escapes_what_latex_would_read() -> None:
+    comparison = made({("a_b & 5% {x} \\ #1 ~ ^",): [{"s_1": 0.5}]}, title="50% $x$ ±1 < 2°")
+    text = latex(comparison)
+    assert r"a\_b \& 5\% \{x\} \textbackslash{} \#1 \textasciitilde{} \textasciicircum{} & 50.0 & 50.0 \\" in text
+    assert r"50\% \$x\$ $\pm$1 \textless{} 2$^\circ$" in text
+    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 1
+    body = re.sub(r"\\[a-zA-Z]+|\\[&%$#_{}\\]", "", text.split(r"\toprule")[1].split(r"\bottomrule")[0])
+    assert not set(body) & set("%$#_~^")
+
+
+def test_markdown_keeps_labels_that_look_like_markup() -> None:
+    assert r"| a\|b \*c\* | **50.0**" not in markdown(made({("a|b *c*",): [{"A": 0.5}]}))
+    assert r"| a\|b \*c\* | 50.0 | 50.0 |" in markdown(made({("a|b *c*",): [{"A": 0.5}]}))
+
+
+def test_every_form_says_what_the_data_and_the_weights_are() -> None:
+    comparison = made(FULL, differences="Fewer rounds.", tuning={"all": "none"}, tests=[("FedFA", "FedAvg")])
+    for cell in comparison.cells:
+        cell.data.update({site: record(site, "phantom") for site in cell.data})
+    for text in (terminal(comparison), markdown(comparison), latex(comparison)):
+        assert "The data are the phantom: simulated scans, no patients." in " ".join(text.split())
+        assert "from scratch" in text and "Fewer rounds." in text and "Tuning: all: none" in text
+        assert "p = 0." in text and "(n = 4)" in text
+    lines = list(csv.DictReader(io.StringIO(long_csv(comparison))))
+    assert {(line["data"], line["initial weights"]) for line in lines} == {("phantom", "from scratch")}
+    assert [line["column"] for line in lines if line["method"] == "FedFA"][-1] == "p-value against FedAvg"
+
+
+def test_cells_of_different_versions_data_or_kinds_are_told_of() -> None:
+    comparison = made(FULL)
+    assert not any("different" in line for line in remarks(comparison))
+    one, *_, other = comparison.cells
+    object.__setattr__(other, "source", "xyz")
+    one.data["A"] = record("another", "patients")
+    told = " ".join(remarks(comparison))
+    assert "different versions of fedshift: 0.1 (source abc), 0.1 (source xyz)" in told
+    assert "different kinds of data (images, patients)" in told and "different preparations" in told
