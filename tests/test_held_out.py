@@ -90,7 +90,7 @@ def test_segmentation_scores_every_case(three_sites: dict[str, Path], tmp_path: 
     assert data.count("all") == 4 * 8
     results = run(job, three_sites, tmp_path / "run")
     assert results.final is not None
-    assert set(results.final.last.held_out["UCL"]["all"]) == {"dice", "dice_papers"}
+    assert set(results.final.last.held_out["UCL"]["all"]) == {"dice", "dice_papers", "hd95", "asd"}
     legacy = resolve(
         "prostate",
         "fedavg",

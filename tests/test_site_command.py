@@ -347,7 +347,10 @@ def test_a_site_that_is_held_out_would_send_scores_only(data: dict[str, Path], t
         "round",
         "info",
         "values",
+        "evaluations",
+        "personal_evaluation",
     }
+    assert not [item.name for item in scores.items if item.name.endswith("/cases") and item.value is not None]
     assert not sum(item.bytes for item in scores.items)
 
 

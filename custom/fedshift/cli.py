@@ -54,10 +54,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_data(commands)
-    from fedshift import protocols_cli, run_cli, site_cli
+    from fedshift import compare_cli, inference_cli, protocols_cli, report_cli, run_cli, site_cli
 
     run_cli.add_parsers(commands)
     protocols_cli.add_parsers(commands)
+    compare_cli.add_parsers(commands)
+    report_cli.add_parsers(commands)
+    inference_cli.add_parsers(commands)
     site_cli.add_parsers(commands)
     methods = commands.add_parser(
         "methods", help="list the methods, or one's paper, formula, options and what leaves a site"

@@ -32,7 +32,7 @@ import numpy as np
 from torch import nn
 
 from fedshift import methods
-from fedshift.checkpoint import load_checkpoint, save_checkpoint
+from fedshift.checkpoint import header_of, load_checkpoint, save_checkpoint
 from fedshift.coordinator import Coordinator
 from fedshift.errors import ConfigError, DataError
 from fedshift.guard import Change, Rejected, check_update
@@ -404,9 +404,10 @@ def decrypted(model: Path, out: Path, keys: Keys) -> int:
         ConfigError: no model, not encrypted, or with other keys.
     """
     content = load_checkpoint(model)
-    if COUNTS not in content["weights"]:
+    header = header_of(content, where=str(model))
+    if not header.encrypted:
         raise ConfigError(f"{model} is not encrypted: use it as it is")
-    job = JobSpec.parse(content["job"], where=str(model))
+    job = header.job
     encryption = SiteEncryption(job, keys)
     weights = {key: tensor.numpy() for key, tensor in content["weights"].items()}
     round_: int = content["round"]
@@ -417,8 +418,12 @@ def decrypted(model: Path, out: Path, keys: Keys) -> int:
         round_=round_,
         weights=opened.weights,
         methods=opened.arrays,
-        personal=content["personal"],
-        scores=content["scores"],
+        personal=header.personal,
+        scores=header.scores,
+        kind=header.kind,
+        sites=header.sites,
+        statistics=header.statistics,
+        initial_weights=header.initial_weights,
     )
     return round_
 

@@ -140,8 +140,15 @@ def _choose_sites(raw: dict[str, Any], sites: Sequence[str] | None, held_out: Se
         raw["sites"] = [site for site in raw["sites"] if site in sites]
 
 
+_fitting: set[tuple[object, ...]] = set()
+"""Networks and sizes that `_try` has tried with success: a comparison resolves hundreds of jobs."""
+
+
 def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
     """One image through the network: what does not fit would else be found at every site."""
+    key = (spec.kind, spec.network.model_dump_json(), *sorted(task.sizes.items()))
+    if key in _fitting:
+        return
     rows, columns, classes = task.sizes["rows"], task.sizes["columns"], task.sizes["classes"]
     wanted = (1, classes, rows, columns) if task.images_are_slices else (1, classes)
     channels = cast(StagedNetwork, net).in_channels
@@ -158,6 +165,7 @@ def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
             f"task {spec.name}: network {spec.network.name} answers an image with {shape}, {spec.kind} needs {wanted}: "
             "change network.name"
         )
+    _fitting.add(key)
 
 
 def _federation(raw: dict[str, Any], n_sites: int) -> FederationSpec:

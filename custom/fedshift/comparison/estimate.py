@@ -39,6 +39,8 @@ ASSUMED = Samples(train=500, val=200, test=200)
 """Of a site whose data are not here."""
 FOREGROUND = 0.6
 """About this part of a volume's slices shows the prostate: what the papers' protocols train on."""
+FEWEST = 32
+"""Training slices that a fraction leaves at least."""
 MOST_BYTES = 2**30
 """Activations of a batch that is measured; a larger one is reckoned from a part of it."""
 PROCESS = 450 * 2**20
@@ -267,7 +269,9 @@ def _samples(manifest: Manifest, data: Mapping[str, Any]) -> Samples:
         sizes = {"train": 0.6 * every, "val": 0.2 * every, "test": 0.2 * every}
     elif data.get("train_slices") == "foreground":
         sizes["train"] *= FOREGROUND
-    sizes["train"] = min(sizes["train"] * float(data.get("fraction") or 1.0), data.get("images") or float("inf"))
+    few = min(sizes["train"], FEWEST) if manifest.cases else 1.0
+    sizes["train"] = max(few, sizes["train"] * float(data.get("fraction") or 1.0))
+    sizes["train"] = min(sizes["train"], data.get("images") or float("inf"))
     return Samples(train=max(round(sizes["train"]), 1), val=round(sizes["val"]), test=round(sizes["test"]))
 
 

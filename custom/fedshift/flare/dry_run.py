@@ -98,7 +98,14 @@ def dry_run(job: JobSpec, name: str, data: Path, folder: Path, *, settings: Site
 
 def _evaluation(job: JobSpec, name: str, data: Path, folder: Path, settings: SiteSettings, steps: int) -> Sent:
     """What a site sends that is held out: scores. It is measured for the arrays of the model that it scores."""
-    site = Site(_shortened(job, steps), name, data=data, state=folder / "site", device=settings.device)
+    site = Site(
+        _shortened(job, steps),
+        name,
+        data=data,
+        state=folder / "site",
+        device=settings.device,
+        share_cases=settings.privacy is not None and settings.privacy.case_scores,
+    )
     statistics = site.statistics()
     info = replace(site.info(), n_train=statistics.n_samples)
     broadcast = _first_round(_Alone(_shortened(job, steps, trains=name), folder / "server"), info, statistics)

@@ -258,6 +258,13 @@ class Client(Generic[ConfigT]):
     def receive(self, arrays: Arrays, ctx: Context) -> None:
         """This method's arrays of the broadcast; the network has the received weights and personal parts already."""
 
+    def told(self, arrays: Arrays, number: int) -> dict[str, Tensor]:
+        """What a site remembers of the statistics round, out of this method's arrays of a model file.
+
+        For predictions in the name of a site: ``number`` counts those that answered that round, in site order.
+        """
+        return {}
+
     def newcomer(self, data: TrainingSamples, ctx: Context) -> None:
         """At a site that has never trained in this job, after ``receive``: it has no personal parts."""
 

@@ -1,0 +1,372 @@
+"""A MONAI bundle of a segmentation model, which runs with MONAI and torch and without fedshift.
+
+MONAI's transforms read, orient and save; what lies between, from the scan's grid to the network's and back, is the
+source of fedshift's own functions, copied into the bundle's ``scripts/``, so that the masks are those of ``fedshift
+predict``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+import uuid
+from importlib import metadata as packages
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedshift
+from fedshift.checkpoint import Header
+from fedshift.data import arrays
+from fedshift.errors import ConfigError
+from fedshift.inference import slicewise
+from fedshift.inference.export import write_torchscript
+from fedshift.inference.model import Model, Ready
+from fedshift.inference.plausible import EXPECTED
+from fedshift.training import precision
+
+SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+COPIED = (
+    arrays.radiological,
+    arrays.to_uint8,
+    arrays.resize_images,
+    arrays.restore,
+    arrays._square,
+    arrays._resample,
+    arrays.resize_weights,
+    precision.autocast,
+    precision.arrange,
+    slicewise.to_network,
+    slicewise.to_scan,
+    slicewise.batches,
+    slicewise.segment,
+)
+"""Functions that the bundle's script is made of; they call each other, numpy and torch only."""
+CONSTANTS = {"PERCENTILE": arrays.PERCENTILE, "BATCH": slicewise.BATCH}
+HEAD = '''"""From a scan to the network's slices and back. Of fedshift {version}; Apache License 2.0, see LICENSE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Precision = Literal["fp32", "bf16"]
+'''
+INFERER = '''
+class SliceInferer:
+    """Called as MONAI's inferers are: volumes (1, 1, X, Y, Z) in RAS orientation to masks of the same shape."""
+
+    def __init__(self, *, matrix: int, context: int, scale: float, precision: Precision) -> None:
+        self._options: dict[str, Any] = {
+            "matrix": matrix, "context": context, "scale": scale, "precision": precision
+        }
+
+    def __call__(self, inputs: Tensor, network: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
+        volume = inputs[0, 0].cpu().numpy().transpose(2, 1, 0)
+        mask = segment(volume, network, device=device, **self._options)
+        return torch.from_numpy(np.ascontiguousarray(mask.transpose(2, 1, 0)).astype(np.float32))[None, None]
+
+
+def segment_files(
+    files: list[str],
+    preprocessing: Callable[[Any], Any],
+    network: Callable[[Tensor], Tensor],
+    inferer: SliceInferer,
+    postprocessing: Callable[[Any], Any],
+    device: torch.device,
+) -> None:
+    """One scan after another."""
+    if not files:
+        raise ValueError("no scans were found: set dataset_dir, or datalist to a list of files")
+    for file in files:
+        data = preprocessing({"image": file})
+        found = inferer(torch.as_tensor(data["image"])[None], network, device)[0]
+        data["pred"] = data["image"].clone()
+        data["pred"][:] = found
+        postprocessing(data)
+        print(f"{file}: {int(found.sum())} voxels")
+'''
+
+
+def write_bundle(model: Model, ready: Ready, folder: Path) -> None:
+    """Write the bundle (whole or not at all).
+
+    Raises:
+        ConfigError: no segmentation model, the folder is there already, or the network cannot be expressed.
+    """
+    if not model.is_segmentation:
+        raise ConfigError(f"{model.path} tells classes of pictures: export it with --onnx or --torch-export")
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already: name a folder that is not")
+    beside = folder.with_name(f".{folder.name}.partial-{uuid.uuid4().hex[:8]}")
+    try:
+        for part in ("configs", "docs", "models", "scripts"):
+            (beside / part).mkdir(parents=True)
+        write_torchscript(model, ready, beside / "models" / "model.ts")
+        texts = {
+            "configs/metadata.json": _json(_metadata(model, ready)),
+            "configs/inference.json": _json(_inference(model)),
+            "docs/README.md": model_card(model, ready),
+            "scripts/__init__.py": '"""What the configuration calls."""\n',
+            "scripts/slicewise.py": script(),
+            "LICENSE": _licence(),
+        }
+        for name, text in texts.items():
+            (beside / name).write_text(text, encoding="utf-8")
+        beside.rename(folder)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error.strerror}): name another place") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def script() -> str:
+    """The source of ``scripts/slicewise.py``."""
+    constants = "".join(f"{name} = {value!r}\n" for name, value in CONSTANTS.items())
+    functions = "\n\n".join(inspect.getsource(function) for function in COPIED)
+    return f"{HEAD.format(version=fedshift.__version__)}\n{constants}\n\n{functions}\n{INFERER}"
+
+
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _inference(model: Model) -> dict[str, Any]:
+    data = model.data
+    return {
+        "imports": [
+            "$import glob",
+            "$import os",
+            "$import numpy",
+            "$import torch",
+            "$from scripts.slicewise import segment_files",
+        ],
+        "bundle_root": ".",
+        "dataset_dir": "input",
+        "output_dir": "$@bundle_root + '/eval'",
+        "datalist": "$sorted(glob.glob(os.path.join(@dataset_dir, '*.nii.gz')))",
+        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
+        "network_def": "$torch.jit.load(@bundle_root + '/models/model.ts', map_location=@device)",
+        "network": "$@network_def.eval()",
+        "preprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader", "dtype": "$numpy.float64"},
+                {"_target_": "EnsureChannelFirstd", "keys": "image"},
+                {
+                    "_target_": "Orientationd",
+                    "keys": "image",
+                    "axcodes": "RAS",
+                    "labels": [["L", "R"], ["P", "A"], ["I", "S"]],
+                },
+            ],
+        },
+        "inferer": {
+            "_target_": "scripts.slicewise.SliceInferer",
+            "matrix": data["matrix"],
+            "context": data["context"],
+            "scale": data["scale"],
+            "precision": model.header.job.task.schedule.precision,
+        },
+        "postprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                {
+                    "_target_": "Invertd",
+                    "keys": "pred",
+                    "orig_keys": "image",
+                    "transform": "@preprocessing",
+                    "nearest_interp": True,
+                    "to_tensor": True,
+                },
+                {
+                    "_target_": "SaveImaged",
+                    "keys": "pred",
+                    "output_dir": "@output_dir",
+                    "output_postfix": "mask",
+                    "output_dtype": "$numpy.uint8",
+                    "resample": False,
+                    "separate_folder": False,
+                    "print_log": False,
+                },
+            ],
+        },
+        "run": [
+            "$segment_files(@datalist, @preprocessing, @network, @inferer, @postprocessing, @device)",
+        ],
+    }
+
+
+def _metadata(model: Model, ready: Ready) -> dict[str, Any]:
+    header, data, job = model.header, model.data, model.header.job
+    background, target = job.task.classes
+    shape = [data["matrix"], data["matrix"]]
+    modality = EXPECTED[target].modality if target in EXPECTED else "n/a"
+    return {
+        "schema": SCHEMA,
+        "version": "0.1.0",
+        "changelog": {"0.1.0": f"exported by fedshift {fedshift.__version__}"},
+        "monai_version": packages.version("monai"),
+        "pytorch_version": torch.__version__.partition("+")[0],
+        "numpy_version": np.__version__,
+        "required_packages_version": {"nibabel": packages.version("nibabel")},
+        "name": f"{target} segmentation, {'+'.join(job.methods)}",
+        "task": f"Segmentation of the {target} in volumes, slice by slice",
+        "description": f"{_trained(header)} {_used(ready)}",
+        "authors": "the federation that trained it; exported by fedshift",
+        "copyright": "the weights: the federation that trained them; the scripts: Apache License 2.0",
+        "data_source": _DATA[header.kind],
+        "data_type": "nibabel",
+        "image_classes": f"{data['context']} neighbouring slices, intensity scaled to [0, {data['scale']:g}]",
+        "label_classes": f"single channel data, 1 is {target}, 0 is everything else",
+        "pred_classes": f"single channel data, 1 is {target}, 0 is everything else",
+        "eval_metrics": header.scores,
+        "intended_use": "Research only. Not a medical device; not for diagnosis or treatment.",
+        "references": [],
+        "network_data_format": {
+            "inputs": {
+                "image": {
+                    "type": "image",
+                    "format": "magnitude",
+                    "modality": modality,
+                    "num_channels": data["context"],
+                    "spatial_shape": shape,
+                    "dtype": "float32",
+                    "value_range": [0, data["scale"]],
+                    "is_patch_data": False,
+                    "channel_def": {
+                        str(k): f"slice {k - data['context'] // 2:+d}" if k != data["context"] // 2 else "the slice"
+                        for k in range(data["context"])
+                    },
+                }
+            },
+            "outputs": {
+                "pred": {
+                    "type": "image",
+                    "format": "segmentation",
+                    "num_channels": 2,
+                    "spatial_shape": shape,
+                    "dtype": "float32",
+                    "value_range": [],
+                    "is_patch_data": False,
+                    "channel_def": {"0": f"{background} (logit)", "1": f"{target} (logit)"},
+                }
+            },
+        },
+    }
+
+
+_DATA = {
+    "phantom": "simulated scans (phantom), no patients",
+    "patients": "patients' scans, which never left their sites",
+    "images": "pictures",
+}
+
+
+def _trained(header: Header) -> str:
+    names = "+".join(header.job.methods)
+    return (
+        f"Trained by federated learning ({names}) at {header.sites} sites on {_DATA[header.kind]}; the model of round "
+        f"{header.round} of {header.job.task.schedule.rounds}."
+    )
+
+
+def _used(ready: Ready) -> str:
+    """Whose statistics are inside. Sites have no names here: they may not want to be known beyond the federation."""
+    if ready.used.site is not None:
+        return "Images are normalised with the statistics of one training site, which are part of the network."
+    if ready.used.state is not None:
+        return "The parts that every site keeps for itself are those of one training site."
+    if ready.used.own:
+        return "Statistics were estimated from scans at export and are part of the network."
+    return "The network is the same for every site."
+
+
+def model_card(model: Model, ready: Ready) -> str:
+    """``docs/README.md``."""
+    header, data, job = model.header, model.data, model.header.job
+    target = job.task.classes[1]
+    scores = "".join(f"| {name} | {value:.4f} |\n" for name, value in header.scores.items()) or "| not known | |\n"
+    warning = (
+        "> **Simulated data.** This model has never seen a patient: it was trained on a phantom, to show that the\n"
+        "> software works. It is of no use on real scans.\n\n"
+        if header.kind == "phantom"
+        else ""
+    )
+    options = "".join(f"- `{name}`: {_options(given)}\n" for name, given in job.methods.items())
+    notes = "".join(f"- {note[0].upper()}{note[1:]}.\n" for note in ready.notes)
+    return f"""# Segmentation of the {target}: {"+".join(job.methods)}
+
+{warning}**Research use only. This is not a medical device; do not use it for diagnosis or treatment.**
+
+{_trained(header)} {_used(ready)}
+
+## Intended use
+Research on federated learning and on segmentation of the {target}, by people who look at every mask. Input: one
+axial volume as a NIfTI file. Output: a mask on the scan's own grid, 1 where the {target} was found.
+
+```
+cd THIS_FOLDER
+python -m monai.bundle run --config_file configs/inference.json --dataset_dir SCANS --output_dir MASKS
+```
+
+needs `monai`, `torch`, `nibabel` and `fire`. Masks are those that `fedshift predict` writes.
+
+## Training
+| | |
+|---|---|
+| sites | {header.sites} (by number only; their names are not part of this bundle) |
+| data | {_DATA[header.kind]} |
+| network | `{job.task.network.name}`, {_options(job.task.network.options)} |
+| initial weights | {header.initial_weights} |
+| round | {header.round} of {job.task.schedule.rounds} |
+| precision | {job.task.schedule.precision} |
+| seed | {job.seed} |
+| fedshift | {header.fedshift} |
+
+Methods, with their options:
+
+{options}{notes}
+## Preparation of a scan
+Turned to RAS; intensities clipped above the {data["clip_above_quantile"]:.0%} quantile of the volume and scaled to
+0 … 255 in whole numbers; slices padded with 0 to squares and resampled to {data["matrix"]} x {data["matrix"]};
+{data["context"]} neighbouring slices at a time, scaled to 0 … {data["scale"]:g}. Probabilities are brought back to the
+scan's grid and cut at 0.5. `scripts/slicewise.py` does it.
+
+## Metrics
+Mean over the training sites' validation cases, when the round was selected:
+
+| metric | value |
+|---|---|
+{scores}
+## Limits
+- Scans unlike those of the training sites (other sequence, coil, field strength, plane, body part) may give wrong
+  masks without a warning. Feature shift is why this model exists; it is not solved by it.
+- Validation scores above are of the sites that trained. A new site must measure its own.
+- A model can carry traces of its training data. The sites decide who may have it.
+
+## Licence
+Configuration and scripts: Apache License 2.0 (`LICENSE`). The weights: whatever the federation that trained them, and
+the licences of its data, allow.
+"""
+
+
+def _options(given: dict[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in given.items()) or "no options"
+
+
+def _licence() -> str:
+    """The text of fedshift's own."""
+    checkout = Path(fedshift.__file__).parents[2] / "LICENSE"
+    if checkout.is_file():
+        return checkout.read_text(encoding="utf-8")
+    found = [file for file in packages.files("fedshift") or () if file.name == "LICENSE"]
+    return found[0].read_text() if found else "Apache License 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"

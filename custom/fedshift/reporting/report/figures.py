@@ -1,0 +1,182 @@
+"""Matplotlib's drawings as SVG that takes its colours and its type from the page: light, dark and on paper.
+
+Colours are drawn as stand-ins, which become CSS variables afterwards. Text stays text. Equal input gives equal bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+from fedshift.reporting.report.section import Figure, LegendEntry
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+INK, FAINT, GRID, GROUND = "#100001", "#100002", "#100003", "#100004"
+SERIES = tuple(f"#20000{number}" for number in range(8))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", ":", "-.")
+OWN = "\ue000"
+"""Begins every id of a figure, until `placed` puts something there that the page has only once."""
+WIDTH = 360
+"""Of a figure in a row of them, in units that a phone shows as pixels."""
+
+_VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--grid)", GROUND: "var(--ground)"}
+_VARIABLES |= {colour: f"var(--series-{number})" for number, colour in enumerate(SERIES)}
+_STAND_IN = re.compile(r"#[12]0000[0-9]")
+_FONT = re.compile(r"font: ([\d.]+)px [^;]*")
+_SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "axes.unicode_minus": False,
+    "font.size": 11,
+    "axes.labelsize": 11,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": GRID,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+}
+
+
+def colour(number: int) -> str:
+    """A stand-in for the colour of a series; they come again after eight."""
+    return SERIES[number % len(SERIES)]
+
+
+def marker(number: int) -> str:
+    """A series' mark, so that colour is not all that tells it from others."""
+    return MARKERS[(number + number // len(SERIES)) % len(MARKERS)]
+
+
+def dashes(number: int) -> str:
+    """A series' line: solid for the first eight, then others."""
+    return DASHES[number // len(SERIES) % len(DASHES)]
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Matplotlib's settings for the report, and silence about letters that its own fonts do not have."""
+    import matplotlib as mpl
+
+    log = logging.getLogger("matplotlib")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with mpl.rc_context(_STYLE), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def drawing(
+    width: float = WIDTH, height: float = 240, *, rows: int = 1, columns: int = 1
+) -> tuple[Drawing, list[Axes]]:
+    """An empty drawing of ``rows`` x ``columns`` axes; sizes are in pixels of the page. Call it within `style`."""
+    from matplotlib.figure import Figure as Drawing
+
+    drawn = Drawing(figsize=(width / 72, height / 72), layout="constrained")
+    drawn.patch.set_visible(False)
+    grid = drawn.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
+        axes.patch.set_visible(False)
+    return drawn, list(grid.flat)
+
+
+def figure(drawn: Drawing, key: str, *, title: str, description: str, legend: Sequence[LegendEntry] = ()) -> Figure:
+    """Turn a drawing into a part of a page. ``key`` is unique in the page. Call it within `style`."""
+    return Figure(title, markup(drawn, key, description), description, legend)
+
+
+def markup(drawn: Drawing, key: str, description: str) -> Markup:
+    """The ``<svg>`` of a drawing, with ids that begin with ``key``."""
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": key}), io.BytesIO() as file:
+        drawn.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        root = ElementTree.fromstring(file.getvalue())  # matplotlib wrote it
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
+                parent.remove(child)
+    for element in root.iter():
+        _adopt(element, key)
+    root.attrib.pop("width", None)
+    root.attrib.pop("height", None)
+    root.set("role", "img")
+    root.set("aria-label", description)
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _LINK)
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def placed(drawn: Figure, prefix: str) -> Figure:
+    """The figure with ids that begin with ``prefix``."""
+    return replace(drawn, svg=Markup(str(drawn.svg).replace(OWN, f"{prefix}-")))
+
+
+def _adopt(element: ElementTree.Element, key: str) -> None:
+    """Ids of this figure alone; colours and type of the page."""
+    for name, value in list(element.attrib.items()):
+        if name == "id":
+            value = f"{OWN}{key}-{value}"
+        elif name == f"{{{_LINK}}}href" and value.startswith("#"):
+            value = f"#{OWN}{key}-{value[1:]}"
+        elif "url(#" in value:
+            value = value.replace("url(#", f"url(#{OWN}{key}-")
+        if name == "style":
+            value = _FONT.sub(r"font-size: \1px", value)
+            value = _STAND_IN.sub(lambda match: _VARIABLES.get(match.group(), match.group()), value)
+        element.set(name, value)
+
+
+def legend(names: Sequence[str], *, lines: bool = True) -> list[LegendEntry]:
+    """Names with the marks that series 0, 1, … have."""
+    return [LegendEntry(name, _mark(number, lines=lines)) for number, name in enumerate(names)]
+
+
+_DASH = {"-": "", "--": "5 3", ":": "2 3", "-.": "6 2 2 2"}
+_SHAPES = {
+    "o": '<circle cx="14" cy="7" r="4"/>',
+    "s": '<rect x="10.5" y="3.5" width="7" height="7"/>',
+    "^": '<path d="M14 2.5l4.5 8h-9z"/>',
+    "v": '<path d="M14 11.5l4.5 -8h-9z"/>',
+    "D": '<path d="M14 2l5 5l-5 5l-5 -5z"/>',
+    "P": '<path d="M12.3 2.5h3.4v2.8h2.8v3.4h-2.8v2.8h-3.4v-2.8h-2.8v-3.4h2.8z"/>',
+    "X": '<path d="M10 5l2 -2l2 2l2 -2l2 2l-2 2l2 2l-2 2l-2 -2l-2 2l-2 -2l2 -2z"/>',
+    "*": '<path d="M14 2l1.3 3.4l3.7 .2l-2.9 2.3l1 3.6l-3.1 -2l-3.1 2l1 -3.6l-2.9 -2.3l3.7 -.2z"/>',
+}
+
+
+def _mark(number: int, *, lines: bool) -> Markup:
+    colour_ = f"var(--series-{number % len(SERIES)})"
+    line = (
+        f'<path d="M1 7h26" fill="none" style="stroke: {colour_}" stroke-width="2" '
+        f'stroke-dasharray="{_DASH[dashes(number)]}"/>'
+    )
+    shape = f'<g style="fill: {colour_}">{_SHAPES[marker(number)]}</g>'
+    return Markup(f'<svg viewBox="0 0 28 14" width="28" height="14" aria-hidden="true">{line * lines}{shape}</svg>')

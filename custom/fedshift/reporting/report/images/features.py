@@ -1,0 +1,99 @@
+"""Where test samples lie among the network's features: t-SNE, coloured by site and by what is on the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedshift.reporting.report import figures
+from fedshift.reporting.report.images.models import Looked
+from fedshift.reporting.report.section import Block, Figure, Figures, Section, Text
+
+MOST_OF_A_SITE = 150
+FEWEST = 8
+PERPLEXITY = 30.0
+MOST_CLASSES = 10
+"""With a colour; what is left is grey."""
+OTHERS = "others"
+
+
+def section(looked: Sequence[Looked]) -> Section:
+    """Two drawings of the same points."""
+    rng = np.random.default_rng(0)
+    picked = [np.sort(rng.permutation(len(site.features))[:MOST_OF_A_SITE]) for site in looked]
+    features = np.concatenate([site.features[index] for site, index in zip(looked, picked, strict=True)])
+    owner = np.concatenate([[site.site] * len(index) for site, index in zip(looked, picked, strict=True)])
+    groups = _groups(looked, picked)
+    blocks: list[Block]
+    if len(features) < FEWEST:
+        blocks = [Text(f"Fewer than {FEWEST} test samples: too few to arrange.")]
+    else:
+        points = _arranged(features)
+        with figures.style():
+            by_site = _scatter("site", "By site", points, owner, [site.site for site in looked])
+            names = list(dict.fromkeys(groups))
+            order = sorted(names, key=lambda name: (name == OTHERS, name))
+            title = "By foreground on the slice" if looked[0].slices else "By class"
+            by_group = _scatter("group", title, points, groups, order)
+        blocks = [Figures([by_site, by_group])]
+    return Section(
+        "features",
+        "Features of test samples (t-SNE)",
+        "Neighbours look alike to the network: sites in heaps of their own are a shift that the network sees, classes "
+        "in "
+        "heaps of their own are what it has learned; distances between heaps mean nothing.",
+        blocks,
+    )
+
+
+def _groups(looked: Sequence[Looked], picked: Sequence[np.ndarray]) -> np.ndarray:
+    """A word for each sample: its class, or how much foreground its slice has."""
+    words: list[str] = []
+    for site, index in zip(looked, picked, strict=True):
+        labels = site.data.labels(site.members[index]).numpy()
+        if site.slices:
+            words += [_amount(100 * float(share)) for share in labels.reshape(len(labels), -1).mean(1)]
+        else:
+            words += [site.job.task.classes[label] for label in labels]
+    found = np.array(words)
+    names, counts = np.unique(found, return_counts=True)
+    if len(names) > MOST_CLASSES:
+        common = names[np.argsort(-counts, kind="stable")[: MOST_CLASSES - 1]]
+        found = np.where(np.isin(found, common), found, OTHERS)
+    return found
+
+
+def _amount(percent: float) -> str:
+    if percent == 0:
+        return "0: none"
+    return "1: below 2 %" if percent < 2 else "2: 2 to 5 %" if percent < 5 else "3: 5 % and more"
+
+
+def _arranged(features: np.ndarray) -> np.ndarray:
+    """(n, d) -> (n, 2), the same for the same features."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    scaled = (features - features.mean(0)) / (features.std(0) + 1e-6)
+    fewer = PCA(min(50, *scaled.shape), random_state=0).fit_transform(scaled)
+    perplexity = min(PERPLEXITY, (len(fewer) - 1) / 3)
+    init = "pca" if fewer.shape[1] > 1 else "random"
+    points: np.ndarray = TSNE(2, perplexity=perplexity, init=init, random_state=0).fit_transform(fewer)
+    return points
+
+
+def _scatter(key: str, title: str, points: np.ndarray, words: np.ndarray, order: Sequence[str]) -> Figure:
+    drawn, (axes,) = figures.drawing(height=320)
+    for number, word in enumerate(order):
+        x, y = points[words == word].T
+        colour = figures.FAINT if word == OTHERS else figures.colour(number)
+        axes.scatter(x, y, s=16, color=colour, marker=figures.marker(number), alpha=0.75, linewidths=0)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    shown = figures.legend([word.partition(": ")[2] or word for word in order], lines=False)
+    described = f"{len(points)} test samples arranged by their features, coloured {title.lower()}"
+    return figures.figure(drawn, f"features-{key}", title=title, description=described, legend=shown)

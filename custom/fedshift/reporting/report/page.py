@@ -1,0 +1,144 @@
+"""Puts a report together and writes it as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from markupsafe import Markup
+
+import fedshift
+from fedshift.errors import ConfigError
+from fedshift.reporting.protocols import CrossSite, LeaveOneOut
+from fedshift.reporting.report import (
+    classes,
+    comparison,
+    curves,
+    distributions,
+    figures,
+    findings,
+    methods,
+    repeat,
+    scores,
+    setup,
+    traffic,
+    transfer,
+)
+from fedshift.reporting.report.runs import Given, Run, named
+from fedshift.reporting.report.section import Chapter, Figures, Section
+from fedshift.reporting.report.wording import listed
+from fedshift.reporting.table import PHANTOM
+
+COMPARISON = "Comparison"
+Pictures = Callable[[Run], Sequence[Section]]
+"""What makes the sections that show images."""
+
+_SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
+    findings.summary,
+    scores.per_site,
+    distributions.of_cases,
+    curves.over_rounds,
+    classes.confusion,
+    classes.calibration,
+    setup.data,
+    setup.what_was_run,
+    traffic.cost,
+    traffic.faults,
+)
+
+
+def chapters(given: Sequence[Given], *, pictures: Pictures | None = None) -> list[Chapter]:
+    """A chapter a run, before them one that compares them, after them those of protocols of many models."""
+    runs = named([one for one in given if isinstance(one, Run)])
+    made: list[Chapter] = []
+    compared = comparison.compare(runs) if len(runs) > 1 else []
+    if compared:
+        phantom = any(run.results.is_phantom for run in runs)
+        tasks = listed(list(dict.fromkeys(run.results.job.task for run in runs)))
+        made.append(Chapter("comparison", COMPARISON, compared, f"{len(runs)} runs of {tasks} side by side", phantom))
+    for run in runs:
+        found = [section for make in _SECTIONS if (section := make(run)) is not None]
+        found += methods.sections(run)
+        shown = list(pictures(run)) if pictures is not None else []
+        found += [*shown, repeat.again(run)]
+        about = f"{run.methods} on {run.results.job.task}, seed {run.results.job.seed}"
+        made.append(Chapter("run", run.label, found, about, run.results.is_phantom, bool(shown)))
+    for record in given:
+        if isinstance(record, CrossSite):
+            phantom = any(site.kind == "phantom" for site in record.data.values())
+            made.append(Chapter("cross-site", "Cross-site", [transfer.cross_site(record)], _about(record), phantom))
+        elif isinstance(record, LeaveOneOut):
+            phantom = any(site.data.kind == "phantom" for site in record.sites.values())
+            made.append(
+                Chapter(
+                    "leave-one-out", "Leave one site out", [transfer.leave_one_out(record)], _about(record), phantom
+                )
+            )
+    return [_unique(chapter, f"c{number}") for number, chapter in enumerate(made)]
+
+
+def render(made: Sequence[Chapter]) -> str:
+    """The page. Every text is escaped; only figures are markup."""
+    import jinja2
+
+    here = Path(__file__).parent
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(here),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.j2").render(
+        chapters=made,
+        heading=_heading(made),
+        phantom=PHANTOM if any(chapter.phantom for chapter in made) else "",
+        images=any(chapter.images for chapter in made),
+        style=Markup((here / "style.css").read_text(encoding="utf-8")),  # our own
+        version=fedshift.__version__,
+    )
+
+
+def write(html: str, path: Path) -> None:
+    """Write the page, whole or not at all.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(html, encoding="utf-8", errors="replace")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ConfigError(f"{path} cannot be written ({error.strerror}): name another file with --out") from None
+
+
+def _heading(made: Sequence[Chapter]) -> str:
+    """What the whole page is about."""
+    return made[0].about if len(made) == 1 or made[0].title == COMPARISON else f"{len(made)} records"
+
+
+def _about(record: CrossSite | LeaveOneOut) -> str:
+    return f"{' + '.join(method.name for method in record.job.methods)} on {record.job.task}, seed {record.job.seed}"
+
+
+def _unique(chapter: Chapter, prefix: str) -> Chapter:
+    """Ids of sections and figures that no other chapter has."""
+    sections = [
+        replace(
+            section,
+            id=f"{prefix}-{section.id}",
+            blocks=[
+                replace(block, figures=[figures.placed(figure, prefix) for figure in block.figures])
+                if isinstance(block, Figures)
+                else block
+                for block in section.blocks
+            ],
+        )
+        for section in chapter.sections
+    ]
+    return replace(chapter, id=prefix, sections=sections)

@@ -1,0 +1,135 @@
+"""The commands that run it again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from fedshift.errors import ConfigError
+from fedshift.job import JobSpec
+from fedshift.reporting.report.runs import Run
+from fedshift.reporting.report.section import Block, Commands, Section, Text
+from fedshift.reporting.results import FROM_SCRATCH, JobRecord
+
+
+def again(run: Run) -> Section:
+    """From the job in the model file, or from what the record says of it."""
+    results = run.results
+    job = None if run.model is None else run.model.job
+    words, whole = _command(job, results.job, list(run.trained))
+    name = job.name if job is not None else results.job.name
+    lines = [shlex.join(words), shlex.join(["fedshift", "run", f"jobs/{name}"])]
+    if results.is_phantom:
+        lines = ["fedshift data phantom", *lines]
+    said = (
+        "These commands make the very job that the model file holds."
+        if whole
+        else "These commands are put together from what the record says; compare the settings above with the job they "
+        "make."
+    )
+    blocks: list[Block] = [Commands(lines), Text(said)]
+    if results.job.initial_weights != FROM_SCRATCH:
+        blocks.append(Text(f"The run started from {results.job.initial_weights}: name that file with --weights FILE."))
+    return Section(
+        "repeat",
+        "How to repeat it",
+        "With the same data, versions, processor type, precision and threads the weights come out the same to the bit.",
+        blocks,
+    )
+
+
+def _command(job: JobSpec | None, record: JobRecord, sites: list[str]) -> tuple[list[str], bool]:
+    """The words of ``fedshift job``, and whether they were seen to make the same job."""
+    from fedshift.resolve import resolve
+
+    methods = "+".join(_named([method.name for method in record.methods]))
+    protocol = None if record.protocol == "default" else record.protocol
+    told = _told(job, record)
+    words = ["fedshift", "job", methods, record.task]
+    trained = list(job.task.sites) if job is not None else sites
+    held_out = list(job.task.held_out) if job is not None else record.held_out
+    chosen: dict[str, Any] = {"protocol": protocol, "seed": record.seed}
+    options: list[str] = []
+    whole = False
+    try:
+        plain = resolve(record.task, methods, **chosen)
+        if held_out != list(plain.task.held_out):
+            chosen["held_out"] = held_out
+        if trained != list(resolve(record.task, methods, **chosen).task.sites):
+            chosen["sites"] = trained
+        base = resolve(record.task, methods, **chosen)
+        options = _differences(_settings(base), told)
+        name = job.name if job is not None else record.name
+        made = resolve(record.task, methods, options=options, name=name, **chosen)
+        whole = job is not None and made.dump() == job.dump()
+    except (ConfigError, TypeError, ValueError):
+        # The task is somebody's own file, or of another version: the record alone must do.
+        options = options or [f"{path}={_value(value)}" for path, value in _flat(told).items()]
+    if protocol is not None:
+        words += ["--protocol", protocol]
+    for key in ("held_out", "sites"):
+        if key in chosen:
+            words += [f"--{key.replace('_', '-')}", ",".join(chosen[key])]
+    if options:
+        words += ["--set", *options]
+    words += ["--seed", str(record.seed)]
+    default = "_".join([*methods.split("+"), record.task])
+    if record.name != default:
+        words += ["--name", record.name]
+    return words, whole
+
+
+def _named(names: list[str]) -> list[str]:
+    """What a person writes: FedAvg is there anyway where nothing else combines updates."""
+    from fedshift import methods
+
+    fewer = [name for name in names if name != "fedavg"]
+    try:
+        implied = bool(fewer) and [m.name for m in methods.load({name: {} for name in fewer})] == names
+    except ConfigError:  # a method that this version does not have
+        return names
+    return fewer if implied else names
+
+
+def _told(job: JobSpec | None, record: JobRecord) -> dict[str, Any]:
+    """Settings that options can make, as far as they are known."""
+    if job is not None:
+        return _settings(job)
+    return {
+        "data": record.data,
+        "network": {key: value for key, value in record.network.items() if key != "weights"},
+        "schedule": {"rounds": record.rounds, "precision": record.precision, "threads": record.threads},
+        **{method.name: method.options for method in record.methods},
+    }
+
+
+def _settings(job: JobSpec) -> dict[str, Any]:
+    task = job.task.model_dump(mode="json")
+    kept = {key: task[key] for key in ("data", "network", "loss", "optimizer", "schedule")}
+    kept["network"] = {key: value for key, value in task["network"].items() if key != "weights"}
+    return {**kept, "federation": job.federation.model_dump(mode="json"), **job.methods}
+
+
+def _differences(base: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
+    """``path=value`` for everything that was told and is otherwise by default; a network's name comes first."""
+    had, now = _flat(base), _flat(told)
+    changed = {path: value for path, value in now.items() if path not in had or had[path] != value}
+    ordered = sorted(changed, key=lambda path: (path != "network.name", path))
+    return [f"{path}={_value(changed[path])}" for path in ordered]
+
+
+def _flat(settings: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{path}{key}.")
+        elif not isinstance(value, Mapping):
+            flat[f"{path}{key}"] = value
+    return flat
+
+
+def _value(value: Any) -> str:
+    """As YAML reads it back."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,180 @@
+"""The scores of every site, with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from fedshift.evaluation.record import Evaluation
+from fedshift.reporting.report.findings import mean_with_interval
+from fedshift.reporting.report.runs import Run, evaluation, personal_evaluation
+from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, Text
+from fedshift.reporting.report.wording import interval, metric, ordered
+from fedshift.reporting.results import FinalScores, Metrics
+
+FEWEST_FOR_INTERVAL = 5
+"""Cases: the bootstrap of fewer knows too few values, and its interval is too narrow."""
+
+
+def per_site(run: Run) -> Section | None:
+    """What the best model reaches on test parts, then the others beside it."""
+    final, job = run.results.final, run.results.job
+    if final is None:
+        return None
+    blocks: list[Block] = [_best(run, final.best), _others(run)]
+    if job.held_out:
+        blocks.append(_held_out(run))
+    norms = _gradient_norms(run)
+    if norms is not None:
+        blocks.append(norms)
+    known = [name for name in _names(final.best, run.trained, "test") if metric(name).meaning]
+    blocks.append(Text("; ".join(f"{metric(name).title}: {metric(name).meaning}" for name in known) + "."))
+    if not any(evaluation(final.best, site, "test") for site in run.results.data):
+        blocks.append(Text("This record holds no scores of single cases, so there are no intervals."))
+    return Section(
+        "scores",
+        "Scores of every site",
+        "In brackets the 95 % interval: how far the mean would move with other cases of the same site (bootstrap); "
+        f"the interval of the mean over sites takes the sites as given. Of fewer than {FEWEST_FOR_INTERVAL} cases "
+        "none is "
+        "shown, as it would be too narrow.",
+        blocks,
+    )
+
+
+def _names(scores: FinalScores, sites: Sequence[str], part: str) -> list[str]:
+    plain = {name for site in sites for name in scores.sites.get(site, {}).get(part, {})}
+    told = (evaluation(scores, site, part) for site in sites)
+    return ordered(plain | {name for found in told if found is not None for name in found.scores})
+
+
+def _best(run: Run, scores: FinalScores) -> Table:
+    sites = run.trained
+    names = _names(scores, sites, "test")
+    with_cases = any(evaluation(scores, site, "test") is not None for site in sites)
+    rows: list[Row] = []
+    for site in sites:
+        told = evaluation(scores, site, "test")
+        plain = scores.sites.get(site, {}).get("test", {})
+        n = [_cases(told)] if with_cases else []
+        rows.append([site, *n, *(score_cell(name, plain, told) for name in names)])
+    foot: list[Row] = []
+    means: list[Cell | str] = []
+    for name in names:
+        found = [value for site in sites if (value := _value(scores, site, name)) is not None]
+        whole = [site for site in sites if name in scores.sites.get(site, {}).get("test", {})]
+        if len(whole) == len(found) == len(sites) and found:
+            mean, bounds = mean_with_interval(scores, sites, name)
+            means.append(Cell(metric(name).number(mean), interval(metric(name), bounds), strong=True))
+        else:
+            means.append(Cell(metric(name).number(fmean(found) if found else None), strong=True))
+    if len(sites) > 1:
+        foot.append([Cell("mean", strong=True), *([""] if with_cases else []), *means])
+    columns = [Column("Site", numeric=False), *([Column("Test cases")] if with_cases else [])]
+    columns += [Column(metric(name).heading) for name in names]
+    return Table(columns, rows, foot, caption=f"Best aggregated model (round {scores.round}), test part")
+
+
+def _cases(told: Evaluation | None) -> str:
+    counts = [] if told is None else [spread.n for spread in told.distributions.values()]
+    return f"{max(counts):,}" if counts else "–"
+
+
+def _value(scores: FinalScores, site: str, name: str) -> float | None:
+    told = evaluation(scores, site, "test")
+    value = scores.sites.get(site, {}).get("test", {}).get(name)
+    if value is None and told is not None:
+        value = told.scores.get(name)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def score_cell(name: str, plain: Metrics, told: Evaluation | None) -> Cell:
+    """A score, with its interval where there is one."""
+    value = plain.get(name)
+    spread = None
+    if told is not None:
+        value = told.scores.get(name) if value is None else value
+        spread = told.distributions.get(name)
+    detail = ""
+    if spread is not None and spread.n >= FEWEST_FOR_INTERVAL:
+        detail = interval(metric(name), spread.interval)
+    return Cell(metric(name).number(value), detail)
+
+
+def _others(run: Run) -> Table:
+    final, name = run.results.final, run.results.job.metric
+    assert final is not None
+    of = metric(name)
+    shown = [
+        ("validation", f"best model (round {final.best.round})", final.best, "val"),
+        ("test", f"best model (round {final.best.round})", final.best, "test"),
+        ("test", f"last model (round {final.last.round})", final.last, "test"),
+    ]
+    columns = [Column("Site", numeric=False), *(Column(part, detail=model) for part, model, _, _ in shown)]
+    if final.personal:
+        columns.append(Column("test", detail="site's own model"))
+    values: list[list[float]] = [[] for _ in columns[1:]]
+    rows: list[Row] = []
+    for site in run.trained:
+        cells = [
+            score_cell(name, scores.sites.get(site, {}).get(part, {}), evaluation(scores, site, part))
+            for _, _, scores, part in shown
+        ]
+        found = [scores.sites.get(site, {}).get(part, {}).get(name) for _, _, scores, part in shown]
+        if final.personal:
+            cells.append(score_cell(name, final.personal.get(site, {}), personal_evaluation(run.results, site)))
+            found.append(final.personal.get(site, {}).get(name))
+        for column, value in zip(values, found, strict=True):
+            if value is not None and math.isfinite(value):
+                column.append(value)
+        rows.append([site, *cells])
+    means = [Cell(of.number(fmean(column) if column else None), strong=True) for column in values]
+    foot: list[Row] = [[Cell("mean", strong=True), *means]] if len(rows) > 1 else []
+    return Table(columns, rows, foot, caption=f"{of.heading}: best and last model side by side")
+
+
+def _held_out(run: Run) -> Table:
+    final, job = run.results.final, run.results.job
+    assert final is not None
+    of = metric(job.metric)
+    shown = [
+        (which, scores, part)
+        for which, scores in (("best", final.best), ("last", final.last))
+        for part in ("all", "test")
+    ]
+    columns = [Column("Held out", numeric=False)]
+    columns += [Column(f"{which} model", detail=f"{part} samples") for which, _, part in shown]
+    rows: list[Row] = [
+        [
+            site,
+            *(
+                score_cell(job.metric, scores.held_out.get(site, {}).get(part, {}), evaluation(scores, site, part))
+                for _, scores, part in shown
+            ),
+        ]
+        for site in job.held_out
+    ]
+    return Table(columns, rows, caption=f"{of.heading} at sites that never trained")
+
+
+def _gradient_norms(run: Run) -> Table | None:
+    """How far each site's optimum is from the models, where the job asked for it."""
+    final = run.results.final
+    assert final is not None
+    rows: list[Row] = []
+    for site in run.results.data:
+        part = "all" if site in run.results.job.held_out else "val"
+        found = [evaluation(scores, site, part) for scores in (final.best, final.last)]
+        norms = [None if told is None else told.gradient_norm for told in found]
+        if any(norm is not None for norm in norms):
+            cells = [f"{norm:.3g}" if norm is not None else "–" for norm in norms]
+            squares = [f"{norm**2:.3g}" if norm is not None else "–" for norm in norms]
+            rows.append([site, cells[0], squares[0], cells[1], squares[1]])
+    if not rows:
+        return None
+    columns = [Column("Site", numeric=False)]
+    columns += [Column(text, detail=f"{which} model") for which in ("best", "last") for text in ("Norm", "Squared")]
+    return Table(
+        columns, rows, caption="Norm of the loss's gradient: how far the model is from what the site would choose"
+    )

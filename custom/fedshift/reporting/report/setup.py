@@ -1,0 +1,98 @@
+"""What was run, and on what data."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fedshift.reporting.report.runs import Run
+from fedshift.reporting.report.section import Column, Facts, Section, Table, Text
+
+SPLITS = ("train", "val", "test")
+_RULES = {
+    "case": "by case: a patient is in one split only",
+    "slice-legacy": "slice-legacy: slices of one patient may be in several splits",
+}
+
+
+def what_was_run(run: Run) -> Section:
+    """Task, methods, network, schedule, seed, versions."""
+    job, model = run.results.job, run.model
+    facts = [
+        ("Job", job.name),
+        ("Task", f"{job.task}, protocol {job.protocol}"),
+        *((f"Method {method.name}", _options(method.options)) for method in job.methods),
+        ("Network", f"{job.network.get('name', '?')}: {_options(job.network.get('options', {}))}"),
+        ("Initial weights", job.initial_weights),
+        ("Data settings", _options(job.data)),
+        ("Rounds", f"{len(run.results.rounds)} of {job.rounds}"),
+    ]
+    if model is not None:
+        task = model.job.task
+        facts += [
+            ("Schedule", _options(task.schedule.model_dump(mode="json", exclude={"rounds", "precision", "threads"}))),
+            ("Optimiser", _options(task.optimizer.model_dump(mode="json"))),
+            ("Loss", task.loss),
+            ("Federation", _options(model.job.federation.model_dump(mode="json"))),
+        ]
+    if run.results.selected is not None:
+        facts.append(("Best round", f"{run.results.selected.round}, chosen by: {run.results.selected.rule}"))
+    facts += [
+        ("Seed", str(job.seed)),
+        ("Precision", f"{job.precision}, {job.threads} thread{'s' if job.threads != 1 else ''} a site"),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in run.results.versions.items())),
+    ]
+    return Section(
+        "setup",
+        "What was run",
+        "Every setting that decides the numbers; options of a method are those it ran with, defaults included.",
+        [Facts(facts), *([Text(f"Without the model file: {run.fault}.")] if run.fault else [])],
+    )
+
+
+def data(run: Run) -> Section | None:
+    """Counts, kinds, splits and fingerprints."""
+    results = run.results
+    if not results.data:
+        return None
+    columns = [
+        Column("Site", numeric=False),
+        Column("Role", numeric=False),
+        Column("Kind", numeric=False),
+        *(Column(name) for name in ("Train", "Val", "Test")),
+        Column("Split", numeric=False),
+        Column("Manifest", numeric=False),
+    ]
+    rows = [
+        [
+            site,
+            "held out" if site in results.job.held_out else "trains",
+            record.kind,
+            *(f"{record.n.get(split, 0):,}" for split in SPLITS),
+            record.split_rule,
+            record.manifest_sha256[:12],
+        ]
+        for site, record in results.data.items()
+    ]
+    totals = [f"{sum(record.n.get(split, 0) for record in results.data.values()):,}" for split in SPLITS]
+    rules = sorted({record.split_rule for record in results.data.values()})
+    return Section(
+        "data",
+        "Data",
+        "Samples a split at each site (slices of volumes, or pictures); two runs with the same manifest fingerprint "
+        "had the same data there.",
+        [
+            Table(columns, rows, [["all sites", "", "", *totals, "", ""]]),
+            Text("Splits: " + "; ".join(_RULES.get(rule, rule) for rule in rules) + "."),
+        ],
+    )
+
+
+def _options(options: Any) -> str:
+    if not isinstance(options, dict) or not options:
+        return "no options" if not options else str(options)
+    return ", ".join(f"{key} {_value(value)}" for key, value in options.items())
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

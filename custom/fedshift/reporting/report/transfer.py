@@ -1,0 +1,74 @@
+"""Models at sites that they were not trained at: the matrix of all sites, and every site held out in turn."""
+
+from __future__ import annotations
+
+import math
+
+from fedshift.reporting.protocols import CrossSite, LeaveOneOut
+from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, Text
+from fedshift.reporting.report.wording import metric, ordered, short
+from fedshift.reporting.results import Metrics
+
+_PARTS = ("all", "test")
+
+
+def cross_site(record: CrossSite) -> Section:
+    """A coloured table: where a model was trained, and where it is scored."""
+    name = record.job.metric
+    of = metric(name)
+    found = [row[name] for by_site in record.scores.values() for row in by_site.values() if name in row]
+    finite = [value for value in found if math.isfinite(value)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+
+    def cell(metrics: Metrics, *, own: bool) -> Cell:
+        value = metrics.get(name)
+        shade = None
+        if value is not None and math.isfinite(value):
+            shade = (value - low) / (high - low) if high > low else 1.0
+            shade = shade if of.higher_is_better else 1 - shade
+        return Cell(of.number(value), strong=own, shade=shade)
+
+    rows: list[Row] = [
+        [trained, *(cell(row.get(tested, {}), own=trained == tested) for tested in record.data)]
+        for trained, row in record.scores.items()
+    ]
+    columns = [
+        Column("Trained at", numeric=False),
+        *(Column(short(site, 16), detail="tested here") for site in record.data),
+    ]
+    own, elsewhere = (of.said(mean.get(name)) for mean in (record.mean_own, record.mean_elsewhere))
+    return Section(
+        "cross-site",
+        "Every site's own model at every site",
+        "The stronger the colour the better; a row with colour in one cell only is a model that works at home, which "
+        "is what feature shift "
+        "looks like.",
+        [
+            Table(columns, rows, caption=f"Test {of.heading}; bold: at home"),
+            Text(f"Mean at home {own}, elsewhere {elsewhere}."),
+        ],
+    )
+
+
+def leave_one_out(record: LeaveOneOut) -> Section:
+    """A row a site that was held out."""
+    names = ordered(name for site in record.sites.values() for scores in site.best.scores.values() for name in scores)
+    columns = [Column("Held out", numeric=False), Column("Samples")]
+    columns += [Column(f"{which} model", detail=f"{part} samples") for which in ("best", "last") for part in _PARTS]
+    blocks: list[Block] = []
+    for name in names:
+        of = metric(name)
+        rows: list[Row] = []
+        for site, told in record.sites.items():
+            found = [model.scores.get(part, {}).get(name) for model in (told.best, told.last) for part in _PARTS]
+            rows.append([site, f"{sum(told.data.n.values()):,}", *(of.number(value) for value in found)])
+        means = [mean.get(part, {}).get(name) for mean in (record.mean["best"], record.mean["last"]) for part in _PARTS]
+        foot: Row = [Cell("mean", strong=True), "", *(Cell(of.number(value), strong=True) for value in means)]
+        blocks.append(Table(columns, rows, [foot], caption=of.heading))
+    return Section(
+        "leave-one-out",
+        "Every site held out in turn",
+        "What a hospital that takes no part can expect of the model: each row is scored by a model that the other "
+        "sites trained.",
+        blocks,
+    )

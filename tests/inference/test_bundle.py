@@ -1,0 +1,154 @@
+"""A bundle runs without fedshift, and finds what ``fedshift predict`` finds; other formats give the model's logits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import SimpleITK as sitk
+import torch
+from conftest import small_image_job, small_job
+from scanfiles import rotation
+
+from fedshift.cli import main
+from fedshift.inference import export
+from fedshift.inference.bundle import script
+from fedshift.inference.model import Choice, make_ready, open_model
+
+from .conftest import Run, save_model, write_ball
+
+NO_FEDSHIFT = 'raise ImportError("a bundle must do without fedshift")\n'
+
+
+def test_a_bundle_finds_the_same_masks_without_fedshift(trained: Run, tmp_path: Path) -> None:
+    model, _ = trained("fedfa+fedrdn", "optimizer.lr=0.01", "schedule.precision=bf16")
+    scans, bundle = tmp_path / "scans", tmp_path / "bundle"
+    write_ball(scans / "a.nii.gz", direction=rotation(9, 0))
+    write_ball(scans / "b.nii.gz", direction=(0, 1, 0, 1, 0, 0, 0, 0, -1), size=(41, 52, 12))
+    write_ball(scans / "c.nii.gz", size=(32, 32, 40), spacing=(0.9, 0.9, 0.7), direction=(-1, 0, 0, 0, -1, 0, 0, 0, 1))
+    assert main(["export", str(model), "--bundle", str(bundle), "--site", "HK", "--device", "cpu"]) == 0
+    files = [str(path) for path in sorted(scans.iterdir())]
+    assert (
+        main(["predict", str(model), *files, "--out", str(tmp_path / "ours"), "--site", "HK", "--device", "cpu"]) == 0
+    )
+    (tmp_path / "block").mkdir()
+    (tmp_path / "block" / "fedshift.py").write_text(NO_FEDSHIFT, encoding="utf-8")
+    words = [
+        "--config_file",
+        "configs/inference.json",
+        "--dataset_dir",
+        str(scans),
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "block"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "monai.bundle", "run", *words]
+    done = subprocess.run(command, cwd=bundle, env=environ, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = set()
+    for name in "abc":
+        ours, theirs = (sitk.ReadImage(tmp_path / place / f"{name}_mask.nii.gz") for place in ("ours", "out"))
+        for what in ("GetSize", "GetSpacing", "GetOrigin", "GetDirection"):
+            assert np.allclose(getattr(ours, what)(), getattr(theirs, what)(), atol=1e-4), what
+        assert np.array_equal(sitk.GetArrayFromImage(ours), sitk.GetArrayFromImage(theirs))
+        found.add(int(sitk.GetArrayFromImage(ours).sum()))
+    assert found != {0}, "or there would be nothing to compare"
+
+
+def test_a_bundle_says_what_it_is_and_names_no_site(trained: Run, tmp_path: Path) -> None:
+    model, _ = trained("fedfa+fedrdn")
+    bundle = tmp_path / "bundle"
+    assert main(["export", str(model), "--bundle", str(bundle), "--site", "HK"]) == 0
+    inside = {str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()}
+    texts = {"LICENSE", "docs/README.md", "configs/inference.json", "configs/metadata.json"}
+    assert inside == texts | {"models/model.ts", "scripts/__init__.py", "scripts/slicewise.py"}
+    everything = b"".join((bundle / name).read_bytes() for name in inside)
+    for site in ("BIDMC", "UCL", "HK"):
+        assert f"'{site}'".encode() not in everything and f" {site}".encode() not in everything
+    assert str(tmp_path).encode() not in everything
+    card = (bundle / "docs" / "README.md").read_text(encoding="utf-8")
+    for words in ("not a medical device", "Simulated data", "| sites | 3 ", "fedrdn", "val_dice", "one training site"):
+        assert words in card, words
+    metadata = json.loads((bundle / "configs" / "metadata.json").read_text(encoding="utf-8"))
+    formats = metadata["network_data_format"]
+    assert (
+        formats["inputs"]["image"]["spatial_shape"] == [32, 32] and "Not a medical device" in metadata["intended_use"]
+    )
+    needed = {"version", "monai_version", "pytorch_version", "numpy_version", "task", "description", "authors"}
+    assert needed <= metadata.keys()
+    assert main(["export", str(model), "--bundle", str(bundle), "--site", "HK"]) == 2, "it is there already"
+
+
+@pytest.mark.parametrize("methods", ["fedavg", "fedfa+fedrdn", "harmofl"])
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated")
+def test_a_bundles_network_holds_on_to_no_device(methods: str, trained: Run, tmp_path: Path) -> None:
+    model = open_model(trained(methods)[0])
+    ready = make_ready(model, Choice(site="HK"), device="cpu")
+    assert export.write_torchscript(model, ready, tmp_path / "model.ts") < 1e-6
+    loaded = torch.jit.load(str(tmp_path / "model.ts"))  # type: ignore[no-untyped-call]
+    assert "Device" not in str(loaded.inlined_graph), "it would stay there when the rest moves to a GPU"
+
+
+@pytest.mark.parametrize("methods", ["fedavg", "fedfa+fedrdn", "harmofl"])
+def test_other_formats_give_the_models_logits(methods: str, trained: Run, tmp_path: Path) -> None:
+    model = open_model(trained(methods)[0])
+    ready = make_ready(model, Choice(site="HK"), device="cpu")
+    assert export.write_torch_export(model, ready, tmp_path / "model.pt2") < 1e-5
+    x = torch.rand(5, 3, 32, 32)
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    torch.testing.assert_close(program(x), ready.predictor(x), rtol=1e-4, atol=1e-4)
+    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'fedshift[onnx]'")
+    assert export.write_onnx(model, ready, tmp_path / "model.onnx") < 1e-4
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {export.INPUT: x.numpy()})
+    np.testing.assert_allclose(logits, ready.predictor(x).detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_an_export_that_differs_does_not_stay(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = open_model(trained("fedavg")[0])
+    monkeypatch.setattr(export, "LARGEST_DIFFERENCE", -1.0)
+    with pytest.raises(export.ConfigError, match="so it was deleted"):
+        export.write_torch_export(model, make_ready(model, Choice(), device="cpu"), tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_an_export_cannot_do_is_said(trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: object) -> str:
+        assert main(["export", *map(str, words)]) == 2
+        return capsys.readouterr().err
+
+    personal, pictures = trained("fedrdn")[0], save_model(tmp_path / "pictures.pt", small_image_job("fedavg"))
+    assert "name what to write" in said(personal)
+    assert "--site" in said(personal, "--bundle", tmp_path / "b")
+    assert "needs images" in said(personal, "--bundle", tmp_path / "b", "--statistics", "own")
+    assert "go with --statistics own" in said(personal, "--bundle", tmp_path / "b", "--images", "x")
+    assert "tells classes" in said(pictures, "--bundle", tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    (tmp_path / "mine.pt2").touch()
+    for place, wrong in (("mine.pt2", "is there already"), ("no/folder.pt2", "does not exist")):
+        assert wrong in said(personal, "--site", "HK", "--torch-export", tmp_path / place)
+
+
+def test_statistics_of_given_scans_become_part_of_an_export(trained: Run, tmp_path: Path) -> None:
+    write_ball(tmp_path / "scan.nii.gz")
+    words = ["--statistics", "own", "--images", str(tmp_path / "scan.nii.gz")]
+    assert main(["export", str(trained("fedbn")[0]), "--torch-export", str(tmp_path / "m.pt2"), *words]) == 0
+    assert (tmp_path / "m.pt2").is_file()
+
+
+def test_a_bundles_script_needs_torch_and_numpy_only() -> None:
+    imported = [
+        line.split()[1].partition(".")[0] for line in script().splitlines() if line.startswith(("import", "from"))
+    ]
+    assert set(imported) == {"__future__", "collections", "contextlib", "typing", "numpy", "torch"}
+    compile(script(), "slicewise.py", "exec")
+
+
+def test_jobs_of_other_tasks_and_scales_keep_their_scale(tmp_path: Path) -> None:
+    model = open_model(save_model(tmp_path / "model.pt", small_job("fedavg", "data.scale=255")))
+    assert export.example(model, batch=2).max() > 200

@@ -1,0 +1,123 @@
+"""From a scan's grid to the network's and back: nothing moves, whatever the file's geometry."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+import SimpleITK as sitk
+import torch
+from scanfiles import rotation, volume, write_dicom
+
+from fedshift.data.scans import read_scan
+from fedshift.errors import DataError
+from fedshift.inference import masks
+from fedshift.inference.masks import mask_path, volume_ml, write_mask
+from fedshift.inference.slicewise import batches, segment, to_network, to_scan
+
+from .conftest import BALL, bright, dice, write_ball
+
+CODES = [
+    "".join(letters) for axes in itertools.permutations(("RL", "AP", "IS")) for letters in itertools.product(*axes)
+]
+CPU = torch.device("cpu")
+
+
+def find(path: Path, *, matrix: int) -> np.ndarray:
+    voxels = read_scan(path).voxels
+    return segment(voxels, bright, matrix=matrix, context=3, scale=1.0, precision="fp32", device=CPU)
+
+
+def centre(mask: np.ndarray) -> np.ndarray:
+    return np.argwhere(mask).mean(0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"size": (45, 50, 13)},
+        {"size": (64, 64, 9)},
+        {"size": (101, 77, 12), "spacing": (0.35, 0.45, 3.0)},
+        {"size": (31, 29, 7), "spacing": (1.3, 1.2, 5.0), "radius": 15.0},
+        {"direction": rotation(12, 0)},
+        {"direction": rotation(-20, 1)},
+        {"direction": rotation(35, 2)},
+    ],
+)
+@pytest.mark.parametrize("matrix", [64, 96])
+def test_what_is_found_lies_where_it_is(changes: dict[str, Any], matrix: int, tmp_path: Path) -> None:
+    path = tmp_path / "scan.nii.gz"
+    truth = write_ball(path, **changes)
+    scan = read_scan(path)
+    write_mask(find(path, matrix=matrix), scan, tmp_path / "mask.nii.gz")
+    found = sitk.GetArrayFromImage(sitk.ReadImage(tmp_path / "mask.nii.gz"))
+    wanted = sitk.GetArrayFromImage(truth)
+    assert found.shape == wanted.shape and dice(found, wanted) > 0.97
+    assert np.abs(centre(found) - centre(wanted)).max() < 0.1, "voxels"
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_mask_has_the_geometry_of_its_file_in_every_order_of_axes(code: str, tmp_path: Path) -> None:
+    image, truth = (sitk.DICOMOrient(made, code) for made in volume(**BALL, direction=rotation(10, 0)))
+    sitk.WriteImage(image, tmp_path / "scan.nrrd")
+    write_mask(find(tmp_path / "scan.nrrd", matrix=64), read_scan(tmp_path / "scan.nrrd"), tmp_path / "mask.nrrd")
+    found = sitk.ReadImage(tmp_path / "mask.nrrd")
+    for what in ("GetSize", "GetSpacing", "GetOrigin", "GetDirection"):
+        assert np.allclose(getattr(found, what)(), getattr(image, what)(), atol=1e-6), what
+    assert dice(sitk.GetArrayFromImage(found), sitk.GetArrayFromImage(truth)) > 0.97
+
+
+@pytest.mark.parametrize("suffix", [".nii.gz", ".nii", ".nrrd", ".mha", ".mhd"])
+def test_a_mask_is_written_in_the_format_of_its_scan(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.b{suffix}"
+    truth = write_ball(path, direction=rotation(10, 1))
+    mask = mask_path(path, tmp_path)
+    assert mask == tmp_path / f"a.b_mask{suffix}"
+    write_mask(find(path, matrix=64), read_scan(path), mask)
+    assert dice(sitk.GetArrayFromImage(sitk.ReadImage(mask)), sitk.GetArrayFromImage(truth)) > 0.97
+    if suffix.startswith(".nii"):
+        assert np.allclose(nibabel.load(mask).affine, nibabel.load(path).affine, atol=1e-4)
+        assert set(np.unique(nibabel.load(mask).dataobj)) == {0, 1}
+
+
+def test_a_dicom_folder_gets_a_nifti_mask(tmp_path: Path) -> None:
+    image, truth = volume(**BALL)
+    write_dicom(tmp_path / "series.1", image)
+    mask = mask_path(tmp_path / "series.1", tmp_path)
+    assert mask.name == "series.1_mask.nii.gz"
+    scan = read_scan(tmp_path / "series.1")
+    write_mask(find(tmp_path / "series.1", matrix=64), scan, mask)
+    found = sitk.ReadImage(mask)
+    assert np.allclose(found.GetOrigin(), image.GetOrigin(), atol=1e-3)
+    assert dice(sitk.GetArrayFromImage(found), sitk.GetArrayFromImage(truth)) > 0.97
+    assert volume_ml(scan.voxels > 500, scan) == pytest.approx(4 / 3 * np.pi * 1.1**3, rel=0.05)
+
+
+def test_a_mask_that_reads_otherwise_than_it_was_written_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_ball(tmp_path / "scan.nii.gz")
+    scan = read_scan(tmp_path / "scan.nii.gz")
+    monkeypatch.setattr(masks, "read_scan", lambda path: scan)
+    with pytest.raises(DataError, match="does not lie on its scan"):
+        write_mask(scan.voxels > 500, scan, tmp_path / "mask.nii.gz")
+    assert not (tmp_path / "mask.nii.gz").exists()
+
+
+def test_a_grid_of_the_networks_size_comes_back_as_it_was() -> None:
+    voxels = np.random.default_rng(0).integers(0, 500, (5, 32, 32))
+    there = to_network(voxels, matrix=32)
+    back = to_scan(there, voxels.shape)
+    assert np.array_equal(back[:, ::-1, ::-1], there), "a radiologist's view, undone"
+
+
+def test_the_outermost_slices_are_their_own_neighbours() -> None:
+    stack = np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2)
+    x = torch.cat(list(batches(stack, context=3, scale=255)))
+    assert x[0, :, 0, 0].tolist() == [0, 0, 1] and x[33, :, 0, 0].tolist() == [32, 33, 34]
+    assert x[39, :, 0, 0].tolist() == [38, 39, 39]

@@ -1,0 +1,72 @@
+"""What is odd about a scan is said in a sentence; what is usual is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import SimpleITK as sitk
+from scanfiles import volume, write_dicom
+
+from fedshift.data.scans import Scan
+from fedshift.inference.plausible import BODY_PART, MODALITY, about_scan, about_volume, tags_of
+
+from .conftest import BALL
+
+TURNED = (1.0, 0.0, 0.0, 0.0, 0.8, -0.6, 0.0, 0.6, 0.8)
+
+
+def usual() -> Scan:
+    voxels = np.random.default_rng(0).integers(0, 900, (24, 256, 256))
+    return Scan(voxels, (0.6, 0.6, 3.0), (0.0, 0.0, 0.0), TURNED, "LPS", TURNED)
+
+
+def test_nothing_is_said_of_a_usual_scan() -> None:
+    assert list(about_scan(usual(), {MODALITY: "MR", BODY_PART: "PELVIS"}, target="prostate")) == []
+    assert list(about_volume(45, target="prostate")) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "tags", "said"),
+    [
+        ({"spacing": (3.0, 3.0, 3.0)}, {}, "has a field of view of 768 x 768 mm"),
+        ({"spacing": (0.1, 0.1, 3.0)}, {}, "has a pixel size of 0.1 x 0.1 mm"),
+        ({"spacing": (0.6, 0.6, 10.0)}, {}, "has a distance of slices of 10 mm"),
+        ({"voxels": usual().voxels[:4]}, {}, "has a number of slices of 4"),
+        ({"voxels": usual().voxels - 1000}, {}, "as CT or normalised images"),
+        ({"voxels": usual().voxels % 2}, {}, "is it a mask"),
+        ({"spacing": (1.0, 1.0, 1.0), "direction": tuple(np.eye(3).ravel())}, {}, "as if its geometry had been lost"),
+        ({}, {MODALITY: "CT"}, "modality CT, the model knows MR only"),
+        ({}, {BODY_PART: "BRAIN"}, "says it shows BRAIN"),
+    ],
+)
+def test_what_is_odd_is_said(changes: dict[str, Any], tags: dict[str, str], said: str) -> None:
+    found = list(about_scan(replace(usual(), **changes), tags, target="prostate"))
+    assert any(said in sentence for sentence in found), found
+    if "a field" in said or "number" in said:
+        assert list(about_scan(replace(usual(), **changes), tags, target="liver")) == [], "not known what it is like"
+
+
+@pytest.mark.parametrize(
+    ("millilitres", "said"), [(0.0, "no prostate was found"), (2.0, "5 to 250"), (400.0, "ml were")]
+)
+def test_an_odd_volume_is_said(millilitres: float, said: str) -> None:
+    (sentence,) = about_volume(millilitres, target="prostate")
+    assert said in sentence
+
+
+def test_dicom_says_what_it_shows(tmp_path: Path) -> None:
+    write_dicom(tmp_path / "series", volume(**BALL)[0])
+    assert tags_of(tmp_path / "series") == {MODALITY: "MR"}
+    assert tags_of(tmp_path) == {} == tags_of(tmp_path / "scan.nii.gz")
+    file = sorted((tmp_path / "series").iterdir())[0]
+    image = sitk.ReadImage(file)
+    image.SetMetaData(BODY_PART, "HEAD")
+    writer = sitk.ImageFileWriter()
+    writer.KeepOriginalImageUIDOn()
+    writer.SetFileName(str(file))
+    writer.Execute(image)
+    assert tags_of(tmp_path / "series")[BODY_PART] == "HEAD"

@@ -1,0 +1,205 @@
+"""``fedshift predict``: what it prints and writes, and what a bad image costs."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import SimpleITK as sitk
+from conftest import SHAPE_CLASSES, make_image_site, small_image_job
+from PIL import Image
+from scanfiles import volume, write_dicom
+
+from fedshift.cli import main
+from fedshift.coordinator import BEST
+from fedshift.data.images import open_images
+from fedshift.federation import run_in_process
+from fedshift.inference.model import Choice, make_ready, open_model
+
+from .conftest import BALL, Run, brightness_model, dice, write_ball
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "predictions.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def predict(*words: object) -> int:
+    return main(["predict", *map(str, words)])
+
+
+def test_masks_volumes_and_overlays_of_scans_in_three_formats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = brightness_model(tmp_path / "model.pt")
+    truth = write_ball(tmp_path / "a.nii.gz")
+    write_ball(tmp_path / "b.nrrd", direction=(0, 1, 0, 1, 0, 0, 0, 0, -1))
+    write_dicom(tmp_path / "c", volume(**BALL)[0])
+    out = tmp_path / "out" / "deep"
+    names = ("a.nii.gz", "b.nrrd", "c")
+    assert predict(model, *(tmp_path / name for name in names), "--out", out, "--overlay") == 0
+    said = capsys.readouterr().out
+    assert "simulated data (phantom)" in said and "not a medical device" in said
+    masks = ("a_mask.nii.gz", "b_mask.nrrd", "c_mask.nii.gz")
+    for name, mask, row in zip(names, masks, rows(out), strict=True):
+        found = sitk.ReadImage(out / mask)
+        if name != "b.nrrd":
+            assert dice(sitk.GetArrayFromImage(found), sitk.GetArrayFromImage(truth)) > 0.95
+        voxels = int(sitk.GetArrayFromImage(found).sum())
+        assert row["file"] == str(tmp_path / name) and int(row["voxels"]) == voxels
+        assert float(row["volume_ml"]) == pytest.approx(voxels * np.prod(found.GetSpacing()) / 1000, abs=1e-3)
+        assert float(row["volume_ml"]) == pytest.approx(4 / 3 * np.pi * 1.1**3, rel=0.08)
+        assert f"{name}: {float(row['volume_ml']):.1f} ml" in said
+    for name in ("a", "b", "c"):
+        with Image.open(out / f"{name}_overlay.png") as picture:
+            pixels = np.asarray(picture.convert("RGB"))
+        assert pixels.shape[0] > 500 and ((pixels == (255, 196, 0)).all(-1)).sum() > 200, "an outline"
+
+
+def test_the_outline_is_where_the_mask_is_and_the_patients_right_is_on_the_left(tmp_path: Path) -> None:
+    model = brightness_model(tmp_path / "model.pt")
+    write_ball(tmp_path / "scan.nii.gz", target=(8.0, 0.0, 0.0), radius=7.0)  # on the patient's left
+    assert predict(model, tmp_path / "scan.nii.gz", "--out", tmp_path / "out", "--overlay") == 0
+    with Image.open(tmp_path / "out" / "scan_overlay.png") as picture:
+        large = np.asarray(picture.convert("RGB"))[40:550, 8:528]
+    columns = np.argwhere((large == (255, 196, 0)).all(-1))[:, 1]
+    width = np.flatnonzero(large.any((0, 2))).max()
+    assert columns.min() > width / 2
+
+
+def test_a_bad_image_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = brightness_model(tmp_path / "model.pt")
+    good, out = tmp_path / "good.nii.gz", tmp_path / "out"
+    write_ball(good)
+    scan = sitk.ReadImage(good)
+    values = sitk.GetArrayFromImage(scan).astype(np.float32)
+    bad = {
+        "nan": np.where(values > 500, np.nan, values),
+        "flat": np.full_like(values, 7),
+        "slices": values[:2],
+        "four": np.stack([values, values]),
+    }
+    for name, array in bad.items():
+        sitk.WriteImage(sitk.GetImageFromArray(array, isVector=False), tmp_path / f"{name}.nii.gz")
+    sitk.WriteImage(sitk.GetImageFromArray(np.stack([values] * 3, -1), isVector=True), tmp_path / "colour.nii.gz")
+    (tmp_path / "empty.nii.gz").touch()
+    (tmp_path / "cut.nii.gz").write_bytes(good.read_bytes()[:5000])
+    (tmp_path / "text.nii.gz").write_text("no scan", encoding="utf-8")
+    write_dicom(tmp_path / "gap", scan, skip=(5,))
+    names = {
+        "nan.nii.gz": "NaN or infinite",
+        "flat.nii.gz": "the same intensity everywhere",
+        "slices.nii.gz": "has 2 slice",
+        "four.nii.gz": "is 4D",
+        "colour.nii.gz": "not in colour",
+        "empty.nii.gz": "is an empty file",
+        "cut.nii.gz": "cannot be read",
+        "text.nii.gz": "cannot be read",
+        "gap": "one is missing or doubled",
+        "none.nii.gz": "does not exist",
+    }
+    assert predict(model, *(tmp_path / name for name in names), good, "--out", out) == 1
+    told = capsys.readouterr().err.strip().splitlines()
+    assert len(told) == len(names)
+    table = rows(out)
+    for (name, reason), line, row in zip(names.items(), told, table, strict=False):
+        assert line == f"fedshift: {row['error']}" and str(tmp_path / name) in line and reason in line
+        assert not row["volume_ml"]
+    assert float(table[-1]["volume_ml"]) > 4 and not table[-1]["error"]
+    assert sorted(path.name for path in out.iterdir()) == ["good_mask.nii.gz", "predictions.csv"]
+
+
+def test_nothing_that_is_there_is_replaced_unless_it_is_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = brightness_model(tmp_path / "model.pt")
+    write_ball(tmp_path / "a" / "scan.nii.gz")
+    write_ball(tmp_path / "b" / "scan.nii.gz")
+    mine = tmp_path / "a" / "scan_mask.nii.gz"
+    mine.write_text("drawn by hand", encoding="utf-8")
+    assert predict(model, tmp_path / "a" / "scan.nii.gz", "--out", tmp_path / "a") == 2
+    assert mine.read_text(encoding="utf-8") == "drawn by hand" and not (tmp_path / "a" / "predictions.csv").exists()
+    assert "scan_mask.nii.gz is there already" in capsys.readouterr().err
+    both = [tmp_path / name / "scan.nii.gz" for name in "ab"]
+    assert predict(model, *both, "--out", tmp_path / "out") == 2
+    assert "would both become" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert predict(model, both[1], "--out", tmp_path / "out") == 0
+    assert predict(model, both[1], "--out", tmp_path / "out") == 2
+    assert predict(model, both[1], both[1], "--out", tmp_path / "out", "--force") == 0
+    assert len(rows(tmp_path / "out")) == 1
+
+
+def test_statistics_are_asked_for_named_and_estimated(
+    trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = trained("fedfa+fedrdn")
+    for name in "ab":
+        write_ball(tmp_path / f"{name}.nii.gz")
+    scans, out = [tmp_path / "a.nii.gz", tmp_path / "b.nii.gz"], tmp_path / "out"
+    assert predict(path, *scans, "--out", out) == 2
+    assert "--site" in capsys.readouterr().err and not out.exists()
+    for words, statistics in (
+        (("--site", "HK"), "site HK"),
+        (("--statistics", "UCL"), "site UCL"),
+        (("--statistics", "own"), "own, of 26 slices"),
+    ):
+        assert predict(path, *scans, "--out", out, "--force", *words) == 0
+        assert f"statistics: {statistics}" in capsys.readouterr().out
+        assert {row["statistics"] for row in rows(out)} == {statistics}
+    with pytest.raises(SystemExit, match="2"):
+        predict(path, *scans, "--out", out, "--site", "HK", "--statistics", "own")
+
+
+def test_own_statistics_of_scans_none_of_which_can_be_read(
+    trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = trained("fedfa+fedrdn")
+    assert predict(path, tmp_path / "none.nii.gz", "--out", tmp_path / "out", "--statistics", "own") == 2
+    assert "none.nii.gz does not exist" in capsys.readouterr().err
+
+
+def test_pictures_get_a_class_and_its_probability(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = {site: make_image_site(tmp_path / "data", site, images=36) for site in "AB"}
+    job = small_image_job("fedavg", "schedule.rounds=2", "data.mean=[0.4,0.5,0.6]", sites=("A", "B"))
+    run_in_process(job, data, tmp_path / "run")
+    arrays = open_images(data["A"], size=16, channels=3)
+    files = []
+    for number in range(6):
+        files.append(tmp_path / f"{number}.png")
+        Image.fromarray(np.ascontiguousarray(arrays.images[number].transpose(1, 2, 0))).save(files[-1])
+    (tmp_path / "bad.png").write_text("no picture", encoding="utf-8")
+    out = tmp_path / "out"
+    path = tmp_path / "run" / BEST
+    assert predict(path, *files[:3], tmp_path / "bad.png", *files[3:], "--out", out) == 1
+    told = capsys.readouterr()
+    assert "bad.png cannot be read" in told.err
+    table = [row for row in rows(out) if not row["error"]]
+    model = open_model(path)
+    x = build_inputs(job, data["A"])
+    predictor = make_ready(model, Choice(), device="cpu").predictor
+    wanted = predictor(x[:6]).softmax(1).max(1)
+    for row, probability, number in zip(table, wanted.values.tolist(), wanted.indices.tolist(), strict=True):
+        assert row["class"] == SHAPE_CLASSES[number]
+        assert float(row["probability"]) == pytest.approx(probability, abs=1e-3)
+        assert f"{row['file']}: {row['class']} ({float(row['probability']):.0%})" in told.out
+    assert predict(path, files[0], "--out", tmp_path / "other", "--overlay") == 2
+
+
+def build_inputs(job, folder):  # type: ignore[no-untyped-def]
+    from fedshift.tasks import build_task
+
+    return build_task(job).open(folder, "A").images(np.arange(6))
+
+
+def test_a_grey_classifier_takes_pictures_in_colour(tmp_path: Path) -> None:
+    from fedshift.inference.classify import read_input
+
+    from .conftest import save_model
+
+    job = small_image_job("fedavg", "data.channels=1", sites=("A", "B"))
+    model = open_model(save_model(tmp_path / "model.pt", job))
+    Image.new("RGB", (40, 30), (100, 100, 100)).save(tmp_path / "grey.jpg")
+    x = read_input(tmp_path / "grey.jpg", model)
+    assert x.shape == (1, 16, 16) and float(x.mean()) == pytest.approx(100 / 255, abs=0.01)

@@ -1,0 +1,117 @@
+"""Runs and pages for the tests of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+from conftest import make_image_site, make_site
+
+from fedshift.evaluation.record import Calibration, Evaluation
+from fedshift.evaluation.spread import distribution
+from fedshift.reporting.report import page
+from fedshift.reporting.report.runs import Given, read
+from fedshift.reporting.results import DataRecord, Final, FinalScores, Results, RoundRecord, SiteRound, new_results
+
+SHIFTS = {"BIDMC": (1.0, 0.0), "HK": (0.5, 20.0), "UCL": (1.4, -30.0)}
+HOSTILE = "<script>alert(1)</script>\"onload='x' $x_{$ {{ 7*7 }} \u2028\u0007&amp;"
+
+
+def scan_sites(root: Path) -> dict[str, Path]:
+    """Three small sites of scans under a root that ``$FEDSHIFT_DATA`` can name."""
+    return {site: make_site(root, site, gain=gain, offset=offset) for site, (gain, offset) in SHIFTS.items()}
+
+
+def image_sites(root: Path) -> dict[str, Path]:
+    """Three small sites of pictures."""
+    shifts = {"A": (1.0, 0.0), "B": (0.5, 20.0), "C": (1.4, -30.0)}
+    return {site: make_image_site(root, site, gain=gain, offset=offset) for site, (gain, offset) in shifts.items()}
+
+
+def told(scores: Sequence[float], *, share_cases: bool = True) -> Evaluation:
+    """An evaluation whose Dice is over these cases."""
+    spread = distribution(scores, seed=0, share_cases=share_cases)
+    counts = [0] * 12 + [10, 10, 20]
+    calibration = Calibration(
+        ece=0.05, counts=counts, right=[c * 9 // 10 for c in counts], confidence=[0.0] * 12 + [0.83, 0.9, 0.97]
+    )
+    return Evaluation(scores={"dice": spread.mean}, distributions={"dice": spread}, calibration=calibration)
+
+
+def record(
+    by_site: Mapping[str, Sequence[float]],
+    *,
+    seed: int = 0,
+    methods: str = "fedavg",
+    kind: str = "patients",
+    split: str = "case",
+    share_cases: bool = True,
+    best_round: int = 2,
+) -> Results:
+    """A finished run at these sites, with these Dice scores of single test cases."""
+    from fedshift.resolve import resolve
+
+    job = resolve("prostate", methods, sites=["BIDMC", "HK"], seed=seed, options=["schedule.rounds=3"])
+    results = new_results(job, metric="dice")
+    evaluations = {site: {"test": told(scores, share_cases=share_cases)} for site, scores in by_site.items()}
+    means = {site: float(np.mean(scores)) for site, scores in by_site.items()}
+    for site in by_site:
+        results.data[site] = DataRecord.model_validate(
+            {"kind": kind, "n": {"train": 9, "val": 3, "test": 3}, "manifest_sha256": "ab" * 32, "split_rule": split}
+        )
+    for number in (1, 2, 3):
+        sites = {
+            site: SiteRound(n=9, steps=4, train_loss=1 / number, val={"dice": 0.2 * number}, bytes_up=9, seconds=2.0)
+            for site in by_site
+        }
+        results.rounds.append(RoundRecord(round=number, seconds=5.0, sites=sites))
+    final = {site: {"val": {"dice": 0.6}, "test": {"dice": mean}} for site, mean in means.items()}
+    results.final = Final(
+        best=FinalScores(round=best_round, sites=final, evaluations=evaluations),
+        last=FinalScores(round=3, sites=final),
+    )
+    return results
+
+
+def written(results: Results, folder: Path) -> Path:
+    """The record as a run's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    results.write(folder)
+    return folder
+
+
+def html_of(*folders: Path) -> str:
+    """The report of these folders."""
+    given: list[Given] = [read(folder) for folder in folders]
+    return page.render(page.chapters(given))
+
+
+class Page(HTMLParser):
+    """Tags, attributes and words of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self._words: list[str] = []
+        self._within: list[str] = []
+        self.feed(html)
+        self.text = " ".join(" ".join(self._words).replace("\u00a0", " ").split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._within.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._within:
+            while self._within.pop() != tag:
+                pass
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self._within:
+            self._words.append(data)
+
+    def ids(self) -> list[str]:
+        """Of all elements."""
+        return [value for _, attrs in self.tags if (value := attrs.get("id"))]

@@ -1,0 +1,370 @@
+"""The HTML report: what it says of a run, and that nothing in a record can become markup."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_job
+from reports import HOSTILE, Page, html_of, record, scan_sites, written
+from scipy import stats
+
+from fedshift import cli
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.flare.export import read_job_folder
+from fedshift.reporting.protocols import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
+from fedshift.reporting.report.runs import read
+from fedshift.reporting.results import Rejection, Results, RoundRecord, new_results, read_results
+from fedshift.reporting.table import PHANTOM
+
+DEMO = Path(__file__).parents[2] / "benchmarks" / "results"
+GOOD = {"BIDMC": [0.8, 0.9, 0.85, 0.7, 0.95, 0.9], "HK": [0.5, 0.6, 0.55, 0.4, 0.65, 0.6]}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of FedFA with FedRDN on small simulated sites."""
+    root = tmp_path_factory.mktemp("run")
+    job = small_job("fedfa+fedrdn", "schedule.rounds=3", seed=4)
+    run_in_process(job, scan_sites(root / "data"), root / "fedfa_fedrdn")
+    return root / "fedfa_fedrdn"
+
+
+def said(results: Results, folder: Path) -> str:
+    return Page(html_of(written(results, folder))).text
+
+
+def test_the_report_says_what_was_run_and_what_came_out(run: Path) -> None:
+    results = read_results(run)
+    assert results.final is not None
+    text = Page(html_of(run)).text
+    assert "fedavg + fedfa + fedrdn trained the task prostate (protocol default) for 3 rounds at 3 sites" in text
+    assert "(BIDMC, HK and UCL), on simulated scans" in text
+    dice = {site: 100 * scores["test"]["dice"] for site, scores in results.final.best.sites.items()}
+    assert f"Mean test Dice over 3 sites: {np.mean(list(dice.values())):.1f} %" in text
+    for site, value in dice.items():
+        hd95 = results.final.best.evaluations[site]["test"].distributions["hd95"].mean
+        assert f"{site} 1 {value:.1f}" in text and f"{hd95:.1f}" in text
+        assert results.data[site].manifest_sha256[:12] in text
+    assert f"torch {results.versions['torch']}" in text and "seed 4" in text
+
+
+def test_a_report_is_one_file_that_asks_for_nothing(run: Path) -> None:
+    html = html_of(run)
+    page = Page(html)
+    assert len(html) < 1_000_000
+    assert not {"script", "link", "img", "iframe", "object", "image"} & {
+        tag for tag, attrs in page.tags if not str(attrs.get("href", "")).startswith("data:,")
+    }
+    addresses = [attrs.get(name) or "" for _, attrs in page.tags for name in ("href", "src", "xlink:href")]
+    assert all(address.startswith(("#", "data:")) for address in addresses if address)
+    assert "url(http" not in html and "@import" not in html
+    assert len(set(page.ids())) == len(page.ids())
+    targets = [a.removeprefix("#") for a in addresses if a.startswith("#")]
+    assert targets and set(targets) <= set(page.ids())
+
+
+def test_the_same_record_gives_the_same_bytes(run: Path) -> None:
+    assert html_of(run) == html_of(run)
+
+
+def test_simulated_data_are_announced_in_every_section(run: Path, tmp_path: Path) -> None:
+    page = Page(html_of(run))
+    sections = sum(tag == "section" for tag, _ in page.tags)
+    assert sections > 8 and page.text.count("PHANTOM: no patients") == sections
+    assert PHANTOM in page.text
+    assert "PHANTOM: simulated data, no patients." in html_of(run)  # on every printed page
+    assert "PHANTOM" not in html_of(written(record(GOOD), tmp_path))
+
+
+def test_methods_show_what_they_share(run: Path) -> None:
+    from fedshift.checkpoint import load_checkpoint
+
+    arrays = load_checkpoint(run / "best_global_model.pt")["methods"]
+    text = Page(html_of(run)).text
+    gamma = arrays["fedfa"]["gamma_mean.1"].numpy()
+    assert f"{gamma.min():.2f} to {gamma.max():.2f}" in text
+    for row, site in zip(arrays["fedrdn"]["means"].numpy(), ("BIDMC", "HK", "UCL"), strict=True):
+        assert f"{site} {row[0]:.4g}" in text
+
+
+def test_the_commands_make_the_job_again(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    html = html_of(run)
+    lines = Page(html[html.index("<pre") : html.index("</pre>")]).text
+    assert "These commands make the very job that the model file holds." in html
+    start = lines.index("fedshift job")
+    command = shlex.split(lines[start : lines.index("fedshift run")])
+    assert command[:4] == ["fedshift", "job", "fedfa+fedrdn", "prostate"]
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(command[1:]) == 0
+    (folder,) = (tmp_path / "jobs").iterdir()
+    assert read_job_folder(folder).dump() == small_job("fedfa+fedrdn", "schedule.rounds=3", seed=4).dump()
+
+
+def test_nothing_in_a_record_becomes_markup(tmp_path: Path) -> None:
+    sites = {HOSTILE: [0.1, 0.9, 0.3], "x" * 300: [0.2, 0.4, 0.5]}
+    results = record(sites)
+    results.job.name = results.job.task = results.job.protocol = results.job.initial_weights = HOSTILE
+    results.job.methods[0].name = HOSTILE
+    results.job.methods[0].options = {HOSTILE: [HOSTILE]}
+    results.versions[HOSTILE] = HOSTILE
+    results.rounds[0].rejected = [Rejection(site=HOSTILE, key=HOSTILE, reason=HOSTILE)]
+    html = html_of(written(results, tmp_path))
+    page = Page(html)
+    assert "script" not in {tag for tag, _ in page.tags} and "<script" not in html
+    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+    assert "{{ 7*7 }}" in page.text and HOSTILE.split()[0] in page.text
+
+
+@pytest.mark.parametrize("file", ["demo", "prostate_patients/fedavg_seed0.json"])
+def test_records_of_earlier_versions_are_read(file: str) -> None:
+    text = Page(html_of(DEMO / file)).text
+    assert "holds no scores of single cases, so there are no intervals" in text
+    assert "compare the settings above with the job they make" in text
+
+
+def test_a_run_that_did_not_end_is_told_as_such(tmp_path: Path) -> None:
+    text = said(new_results(small_job("fedavg"), metric="dice"), tmp_path)
+    assert "The run did not end: 0 of 2 rounds are there and no final scores." in text
+
+
+def _slice_legacy(results: Results) -> None:
+    for site in results.data.values():
+        site.split_rule = "slice-legacy"
+
+
+def _last_is_best(results: Results) -> None:
+    assert results.final is not None
+    results.final.best.round = 3
+
+
+def _fell(results: Results) -> None:
+    assert results.final is not None
+    last = {site: {"test": {"dice": 0.1}} for site in results.data}
+    results.final.last = results.final.last.model_copy(update={"sites": last})
+
+
+def _absent(results: Results) -> None:
+    results.rounds[1].absent = ["HK"]
+
+
+def _rejected(results: Results) -> None:
+    results.rounds[1].rejected = [Rejection(site="HK", key="weights", reason="is not finite")]
+
+
+def _empty(results: Results) -> None:
+    assert results.final is not None
+    told = results.final.best.evaluations["HK"]
+    told["test"] = told["test"].model_copy(update={"empty": 2})
+
+
+def _overconfident(results: Results) -> None:
+    assert results.final is not None
+    told = results.final.best.evaluations["HK"]
+    record = told["test"].calibration
+    assert record is not None
+    counts = [0] * 14 + [500]
+    wrong = record.model_copy(update={"ece": 0.4, "counts": counts, "right": [0] * 14 + [280]})
+    told["test"] = told["test"].model_copy(update={"calibration": wrong})
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (_slice_legacy, "slices of one patient are in training and in test"),
+        (_last_is_best, "The best round is the last (3)"),
+        (_fell, "From round 2 to the last the mean test Dice fell from 70.0 % to 10.0 %"),
+        (_absent, "Sites were absent 1 time in all: HK."),
+        (_rejected, "1 answer of HK were left out"),
+        (_empty, "found nothing in 2 test volumes (HK)"),
+        (_overconfident, "(ECE) at HK (40.0 %)"),
+    ],
+)
+def test_what_calls_for_care_is_said(change: Callable[[Results], None], sentence: str, tmp_path: Path) -> None:
+    results = record(GOOD)
+    assert sentence not in said(results, tmp_path / "before")
+    change(results)
+    assert sentence in said(results, tmp_path / "after")
+
+
+def test_faults_are_listed_with_their_reasons(tmp_path: Path) -> None:
+    results = record(GOOD)
+    _rejected(results)
+    results.evaluations = [RoundRecord(round=4, absent=["BIDMC"])]
+    text = said(results, tmp_path)
+    assert "round 2 HK left out weights is not finite" in text
+    assert "evaluation BIDMC absent" in text
+
+
+def test_intervals_are_those_of_the_record_and_not_of_a_handful_of_cases(tmp_path: Path) -> None:
+    results = record({"BIDMC": GOOD["BIDMC"], "HK": [0.5, 0.6]})
+    assert results.final is not None
+    low, high = results.final.best.evaluations["BIDMC"]["test"].distributions["dice"].interval or (0, 0)
+    few = results.final.best.evaluations["HK"]["test"].distributions["dice"].interval or (0, 0)
+    text = said(results, tmp_path)
+    assert f"[{100 * low:.1f}, {100 * high:.1f}]" in text
+    assert f"[{100 * few[0]:.1f}, {100 * few[1]:.1f}]" not in text
+    assert "Fewer than 10 test cases at BIDMC (6) and HK (2)" in text
+
+
+def test_the_interval_of_the_mean_is_students_over_all_cases(tmp_path: Path) -> None:
+    spread = sum(np.var(cases, ddof=1) / len(cases) for cases in GOOD.values())
+    half = stats.t.ppf(0.975, 10) * np.sqrt(spread) / 2
+    mean = np.mean([np.mean(cases) for cases in GOOD.values()])
+    text = said(record(GOOD), tmp_path)
+    assert f"(95 % interval {100 * (mean - half):.1f} to {100 * (mean + half):.1f} %)" in text
+
+
+def test_where_single_scores_are_kept_back_there_is_a_box_from_quantiles(tmp_path: Path) -> None:
+    many = {site: np.random.default_rng(0).uniform(0.5, 0.9, 12).tolist() for site in ("BIDMC", "HK")}
+    text = said(record(many, share_cases=False), tmp_path)
+    assert "a box only, from the quantiles they sent" in text and "Every dot is a case" not in text
+
+
+def test_a_site_that_sends_only_a_mean_has_no_box(tmp_path: Path) -> None:
+    text = said(record(GOOD, share_cases=False), tmp_path)
+    assert "Spread over cases" not in text and "Scores of every site" in text
+
+
+def test_runs_are_compared_over_seeds_and_case_by_case(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    other = {site: [case + rng.normal(0.05, 0.02) for case in cases] for site, cases in GOOD.items()}
+    folders = [
+        written(record(cases, seed=seed, methods=name), tmp_path / f"{name}{seed}")
+        for name, cases in (("fedavg", GOOD), ("fedfa", other))
+        for seed in (0, 1)
+    ]
+    text = Page(html_of(*folders)).text
+    differences = np.concatenate([np.array(other[site]) - np.array(GOOD[site]) for site in GOOD])
+    tested = stats.ttest_1samp(differences, 0)
+    bounds = tested.confidence_interval()
+    assert "4 runs of prostate side by side" in text and text.count("2 seeds") == 2
+    assert f"fedavg + fedfa 12 2 +{100 * differences.mean():.1f}" in text
+    assert f"[{100 * bounds.low:.1f}, {100 * bounds.high:.1f}]" in text
+    assert "fedavg, seed 0" in text and "fedavg + fedfa, seed 1" in text
+
+
+def test_other_data_are_not_compared_case_by_case(tmp_path: Path) -> None:
+    first, second = record(GOOD), record(GOOD, methods="fedfa")
+    second.data["HK"].manifest_sha256 = "cd" * 32
+    text = Page(html_of(written(first, tmp_path / "a"), written(second, tmp_path / "b"))).text
+    assert "Not the same data in all runs: HK" in text
+    assert "fedavg + fedfa 6 1 " in text  # only the six cases of the other site
+
+
+def test_tables_of_many_models_are_reported_too(tmp_path: Path) -> None:
+    results = record(GOOD)
+    shared = {"job": results.job, "versions": results.versions}
+    scores = {a: {b: {"dice": 0.9 if a == b else 0.3} for b in GOOD} for a in GOOD}
+    cross = CrossSite(**shared, data=results.data, scores=scores, mean_own={"dice": 0.9}, mean_elsewhere={"dice": 0.3})
+    model = ModelScores(round=2, scores={"all": {"dice": 0.41}, "test": {"dice": 0.42}})
+    out = LeaveOneOut(
+        **shared,
+        sites={site: HeldOutSite(data=told, best=model, last=model) for site, told in results.data.items()},
+        mean={"best": {"all": {"dice": 0.41}}, "last": {}},
+    )
+    for number, one in enumerate((cross, out)):
+        (tmp_path / str(number)).mkdir()
+        one.write(tmp_path / str(number))
+    html = html_of(tmp_path / "0", tmp_path / "1" / LeaveOneOut.FILE_NAME)
+    assert '--shade: 1.000">90.0' in html and '--shade: 0.000">30.0' in html
+    assert "Mean at home 90.0 %, elsewhere 30.0 %." in Page(html).text
+    assert "mean 41.0 – – –" in Page(html).text
+
+
+def test_of_many_sites_the_curves_show_a_median(tmp_path: Path) -> None:
+    text = said(record({f"site_{number:03d}": [0.5, 0.7, 0.6] for number in range(60)}), tmp_path)
+    assert "Each grey line is a site; the thick line is their median." in text
+    assert "20 more are in the table of scores" in text
+
+
+def test_confusion_and_accuracy_of_every_class(tmp_path: Path) -> None:
+    results = record(GOOD)
+    assert results.final is not None
+    told = results.final.best.evaluations["HK"]
+    told["test"] = told["test"].model_copy(update={"confusion": [[7, 3], [1, 9]]})
+    text = said(results, tmp_path)
+    assert "class 0 70.0 of 10 class 1 90.0 of 10" in text
+    assert "class 0 7 3 class 1 1 9" in text
+
+
+def test_a_gradient_norm_is_shown_with_its_square(tmp_path: Path) -> None:
+    results = record(GOOD)
+    assert results.final is not None
+    told = results.final.best.evaluations["HK"]
+    told["val"] = told["test"].model_copy(update={"gradient_norm": 1.5})
+    assert "HK 1.5 2.25 – –" in said(results, tmp_path)
+
+
+def test_numbers_that_are_not_finite_break_nothing(tmp_path: Path) -> None:
+    results = record(GOOD)
+    assert results.final is not None
+    results.final.best.sites["HK"]["test"]["dice"] = float("nan")
+    results.rounds[1].sites["HK"].train_loss = float("inf")
+    results.rounds[1].sites["HK"].val["dice"] = 1e300
+    text = Page(html_of(_raw(results, tmp_path))).text
+    assert "not finite" in text and "Mean test Dice over 1 site: 85.0 %" in text
+
+
+def _raw(results: Results, folder: Path) -> Path:
+    import json
+
+    (folder / "results.json").write_text(
+        json.dumps(results.model_dump(by_alias=True)), encoding="utf-8"
+    )  # with NaN, as Python writes it
+    return folder
+
+
+def test_a_model_file_that_cannot_be_read_leaves_a_report_without_it(run: Path, tmp_path: Path) -> None:
+    folder = written(read_results(run), tmp_path)
+    (folder / "best_global_model.pt").write_bytes(b"not a model")
+    text = Page(html_of(folder)).text
+    assert f"Without the model file: {folder / 'best_global_model.pt'} cannot be read" in text
+    assert "FedRDN: intensities" not in text and "Scores of every site" in text
+
+
+def test_a_workspace_or_a_downloaded_job_folder_will_do(tmp_path: Path) -> None:
+    deep = written(record(GOOD), tmp_path / "ws" / "server" / "simulate_job")
+    found = read(tmp_path / "ws")
+    assert getattr(found, "source", None) == deep / "results.json"
+    written(record(GOOD), tmp_path / "ws" / "other")
+    with pytest.raises(ConfigError, match="holds several runs"):
+        read(tmp_path / "ws")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ConfigError, match=r"there is no results\.json in"):
+        read(empty)
+
+
+def test_the_command_writes_the_file_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, out = written(record(GOOD), tmp_path / "run"), tmp_path / "new" / "report.html"
+    assert cli.main(["report", str(folder), "--out", str(out)]) == 0
+    assert f"report: {out} (" in capsys.readouterr().out
+    assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere does not exist"),
+        (["run", "--out", "run"], "run is a folder: name a file with --out"),
+        (["run", "--site-data", "HK=/x"], "add --images"),
+        (["run", "--images"], "--images needs the run's best model, and there is no model file beside"),
+        (["run", "--images", "--site-data", "HK"], "--site-data takes SITE=DIR"),
+        (["run", "--images", "--most-sites", "0"], "--most-sites must be at least 1"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(record(GOOD), tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "report.html").exists()

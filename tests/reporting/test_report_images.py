@@ -1,0 +1,135 @@
+"""Images in the report: only on request, only from the data that the run had, without the names of patients."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_image_job, small_job
+from reports import Page, image_sites, scan_sites
+
+from fedshift import cli
+from fedshift.federation import run_in_process
+from fedshift.job import JobSpec
+from fedshift.reporting.report.images.models import look
+from fedshift.reporting.report.runs import Run, read
+from fedshift.reporting.results import read_results
+
+NOTICE = "This file contains images. If they are of patients, it must not leave the site."
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared sites of scans and of pictures, a run at either."""
+    root = tmp_path_factory.mktemp("images")
+    run_in_process(small_job("fedbn+fedrdn", "schedule.rounds=3"), scan_sites(root / "data"), root / "scans")
+    run_in_process(small_image_job("fedavg"), image_sites(root / "data"), root / "pictures")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _own_data(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSHIFT_DATA", str(root / "data"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(root / "none"))
+
+
+def made(run: Path, out: Path, *words: str) -> str:
+    assert cli.main(["report", str(run), "--out", str(out), *words]) == 0
+    return out.read_text(encoding="utf-8")
+
+
+def test_without_being_asked_for_there_are_none(root: Path, tmp_path: Path) -> None:
+    html = made(root / "scans", tmp_path / "r.html")
+    assert "data:image" not in html and NOTICE not in Page(html).text
+    assert "Worst, median and best" not in html and "t-SNE" not in html
+
+
+@pytest.mark.parametrize("run", ["scans", "pictures"])
+def test_cases_histograms_and_features(root: Path, tmp_path: Path, run: str) -> None:
+    html = made(root / run, tmp_path / "r.html", "--images")
+    page = Page(html)
+    assert NOTICE in page.text and 'content: "PHANTOM: simulated data, no patients. CONTAINS IMAGES. "' in html
+    pictures = [attrs for tag, attrs in page.tags if tag == "image"]
+    shown = sum(attrs.get("xlink:href", "").startswith("data:image/png;base64,") for attrs in pictures)  # type: ignore[union-attr]
+    # A scan site has one test case, three slices; a picture site shows three pictures.
+    assert shown == len(pictures) == 9
+    for title in ("Worst, median and best cases", "As the images are", "Features of test samples (t-SNE)"):
+        assert title in page.text
+    assert ("As the network gets them" in page.text) == (run == "scans")  # FedRDN normalises
+    assert len(set(page.ids())) == len(page.ids())
+
+
+def test_the_score_of_a_case_is_the_one_in_the_record(root: Path, tmp_path: Path) -> None:
+    final = read_results(root / "scans").final
+    assert final is not None
+    text = Page(made(root / "scans", tmp_path / "r.html", "--images")).text
+    for told in final.best.evaluations.values():
+        (score,) = told["test"].distributions["dice"].cases or ()
+        assert f"worst of 1: Dice {100 * score:.1f} % (Case03)" in text
+
+
+def test_the_model_at_a_site_is_the_one_that_was_scored_there(root: Path) -> None:
+    run = read(root / "pictures")
+    assert isinstance(run, Run) and run.results.final is not None
+    for site in look(run, folders=None, most_sites=3, tell=lambda line: None):
+        labels = site.data.labels(site.members).numpy()
+        right = float(np.mean(site.predicted.argmax(1) == labels))
+        assert right == pytest.approx(run.results.final.best.sites[site.site]["test"]["accuracy"])
+        assert site.features.shape == (len(labels), site.features.shape[1]) and site.complete
+
+
+def test_personal_parts_come_from_the_sites_and_their_absence_is_said(root: Path, tmp_path: Path) -> None:
+    assert "keep for themselves" not in Page(made(root / "scans", tmp_path / "a.html", "--images")).text
+    shutil.copytree(root / "scans", tmp_path / "moved", ignore=shutil.ignore_patterns("site_state"))
+    text = Page(made(tmp_path / "moved", tmp_path / "b.html", "--images")).text
+    assert "Without the parts that BIDMC, HK and UCL keep for themselves" in text
+
+
+def test_patients_have_no_names(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(root / "data", data)
+    for path in (data / "prostate").glob("*/manifest.json"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(content | {"kind": "patients"}), encoding="utf-8")
+    monkeypatch.setenv("FEDSHIFT_DATA", str(data))
+    job: JobSpec = small_job("fedavg", "schedule.rounds=1")
+    run_in_process(job, {site: data / "prostate" / site for site in job.task.sites}, run)
+    html = made(run, tmp_path / "r.html", "--images")
+    assert "worst of 1: Dice" in Page(html).text
+    assert "Case0" not in html and str(tmp_path) not in html and "PHANTOM" not in html
+
+
+def test_a_site_may_show_its_own_alone(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path))
+    own = root / "data" / "prostate" / "HK"
+    html = made(root / "scans", tmp_path / "r.html", "--images", "--site-data", f"HK={own}")
+    assert sum(tag == "image" for tag, _ in Page(html).tags) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("BIDMC={data}/prostate/HK", "is not what BIDMC had in this run (another manifest)"),
+        ("Nowhere={data}/prostate/HK", "--site-data: Nowhere is no site of job fedbn_fedrdn_prostate"),
+        ("HK={data}/nothing", "does not exist"),
+    ],
+)
+def test_other_data_than_the_run_had_are_refused(
+    root: Path, tmp_path: Path, words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = words.format(data=root / "data")
+    assert (
+        cli.main(["report", str(root / "scans"), "--images", "--site-data", given, "--out", str(tmp_path / "r")]) == 2
+    )
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_looking_changes_nothing_of_the_run(root: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in (root / "scans").rglob("*") if path.is_file()}
+    first = made(root / "scans", tmp_path / "a.html", "--images")
+    assert before == {path: path.read_bytes() for path in (root / "scans").rglob("*") if path.is_file()}
+    assert first == made(root / "scans", tmp_path / "b.html", "--images")

@@ -1,0 +1,162 @@
+"""The report in a browser: phone and desktop, light and dark, on paper; and that it asks the network for nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import small_job
+from reports import HOSTILE, html_of, record, scan_sites, written
+
+from fedshift.federation import run_in_process
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'fedshift[dev]'")
+
+WIDTHS = (390, 1280)
+CONTRAST = 4.5
+"""WCAG 2.1 AA, for text of any size."""
+
+# Text is read with its colour over all backgrounds behind it, from the nearest that lets nothing through.
+WORST = """() => {
+  const parse = text => {
+    const n = text.match(/-?[\\d.]+(e-?\\d+)?/g).map(Number);
+    const unit = text.startsWith('color(srgb') ? 255 : 1;
+    return [n[0] * unit, n[1] * unit, n[2] * unit, n.length > 3 ? n[3] : 1];
+  };
+  const over = (a, b) => [0, 1, 2].map(i => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
+  const ground = element => {
+    if (!element) return [255, 255, 255, 1];
+    const own = parse(getComputedStyle(element).backgroundColor);
+    return own[3] === 1 ? own : over(own, ground(element.parentElement));
+  };
+  const light = c => {
+    const [r, g, b] = c.slice(0, 3).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  let worst = [99, ''];
+  for (const element of document.body.querySelectorAll('*')) {
+    const words = [...element.childNodes].filter(n => n.nodeType === 3 && n.data.trim()).map(n => n.data.trim());
+    if (!words.length) continue;
+    const style = getComputedStyle(element);
+    const behind = ground(element);
+    const colour = parse(element.closest('svg') ? style.fill : style.color);
+    const [a, b] = [light(over(colour, behind)), light(behind)].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < worst[0]) worst = [ratio, words[0]];
+  }
+  return worst;
+}"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with every kind of section: a run, one to compare it with, hostile names and all."""
+    root = tmp_path_factory.mktemp("page")
+    run_in_process(small_job("fedfa+fedrdn", "schedule.rounds=3"), scan_sites(root / "data"), root / "run")
+    results = record({HOSTILE: [0.1, 0.9, 0.3, 0.5, 0.6], "x" * 200: [0.2, 0.4, 0.5]}, kind="phantom")
+    results.job.protocol = results.versions["torch"] = HOSTILE + "y" * 200
+    assert results.final is not None
+    told = results.final.best.evaluations[HOSTILE]
+    told["test"] = told["test"].model_copy(update={"confusion": [[40 * i + j for j in range(12)] for i in range(12)]})
+    html = html_of(root / "run", written(results, root / "hostile"))
+    path = root / "report.html"
+    path.write_text(html, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, as the system has it."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    if found is None:
+        pytest.skip("no Chromium: install the Debian package chromium")
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=found, args=arguments)
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_fits_reads_well_and_asks_for_nothing(browser: Any, file: Path, width: int, scheme: str) -> None:
+    heard: list[str] = []
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    try:
+        page.on("console", lambda message: heard.append(message.text))
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.on("request", lambda request: heard.append(request.url))
+        page.goto(file.as_uri())
+        assert heard == [file.as_uri()] or heard == [file.as_uri(), "data:,"]
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        sticking_out = "e => [...e].filter(x => x.getBoundingClientRect().right > innerWidth + 1).map(x => x.outerHTML)"
+        assert page.locator("h1, h2, h3, p, figure, .scroll, .findings, nav, pre").evaluate_all(sticking_out) == []
+        ratio, words = page.evaluate(WORST)
+        assert ratio >= CONTRAST, words
+        drawn = page.locator("figure > svg").evaluate_all("e => e.map(x => x.getBoundingClientRect().width)")
+        assert len(drawn) > 10 and min(drawn) > 140
+        labels = page.locator("figure > svg").evaluate_all("e => e.map(x => x.getAttribute('aria-label'))")
+        assert all(labels)
+    finally:
+        page.close()
+
+
+def test_dark_is_another_page_than_light(browser: Any, file: Path) -> None:
+    seen = {}
+    for scheme in ("light", "dark"):
+        page = browser.new_page(color_scheme=scheme)
+        try:
+            page.goto(file.as_uri())
+            line = "getComputedStyle(document.querySelector('figure svg [style*=\"stroke: var(--series-1)\"]')).stroke"
+            body = "getComputedStyle(document.body)"
+            asked = (f"{body}.backgroundColor", f"{body}.color", line)
+            seen[scheme] = [page.evaluate(what) for what in asked]
+                page.evaluate(f"{body}.backgroundColor"),
+                page.evaluate(f"{body}.color"),
+                page.evaluate(line),
+            ]
+        finally:
+            page.close()
+    assert all(light != dark for light, dark in zip(seen["light"], seen["dark"], strict=True))
+    assert "none" not in seen["light"]
+
+
+def test_headings_of_a_long_table_stay_in_sight(browser: Any, tmp_path: Path) -> None:
+    many = record({f"site_{number:03d}": [0.5, 0.7, 0.6] for number in range(60)})
+    path = tmp_path / "many.html"
+    path.write_text(html_of(written(many, tmp_path)), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 390, "height": 700})
+    try:
+        page.goto(path.as_uri())
+        table = page.locator(".scroll.long").first
+        assert table.evaluate("e => (e.scrollTop = 900, e.scrollTop)") > 100
+        tops = table.evaluate("e => [e.getBoundingClientRect().top, e.querySelector('th').getBoundingClientRect().top]")
+        assert abs(tops[0] - tops[1]) < 2
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    finally:
+        page.close()
+
+
+def test_every_printed_page_says_that_the_data_are_simulated(browser: Any, file: Path) -> None:
+    pdfium = pytest.importorskip("pypdfium2", reason="no pypdfium2: pip install 'fedshift[dev]'")
+    page = browser.new_page(color_scheme="dark")
+    try:
+        page.goto(file.as_uri())
+        printed = page.pdf(prefer_css_page_size=True, print_background=True)
+        page.emulate_media(media="print")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    finally:
+        page.close()
+    document = pdfium.PdfDocument(printed)
+    try:
+        pages = [sheet.get_textpage().get_text_bounded() for sheet in document]
+    finally:
+        document.close()
+    assert len(pages) > 4
+    assert all("PHANTOM: simulated data, no patients." in text for text in pages)
+    assert all("Not a medical device." in text for text in pages)
