@@ -128,6 +128,11 @@ class Site:
         )
         self._store = StateStore(state / name)
 
+    @property
+    def network(self) -> nn.Module:
+        """The job's network; between tasks it holds nothing that lasts."""
+        return self._net
+
     def info(self) -> SiteInfo:
         """Counts and fingerprint of the site's data."""
         assert self._data is not None

@@ -109,7 +109,7 @@ def _state(source: Path, site: str) -> Path | None:
 
 def _pass(at: Site, run: Run, model: Model, site: str, data: SiteData, part: Part, *, complete: bool) -> Looked:
     broadcast = Broadcast(round=model.round + 1, best_round=model.round, weights=model.weights, arrays=model.arrays)
-    net = at._net
+    net = at.network
     seen: dict[str, Tensor] = {}
     handles = [net.register_forward_pre_hook(_keeps_input(seen)), _feature_hook(net, seen)]
     predicted: list[np.ndarray] = []

@@ -1,0 +1,483 @@
+"""The documentation: every command in it runs, or can be typed; the site is built from it and needs no network.
+
+A page's commands are typed in their order, in a folder of its own, with a home and a checkout that are copies, and each
+must end with 0. Data are the phantom and made-up scans; `RUN` has what is added to a command so that it ends in
+seconds. What no test machine has is in `PARSED`, with the reason, and is only given to the command's own parser. A
+command that is in neither fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import SimpleITK
+from nvflare import cli as nvflare_cli
+from scanfiles import volume, write_dicom
+
+from fedshift.cli import _parser
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNBOOK = "deploy/RUNBOOK.md"
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")), RUNBOOK]
+TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+
+MAKE_PHANTOM = ["fedshift", "data", "phantom"]
+SMALL_DATA = ["--sites", "BIDMC,HK,UCL", "--cases", "3", "--matrix", "32"]
+SMALL_JOB = [
+    *("--sites", "BIDMC,HK,UCL", "--set", "data.matrix=32", "network.options.features=4", "schedule.rounds=2"),
+    *("schedule.local_epochs=1", "schedule.batch_size=8", "schedule.precision=fp32"),
+]
+SMALL_SHAPES = ["--set", "schedule.rounds=2", "schedule.local_epochs=1"]
+
+RUN: dict[str, list[str]] = {
+    r"cd \S+": [],
+    r"python draw_shapes\.py": [],
+    r"fedshift --version": [],
+    r"fedshift (tasks|methods)\b.*": [],
+    r"fedshift data phantom": SMALL_DATA,  # once: pages that repeat it get what it made
+    r"fedshift data (check|prepare own) (?!DIR|--images DIR).*": [],
+    r"fedshift data prepare shapes .*": [],
+    r"fedshift job \S+ prostate .*federation\.robust\..*": [],  # of the task's six sites
+    r"fedshift (job|pooled|leave-one-out|cross-site)( \S+)? prostate\b.*": SMALL_JOB,
+    r"fedshift job \S+ our_prostate\.yaml": SMALL_JOB[2:],
+    r"fedshift (job|leave-one-out) \S+ shapes\b.*": SMALL_SHAPES,
+    r"fedshift job \S+ pacs\b.*": [],
+    r"fedshift run jobs/first": [],  # under FLARE, as it stands
+    r"fedshift run .*--in-process.*": [],
+    r"fedshift run jobs/(?!long)\S+": ["--in-process"],  # the same numbers, in seconds
+    r"fedshift (report|predict|export) runs/(?!fedavg_).*": [],
+    r"fedshift compare phantom_methods\.yaml.*": ["--only", "FedAvg", "FedFA"],
+}
+"""Commands that are run (a pattern for the whole of it), and what is added to them so that they end in seconds."""
+
+PARSED: dict[str, str] = {
+    r"make ": "a fresh environment; these are the tests themselves, and what each target runs is tested",
+    r"(python3\.11 -m venv|\. fedshift-env|pip install|fedshift-env/bin/pip)": "a fresh environment, a package index",
+    r"curl ": "a download",
+    r"python benchmarks/": "a quarter of an hour",
+    r"python -m monai\.bundle run": "tests/inference/test_bundle.py runs it and compares the masks",
+    r"nvflare simulator ": "tests/flare/conftest.py runs FLARE's own command, once a session",
+    r"nvflare provision ": "tests/kits.py provisions with these files",
+    r"fedshift site ": "needs a provisioned kit: tests/flare/test_kit.py and test_deployed.py run it",
+    r"fedshift data (check|prepare own --images) DIR": "DIR is the reader's own; docs/data.md has it with names",
+    r"fedshift data check DATA": "DATA is the reader's own; docs/data.md has it with names",
+    r"fedshift data prepare (prostate|office_caltech) --source DIR": "a download: tests/data_prep/ runs small ones",
+    r"fedshift \S+ .*--weights ": "needs a file of weights: tests/networks/test_pretrained.py makes and gives one",
+    r"fedshift (leave-one-out|cross-site|pooled) .*(office_caltech|pacs)": "a download; tests/test_protocols.py and "
+    "test_pooled_command.py run them on small sites",
+    r"fedshift predict runs/fedavg_": "a download; tests/inference/test_predict_command.py runs a classifier",
+    r"fedshift job .*--production": "tests/flare/test_deployed.py submits such jobs to real processes",
+    r"(nvflare|tensorboard|KIT/startup|LEAD/startup|touch KIT|tar|chmod|ls|cp|grep|python3 -c) ?": "parts of a "
+    "provisioned federation, which tests/flare/test_deployed*.py start by themselves",
+    r"(useradd|chown|systemctl|journalctl) ": "systemd and root; the units are checked by tests/test_deploy_files.py",
+    r"docker ": "a Docker engine; the Dockerfile is checked by tests/test_deploy_files.py",
+}
+"""Commands that are only parsed (how they begin), and what a test machine has not, or where else they run."""
+
+SHRUNK: dict[str, dict[str, str]] = {
+    "phantom_methods.yaml": {
+        "schedule.rounds: 6, data.matrix: 64, network.options.features: 8": "schedule.rounds: 1, data.matrix: 32, "
+        "network.options.features: 4, schedule.local_epochs: 1, schedule.precision: fp32",
+        "seeds: [0, 1]": "seeds: [0]",
+    }
+}
+"""What is changed in a file that a page has its reader save, to the same end."""
+
+PROGRAMS = r"(?:fedshift|nvflare|make|python|pip|curl|tensorboard)"
+
+
+# --- what a page has its reader type ------------------------------------------------------------------------
+
+
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Language and content of all fenced blocks."""
+    for match in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+        yield match.group(1), match.group(2)
+
+
+def typed(text: str) -> list[str]:
+    """The commands of a page, in their order, without comments.
+
+    In a console they follow ``$``; in other blocks every line is one, but where no language is named there may be
+    output too, so there a command begins with a program's name.
+    """
+    found = []
+    for language, content in blocks(text):
+        lines = content.replace("\\\n", " ").splitlines()
+        if language == "console":
+            found += [line[2:] for line in lines if line.startswith("$ ")]
+        elif language in ("bash", "sh"):
+            found += [line for line in lines if line.strip() and not line.startswith("#")]
+        elif not language:
+            found += [line for line in lines if re.match(rf"(?:{PROGRAMS} (?!\d)|cd \S+$)", line)]
+    return [" ".join(re.sub(r"(^|\s)#\s.*", "", line).split()) for line in found]
+
+
+def added(command: str) -> list[str] | None:
+    """What is added to a command that is run; None if it is not run."""
+    return next((more for pattern, more in RUN.items() if re.fullmatch(pattern, command)), None)
+
+
+def reason(command: str) -> str | None:
+    """Why a command is only parsed."""
+    return next((why for pattern, why in PARSED.items() if re.match(pattern, command)), None)
+
+
+def is_run(page: str, command: str) -> bool:
+    """A reason against it outweighs a pattern for it; the runbook's are of several machines."""
+    return page != RUNBOOK and reason(command) is None and added(command) is not None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_a_page_is_run_or_there_is_a_reason_why_not(page: str) -> None:
+    unknown = [c for c in typed(TEXT[page]) if not is_run(page, c) and reason(c) is None]
+    if page == RUNBOOK:  # of the coordinator and of sites, on machines of their own
+        unknown = [c for c in unknown if not re.match(r"fedshift (?:--version|data check|job)", c)]
+    assert not unknown, "put them into RUN or PARSED"
+
+
+def test_no_pattern_is_left_over() -> None:
+    everything = [(page, c) for page in PAGES for c in typed(TEXT[page])]
+    run = [p for p in RUN if not any(re.fullmatch(p, c) and is_run(page, c) for page, c in everything)]
+    parsed = [p for p in PARSED if not any(re.match(p, c) for _, c in everything)]
+    assert not run and not parsed
+
+
+def test_commands_are_found_in_every_kind_of_block() -> None:
+    page = (
+        "```\nfedshift tasks   # all\nround 1/2\n```\n```console\n$ ls \\\n  a\nb\n```\n```bash\n# why\ncp a b\n```\n"
+    )
+    assert typed(page + "```yaml\nmake: 1\n```\n") == ["fedshift tasks", "ls a", "cp a b"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_command_hides_where_it_would_not_be_found(page: str) -> None:
+    outside = re.sub(r"^```.*?^```$", "", TEXT[page], flags=re.DOTALL | re.MULTILINE)
+    hidden = re.findall(rf"^(?: {{4,}}|\$ ){PROGRAMS} .*", outside, flags=re.MULTILINE)
+    other = [line for language, text in blocks(TEXT[page]) if language == "text" for line in text.splitlines()]
+    assert not hidden + [line for line in other if line.startswith("fedshift ")]
+
+
+# --- only parsed --------------------------------------------------------------------------------------------
+
+
+def parse(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends the interpreter, or fails, unless a command's own parser takes it."""
+    name, *words = shlex.split(command)
+    if name == "fedshift":
+        _parser().parse_args(words)
+    elif name == "nvflare":
+        monkeypatch.setattr("sys.argv", [name, *words])
+        nvflare_cli.parse_args(name)
+    elif name == "make":
+        rules = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert re.search(rf"^{words[0]}:", rules, flags=re.MULTILINE)
+    elif name == "python" and words[0].endswith(".py"):
+        assert (ROOT / words[0]).is_file()
+
+
+@pytest.mark.parametrize(
+    "command", sorted({c for page in PAGES if page != RUNBOOK for c in typed(TEXT[page]) if not is_run(page, c)})
+)
+def test_a_command_that_is_not_run_can_be_typed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the runbook are in test_deploy_files.py."""
+    parse(command, monkeypatch)
+
+
+def mentioned(text: str) -> Iterator[str]:
+    """Our commands in sentences."""
+    for command in re.findall(r"`(fedshift\s[a-z-][^`]*)`", re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)):
+        yield " ".join(re.sub(r"…|\(.*", "", command).split())
+
+
+@pytest.mark.parametrize("command", sorted({c for page in PAGES if page != RUNBOOK for c in mentioned(TEXT[page])}))
+def test_a_command_that_a_sentence_mentions_exists(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It need not have all that the command requires, and may say NAME."""
+    try:
+        parse(command, monkeypatch)
+    except SystemExit as end:
+        said = capsys.readouterr().err
+        lacks = r"arguments are required|expected (?:one|at least one) argument|invalid choice: '[A-Z]+'"
+        assert end.code == 0 or re.search(lacks, said), said
+
+
+def test_what_is_installed_for_an_extra_is_an_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {extra for text in TEXT.values() for extra in re.findall(r"fedshift\[(\w+)\]", text)}
+    assert named and named <= project["optional-dependencies"].keys()
+
+
+# --- run ----------------------------------------------------------------------------------------------------
+
+TYPIST = """
+import glob, json, os, runpy, shlex, sys
+from fedshift import cli
+
+def expand(word):
+    word = os.path.expandvars(os.path.expanduser(word))
+    return sorted(glob.glob(word)) or [word]
+
+def enter(command):
+    name, *words = [part for word in command for part in expand(word)]
+    try:
+        if name == "cd":
+            return os.chdir(words[0])
+        if name == "python":
+            sys.argv = words
+            return runpy.run_path(words[0], run_name="__main__") and None
+        return cli.main(words)
+    except SystemExit as end:
+        return end.code
+
+answers = os.fdopen(os.dup(1), "w")
+for line in sys.stdin:
+    page = json.loads(line)
+    os.chdir(page["folder"])
+    log = os.open("typed.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    done = 0
+    for command in page["commands"]:
+        print("$", shlex.join(command), flush=True)
+        code = enter(command)
+        sys.stdout.flush()
+        if code:
+            print("exit code", code, flush=True)
+            break
+        done += 1
+    print(done, file=answers, flush=True)
+"""
+"""Types page after page in one process, as loading torch for each command would take most of the time."""
+
+
+class Typist:
+    """A person with a home and a copy of the checkout, which a page's files are saved in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self._checkout = folder / "home", folder / "checkout"
+        self.home.mkdir()
+        for name in ("custom", "data_prep", "apps"):
+            shutil.copytree(ROOT / name, self._checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for page in PAGES:
+            save_files(page, self._checkout, of_package=True)
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def phantom(self) -> Path:
+        return self.home / ".local" / "share" / "fedshift" / "phantom"
+
+    def type(self, folder: Path, commands: list[list[str]]) -> None:
+        """Type commands in a folder. Fails at the first that does not end well."""
+        process = self._process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps({"folder": str(folder), "commands": commands}) + "\n")
+            process.stdin.flush()
+            done = process.stdout.readline().strip()
+        except BaseException:
+            self.end()
+            raise
+        if not done:
+            self.end()
+        assert done == str(len(commands)), (folder / "typed.log").read_text(encoding="utf-8")[-6000:]
+
+    def _start(self) -> subprocess.Popen[str]:
+        apart = ("FEDSHIFT_DATA", "FEDSHIFT_WEIGHTS", "XDG_DATA_HOME")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", TYPIST],
+            cwd=self.home,
+            env={key: value for key, value in os.environ.items() if key not in apart}
+            | {
+                "HOME": str(self.home),
+                "PYTHONPATH": os.pathsep.join([str(self._checkout / "custom"), str(self._checkout)]),
+                "OMP_NUM_THREADS": "1",
+                "COLUMNS": "120",
+                "FEDSHIFT_DEVICE": "cpu",
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        return self._process
+
+    def end(self) -> None:
+        """With all that was started: FLARE's processes are in sessions of their own."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        except psutil.NoSuchProcess:
+            family = []
+        for member in family:
+            try:
+                member.kill()
+            except psutil.NoSuchProcess:
+                continue
+        process.communicate()
+
+
+def save_files(page: str, folder: Path, *, of_package: bool = False) -> None:
+    """The files that a page has its reader save: a block with a title, or after a line that ends with its name.
+
+    Those of the package go to the checkout, the others to where the page's commands are typed.
+    """
+    for match in re.finditer(
+        r'(?:`([\w./]+\.\w+)`:\n\n)?^```\w+(?: title="([^"]+)")?\n(.*?)^```$', TEXT[page], flags=re.S | re.M
+    ):
+        name, content = match.group(2) or match.group(1), match.group(3)
+        if name and bool(re.match("(?:custom|data_prep|apps)/", name)) is of_package:
+            for old, new in SHRUNK.get(name, {}).items():
+                assert old in content, f"{name} has changed: change SHRUNK too"
+                content = content.replace(old, new)
+            (folder / name).write_text(content, encoding="utf-8")
+
+
+def own_scans(folder: Path, *, images: str, masks: str) -> None:
+    """Five made-up scans and their masks, in two folders, under the same names."""
+    for number in range(5):
+        pair = volume(number)
+        for made, name in zip(pair, (images, masks), strict=True):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            SimpleITK.WriteImage(made, str(folder / name / f"Case{number:02d}.nii.gz"))
+
+
+def for_own_data(folder: Path, phantom: Path) -> None:
+    own_scans(folder, images="scans", masks="masks")
+
+
+def for_a_new_task(folder: Path, phantom: Path) -> None:
+    for place in ("north", "south"):
+        own_scans(folder, images=f"{place}/images", masks=f"{place}/masks")
+
+
+def for_predictions(folder: Path, phantom: Path) -> None:
+    """Scans to predict, in three formats."""
+    scans = sorted((phantom / "prostate" / "HK" / "volumes").glob("Case0?.nii.gz"))
+    read = [SimpleITK.ReadImage(str(scan)) for scan in scans]
+    SimpleITK.WriteImage(read[0], str(folder / "SCAN.nii.gz"))
+    SimpleITK.WriteImage(read[1], str(folder / "OTHER.nrrd"))
+    write_dicom(folder / "DICOM_FOLDER", SimpleITK.Cast(read[2], SimpleITK.sitkInt16))
+    (folder / "SCANS").mkdir()
+    for scan in scans[:2]:
+        shutil.copy(scan, folder / "SCANS" / scan.name)
+
+
+READY: dict[str, Callable[[Path, Path], None]] = {
+    "docs/data.md": for_own_data,
+    "docs/how-to-new-task.md": for_a_new_task,
+    "docs/predict.md": for_predictions,
+}
+"""What must be there before a page's first command: its reader's own scans."""
+
+
+@pytest.fixture(scope="module")
+def typist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typist]:
+    """With the phantom, as `MAKE_PHANTOM` makes it at first."""
+    folder = tmp_path_factory.mktemp("typist")
+    typist = Typist(folder)
+    try:
+        typist.type(folder, [[*MAKE_PHANTOM, *SMALL_DATA]])
+        yield typist
+    finally:
+        typist.end()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(is_run(page, c) for c in typed(TEXT[page]))])
+def test_the_commands_of_a_page_run(page: str, typist: Typist, tmp_path: Path) -> None:
+    for name in ("benchmarks", "deploy"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    save_files(page, tmp_path)
+    READY.get(page, lambda folder, phantom: None)(tmp_path, typist.phantom)
+    commands = [(shlex.split(c), added(c) or []) for c in typed(TEXT[page]) if is_run(page, c)]
+    typist.type(tmp_path, [[*words, *more] for words, more in commands if words != MAKE_PHANTOM])
+
+
+# --- the site -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; a broken link, anchor or reference is a warning, and a warning ends it."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_page_says_what_fedshift_is_not(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 20
+    assert not [page for page in pages if "Research use only. fedshift is not a medical device" not in page.read_text()]
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    loads = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//[^>]*>")
+    found = {tag for page in site.rglob("*.html") for tag in loads.findall(page.read_text(encoding="utf-8"))}
+    found |= {url for css in site.rglob("*.css") for url in re.findall(r"url\(\"?https?:[^)]*", css.read_text())}
+    assert not found
+
+
+def test_every_command_is_in_the_reference(site: Path) -> None:
+    page = (site / "reference" / "commands.html").read_text(encoding="utf-8")
+    missing = [prog for prog in progs(_parser()) if f'id="{prog.replace(" ", "-")}"' not in page]
+    assert not missing
+    assert "--in-process" in page and "--skip-damaged" in page and str(Path.home()) not in page
+
+
+def progs(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Of a command and those below it."""
+    yield parser.prog
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from progs(child)
+
+
+def test_public_names_are_in_the_reference(site: Path) -> None:
+    for page, name in (
+        ("methods", "fedshift.methods.base.Client.inputs"),
+        ("tasks", "fedshift.job.ScheduleSpec"),
+        ("results", "fedshift.evaluation.record.Evaluation"),
+        ("running", "fedshift.federation.run_in_process"),
+        ("privacy", "fedshift.privacy.policy.Policy"),
+    ):
+        assert f'id="{name}"' in (site / "reference" / f"{page}.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_the_links_of_a_page_outside_the_site_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
+    assert targets and not [target for target in targets if not (ROOT / target).exists()]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md"])
+def test_lists_and_tables_are_such_in_the_site_too(page: str) -> None:
+    """There, unlike on code hosts, they need an empty line before them, and lists in lists four blanks."""
+    text = re.sub(r"^```.*?^```$", "", TEXT[page], flags=re.S | re.M)
+    before = r"^(?![ |#<-]|\d+\.|\s*$).*\n"
+    assert not re.findall(rf"{before}(?:[-*] |\d+\. |\|)", text, flags=re.MULTILINE)
+    assert not re.findall(r"^ {1,3}(?:[-*]|\d+\.) ", text, flags=re.MULTILINE)
