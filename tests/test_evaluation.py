@@ -17,7 +17,7 @@ from fedshift.coordinator import BEST
 from fedshift.data.arrays import radiological, resize_images, restore
 from fedshift.evaluation.calibration import Calibration
 from fedshift.evaluation.record import Distribution, Evaluation
-from fedshift.evaluation.spread import FEWEST, bootstrap_interval, distribution
+from fedshift.evaluation.spread import ENOUGH, FEWEST, bootstrap_interval, distribution
 from fedshift.evaluation.surfaces import surface_distances
 from fedshift.evaluation.volumes import volumes
 from fedshift.federation import run_in_process
@@ -99,7 +99,7 @@ def test_the_interval_holds_the_mean_and_shrinks_with_more_cases() -> None:
     assert wide[0] < few.mean() < wide[1] and narrow[1] - narrow[0] < (wide[1] - wide[0]) / 3
     half = 1.96 * many.std() / math.sqrt(len(many))
     assert narrow == pytest.approx((many.mean() - half, many.mean() + half), abs=half / 5)
-    assert bootstrap_interval(few[:1], seed=0) is None
+    assert bootstrap_interval(few[: ENOUGH - 1], seed=0) is None
     assert bootstrap_interval(few, seed=0) == wide
 
 

@@ -27,7 +27,7 @@ class Distribution(_Model):
 
     ``std`` is the sample's, ``quantiles`` are those of `QUANTILES`; ``interval`` is the 95 % bootstrap interval of the
     mean, over cases. ``cases`` are the single scores in the order of the site's manifest, without ids. What a site does
-    not let out, or a single case does not have, is None.
+    not let out, or too few cases do not have, is None.
     """
 
     n: int = Field(ge=1, le=MOST_CASES)

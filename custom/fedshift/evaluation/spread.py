@@ -11,6 +11,8 @@ from fedshift.evaluation.record import CONFIDENCE, QUANTILES, Distribution
 RESAMPLES = 2000
 FEWEST = 10
 """Cases without which quantiles, deviation and interval would tell single scores."""
+ENOUGH = 5
+"""Cases without which the bootstrap's interval is far too narrow."""
 
 
 def distribution(values: Sequence[float] | np.ndarray, *, seed: int, share_cases: bool) -> Distribution:
@@ -37,8 +39,8 @@ def distribution(values: Sequence[float] | np.ndarray, *, seed: int, share_cases
 
 
 def bootstrap_interval(scores: np.ndarray, *, seed: int) -> tuple[float, float] | None:
-    """The percentile bootstrap's 95 % interval of the mean over cases, (n,); None for a single case."""
-    if len(scores) < 2:
+    """The percentile bootstrap's 95 % interval of the mean over cases, (n,); None for fewer than `ENOUGH`."""
+    if len(scores) < ENOUGH:
         return None
     rng = np.random.default_rng(seed)
     chunk = max(1, 2_000_000 // len(scores))  # resamples at a time: 16 MB of numbers
