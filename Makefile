@@ -6,7 +6,7 @@ JOB ?= jobs/fedfa_prostate
 WORKSPACE ?= demo
 WHEELS ?= dist/wheelhouse
 
-.PHONY: demo jobs test lint install clean wheelhouse
+.PHONY: demo docs jobs test lint install clean wheelhouse
 
 install: $(VENV)/.installed
 
@@ -14,7 +14,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@
 
 demo: install
@@ -32,6 +32,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation as a site: open site/index.html.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # For machines without internet: all that fedshift is installed from, for this Python on this kind of machine.
 wheelhouse: install
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --constraint constraints.txt --wheel-dir $(WHEELS) torch
@@ -40,4 +44,4 @@ wheelhouse: install
 	cp deploy/wheelhouse.txt $(WHEELS)/README.txt
 
 clean:
-	rm -rf $(VENV) $(WORKSPACE) dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(WORKSPACE) dist build site .pytest_cache .mypy_cache .ruff_cache

@@ -77,6 +77,8 @@ PARSED: dict[str, str] = {
     r"fedshift \S+ .*--weights ": "needs a file of weights: tests/networks/test_pretrained.py makes and gives one",
     r"fedshift (leave-one-out|cross-site|pooled) .*(office_caltech|pacs)": "a download; tests/test_protocols.py and "
     "test_pooled_command.py run them on small sites",
+    r"fedshift compare benchmarks/": "hours, on downloads: tests/test_paper_specs.py resolves every cell",
+    r"fedshift (predict|export) MODEL": "MODEL is the reader's own; docs/predict.md has one with a name",
     r"fedshift predict runs/fedavg_": "a download; tests/inference/test_predict_command.py runs a classifier",
     r"fedshift job .*--production": "tests/flare/test_deployed.py submits such jobs to real processes",
     r"(nvflare|tensorboard|KIT/startup|LEAD/startup|touch KIT|tar|chmod|ls|cp|grep|python3 -c) ?": "parts of a "

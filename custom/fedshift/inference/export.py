@@ -82,7 +82,7 @@ def write_onnx(model: Model, ready: Ready, path: Path) -> float:
         import onnxscript  # noqa: F401 - the exporter needs it
     except ImportError as error:
         raise ConfigError(
-            f"--onnx needs {error.name}, which is not installed here: pip install 'fedshift[onnx]'"
+            f"--onnx needs {error.name}, which is not installed here: pip install 'fedshift[export]'"
         ) from None
     with _expressed(model, ready, path, "ONNX") as network, torch.no_grad():
         program = torch.onnx.export(
