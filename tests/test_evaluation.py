@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_site, small_image_job, small_job
-from monai.metrics import DiceMetric
+from conftest import make_image_site, make_site, small_image_job, small_job
+from monai.metrics import DiceMetric, compute_average_surface_distance, compute_hausdorff_distance
 
 from fedshift.checkpoint import load_checkpoint
 from fedshift.coordinator import BEST
 from fedshift.data.arrays import radiological, resize_images, restore
+from fedshift.errors import DataError
 from fedshift.evaluation.calibration import Calibration
-from fedshift.evaluation.record import Distribution, Evaluation
+from fedshift.evaluation.record import QUANTILES, Distribution, Evaluation
 from fedshift.evaluation.spread import ENOUGH, FEWEST, bootstrap_interval, distribution
 from fedshift.evaluation.surfaces import surface_distances
 from fedshift.evaluation.volumes import volumes
@@ -27,7 +28,7 @@ from fedshift.messages import Broadcast, Scores
 from fedshift.privacy.policy import Policy
 from fedshift.reporting.results import Results, read_results
 from fedshift.resolve import resolve
-from fedshift.site import Site
+from fedshift.site import Site, read_weights
 from fedshift.tasks import build_task
 from fedshift.tasks.segmentation import Slices
 
@@ -110,6 +111,69 @@ def test_few_cases_are_not_told_by_way_of_their_spread() -> None:
     enough = distribution(np.linspace(0.5, 0.9, FEWEST), seed=0, share_cases=False)
     assert enough.interval is not None and enough.quantiles is not None and enough.cases is None
     assert distribution(scores, seed=0, share_cases=True).cases == scores.tolist()
+
+
+@pytest.mark.parametrize("n", [FEWEST, 11, 21, 41])
+def test_no_quantile_is_a_single_cases_score(n: int) -> None:
+    scores = np.random.default_rng(n).uniform(size=n)
+    kept = distribution(scores, seed=0, share_cases=False)
+    assert kept.quantiles is not None and not set(kept.quantiles) & set(scores.tolist())
+    assert kept.quantiles == pytest.approx(np.quantile(scores, QUANTILES), abs=0.15)
+
+
+def test_calibration_does_not_tell_how_sure_the_model_was_of_a_single_picture() -> None:
+    sure, right = np.array([0.55, 0.69, 0.8, *[0.93] * FEWEST]), np.array([True, False, True, *[True] * FEWEST])
+    filled = Calibration()
+    filled.add(sure, right)
+    told = filled.record(fewest=FEWEST)
+    assert told is not None
+    shown = [mean for mean, n in zip(told.confidence, told.counts, strict=True) if n]
+    assert shown == pytest.approx([8.5 / 15, 10.5 / 15, 11.5 / 15, 0.93])
+    gaps = [abs(hit - n * c) for hit, n, c in zip(told.right, told.counts, told.confidence, strict=True)]
+    assert told.ece == pytest.approx(sum(gaps) / len(sure)), "of what is shown, or it would give away the rest"
+
+
+def test_few_pictures_are_not_told_by_way_of_the_confusion_matrix(tmp_path: Path) -> None:
+    data = make_image_site(tmp_path, "A", images=18)
+    task = build_task(small_image_job("fedavg"))
+    pictures = task.open(data, "A")
+    assert pictures.count("test") < FEWEST
+    batches = [torch.full((len(index), 3), 1 / 3) for index in pictures.eval_index("test")]
+    hidden, shown = (
+        task.evaluate(iter(batches), pictures, "test", seed=0, share_cases=share) for share in (False, True)
+    )
+    assert hidden.confusion is None and hidden.calibration is None and hidden.distributions["accuracy"].cases is None
+    assert shown.confusion is not None and shown.calibration is not None
+
+
+def test_a_model_that_gives_no_numbers_is_scored_all_the_same(
+    three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = small_image_job("fedavg")
+    site = Site(job, "A", data=three_image_sites["A"], state=tmp_path / "state", device="cpu")
+    site.statistics()
+    weights = {name: np.full_like(value, np.nan) for name, value in read_weights(site.network).items()}
+    told = site.evaluate(Broadcast(3, 0, weights), "test")
+    assert 0 <= told.scores["accuracy"] <= 1 and told.calibration is not None
+
+
+def test_a_site_without_its_masks_is_refused_before_training_and_not_after(
+    three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    lost = three_sites["HK"] / "volumes" / "Case01_mask.nii.gz"
+    lost.unlink()
+    with pytest.raises(DataError, match=r"volumes has no mask of case Case01, .*: prepare the site again"):
+        Site(small_job("fedavg"), "HK", data=three_sites["HK"], state=tmp_path / "s", device="cpu")
+
+
+def test_distances_are_those_of_monais_metrics() -> None:
+    spacing = [3.0, 0.8, 0.6]
+    rng = np.random.default_rng(0)
+    a, b = (ball((12, 40, 50), rng.uniform((5, 18, 22), (7, 22, 28)), 9, tuple(spacing)) for _ in range(2))
+    p, r = (torch.from_numpy(mask)[None, None] for mask in (a, b))
+    hd95 = compute_hausdorff_distance(p, r, include_background=True, percentile=95, spacing=spacing)
+    asd = compute_average_surface_distance(p, r, include_background=True, symmetric=True, spacing=spacing)
+    assert surface_distances(a, b, spacing) == pytest.approx((float(hd95), float(asd)), rel=1e-5)
 
 
 def test_a_calibrated_model_has_no_error_and_a_boaster_has_its_excess() -> None:
@@ -265,6 +329,9 @@ GOOD = Evaluation(
             "allowed is 0 to 1",
         ),
         (GOOD.model_copy(update={"confusion": [[9]]}), "1 classes"),
+        (GOOD.model_copy(update={"confusion": [[2, 0], [0, 2]]}), "another accuracy"),
+        (GOOD.model_copy(update={"empty": 9}), "empty: is 9"),
+        (GOOD.model_copy(update={"gradient_norm": 1.0}), "does not ask for it"),
     ],
 )
 def test_the_guard_refuses_evaluations_that_do_not_fit(told: Evaluation, said: str) -> None:
@@ -274,6 +341,9 @@ def test_the_guard_refuses_evaluations_that_do_not_fit(told: Evaluation, said: s
     check_scores(Scores("A", 3, values, evaluations={"test": GOOD}), **options)  # type: ignore[arg-type]
     with pytest.raises(Rejected, match=said):
         check_scores(Scores("A", 3, values, evaluations={"test": told}), **options)  # type: ignore[arg-type]
+    validation = Scores("A", 3, {"val": {"accuracy": 0.5}}, evaluations={"val": GOOD})
+    with pytest.raises(Rejected, match="more of validation than is asked"):
+        check_scores(validation, **options)  # type: ignore[arg-type]
     with pytest.raises(Rejected, match="no split"):
         check_scores(Scores("A", 3, values, evaluations={"train": told}), **options)  # type: ignore[arg-type]
 

@@ -221,6 +221,8 @@ def _check_fits(job: JobSpec, weights: dict[str, Tensor], *, where: str) -> None
                 f"{unfit}: {key} is {_described(weights[key])}, the network's {_described(value)}; copy it again from "
                 "the server"
             )
+        if not torch.isfinite(weights[key]).all():
+            raise ConfigError(f"{unfit}: {key} has numbers that are not finite; copy it again from the server")
 
 
 def _described(tensor: Tensor) -> str:

@@ -166,6 +166,14 @@ class _Command:
             + (f", {same} of them the same as others" if same else "")
             + f"; {done} are done in {self._store.folder}"
         )
+        from fedshift.comparison.store import read_done
+        from fedshift.comparison.work import identity
+
+        own = identity()["source"]
+        places = [self._store.place(job.cell.work) for job in jobs if job.state == "done" and job.cell.work]
+        others = sum(read_done(place).source != own for place in places)
+        if others:
+            print(f"{others} of them were made by another source of fedshift; another --workspace runs them anew")
         lacking = {sentence for job in jobs for cell in job.cells for sentence in cell.lacking}
         for sentence in sorted(lacking):
             print(f"lacking: {sentence}")

@@ -390,6 +390,7 @@ class Coordinator:
                 parts=SCORED_IF_HELD_OUT if held_out else SCORED,
                 personal=not held_out and any(m.client().fine_tune() for m in self._methods),
                 counts={} if known is None else known.n,
+                gradient_norm=self.job.evaluation.gradient_norm,
                 n_classes=len(self.job.task.classes),
                 per_case=self._task.per_case,
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isclose
 from typing import Protocol
 
 import numpy as np
@@ -265,6 +266,7 @@ def check_scores(
     parts: tuple[str, ...] = ("val", "test"),
     personal: bool = False,
     counts: Mapping[str, int] | None = None,
+    gradient_norm: bool = False,
     n_classes: int = 0,
     per_case: tuple[str, ...] = (),
 ) -> None:
@@ -277,6 +279,7 @@ def check_scores(
         parts: what a site scores the model on.
         personal: whether sites fine-tune the model for themselves and score that too.
         counts: how many samples the site has said that each split has.
+        gradient_norm: whether the job asks for it.
         n_classes: of the task.
         per_case: the scores that every case has.
 
@@ -301,6 +304,10 @@ def check_scores(
         if evaluation.scores != values_by_part.get(part):
             raise Rejected(f"{key}.scores", "are not the scores that were given")
         most = (counts or {}).get(part, MOST_SAMPLES)
+        if evaluation.gradient_norm is not None and not gradient_norm:
+            raise Rejected(f"{key}.gradient_norm", "is not expected: the job does not ask for it")
+        if part == "val" and evaluation != Evaluation(scores=evaluation.scores, gradient_norm=evaluation.gradient_norm):
+            raise Rejected(key, "says more of validation than is asked")
         _check_evaluation(key, evaluation, metrics, most=most, n_classes=n_classes, per_case=per_case)
 
 
@@ -319,10 +326,15 @@ def _check_evaluation(
             raise Rejected(f"{key}.distributions.{name}", f"has {spread.n} cases, the part has {most} samples")
         if told.scores.get(name) != spread.mean:
             raise Rejected(f"{key}.distributions.{name}", "has another mean than the score")
+    if told.empty is not None and told.empty > most:
+        raise Rejected(f"{key}.empty", f"is {told.empty}, the part has {most} samples")
     if told.confusion is not None:
         total = sum(map(sum, told.confusion))
         if len(told.confusion) != n_classes or total > most:
             raise Rejected(f"{key}.confusion", f"has {len(told.confusion)} classes and {total} samples")
+        right = sum(row[number] for number, row in enumerate(told.confusion))
+        if not isclose(right, told.scores.get("accuracy", 0.0) * total, abs_tol=1e-6 * (1 + total)):
+            raise Rejected(f"{key}.confusion", "has another accuracy than the score")
 
 
 def _is_whole(value: object) -> bool:

@@ -143,9 +143,15 @@ def _make_folder(folder: Path) -> None:
 
 def _write_rows(rows: Iterator[Mapping[str, object]], table: Path) -> int:
     """Write each row as it comes, so that what is done is kept; 1 if one is of an error, which is told."""
+    from fedshift.errors import ConfigError
+
     failed = False
     first = next(rows)  # also finds whatever forbids a prediction, before anything is written
-    with table.open("w", newline="", encoding="utf-8") as file:
+    try:
+        opened = table.open("w", newline="", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{table} cannot be written ({error.strerror}): name another folder with --out") from None
+    with opened as file:
         writer = csv.DictWriter(file, list(first), lineterminator="\n")
         writer.writeheader()
         for row in itertools.chain([first], rows):

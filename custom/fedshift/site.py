@@ -19,7 +19,7 @@ from fedshift import methods
 from fedshift.data.manifest import manifest_sha256
 from fedshift.data.samples import EverySite, Samples, Union
 from fedshift.errors import DataError
-from fedshift.evaluation.record import Evaluation
+from fedshift.evaluation.record import LONGEST, Evaluation
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.methods import ClientChain
@@ -246,7 +246,8 @@ class Site:
 
         A site that is held out scores it on all samples, and on its test part. ``stop`` is asked as in `train`, where
         a method fine-tunes; a held-out site trains nothing. Nor does one whose policy says so, which measures nothing
-        of its training images for a method's newcomers either.
+        of its training images for a method's newcomers either, or whose policy puts noise on the network: there is
+        none on a model that it would train for itself.
         """
         trains = self._gate is None or self._gate.trains
         spares = not trains and not isinstance(self._training, Everything)
@@ -256,7 +257,8 @@ class Site:
             values, evaluations = self._told(session.chain)
             personal: dict[str, dict[str, float]] = {}
             own: Evaluation | None = None
-            epochs = 0 if self._held_out or not trains else session.chain.fine_tune()
+            tunes = trains and not self._held_out and (self._gate is None or self._gate.tells_own_model)
+            epochs = session.chain.fine_tune() if tunes else 0
             if epochs:
                 session.run.stop = stop
                 self._fine_tune(session, epochs)
@@ -307,7 +309,7 @@ class Site:
                     told[part] = Evaluation(scores=values[part])
             if norm and part != "test":
                 length = local.gradient_norm(self._task, self._data, chain, self._net, part)
-                told[part] = told[part].model_copy(update={"gradient_norm": length})
+                told[part] = told[part].model_copy(update={"gradient_norm": length if length <= LONGEST else None})
         return values, told
 
     def _evaluation(self, chain: ClientChain, part: Part) -> Evaluation:

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import torch
 from conftest import small_image_job, small_job
 from scanfiles import rotation
 
+import fedshift
 from fedshift.cli import main
 from fedshift.inference import export
 from fedshift.inference.bundle import script
@@ -102,11 +105,39 @@ def test_other_formats_give_the_models_logits(methods: str, trained: Run, tmp_pa
     x = torch.rand(5, 3, 32, 32)
     program = torch.export.load(tmp_path / "model.pt2").module()
     torch.testing.assert_close(program(x), ready.predictor(x), rtol=1e-4, atol=1e-4)
-    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'fedshift[onnx]'")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'fedshift[export]'")
     assert export.write_onnx(model, ready, tmp_path / "model.onnx") < 1e-4
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {export.INPUT: x.numpy()})
     np.testing.assert_allclose(logits, ready.predictor(x).detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_no_export_holds_a_place_of_this_machine(trained: Run, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install 'fedshift[export]'")
+    model = open_model(trained("fedfa+fedrdn")[0])
+    ready = make_ready(model, Choice(site="HK"), device="cpu")
+    files = [tmp_path / name for name in ("model.ts", "model.pt2", "model.onnx")]
+    for path, write in zip(
+        files, (export.write_torchscript, export.write_torch_export, export.write_onnx), strict=True
+    ):
+        write(model, ready, path)
+        parts = [path.read_bytes()]
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as members:
+                parts = [members.read(name) for name in members.namelist()]
+        for place in (str(Path(fedshift.__file__).parent), sys.prefix, "site-packages", str(tmp_path), "BIDMC"):
+            assert not any(place.encode() in part for part in parts), (path.name, place)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 8, 8, 4), (1, 8, 8, 4)])
+def test_a_bundles_inferer_refuses_what_predict_refuses(shape: tuple[int, ...]) -> None:
+    space: dict[str, Any] = {}
+    exec(compile(script(), "slicewise.py", "exec"), space)
+    inferer = space["SliceInferer"](matrix=32, context=3, scale=1.0, precision="fp32")
+    with pytest.raises(ValueError, match="one 3D volume"):
+        inferer(torch.zeros(shape), lambda x: x[:, :2], torch.device("cpu"))
+    with pytest.raises(ValueError, match="NaN"):
+        inferer(torch.full((1, 1, 8, 8, 4), torch.nan), lambda x: x[:, :2], torch.device("cpu"))
 
 
 def test_an_export_that_differs_does_not_stay(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,17 @@ def test_a_sites_state_gives_the_scores_that_the_site_told(
     assert ready.statistics == ("the model's own" if "harmo" in methods else f"state of {site}")
 
 
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_model_without_all_of_its_methods_numbers_is_refused(rows: int, trained: Run, tmp_path: Path) -> None:
+    content = torch.load(trained("fedrdn")[0], weights_only=True)
+    arrays = content["methods"]["fedrdn"]
+    content["methods"]["fedrdn"] = {name: value[:rows] for name, value in arrays.items()} if rows else {}
+    torch.save(content, tmp_path / "model.pt")
+    model = open_model(tmp_path / "model.pt")
+    with pytest.raises(ConfigError, match="does not hold what its methods need"):
+        make_ready(model, Choice(site=model.header.statistics[-1]), device="cpu")
+
+
 def test_a_fedrdn_model_asks_whose_statistics_to_use(trained: Run) -> None:
     path, _ = trained("fedfa+fedrdn")
     with pytest.raises(ConfigError, match=r"method fedrdn .* one of BIDMC, HK, UCL with --site.*--statistics own"):

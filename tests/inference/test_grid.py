@@ -17,6 +17,7 @@ from fedshift.data.scans import read_scan
 from fedshift.errors import DataError
 from fedshift.inference import masks
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
+from fedshift.inference.plausible import about_positions
 from fedshift.inference.slicewise import batches, segment, to_network, to_scan
 
 from .conftest import BALL, bright, dice, write_ball
@@ -54,7 +55,7 @@ def test_what_is_found_lies_where_it_is(changes: dict[str, Any], matrix: int, tm
     path = tmp_path / "scan.nii.gz"
     truth = write_ball(path, **changes)
     scan = read_scan(path)
-    write_mask(find(path, matrix=matrix), scan, tmp_path / "mask.nii.gz")
+    write_mask(find(path, matrix=matrix), scan, tmp_path / "mask.nii.gz", source=path)
     found = sitk.GetArrayFromImage(sitk.ReadImage(tmp_path / "mask.nii.gz"))
     wanted = sitk.GetArrayFromImage(truth)
     assert found.shape == wanted.shape and dice(found, wanted) > 0.97
@@ -65,7 +66,8 @@ def test_what_is_found_lies_where_it_is(changes: dict[str, Any], matrix: int, tm
 def test_a_mask_has_the_geometry_of_its_file_in_every_order_of_axes(code: str, tmp_path: Path) -> None:
     image, truth = (sitk.DICOMOrient(made, code) for made in volume(**BALL, direction=rotation(10, 0)))
     sitk.WriteImage(image, tmp_path / "scan.nrrd")
-    write_mask(find(tmp_path / "scan.nrrd", matrix=64), read_scan(tmp_path / "scan.nrrd"), tmp_path / "mask.nrrd")
+    scan = tmp_path / "scan.nrrd"
+    write_mask(find(scan, matrix=64), read_scan(scan), tmp_path / "mask.nrrd", source=scan)
     found = sitk.ReadImage(tmp_path / "mask.nrrd")
     for what in ("GetSize", "GetSpacing", "GetOrigin", "GetDirection"):
         assert np.allclose(getattr(found, what)(), getattr(image, what)(), atol=1e-6), what
@@ -78,7 +80,7 @@ def test_a_mask_is_written_in_the_format_of_its_scan(suffix: str, tmp_path: Path
     truth = write_ball(path, direction=rotation(10, 1))
     mask = mask_path(path, tmp_path)
     assert mask == tmp_path / f"a.b_mask{suffix}"
-    write_mask(find(path, matrix=64), read_scan(path), mask)
+    write_mask(find(path, matrix=64), read_scan(path), mask, source=path)
     assert dice(sitk.GetArrayFromImage(sitk.ReadImage(mask)), sitk.GetArrayFromImage(truth)) > 0.97
     if suffix.startswith(".nii"):
         assert np.allclose(nibabel.load(mask).affine, nibabel.load(path).affine, atol=1e-4)
@@ -91,7 +93,7 @@ def test_a_dicom_folder_gets_a_nifti_mask(tmp_path: Path) -> None:
     mask = mask_path(tmp_path / "series.1", tmp_path)
     assert mask.name == "series.1_mask.nii.gz"
     scan = read_scan(tmp_path / "series.1")
-    write_mask(find(tmp_path / "series.1", matrix=64), scan, mask)
+    write_mask(find(tmp_path / "series.1", matrix=64), scan, mask, source=tmp_path / "series.1")
     found = sitk.ReadImage(mask)
     assert np.allclose(found.GetOrigin(), image.GetOrigin(), atol=1e-3)
     assert dice(sitk.GetArrayFromImage(found), sitk.GetArrayFromImage(truth)) > 0.97
@@ -105,8 +107,37 @@ def test_a_mask_that_reads_otherwise_than_it_was_written_does_not_stay(
     scan = read_scan(tmp_path / "scan.nii.gz")
     monkeypatch.setattr(masks, "read_scan", lambda path: scan)
     with pytest.raises(DataError, match="does not lie on its scan"):
-        write_mask(scan.voxels > 500, scan, tmp_path / "mask.nii.gz")
+        write_mask(scan.voxels > 500, scan, tmp_path / "mask.nii.gz", source=tmp_path / "scan.nii.gz")
     assert not (tmp_path / "mask.nii.gz").exists()
+
+
+@pytest.mark.parametrize(("qform", "sform"), [(1, 1), (1, 2), (0, 2), (1, 0), (1, 4)])
+@pytest.mark.parametrize("code", ["LPS", "PIR", "RAS"])
+def test_a_nifti_mask_lies_where_every_reader_takes_the_scan_to_be(
+    qform: int, sform: int, code: str, tmp_path: Path
+) -> None:
+    image, _ = (sitk.DICOMOrient(made, code) for made in volume(**BALL, direction=rotation(10, 0)))
+    sitk.WriteImage(image, tmp_path / "made.nii.gz")
+    scan = nibabel.load(tmp_path / "made.nii.gz")
+    elsewhere = scan.affine.copy()
+    elsewhere[0, 3] += 30 if sform == 2 else 0
+    scan.header.set_sform(elsewhere, sform)
+    scan.header.set_qform(scan.header.get_qform(), qform)
+    scan.header["descrip"] = b"Name of a patient"
+    path = tmp_path / "scan.nii.gz"
+    nibabel.save(nibabel.Nifti1Image(np.asarray(scan.dataobj), None, scan.header), path)
+    write_mask(find(path, matrix=64), read_scan(path), tmp_path / "mask.nii.gz", source=path)
+    mask, own = nibabel.load(tmp_path / "mask.nii.gz"), nibabel.load(path)
+    np.testing.assert_array_equal(mask.affine, own.affine)
+    np.testing.assert_array_equal(mask.header.get_qform(), own.header.get_qform())
+    np.testing.assert_array_equal(mask.header.get_sform(), own.header.get_sform())
+    for key in ("qform_code", "sform_code", "xyzt_units", "pixdim", "dim"):
+        np.testing.assert_array_equal(mask.header[key], own.header[key])
+    assert not bytes(mask.header["descrip"].item())
+    voxels, found = np.asarray(own.dataobj), np.asarray(mask.dataobj)
+    assert dice(found > 0, voxels > 500) > 0.97, "voxel by voxel, as the file stores them"
+    told = list(about_positions(path))
+    assert len(told) == (qform > 0 and sform == 2) and all("30 mm apart" in sentence for sentence in told)
 
 
 def test_a_grid_of_the_networks_size_comes_back_as_it_was() -> None:

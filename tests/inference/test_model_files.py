@@ -72,6 +72,10 @@ def put(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
             r"conv.bias is float32 \(3,\), the network's float32 \(2,\)",
         ),
         (put("weights", "conv.bias", value=torch.ones(2).half()), "conv.bias is float16"),
+        (
+            put("weights", "conv.bias", value=torch.tensor([1.0, torch.nan])),
+            "conv.bias has numbers that are not finite",
+        ),
     ],
 )
 def test_a_file_that_is_no_model_of_ours_is_refused_with_a_sentence(

@@ -131,6 +131,26 @@ def test_nothing_that_is_there_is_replaced_unless_it_is_meant(
     assert len(rows(tmp_path / "out")) == 1
 
 
+def test_no_two_images_share_a_file_and_no_image_is_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = brightness_model(tmp_path / "model.pt")
+    for name in ("scan.nii", "scan.nii.gz", "m.mhd", "s.nii.gz", "s_mask.nii.gz"):
+        write_ball(tmp_path / name)
+    same = [tmp_path / "scan.nii", tmp_path / "scan.nii.gz"]
+    assert predict(model, *same, "--out", tmp_path / "o", "--overlay") == 2
+    assert "would both become" in capsys.readouterr().err
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "m_mask.zraw").write_text("drawn by hand", encoding="utf-8")
+    assert predict(model, tmp_path / "m.mhd", "--out", tmp_path / "p") == 2
+    assert "m_mask.zraw is there already" in capsys.readouterr().err
+    before = (tmp_path / "s_mask.nii.gz").read_bytes()
+    both = [tmp_path / "s.nii.gz", tmp_path / "s_mask.nii.gz"]
+    assert predict(model, *both, "--out", tmp_path, "--force") == 2
+    assert "s_mask.nii.gz is one of the images" in capsys.readouterr().err
+    assert (tmp_path / "s_mask.nii.gz").read_bytes() == before
+
+
 def test_statistics_are_asked_for_named_and_estimated(
     trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -323,8 +324,20 @@ def test_a_model_file_that_cannot_be_read_leaves_a_report_without_it(run: Path, 
     folder = written(read_results(run), tmp_path)
     (folder / "best_global_model.pt").write_bytes(b"not a model")
     text = Page(html_of(folder)).text
-    assert f"Without the model file: {folder / 'best_global_model.pt'} cannot be read" in text
+    assert "Without the model file: best_global_model.pt cannot be read" in text
+    assert str(tmp_path) not in text, "a report travels"
     assert "FedRDN: intensities" not in text and "Scores of every site" in text
+
+
+@pytest.mark.parametrize("change", [{"seed": 7}, {"task": "digits"}, {"methods": []}])
+def test_the_model_of_another_run_is_not_taken_for_this_ones(
+    change: dict[str, object], run: Path, tmp_path: Path
+) -> None:
+    results = read_results(run)
+    folder = written(results.model_copy(update={"job": results.job.model_copy(update=change)}), tmp_path)
+    shutil.copy(run / "best_global_model.pt", folder)
+    text = Page(html_of(folder)).text
+    assert "best_global_model.pt is the model of another run" in text and "FedRDN: intensities" not in text
 
 
 def test_a_workspace_or_a_downloaded_job_folder_will_do(tmp_path: Path) -> None:

@@ -157,7 +157,10 @@ def _one_run(run: Path, cell: Cell) -> _Told:
         for site, splits in final.held_out.items():
             _note(scores, which, "held_out", site, splits.get("all", {}), final.evaluations.get(site, {}).get("all"))
     for site, metrics in told.final.personal.items():
-        _note(scores, "personal", "test", site, metrics, told.final.personal_evaluations.get(site))
+        own = told.final.personal_evaluations.get(site)
+        if own is None and not told.final.fine_tuned:  # the best model is each site's own already
+            own = told.final.best.evaluations.get(site, {}).get("test")
+        _note(scores, "personal", "test", site, metrics, own)
     return _Told({"": told}, scores)
 
 
@@ -207,7 +210,7 @@ def _left_out(runs: Sequence[Results]) -> list[Left]:
     """Sites whose answers were refused or did not come; a cell without one of its sites is another experiment."""
     found: dict[str, tuple[int, str]] = {}
     for told in runs:
-        for record in (*([told.statistics] if told.statistics else []), *told.rounds):
+        for record in (*([told.statistics] if told.statistics else []), *told.rounds, *told.evaluations):
             said = {fault.site: f"{fault.key}: {fault.reason}" for fault in record.rejected}
             for site in dict.fromkeys([*said, *record.absent]):
                 found[site] = found.get(site, (0, ""))[0] + 1, said.get(site, "no answer")

@@ -39,7 +39,7 @@ def perform(folder: Path, start: Starter | None = None) -> None:
     with held(folder):
         if (folder / DONE).is_file():
             return
-        earlier, identity = read_status(folder).seconds, _identity()
+        earlier, own = read_status(folder).seconds, identity()
         watch = _Watch(folder, earlier)
         try:
             used = _run(folder, start, watch)
@@ -51,7 +51,7 @@ def perform(folder: Path, start: Starter | None = None) -> None:
             seconds=round(watch.seconds, 3),
             device=_device(),
             peak_bytes=_peak(),
-            **identity,
+            **own,
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
         write(folder / DONE, done.model_dump_json(indent=1))
@@ -157,7 +157,8 @@ def _device() -> str:
     return own_device()
 
 
-def _identity() -> dict[str, str]:
+def identity() -> dict[str, str]:
+    """Version and source of the fedshift that runs."""
     from fedshift.flare.identity import own_identity
 
     own = own_identity()

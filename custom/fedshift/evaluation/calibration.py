@@ -25,13 +25,19 @@ class Calibration:
         self._right += np.bincount(bins[right], minlength=BINS)
         self._confidence += np.bincount(bins, weights=confidence, minlength=BINS)
 
-    def record(self) -> Record | None:
-        """What results hold; None if there was no sample."""
+    def record(self, *, fewest: int = 1) -> Record | None:
+        """What results hold; None if there was no sample.
+
+        A bin with fewer than ``fewest`` samples has its middle for their mean confidence, which would tell that of
+        single samples; the error is that of what is shown.
+        """
         total = int(self._counts.sum())
         if not total:
             return None
-        gap = np.abs(self._right - self._confidence).sum() / total
-        confidence = np.clip(self._confidence / np.maximum(self._counts, 1), 0, 1)
+        mean = np.clip(self._confidence / np.maximum(self._counts, 1), 0, 1)
+        middle = np.where(self._counts > 0, (np.arange(BINS) + 0.5) / BINS, 0)
+        confidence = np.where(self._counts >= fewest, mean, middle)
+        gap = np.abs(self._right - confidence * self._counts).sum() / total
         return Record(
             ece=min(float(gap), 1.0),
             counts=self._counts.tolist(),

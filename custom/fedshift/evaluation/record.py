@@ -13,8 +13,11 @@ CONFIDENCE = 0.95
 BINS = 15
 """Of calibration: equal parts of the confidence from 0 to 1."""
 MOST_CASES = 10**5
+"""Whose single scores are told; of more there is the spread."""
+LONGEST = 1e12
+"""Of a gradient, and of any other number: a longer one is told as None."""
 
-Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-LONGEST, le=LONGEST)]
 Counts = Annotated[list[Annotated[int, Field(ge=0, le=10**12)]], Field(max_length=256)]
 
 
@@ -30,7 +33,7 @@ class Distribution(_Model):
     not let out, or too few cases do not have, is None.
     """
 
-    n: int = Field(ge=1, le=MOST_CASES)
+    n: int = Field(ge=1, le=10**9)
     mean: Number
     std: Annotated[float, Field(allow_inf_nan=False, ge=0)] | None = None
     quantiles: tuple[Number, Number, Number, Number, Number] | None = None
@@ -80,7 +83,10 @@ class Evaluation(_Model):
     gradient_norm: Number | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
-    def _square(self) -> Self:
+    def _agrees(self) -> Self:
         if self.confusion is not None and any(len(row) != len(self.confusion) for row in self.confusion):
             raise ValueError("the confusion matrix is not square")
+        told = self.calibration
+        if told is not None and any(right > n for right, n in zip(told.right, told.counts, strict=True)):
+            raise ValueError("the calibration has more right than there are")
         return self

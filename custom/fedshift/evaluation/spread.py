@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedshift.evaluation.record import CONFIDENCE, QUANTILES, Distribution
+from fedshift.evaluation.record import CONFIDENCE, MOST_CASES, QUANTILES, Distribution
 
 RESAMPLES = 2000
 FEWEST = 10
@@ -27,14 +27,17 @@ def distribution(values: Sequence[float] | np.ndarray, *, seed: int, share_cases
     scores = np.asarray(values, np.float64)
     if not share_cases and len(scores) < FEWEST:
         return Distribution(n=len(scores), mean=float(scores.mean()))
-    a, b, c, d, e = np.quantile(scores, QUANTILES).tolist()
+    ordered = np.sort(scores)
+    if not share_cases:  # a quantile would be a single case's score wherever it falls on one
+        ordered = (ordered[:-1] + ordered[1:]) / 2
+    a, b, c, d, e = np.quantile(ordered, QUANTILES).tolist()
     return Distribution(
         n=len(scores),
         mean=float(scores.mean()),
         std=float(scores.std(ddof=1)) if len(scores) > 1 else None,
         quantiles=(a, b, c, d, e),
         interval=bootstrap_interval(scores, seed=seed),
-        cases=scores.tolist() if share_cases else None,
+        cases=scores.tolist() if share_cases and len(scores) <= MOST_CASES else None,
     )
 
 

@@ -28,12 +28,14 @@ def surface_distances(predicted: np.ndarray, reference: np.ndarray, spacing: Seq
     if not found or not there:
         diagonal = float(np.linalg.norm(np.multiply(predicted.shape, spacing)))
         return diagonal, diagonal
-    from monai.metrics import compute_average_surface_distance, compute_hausdorff_distance  # takes seconds to import
+    from monai.metrics.utils import get_edge_surface_distance  # takes seconds to import
 
-    p, r = (torch.from_numpy(np.ascontiguousarray(mask))[None, None] for mask in (predicted, reference))
-    step = list(spacing)
+    p, r = (torch.from_numpy(np.ascontiguousarray(mask)) for mask in (predicted, reference))
+    step = [float(length) for length in spacing]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about calls between MONAI's own functions
-        hausdorff = compute_hausdorff_distance(p, r, include_background=True, percentile=PERCENTILE, spacing=step)
-        average = compute_average_surface_distance(p, r, include_background=True, symmetric=True, spacing=step)
-    return float(hausdorff), float(average)
+        # What its two metrics of surfaces are made of: each would measure all distances again.
+        _, distances, _ = get_edge_surface_distance(p, r, distance_metric="euclidean", spacing=step, symmetric=True)
+    both = [np.asarray(values, np.float64) for values in distances]  # from each surface to the other
+    hausdorff = max(float(np.percentile(values, PERCENTILE)) for values in both)
+    return hausdorff, float(np.concatenate(both).mean())

@@ -70,6 +70,10 @@ class SliceInferer:
         }
 
     def __call__(self, inputs: Tensor, network: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
+        if inputs.dim() != 5 or inputs.shape[:2] != (1, 1):
+            raise ValueError(f"one 3D volume is needed, not one of {tuple(inputs.shape[1:])}")
+        if not torch.isfinite(inputs).all():
+            raise ValueError("the scan holds NaN or infinite voxels")
         volume = inputs[0, 0].cpu().numpy().transpose(2, 1, 0)
         mask = segment(volume, network, device=device, **self._options)
         return torch.from_numpy(np.ascontiguousarray(mask.transpose(2, 1, 0)).astype(np.float32))[None, None]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,7 @@ def write_torchscript(model: Model, ready: Ready, path: Path) -> float:
     with _expressed(model, ready, path, "TorchScript") as network, _Still(), torch.no_grad():
         traced = torch.jit.trace(network, example(model, batch=2), check_trace=False)  # type: ignore[no-untyped-call]
         torch.jit.save(traced, str(path))
+        _forget_places(path)
         loaded = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
         return _compared(model, network, loaded, path)
 
@@ -101,7 +103,22 @@ def write_onnx(model: Model, ready: Ready, path: Path) -> float:
 
 def _exported(model: Model, network: nn.Module) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=1, max=4096)
-    return torch.export.export(network, (example(model, batch=2),), dynamic_shapes=({0: batch},))
+    program = torch.export.export(network, (example(model, batch=2),), dynamic_shapes=({0: batch},))
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)  # lines and folders of this machine
+    return program
+
+
+def _forget_places(path: Path) -> None:
+    """Remove from a TorchScript file where on this machine each operation came from."""
+    beside = path.with_name(f".{path.name}.partial")
+    with zipfile.ZipFile(path) as traced, zipfile.ZipFile(beside, "w", zipfile.ZIP_STORED) as clean:
+        for entry in traced.infolist():
+            if not entry.filename.endswith(".debug_pkl"):
+                clean.writestr(entry.filename, traced.read(entry))
+    beside.replace(path)
 
 
 def _compared(model: Model, network: nn.Module, other: Callable[[Tensor], Tensor], path: Path) -> float:

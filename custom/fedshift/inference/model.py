@@ -182,13 +182,19 @@ def make_ready(model: Model, choice: Choice, *, images: Images | None = None, de
     remembered = {m.name: _Remembered(m.name, state.methods.get(m.name, {})) for m in taken}
     if choice.site is not None:
         for method in taken:
-            told = method.client().told(model.arrays.get(method.name, {}), header.statistics.index(choice.site))
-            remembered[method.name].update(told)
+            arrays, number = model.arrays.get(method.name, {}), header.statistics.index(choice.site)
+            try:
+                remembered[method.name].update(method.client().told(arrays, number))
+            except (KeyError, IndexError) as error:
+                raise _incomplete(model, error) from None
     chain = ClientChain(taken, _run(model, net, choice), cast("dict[str, dict[str, Tensor]]", remembered))
     if choice.own:
         assert images is not None
         chain.statistics(images)
-    chain.receive(model.arrays)
+    try:
+        chain.receive(model.arrays)
+    except (KeyError, IndexError) as error:
+        raise _incomplete(model, error) from None
     if choice.own:
         assert images is not None
         chain.newcomer(images)
@@ -199,6 +205,13 @@ def make_ready(model: Model, choice: Choice, *, images: Images | None = None, de
         notes.append("the model is the same for every site, so the choice of a site's statistics changes nothing")
     choice = choice if used else Choice()
     return Ready(Predictor(net, chain).eval(), on, choice, _said(choice, images, job.task.kind), tuple(notes))
+
+
+def _incomplete(model: Model, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{model.path} does not hold what its methods need ({type(error).__name__}: {error}): copy it again from the "
+        "server"
+    )
 
 
 def _run(model: Model, net: nn.Module, choice: Choice) -> Run:

@@ -9,15 +9,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.casefiles import is_dummy
 from fedshift.data.scans import Scan
+from fedshift.inference.masks import is_nifti
 
 BODY_PART, MODALITY = "0018|0015", "0008|0060"
 LOWEST = -100
 """Below it intensities are Hounsfield units or have been normalised."""
+APART = 0.1
+"""Millimetres between two positions that are the same."""
 FEW_VALUES = 16
 """So many different intensities a mask may have, an MRI scan has more."""
 
@@ -61,6 +65,24 @@ def tags_of(path: Path) -> dict[str, str]:
     reader.SetFileName(files[0])
     reader.ReadImageInformation()
     return {key: reader.GetMetaData(key).strip() for key in (BODY_PART, MODALITY) if reader.HasMetaDataKey(key)}
+
+
+def about_positions(path: Path) -> Iterator[str]:
+    """Whether a NIfTI file says two different things of where it lies."""
+    if not is_nifti(path):
+        return
+    header = nibabel.load(path).header
+    if not (header["qform_code"] and header["sform_code"]):
+        return
+    corners = np.array([[i, j, k, 1] for i in (0, 1) for j in (0, 1) for k in (0, 1)], float)
+    corners[:, :3] *= np.array(header.get_data_shape()[:3]) - 1
+    apart = corners @ (header.get_qform() - header.get_sform()).T
+    most = float(np.linalg.norm(apart[:, :3], axis=1).max())
+    if most > APART:
+        yield (
+            f"has two positions in its header, up to {most:.3g} mm apart (qform and sform): the volume is that of the "
+            "qform, the mask has both"
+        )
 
 
 def about_scan(scan: Scan, tags: Mapping[str, str], *, target: str) -> Iterator[str]:

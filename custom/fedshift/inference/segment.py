@@ -12,7 +12,7 @@ from fedshift.data.scans import Scan, ScanError, read_scan
 from fedshift.errors import ConfigError, FedshiftError
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
 from fedshift.inference.model import Choice, Images, Model, Ready, make_ready
-from fedshift.inference.plausible import about_scan, about_volume, tags_of
+from fedshift.inference.plausible import about_positions, about_scan, about_volume, tags_of
 from fedshift.inference.slicewise import segment, to_network
 
 
@@ -36,17 +36,29 @@ def outputs(images: Sequence[Path], out: Path, *, overlay: bool, force: bool) ->
         ConfigError: two would be one, or something is there already.
     """
     places: dict[Path, tuple[Path, Path | None]] = {}
+    given = {image.resolve() for image in images}
     for image in images:
         mask = mask_path(image, out)
         picture = mask.with_name(f"{mask.name.partition('_mask.')[0]}_overlay.png") if overlay else None
-        twin = next((other for other, (place, _) in places.items() if place.name == mask.name), None)
+        files = {mask, *([picture] if picture else []), *(mask.with_suffix(end) for end in _beside(mask))}
+        twin = next((other for other, made in places.items() if files & set(made)), None)
         if twin is not None:
-            raise ConfigError(f"{twin} and {image} would both become {mask}: predict them into folders of their own")
-        taken = next((path for path in (mask, picture) if path is not None and path.exists()), None)
+            raise ConfigError(
+                f"{twin} and {image} would both become {mask.stem}…: predict them into folders of their own"
+            )
+        own = next((path for path in sorted(files) if path.resolve() in given), None)
+        if own is not None:
+            raise ConfigError(f"{own} is one of the images: name another folder with --out")
+        taken = next((path for path in sorted(files) if path.exists()), None)
         if taken is not None and not force:
             raise ConfigError(f"{taken} is there already: name another folder with --out, or replace it with --force")
         places[image] = mask, picture
     return places
+
+
+def _beside(mask: Path) -> tuple[str, ...]:
+    """What ITK writes next to a MetaImage's header."""
+    return (".raw", ".zraw") if mask.suffix == ".mhd" else ()
 
 
 def ready_for(model: Model, images: Sequence[Path], choice: Choice, *, device: str = "auto") -> Ready:
@@ -89,11 +101,11 @@ def segment_scans(
 def _one(model: Model, ready: Ready, image: Path, mask: Path, overlay: Path | None) -> Segmented:
     target = model.header.job.task.classes[1]
     scan = _read(image)
-    remarks = [*about_scan(scan, tags_of(image), target=target)]
+    remarks = [*about_positions(image), *about_scan(scan, tags_of(image), target=target)]
     found = find(model, ready, scan)
     volume = volume_ml(found, scan)
     remarks += about_volume(volume, target=target)
-    write_mask(found, scan, mask)
+    write_mask(found, scan, mask, source=image)
     if overlay is not None:
         from fedshift.inference.overlay import draw  # pictures only on request
 

@@ -141,6 +141,11 @@ class Gate:
         """Whether the site's training images may be trained on."""
         return self._policy.train
 
+    @property
+    def tells_own_model(self) -> bool:
+        """Whether scores may leave of a model that the site has trained on for itself: noise would not reach it."""
+        return self._policy.weights is None
+
     def admit(self, broadcast: Broadcast) -> str:
         """Before a task whose answer has something of the training images in it. Returns what `release` needs.
 

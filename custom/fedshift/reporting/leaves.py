@@ -37,7 +37,7 @@ ALWAYS = (
     ),
     (
         "calibration; of classifiers the confusion matrix; of segmentation how many volumes came out empty",
-        "45 and classes x classes numbers",
+        "46 and classes x classes numbers",
         "at the end",
         "how sure the models are, how many test images the site has of each class, and which are confused",
     ),

@@ -18,7 +18,7 @@ from fedshift.data.manifest import Split
 from fedshift.errors import ConfigError
 from fedshift.evaluation.calibration import Calibration
 from fedshift.evaluation.record import Evaluation
-from fedshift.evaluation.spread import distribution
+from fedshift.evaluation.spread import FEWEST, distribution
 from fedshift.job import JobSpec
 from fedshift.strict import Strict
 from fedshift.tasks import Part, SiteData, initial_network, sizes
@@ -136,7 +136,7 @@ class Task:
     def evaluate(
         self, probabilities: Iterator[Tensor], data: Images, part: Part, *, seed: int, share_cases: bool
     ) -> Evaluation:
-        """Accuracy with its interval over pictures, confusion matrix, calibration.
+        """Accuracy with its interval over pictures, confusion matrix, calibration; of few pictures the accuracy alone.
 
         ``macro_accuracy`` is the mean over classes that the part has of the share of their pictures that is right.
         """
@@ -150,12 +150,13 @@ class Task:
             right.append((predicted == labels).numpy())
             np.add.at(confusion, (labels.numpy(), predicted.numpy()), 1)
             calibration.add(confidence.double().numpy(), right[-1])
+        hides = not share_cases and len(data.members(part)) < FEWEST
         spread = distribution(np.concatenate(right), seed=seed, share_cases=share_cases)
         seen = confusion.sum(1) > 0
         recall = confusion.diagonal()[seen] / confusion.sum(1)[seen]
         return Evaluation(
             scores={"accuracy": spread.mean, "macro_accuracy": float(recall.mean())},
             distributions={"accuracy": spread},
-            calibration=calibration.record(),
-            confusion=confusion.tolist(),
+            calibration=None if hides else calibration.record(fewest=1 if share_cases else FEWEST),
+            confusion=None if hides else confusion.tolist(),
         )

@@ -16,10 +16,10 @@ from torch.nn import functional
 from fedshift.data.arrays import open_arrays, radiological, restore
 from fedshift.data.manifest import Case, Split
 from fedshift.data.splits import legacy_split
-from fedshift.errors import ConfigError
+from fedshift.errors import ConfigError, DataError
 from fedshift.evaluation.calibration import Calibration
 from fedshift.evaluation.record import Evaluation
-from fedshift.evaluation.spread import distribution
+from fedshift.evaluation.spread import FEWEST, distribution
 from fedshift.evaluation.surfaces import surface_distances
 from fedshift.evaluation.volumes import volumes
 from fedshift.job import JobSpec
@@ -70,6 +70,12 @@ class Slices(SiteData):
         self.split_rule = spec.split
         self._images, self._labels, self._spec, self._folder = arrays.images, arrays.labels, spec, folder
         cases = self.manifest.cases
+        lost = next((case.id for case in cases if not _mask(folder, case).is_file()), None)
+        if lost is not None:
+            raise DataError(
+                f"{folder / 'volumes'} has no mask of case {lost}, which the final evaluation reads: prepare the site "
+                "again"
+            )
         self.case_of = np.repeat(np.arange(len(cases)), [case.shape[0] for case in cases])
         first = np.repeat([case.offset for case in cases], [case.shape[0] for case in cases])
         last = np.repeat([case.offset + case.shape[0] - 1 for case in cases], [case.shape[0] for case in cases])
@@ -125,13 +131,16 @@ class Slices(SiteData):
         """
         from fedshift.data.scans import read_scan  # SimpleITK: not where a model trains
 
-        path = self._folder / "volumes" / f"{self.manifest.cases[case].id}_mask.nii.gz"
-        mask: np.ndarray = radiological(read_scan(path).voxels) > 0
+        mask: np.ndarray = radiological(read_scan(_mask(self._folder, self.manifest.cases[case])).voxels) > 0
         return mask
 
     def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """With ``augmentation: rot90-flip``."""
         return rotate_and_flip(x, y, rng=rng) if self._spec.augmentation == "rot90-flip" else (x, y)
+
+
+def _mask(folder: Path, case: Case) -> Path:
+    return folder / "volumes" / f"{case.id}_mask.nii.gz"
 
 
 def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -277,7 +286,7 @@ class Task:
                 **self._papers(np.concatenate(counts), np.concatenate(shown)),
             },
             distributions=distributions,
-            calibration=calibration.record(),
+            calibration=calibration.record(fewest=1 if share_cases else FEWEST),
             empty=empty,
         )
 

@@ -81,9 +81,12 @@ def predict(data: SiteData, chain: ClientChain, net: nn.Module, part: Part, sche
 def probabilities(
     data: SiteData, chain: ClientChain, net: nn.Module, part: Part, schedule: ScheduleSpec
 ) -> Iterator[Tensor]:
-    """Probabilities of the classes for a part of a site, batch by batch, (B, K, …) float32 on the CPU."""
+    """Probabilities of the classes for a part of a site, batch by batch, (B, K, …) float32 on the CPU.
+
+    Where a broken model gives no number there is 0 for every class: such a model is scored like any other.
+    """
     for logits in _logits(data, chain, net, part, schedule):
-        yield logits.float().softmax(1).cpu()
+        yield logits.float().softmax(1).nan_to_num(0).cpu()
 
 
 @torch.inference_mode()

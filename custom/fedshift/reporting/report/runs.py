@@ -83,9 +83,14 @@ def read(path: Path) -> Given:
     if not file.is_file():
         return Run(source, results)
     try:
-        return Run(source, results, _read_model(file))
-    except ConfigError as error:  # a report does without
-        return Run(source, results, fault=str(error))
+        model = _read_model(file)
+    except ConfigError as error:  # a report does without; its words must not hold this machine's folders
+        return Run(source, results, fault=str(error).replace(str(file), file.name))
+    told, job = results.job, model.job
+    same = (job.task.name, job.seed, [*job.methods]) == (told.task, told.seed, [m.name for m in told.methods])
+    if not same or (results.final is not None and results.final.best.round != model.round):
+        return Run(source, results, fault=f"{file.name} is the model of another run")
+    return Run(source, results, model)
 
 
 def named(runs: Sequence[Run]) -> list[Run]:

@@ -29,7 +29,8 @@ def per_site(run: Run) -> Section | None:
     if norms is not None:
         blocks.append(norms)
     known = [name for name in _names(final.best, run.trained, "test") if metric(name).meaning]
-    blocks.append(Text("; ".join(f"{metric(name).title}: {metric(name).meaning}" for name in known) + "."))
+    if known:
+        blocks.append(Text("; ".join(f"{metric(name).title}: {metric(name).meaning}" for name in known) + "."))
     if not any(evaluation(final.best, site, "test") for site in run.results.data):
         blocks.append(Text("This record holds no scores of single cases, so there are no intervals."))
     return Section(
