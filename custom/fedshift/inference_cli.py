@@ -84,10 +84,13 @@ def _tell(ready: Ready) -> None:
 
 
 def _predict(args: argparse.Namespace) -> int:
+    from fedshift.data.scans import require_text
     from fedshift.errors import ConfigError
     from fedshift.inference.model import open_model
 
     model, images = open_model(args.model), list(dict.fromkeys(args.images))
+    for image in images:
+        require_text(image)
     table = args.out / TABLE
     if table.exists() and not args.force:
         raise ConfigError(f"{table} is there already: name another folder with --out, or replace it with --force")

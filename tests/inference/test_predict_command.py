@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedshift.data.images import open_images
 from fedshift.federation import run_in_process
 from fedshift.inference.model import Choice, make_ready, open_model
 
-from .conftest import BALL, Run, brightness_model, dice, write_ball
+from .conftest import BALL, Run, brightness_model, dice, save_model, write_ball
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -211,6 +212,22 @@ def build_inputs(job, folder):  # type: ignore[no-untyped-def]
     from fedshift.tasks import build_task
 
     return build_task(job).open(folder, "A").images(np.arange(6))
+
+
+def test_a_classifier_says_that_a_scan_is_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save_model(tmp_path / "model.pt", small_image_job("fedavg"))
+    write_ball(tmp_path / "scan.nii.gz")
+    assert predict(model, tmp_path / "scan.nii.gz", "--out", tmp_path / "out") == 1
+    assert "scan.nii.gz is a scan, and model.pt tells classes of pictures" in capsys.readouterr().err
+
+
+def test_a_name_that_is_no_text_is_refused_and_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = brightness_model(tmp_path / "model.pt")
+    write_ball(tmp_path / "scan.nii.gz")
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xe9.nii.gz"))
+    (tmp_path / "scan.nii.gz").rename(odd)
+    assert predict(model, odd, "--out", tmp_path / "out") == 2
+    assert "has a name that is not text in UTF-8: rename it" in capsys.readouterr().err
 
 
 def test_a_grey_classifier_takes_pictures_in_colour(tmp_path: Path) -> None:

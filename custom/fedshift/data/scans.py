@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def read_scan(path: Path, *, channel: int | None = None, direction: tuple[float,
     Raises:
         ScanError: unreadable, truncated, NaN, 4D, several values per voxel, fewer than three slices.
     """
+    require_text(path)
     image = _read_series(path) if path.is_dir() else _read_file(path)
     components = image.GetNumberOfComponentsPerPixel()
     if components != 1:
@@ -98,6 +100,17 @@ def read_scan(path: Path, *, channel: int | None = None, direction: tuple[float,
         stored=sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(own),
         stored_direction=own,
     )
+
+
+def require_text(path: Path) -> None:
+    """Refuse a file whose name ITK would end the process for.
+
+    Raises:
+        ScanError: the name is no text in UTF-8.
+    """
+    shown = os.fsencode(path).decode("utf-8", "replace")
+    if shown != str(path):
+        raise ScanError(Path(shown), "has a name that is not text in UTF-8", "rename it")
 
 
 def write_scan(scan: Scan, path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from data_prep.decode import read_picture, resize_picture
+from fedshift.data.scans import suffix_of
 from fedshift.errors import DataError
 from fedshift.inference.model import Choice, Images, Model, Ready, make_ready
 from fedshift.training.precision import arrange, autocast
@@ -35,6 +36,8 @@ def read_input(path: Path, model: Model) -> Tensor:
     Raises:
         DataError: it cannot be read.
     """
+    if suffix_of(path):
+        raise DataError(f"{path} is a scan, and {model.path.name} tells classes of pictures: name PNG or JPEG files")
     data, picture = model.data, read_picture(path)
     pixels = resize_picture(picture.convert("L") if data["channels"] == 1 else picture, data["size"])
     mean, std = (torch.tensor(data[name]).reshape(-1, 1, 1) for name in ("mean", "std"))
