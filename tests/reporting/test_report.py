@@ -121,7 +121,7 @@ def test_nothing_in_a_record_becomes_markup(tmp_path: Path) -> None:
     assert "{{ 7*7 }}" in page.text and HOSTILE.split()[0] in page.text
 
 
-@pytest.mark.parametrize("file", ["demo", "prostate_patients/fedavg_seed0.json"])
+@pytest.mark.parametrize("file", ["prostate_patients/fedfa_fedrdn_seed1.json", "prostate_patients/fedavg_seed0.json"])
 def test_records_of_earlier_versions_are_read(file: str) -> None:
     text = Page(html_of(DEMO / file)).text
     assert "holds no scores of single cases, so there are no intervals" in text
