@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,13 @@ import SimpleITK
 import torch
 from torch.nn import functional
 
+from fedshift.coordinator import Coordinator
 from fedshift.data.manifest import Manifest
 from fedshift.job import JobSpec, OptimizerSpec
+from fedshift.messages import Broadcast
 from fedshift.methods import base
 from fedshift.resolve import resolve
+from fedshift.site import Site
 
 GOLDEN = Path(__file__).parent / "golden"
 SHAPES = Path(__file__).parent / "shapes.yaml"
@@ -267,3 +270,13 @@ def small_image_job(methods: str, *options: str, sites: Sequence[str] = ("A", "B
 def small_job(methods: str, *options: str, sites: Sequence[str] = ("BIDMC", "HK", "UCL"), seed: int = 0) -> JobSpec:
     """A job on the sites of `make_site` that trains in a second or two."""
     return resolve("prostate", methods, sites=sites, options=(*SMALL, *options), seed=seed)
+
+
+def first_round(coordinator: Coordinator, sites: Mapping[str, Site]) -> Broadcast:
+    """What the server sends for round 1, after the statistics round with these sites."""
+    coordinator.open(0)
+    for site in sites.values():
+        coordinator.register(site.info())
+        assert coordinator.accept(site.statistics())
+    coordinator.close()
+    return coordinator.open(1)

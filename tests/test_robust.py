@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import server_context, small_image_job, small_job
+from conftest import first_round, server_context, small_image_job, small_job
 
 from fedshift.coordinator import Coordinator
 from fedshift.errors import ConfigError
@@ -215,12 +215,7 @@ def one_round(job: JobSpec, data: Mapping[str, Path], folder: Path, poisoned: st
     rejected: list[tuple[Rejection, int]] = []
     coordinator = Coordinator(job, folder, on_reject=lambda rejection, round_: rejected.append((rejection, round_)))
     sites = {name: Site(job, name, data=path, state=folder / "sites") for name, path in data.items()}
-    coordinator.open(0)
-    for site in sites.values():
-        coordinator.register(site.info())
-        assert coordinator.accept(site.statistics())
-    coordinator.close()
-    broadcast = coordinator.open(1)
+    broadcast = first_round(coordinator, sites)
     for name, site in sites.items():
         update = site.train(broadcast)
         if name == poisoned:

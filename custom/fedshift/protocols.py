@@ -19,6 +19,7 @@ from fedshift.reporting.protocols import CrossSite, HeldOutSite, LeaveOneOut, Mo
 from fedshift.reporting.results import FinalScores, Results, read_results
 from fedshift.site import Site
 from fedshift.training.state import StateStore
+from fedshift.whole import write_text
 
 Which = Literal["best", "last"]
 
@@ -145,9 +146,7 @@ def claim(folder: Path, job: JobSpec) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} holds something other than a run: give another --workspace")
     folder.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".partial")
-    beside.write_text(yaml.safe_dump(job.dump(), sort_keys=False, allow_unicode=True), encoding="utf-8")
-    beside.replace(path)
+    write_text(path, yaml.safe_dump(job.dump(), sort_keys=False, allow_unicode=True))
 
 
 def require_training_samples(data: Mapping[str, Path]) -> None:

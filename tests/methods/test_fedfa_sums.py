@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from conftest import Sent, server_context, small_job
+from conftest import Sent, first_round, server_context, small_job
 
 from fedshift import methods
 from fedshift.coordinator import Coordinator
@@ -121,12 +121,7 @@ def test_a_difference_far_from_the_other_sites_is_refused_in_a_run(
     job = small_job("fedfa", "schedule.rounds=1", "fedfa.share=sums")
     coordinator = Coordinator(job, tmp_path / "run")
     sites = {name: Site(job, name, data=path, state=tmp_path / "sites") for name, path in three_sites.items()}
-    coordinator.open(0)
-    for site in sites.values():
-        coordinator.register(site.info())
-        assert coordinator.accept(site.statistics())
-    coordinator.close()
-    broadcast = coordinator.open(1)
+    broadcast = first_round(coordinator, sites)
     for name, site in sites.items():
         update = site.train(broadcast)
         if name == "HK":

@@ -25,7 +25,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from fedshift.comparison.cells import Cell
 from fedshift.comparison.plan import Kind
 from fedshift.comparison.spec import Samples
-from fedshift.comparison.store import write_whole
 from fedshift.data.manifest import Manifest, read_manifest
 from fedshift.data.samples import epoch_starts
 from fedshift.job import JobSpec
@@ -33,6 +32,7 @@ from fedshift.methods.base import StagedNetwork
 from fedshift.strict import Strict
 from fedshift.tasks import Task, build_task
 from fedshift.training.precision import arrange, autocast, prepare, use_threads
+from fedshift.whole import write_text
 
 FILE_NAME = "calibration.json"
 ASSUMED = Samples(train=500, val=200, test=200)
@@ -158,7 +158,7 @@ class Estimator:
     def _save(self, known: Calibration) -> None:
         self._known = known
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self._path, known.model_dump_json(indent=1))
+        write_text(self._path, known.model_dump_json(indent=1))
 
 
 def _read(path: Path) -> Calibration:

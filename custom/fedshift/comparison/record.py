@@ -10,10 +10,10 @@ from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from fedshift.comparison.published import Figure
 from fedshift.comparison.spec import Model, Part, Summary
-from fedshift.comparison.store import write_whole
 from fedshift.errors import ConfigError
 from fedshift.reporting.results import FROM_SCRATCH, DataRecord, Metrics
 from fedshift.strict import Strict
+from fedshift.whole import write_text
 
 FILE_NAME = "cells.json"
 State = Literal["done", "failed", "missing"]
@@ -168,7 +168,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
     path = folder / FILE_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, comparison.model_dump_json(indent=1))
+        write_text(path, comparison.model_dump_json(indent=1))
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror}): name another --out") from None
     return path

@@ -14,6 +14,7 @@ from typing import Literal
 from fedshift.comparison.cells import Work
 from fedshift.errors import ConfigError
 from fedshift.strict import Strict
+from fedshift.whole import write_text
 
 WORK, DONE, STATUS, LOCK, LOG, RUN = "cell.json", "done.json", "status.json", "lock", "log.txt", "run"
 
@@ -69,7 +70,7 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not (folder / WORK).is_file():
-                write_whole(folder / WORK, work.model_dump_json(by_alias=True, indent=1))
+                write_text(folder / WORK, work.model_dump_json(by_alias=True, indent=1))
         except OSError as error:
             raise ConfigError(f"{folder} cannot be written ({error.strerror}): name another --workspace") from None
         return folder
@@ -109,13 +110,6 @@ def _json(path: Path) -> object:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): remove its folder and repeat the command") from None
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    beside = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    beside.write_text(text + "\n", encoding="utf-8")
-    beside.replace(path)
 
 
 @contextmanager

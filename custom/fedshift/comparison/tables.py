@@ -18,7 +18,7 @@ from fedshift.comparison.measures import Measure, measure
 from fedshift.comparison.record import CellRecord, Comparison
 from fedshift.comparison.significance import Paired, paired_tests
 from fedshift.comparison.spec import Summary
-from fedshift.comparison.store import write_whole
+from fedshift.whole import write_text
 
 FILES = ("table.md", "table.tex", "table.csv")
 
@@ -330,5 +330,5 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     """``table.md``, ``table.tex`` and ``table.csv``."""
     texts = (markdown(comparison), latex(comparison), long_csv(comparison))
     for name, text in zip(FILES, texts, strict=True):
-        write_whole(folder / name, text.rstrip("\n"))
+        write_text(folder / name, text)
     return [folder / name for name in FILES]

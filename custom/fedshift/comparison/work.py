@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedshift.comparison.store import DONE, RUN, STATUS, BusyError, Done, Status, held, read_status, read_work, tidy
-from fedshift.comparison.store import write_whole as write
 from fedshift.errors import DataError, FedshiftError
 from fedshift.job import JobSpec
+from fedshift.whole import write_text
 
 FAILED, BUSY = 2, 3
 """Exit codes."""
@@ -54,7 +54,7 @@ def perform(folder: Path, start: Starter | None = None) -> None:
             **own,
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
-        write(folder / DONE, done.model_dump_json(indent=1))
+        write_text(folder / DONE, done.model_dump_json(indent=1))
         tidy(folder)
         (folder / STATUS).unlink(missing_ok=True)
 
@@ -75,10 +75,10 @@ class _Watch:
         now = time.monotonic()
         if now - self._noted > 0.5 or share <= 0:
             self._noted, self._share = now, share
-            write(self._path, Status(share=share, note=note, seconds=self.seconds).model_dump_json())
+            write_text(self._path, Status(share=share, note=note, seconds=self.seconds).model_dump_json())
 
     def fail(self, reason: str) -> None:
-        write(self._path, Status(share=self._share, seconds=self.seconds, failed=reason).model_dump_json())
+        write_text(self._path, Status(share=self._share, seconds=self.seconds, failed=reason).model_dump_json())
 
 
 def _run(folder: Path, start: Starter | None, watch: _Watch) -> bool:

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from fedshift.errors import DataError
 from fedshift.strict import Strict
+from fedshift.whole import write_text
 
 Split = Literal["train", "val", "test"]
 FILE_NAME = "manifest.json"
@@ -100,11 +101,8 @@ class Manifest(Strict):
 
     def write(self, folder: Path) -> None:
         """Write ``folder/manifest.json`` (whole or not at all)."""
-        target = folder / FILE_NAME
-        beside = target.with_suffix(".json.partial")
         content = self.model_dump(by_alias=True, exclude={"pictures" if self.cases else "cases"})
-        beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        beside.replace(target)
+        write_text(folder / FILE_NAME, json.dumps(content, indent=1))
 
 
 def read_manifest(folder: Path) -> Manifest:

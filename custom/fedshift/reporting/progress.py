@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from fedshift.whole import write_text
+
 if TYPE_CHECKING:
     from fedshift.coordinator import Coordinator
 
@@ -102,9 +104,7 @@ class ProgressFile:
     def _write(self, progress: Progress) -> None:
         self._last = progress, self._clock()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._path.with_suffix(".json.partial")
-        beside.write_text(progress.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        beside.replace(self._path)
+        write_text(self._path, progress.model_dump_json(indent=1))
 
 
 def read_progress(folder: Path) -> Progress | None:

@@ -15,6 +15,7 @@ from fedshift.errors import ConfigError
 from fedshift.evaluation.record import Evaluation
 from fedshift.reporting.results import DataRecord, JobRecord, Metrics
 from fedshift.reporting.table import PHANTOM
+from fedshift.whole import write_text
 
 
 class _Model(BaseModel):
@@ -32,10 +33,7 @@ class _Record(_Model):
 
     def write(self, folder: Path) -> None:
         """Write the file into ``folder`` (whole or not at all)."""
-        target = folder / self.FILE_NAME
-        beside = target.with_suffix(".json.partial")
-        beside.write_text(json.dumps(self.model_dump(mode="json", by_alias=True), indent=1) + "\n", encoding="utf-8")
-        beside.replace(target)
+        write_text(folder / self.FILE_NAME, json.dumps(self.model_dump(mode="json", by_alias=True), indent=1))
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -14,6 +14,7 @@ from fedshift import __version__
 from fedshift.errors import ConfigError
 from fedshift.evaluation.record import Evaluation
 from fedshift.job import JobSpec
+from fedshift.whole import write_text
 
 FILE_NAME = "results.json"
 Metrics = dict[str, float]
@@ -154,10 +155,7 @@ class Results(_Model):
 
     def write(self, folder: Path) -> None:
         """Write ``folder/results.json`` (whole or not at all)."""
-        target = folder / FILE_NAME
-        beside = target.with_suffix(".json.partial")
-        beside.write_text(json.dumps(self.model_dump(mode="json", by_alias=True), indent=1) + "\n", encoding="utf-8")
-        beside.replace(target)
+        write_text(folder / FILE_NAME, json.dumps(self.model_dump(mode="json", by_alias=True), indent=1))
 
 
 def read_results(path: Path) -> Results:
