@@ -156,7 +156,8 @@ class _Command:
         """How much there is to do, and what is lacking."""
         from rich.table import Table
 
-        from fedshift.comparison.runner import by_row, free_memory, total_seconds
+        from fedshift.comparison.runner import by_row, total_seconds
+        from fedshift.machine import free_memory
         from fedshift.reporting.progress import duration
 
         done = sum(len(job.cells) for job in jobs if job.state == "done")

@@ -227,7 +227,7 @@ class Coordinator:
             log.exception("the update of site %s cannot be checked", update.site)
             self.reject(update.site, "update", f"cannot be checked ({type(error).__name__})")
             return False
-        path = self._spool / f"{self.job.task.sites.index(update.site):04d}.npz"
+        path = self._spool / f"{self.job.task.sites.index(update.site):04d}.arrays"
         self._updates[update.site] = StoredUpdate(update, path, change)
         metrics = dict(update.metrics)
         train_loss, seconds = metrics.pop("train_loss", None), metrics.pop("seconds", 0.0)

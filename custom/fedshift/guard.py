@@ -23,6 +23,8 @@ PARAMETERS = "weights"
 MOST_SAMPLES = 10**9
 LARGEST_BUFFER = 1e6
 """Times the received one, or 1: what one round may make of a running statistic."""
+BLOCK = 1 << 16
+"""Numbers of an array that are squared at a time."""
 PASSES_PER_STEP = 16
 """A batch counter moves once a forward pass; methods make a few for one optimiser step."""
 
@@ -375,7 +377,7 @@ def _check_array(key: str, array: np.ndarray, spec: ArraySpec) -> None:
     )
     if not fits:
         raise Rejected(key, f"has shape {array.shape}, expected {spec.shape}")
-    if str(array.dtype) != spec.dtype:
+    if array.dtype != np.dtype(spec.dtype):
         raise Rejected(key, f"has type {array.dtype}, expected {spec.dtype}")
     if not np.isfinite(array).all():
         raise Rejected(key, "holds NaN or infinity")
@@ -397,9 +399,16 @@ def _check_free_sizes(method: str, arrays: Arrays, specs: Mapping[str, ArraySpec
 
 
 def _distance(new: Mapping[str, np.ndarray], old: Mapping[str, np.ndarray]) -> float:
-    return _norm(new[key].astype(np.float64) - value for key, value in old.items())
+    return _norm(np.asarray(new[key] - value) for key, value in old.items())
 
 
 def _norm(arrays: Iterable[np.ndarray]) -> float:
+    """Summed in float64, block by block: a copy of a large model would cost more than the sum."""
+    total = 0.0
     with np.errstate(over="ignore"):  # infinite is too large for every limit
-        return float(np.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays)))
+        for array in arrays:
+            flat = array.reshape(-1)
+            for start in range(0, flat.size, BLOCK):
+                block = flat[start : start + BLOCK].astype(np.float64)
+                total += float(np.dot(block, block))
+    return float(np.sqrt(total))

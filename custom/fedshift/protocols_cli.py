@@ -24,7 +24,9 @@ def add_parsers(subparsers: Any) -> None:
     add_job_arguments(out, with_held_out=False)
     out.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name>_leave_one_out")
     out.add_argument("--flare", action="store_true", help="in FLARE's simulator, not in one process: the same numbers")
-    out.add_argument("-t", "--threads", type=int, metavar="N", help="with --flare: sites that work at a time")
+    out.add_argument(
+        "-t", "--threads", type=int, metavar="N", help="with --flare: sites that work at a time (default: one a core)"
+    )
     out.set_defaults(func=leave_one_out)
 
     cross = subparsers.add_parser(

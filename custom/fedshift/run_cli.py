@@ -31,10 +31,10 @@ def add_parsers(subparsers: Any) -> None:
     job.add_argument("--with-code", action="store_true", help="with fedshift's source, for sites that allow code")
     job.set_defaults(func=write)
 
-    run = subparsers.add_parser("run", help="run a job folder in FLARE's simulator, all sites side by side")
+    run = subparsers.add_parser("run", help="run a job folder in FLARE's simulator, sites side by side")
     run.add_argument("job", type=Path, metavar="JOB_FOLDER")
     run.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name of the job>")
-    run.add_argument("-t", "--threads", type=int, metavar="N", help="sites that work at a time (default: all)")
+    run.add_argument("-t", "--threads", type=int, metavar="N", help="sites that work at a time (default: one a core)")
     run.add_argument(
         "--log", choices=("rounds", "full"), default="rounds", help="a line a round (default), or all that FLARE logs"
     )

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
 
 from fedshift.guard import Change
 from fedshift.messages import Update
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an array lies in the file, and what it is."""
+
+    offset: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
 
 
 class StoredUpdate:
@@ -21,10 +32,16 @@ class StoredUpdate:
         self.metrics: Mapping[str, float] = update.metrics
         parts = {"weights": update.weights, **{f"arrays/{name}": named for name, named in update.arrays.items()}}
         path.parent.mkdir(exist_ok=True)
-        np.savez(path, **{f"{part}/{key}": value for part, named in parts.items() for key, value in named.items()})  # type: ignore[arg-type]
         self._path = path
-        self._keys = {part: tuple(named) for part, named in parts.items()}
-        self._file: np.lib.npyio.NpzFile | None = None
+        self._file: BufferedReader | None = None
+        self._index: dict[str, dict[str, _Place]] = {}
+        with path.open("wb") as file:
+            for part, named in parts.items():
+                self._index[part] = {}
+                for key, value in named.items():
+                    array = np.asarray(value, order="C")
+                    self._index[part][key] = _Place(file.tell(), array.dtype, array.shape)
+                    file.write(_bytes(array))
 
     @property
     def weights(self) -> Mapping[str, np.ndarray]:
@@ -34,19 +51,27 @@ class StoredUpdate:
     @property
     def arrays(self) -> Mapping[str, Mapping[str, np.ndarray]]:
         """Method to its arrays by name."""
-        names = [part.removeprefix("arrays/") for part in self._keys if part != "weights"]
+        names = [part.removeprefix("arrays/") for part in self._index if part != "weights"]
         return {name: _OnDisk(self, f"arrays/{name}") for name in names}
 
     def read(self, part: str, key: str) -> np.ndarray:
-        """One array."""
+        """One array.
+
+        Raises:
+            KeyError: the update has none of that name.
+        """
+        place = self._index[part][key]
         if self._file is None:
-            self._file = np.load(self._path, allow_pickle=False)
-        array: np.ndarray = self._file[f"{part}/{key}"]
+            self._file = self._path.open("rb")
+        self._file.seek(place.offset)
+        array = np.empty(place.shape, place.dtype)
+        if self._file.readinto(_bytes(array)) != array.nbytes:
+            raise OSError(f"{self._path} has become shorter since it was written: the disk is full or broken")
         return array
 
-    def keys(self, part: str) -> tuple[str, ...]:
+    def keys(self, part: str) -> Set[str]:
         """Names in a part."""
-        return self._keys[part]
+        return self._index[part].keys()
 
     def close(self) -> None:
         """Let go of the file."""
@@ -62,8 +87,6 @@ class _OnDisk(Mapping[str, np.ndarray]):
         self._update, self._part = update, part
 
     def __getitem__(self, key: str) -> np.ndarray:
-        if key not in self._update.keys(self._part):
-            raise KeyError(key)
         return self._update.read(self._part, key)
 
     def __contains__(self, key: object) -> bool:
@@ -74,3 +97,8 @@ class _OnDisk(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._update.keys(self._part))
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    """What an array in C order holds; not a copy."""
+    return array.reshape(-1).view(np.uint8).data

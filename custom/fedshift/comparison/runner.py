@@ -19,6 +19,7 @@ from fedshift.comparison.cells import Cell
 from fedshift.comparison.estimate import Estimate
 from fedshift.comparison.store import LOG, Store, is_held, read_status
 from fedshift.comparison.work import BUSY
+from fedshift.machine import cores, free_memory
 
 LOOK = 0.3
 """Seconds between two looks at the children."""
@@ -227,21 +228,6 @@ def _resident(job: Job) -> int:
         if job.process is not None:
             return int(psutil.Process(job.process.pid).memory_info().rss)
     return 0
-
-
-def free_memory() -> int:
-    """Bytes that this machine, or the container it is in, has left."""
-    free = int(psutil.virtual_memory().available)
-    group = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # no limit, or another kind of system
-        limit = int((group / "memory.max").read_text(encoding="ascii"))
-        free = min(free, limit - int((group / "memory.current").read_text(encoding="ascii")))
-    return free
-
-
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def side_by_side(jobs: Sequence[Job], *, device: str) -> int:

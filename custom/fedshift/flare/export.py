@@ -70,8 +70,7 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code
             (config / "config_fed_client.json", client_config()),
         ):
             path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        text = yaml.safe_dump(job.dump(), sort_keys=False, allow_unicode=True, width=110)
-        (config / FILE_NAME).write_text(HEADER + text, encoding="utf-8")
+        (config / FILE_NAME).write_text(HEADER + _yaml(job), encoding="utf-8")
         if not production:
             custom = beside / APP / "custom"
             custom.mkdir()
@@ -89,6 +88,24 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return folder
+
+
+def share_out(job: JobSpec, folder: Path, target: Path, *, count: int) -> JobSpec:
+    """Copy a job folder, whatever else it carries, with its sites shared out among ``count`` hosts.
+
+    The numbers that come out are the same; sites of a host work one after another.
+    """
+    shared = job.model_copy(update={"federation": job.federation.model_copy(update={"hosts": count})})
+    shutil.copytree(folder, target)
+    path = target / "meta.json"
+    content = json.loads(path.read_text(encoding="utf-8")) | meta(shared)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    (target / SPEC).write_text(HEADER + _yaml(shared), encoding="utf-8")
+    return shared
+
+
+def _yaml(job: JobSpec) -> str:
+    return yaml.safe_dump(job.dump(), sort_keys=False, allow_unicode=True, width=110)
 
 
 def _copy_source(custom: Path) -> None:

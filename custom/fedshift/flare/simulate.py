@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -16,9 +17,11 @@ import psutil  # type: ignore[import-untyped]
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedshift.errors import ConfigError, FedshiftError
+from fedshift.flare.export import share_out
 from fedshift.flare.hosts import hosts
 from fedshift.flare.local_data import find_sites
 from fedshift.job import JobSpec
+from fedshift.machine import cores
 from fedshift.reporting.progress import Progress, read_progress
 
 LOG = "simulator.log"
@@ -63,7 +66,8 @@ def simulate(
         job: the job in ``job_folder``.
         job_folder: as `fedshift.flare.export.write_job` made it.
         workspace: the simulator's folder; an earlier run in it is removed.
-        threads: how many sites or hosts work at a time, by default all.
+        threads: how many sites work at a time, each in a process that serves its share of them; by default one a
+            core, or as many as the job has ``federation.hosts``.
         on_look: called twice a second with the latest progress.
         on_line: called with every line that the simulator and its workers print.
 
@@ -73,14 +77,34 @@ def simulate(
         RunFailed: the run did not end with a model.
     """
     clients = len(hosts(job))
-    count = clients if threads is None else threads
-    if not 1 <= count <= clients:
+    if threads is None:
+        at_a_time = clients if job.federation.hosts is not None else max(1, cores() // job.task.schedule.threads)
+        count = min(clients, at_a_time)
+    elif 1 <= threads <= clients:
+        count = threads
+    else:
         what = "sites" if job.federation.hosts is None else "hosts"
-        raise ConfigError(f"--threads {count} does not fit: the job has {clients} {what}")
+        raise ConfigError(f"--threads {threads} does not fit: the job has {clients} {what}")
     find_sites(job)
     folders = RunFolders(workspace.absolute())
     _clear(folders)
-    command = [sys.executable, "-m", "fedshift.flare.simulator", str(job_folder.absolute())]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = job_folder.absolute()
+        if count < clients:
+            # FLARE's own way to run fewer at a time ends a process and starts another for every task.
+            folder = Path(scratch) / folder.name
+            share_out(job, job_folder, folder, count=count)
+        return _simulate(folder, folders, count, on_look, on_line)
+
+
+def _simulate(
+    job_folder: Path,
+    folders: RunFolders,
+    count: int,
+    on_look: Callable[[Progress | None], None],
+    on_line: Callable[[str], None],
+) -> RunFolders:
+    command = [sys.executable, "-m", "fedshift.flare.simulator", str(job_folder)]
     command += ["-w", str(folders.workspace), "-t", str(count)]
     process = subprocess.Popen(
         command,

@@ -18,8 +18,11 @@ from pydantic import ValidationError
 
 from fedshift.errors import FedshiftError
 from fedshift.evaluation.record import Evaluation
+from fedshift.flare import transport
 from fedshift.flare.identity import Identity, own_identity
 from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update
+
+transport.mend()  # whoever sends or takes a message imports this module
 
 STATISTICS, TRAIN, VALIDATE = "statistics", "train", "validate"
 """Task names."""

@@ -27,6 +27,7 @@ from fedshift.errors import FedshiftError, Stopped
 from fedshift.flare import wire
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.executor import job_of
+from fedshift.flare.handout import Handout
 from fedshift.flare.hosts import hosts
 from fedshift.flare.local_data import find_sites
 from fedshift.flare.patience import Patience
@@ -58,6 +59,7 @@ class FedshiftWorkflow(Controller):
         self._silent: set[str] = set()
         self._fault: Exception | None = None
         self._progress: ProgressFile | None = None
+        self._handout = Handout()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Answer ``show_stats`` of the console."""
@@ -78,6 +80,7 @@ class FedshiftWorkflow(Controller):
         folder = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
         progress = self._progress = ProgressFile(folder)
         ended = threading.Event()
+        self._handout.attach(fl_ctx)
         if not _simulated(fl_ctx):
             threading.Thread(target=self._admit, args=(fl_ctx.get_job_id(), ended), daemon=True).start()
         try:
@@ -94,6 +97,7 @@ class FedshiftWorkflow(Controller):
             self._fail(f"{type(error).__name__} at the server (its log has the details)", progress, fl_ctx)
         finally:
             ended.set()
+            self._handout.close()
             coordinator = getattr(self._aggregator, "coordinator", None)
             if coordinator is not None:
                 coordinator.discard_waiting()
@@ -169,6 +173,7 @@ class FedshiftWorkflow(Controller):
         with self._changed:
             self._open, self._answered = True, set()
         self.broadcast(task, fl_ctx, targets=sorted(asked), min_responses=len(asked))
+        self._handout.ring()
         try:
             with self._changed:
                 while self._fault is None:

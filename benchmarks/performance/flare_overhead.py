@@ -1,0 +1,153 @@
+"""What a round costs under FLARE when no site trains: six sites, a model of 4 MB.
+
+    python -m benchmarks.performance.flare_overhead
+
+Compared are ``fedshift run``, which is FLARE's simulator with six workers, the coordinator alone, in one process, with
+the same checks and files, and a loop that only averages arrays. Seconds of a round are those of `results.json`, from
+the moment a task is offered to the moment the last answer is in, and what follows until the next task: the time
+between the beginnings of two rounds. Training is left out at the sites: they send back what they got.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.performance import record
+from data_prep.phantom import make_phantom
+from fedshift.coordinator import Coordinator
+from fedshift.flare.export import read_job_folder, write_job
+from fedshift.job import JobSpec
+from fedshift.messages import Update
+from fedshift.reporting.progress import Progress, read_progress
+from fedshift.site import Site
+
+ROOT = Path(__file__).resolve().parents[2]
+FEATURES = 12
+"""Of the U-Net: 4.4 MB."""
+
+
+def main() -> None:
+    """Measure and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    load = record.load()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        job = idle_job(args.rounds)
+        write_idle(job, folder / "job")
+        make_phantom(folder / "share" / "fedshift" / "phantom", cases=3, matrices=(96,))
+        launches: list[float] = []
+        measures: dict[str, Callable[[], float]] = {
+            "fedshift run": lambda: flare(folder, args.rounds, launches),
+            "coordinator in one process": lambda: coordinator(job, folder),
+            "loop over arrays": lambda: loop(job),
+        }
+        rounds = record.in_turn(measures, args.repeats)
+    content = {
+        "what": f"a round of six sites that do not train, a U-Net of {FEATURES} features (4.4 MB, 136 arrays)",
+        "seconds_a_round": rounds,
+        "seconds_from_launch_to_first_training_task": record.spread(launches),
+    }
+    print(json.dumps(content, indent=1))
+    print(record.write("flare_overhead", content, load=load))
+
+
+def idle_job(rounds: int) -> JobSpec:
+    """FedAvg of the prostate task with a small network."""
+    raw = read_job_folder(ROOT / "jobs" / "fedavg_prostate").dump()
+    raw["name"] = "idle"
+    raw["task"]["network"] = {"name": "unet", "options": {"features": FEATURES}}
+    raw["task"]["data"]["matrix"] = 96
+    raw["task"]["schedule"] |= {"rounds": rounds, "local_steps": 1}
+    return JobSpec.parse(raw, where="idle")
+
+
+def write_idle(job: JobSpec, target: Path) -> None:
+    """The job with an executor that does not train."""
+    write_job(job, target)
+    code = Path(__file__).with_name("idle_executor.py").read_text(encoding="utf-8")
+    (target / "app" / "custom" / "idle_executor.py").write_text(code, encoding="utf-8")
+    path = target / "app" / "config" / "config_fed_client.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["executors"][0]["executor"] = {"path": "idle_executor.IdleExecutor", "args": {}}
+    path.write_text(json.dumps(config), encoding="utf-8")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """For processes that use this checkout and the phantom in ``folder``."""
+    kept = {key: value for key, value in os.environ.items() if key != "FEDSHIFT_DATA"}
+    paths = os.pathsep.join([str(ROOT / "custom"), str(ROOT)])
+    return kept | {"XDG_DATA_HOME": str(folder / "share"), "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+
+
+def flare(folder: Path, rounds: int, launches: list[float]) -> float:
+    """Seconds a round of a run in FLARE's simulator, from the first round's beginning to the last's end."""
+    workspace = folder / "run"
+    command = [sys.executable, "-m", "fedshift.cli", "run", str(folder / "job"), "-w", str(workspace)]
+    started, first, last = time.monotonic(), 0.0, 0.0
+    process = subprocess.Popen(command, env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    seen: Progress | None = None
+    while process.poll() is None and not last:
+        seen = read_progress(workspace / "server" / "simulate_job") if workspace.is_dir() else None
+        if seen is not None and seen.round >= 1 and not first:
+            first = time.monotonic()
+        if seen is not None and seen.round > rounds:
+            last = time.monotonic()
+        time.sleep(0.005)
+    _, complaint = process.communicate()
+    if process.returncode or not last:
+        raise SystemExit(f"the run failed: {complaint.decode(errors='replace')[-500:]}")
+    launches.append(first - started)
+    return (last - first) / rounds
+
+
+def coordinator(job: JobSpec, folder: Path) -> float:
+    """The same rounds without FLARE: guard, store on disk, average, select, write models and results."""
+    data = {site: folder / "share" / "fedshift" / "phantom" / "prostate" / site for site in job.task.sites}
+    sites = [Site(job, name, data=data[name], state=folder / "state") for name in job.task.sites]
+    infos = [site.info() for site in sites]
+    server = Coordinator(job, folder / "alone")
+    server.start_anew()
+    server.open(0)
+    for site, info in zip(sites, infos, strict=True):
+        server.register(info)
+        server.accept(site.statistics())
+    server.close()
+    started = time.monotonic()
+    for round_ in range(1, server.rounds + 1):
+        broadcast = server.open(round_)
+        for info in infos:
+            metrics = {"train_loss": 0.0, "seconds": 0.0}
+            server.accept(Update(info.site, round_, info.n_train, 1, weights=dict(broadcast.weights), metrics=metrics))
+        server.close()
+    return (time.monotonic() - started) / server.rounds
+
+
+def loop(job: JobSpec) -> float:
+    """Copies of the arrays, and their mean."""
+    from fedshift.site import read_weights
+    from fedshift.tasks import build_task
+
+    weights = read_weights(build_task(job).network())
+    n = len(job.task.sites)
+    started = time.monotonic()
+    for _ in range(job.task.schedule.rounds):
+        updates = [{key: value.copy() for key, value in weights.items()} for _ in range(n)]
+        weights = {key: np.mean([update[key] for update in updates], axis=0) for key in weights}
+    return (time.monotonic() - started) / job.task.schedule.rounds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""A site that does nothing: it sends back the weights that it got. Shipped in a benchmark's job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedshift.flare import wire
+from fedshift.flare.executor import FedshiftExecutor
+from fedshift.messages import Broadcast, Update
+
+
+class IdleExecutor(FedshiftExecutor):
+    """Statistics and the last evaluation are done as always; training is not."""
+
+    def answer(self, task_name: str, name: str, broadcast: Broadcast, fl_ctx: Any, abort_signal: Any) -> wire.Answer:
+        """The received weights as if they had been trained for one step."""
+        if task_name != wire.TRAIN:
+            return super().answer(task_name, name, broadcast, fl_ctx, abort_signal)
+        info = self._sites[name].info()
+        metrics = {"train_loss": 0.0, "seconds": 0.0}
+        return wire.Answer(
+            Update(name, broadcast.round, info.n_train, 1, weights=broadcast.weights, metrics=metrics), info
+        )
