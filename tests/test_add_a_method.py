@@ -13,9 +13,9 @@ from conftest import small_job
 
 from fedshift import methods
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
+from fedshift.reporting.results import LAST
 
 PAGE = Path(__file__).parents[1] / "docs" / "add-a-method.md"
 

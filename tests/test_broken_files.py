@@ -20,7 +20,6 @@ import yaml
 from conftest import make_image_site, small_image_job
 
 from fedshift.checkpoint import STATE_FILE, load_checkpoint, load_progress
-from fedshift.coordinator import LAST
 from fedshift.data.locate import SITE_FILE, read_settings
 from fedshift.data.manifest import read_manifest
 from fedshift.errors import FedshiftError
@@ -28,7 +27,7 @@ from fedshift.federation import run_in_process
 from fedshift.flare.export import SPEC, read_job_folder, write_job
 from fedshift.messages import Broadcast, Update
 from fedshift.networks import pretrained
-from fedshift.reporting.results import read_results
+from fedshift.reporting.results import LAST, read_results
 from fedshift.training.answers import AnswerStore, fingerprint
 from fedshift.training.state import StateStore
 

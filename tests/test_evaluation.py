@@ -13,7 +13,6 @@ from conftest import make_image_site, make_site, small_image_job, small_job
 from monai.metrics import DiceMetric, compute_average_surface_distance, compute_hausdorff_distance
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import BEST
 from fedshift.data.arrays import radiological, resize_images, restore
 from fedshift.errors import DataError
 from fedshift.evaluation.calibration import Calibration
@@ -26,7 +25,7 @@ from fedshift.guard import Rejected, check_scores
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, Scores
 from fedshift.privacy.policy import Policy
-from fedshift.reporting.results import Results, read_results
+from fedshift.reporting.results import BEST, Results, read_results
 from fedshift.resolve import resolve
 from fedshift.site import Site, read_weights
 from fedshift.tasks import build_task

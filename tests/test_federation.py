@@ -15,12 +15,12 @@ from conftest import make_site, small_job
 
 from fedshift import coordinator as coordinator_module
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import BEST, LAST, Coordinator
+from fedshift.coordinator import Coordinator
 from fedshift.errors import ConfigError, DataError, MixedDataError, QuorumError
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast
-from fedshift.reporting.results import read_results
+from fedshift.reporting.results import BEST, LAST, read_results
 from fedshift.site import Site
 from fedshift.training import local
 

@@ -13,14 +13,14 @@ from conftest import SHAPES, make_site, small_image_job, small_job
 
 from fedshift import cli
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST, Coordinator
+from fedshift.coordinator import Coordinator
 from fedshift.errors import ConfigError, DataError
 from fedshift.federation import run_in_process, run_pooled
 from fedshift.guard import Rejected, check_scores
 from fedshift.job import JobSpec
 from fedshift.messages import Scores, Update
 from fedshift.reporting.events import scalars
-from fedshift.reporting.results import Results, read_results
+from fedshift.reporting.results import LAST, Results, read_results
 from fedshift.resolve import resolve
 from fedshift.site import Site
 from fedshift.tasks import build_task

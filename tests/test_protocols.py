@@ -12,14 +12,14 @@ from conftest import SHAPES, make_image_site, small_image_job, small_job
 
 from fedshift import cli
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST, Coordinator
+from fedshift.coordinator import Coordinator
 from fedshift.errors import ConfigError, DataError
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, Update
 from fedshift.protocols import claim, cross_site, leave_one_out
 from fedshift.reporting.protocols import CrossSite, LeaveOneOut, cross_site_table, mean_metrics
-from fedshift.reporting.results import read_results
+from fedshift.reporting.results import LAST, read_results
 from fedshift.resolve import resolve
 from fedshift.tasks import SiteData, build_task
 

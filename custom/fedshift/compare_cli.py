@@ -234,7 +234,7 @@ def _in_flare(
     from fedshift.errors import FedshiftError
     from fedshift.flare.export import write_job
     from fedshift.flare.simulate import simulate
-    from fedshift.reporting.results import FILE_NAME
+    from fedshift.reporting.results import BEST, FILE_NAME, LAST
 
     moment = Moment(jobs, time.monotonic(), 1)
     for job in jobs:
@@ -252,7 +252,7 @@ def _in_flare(
 
             place.mkdir(parents=True, exist_ok=True)
             folders = simulate(spec, write_job(spec, place / "job"), place / "flare", on_look=look)
-            for name in (FILE_NAME, "best_global_model.pt", "last_global_model.pt"):
+            for name in (FILE_NAME, BEST, LAST):
                 shutil.copyfile(folders.server / name, place / name)
 
         try:

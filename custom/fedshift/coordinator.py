@@ -34,7 +34,9 @@ from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update,
 from fedshift.methods.base import ServerContext
 from fedshift.networks import pretrained
 from fedshift.reporting.results import (
+    BEST,
     FILE_NAME,
+    LAST,
     DataRecord,
     Final,
     FinalScores,
@@ -53,7 +55,6 @@ from fedshift.training.seeding import generator
 
 log = logging.getLogger("fedshift")
 
-BEST, LAST = "best_global_model.pt", "last_global_model.pt"
 NEXT_BEST = "next_best_global_model.pt"
 """Until the server's state says that it is the best."""
 MOST_TEXT = 300

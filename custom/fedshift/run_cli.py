@@ -136,11 +136,11 @@ def train_pooled(args: argparse.Namespace) -> int:
 
 
 def _in_one_process(job: JobSpec, args: argparse.Namespace, run: Callable[..., Coordinator]) -> int:
-    from fedshift.coordinator import BEST, LAST
     from fedshift.errors import ConfigError
     from fedshift.flare.local_data import find_sites
     from fedshift.reporting import results
     from fedshift.reporting.progress import read_progress
+    from fedshift.reporting.results import BEST, LAST
     from fedshift.reporting.table import scores_table
 
     data = find_sites(job)
@@ -159,15 +159,16 @@ def _in_one_process(job: JobSpec, args: argparse.Namespace, run: Callable[..., C
 
 def execute(args: argparse.Namespace) -> int:
     """``fedshift run``."""
-    from fedshift.coordinator import BEST, LAST
     from fedshift.errors import ConfigError
-    from fedshift.federation import run_in_process
     from fedshift.flare.export import read_job_folder
     from fedshift.reporting import events, results
+    from fedshift.reporting.results import BEST, LAST
     from fedshift.reporting.table import scores_table
 
     job = read_job_folder(args.job)
     if args.in_process:
+        from fedshift.federation import run_in_process
+
         return _in_one_process(job, args, run_in_process)
     if args.resume:
         raise ConfigError("--resume goes on with a run in one process only: add --in-process")

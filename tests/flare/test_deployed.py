@@ -9,10 +9,9 @@ import torch
 from conftest import small_image_job
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import BEST, LAST
 from fedshift.federation import run_in_process
 from fedshift.flare.export import write_job
-from fedshift.reporting.results import read_results
+from fedshift.reporting.results import BEST, LAST, read_results
 
 from .deployed import SERVER, Deployed
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import small_image_job
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
+from fedshift.reporting.results import LAST
 
 from .conftest import image_sites
 from .deployed import SERVER, Deployed, DeployedRun, Line

@@ -12,8 +12,8 @@ import torch
 from conftest import small_image_job
 
 from fedshift.checkpoint import STATE_FILE, load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.federation import run_in_process
+from fedshift.reporting.results import LAST
 
 from .conftest import image_sites
 from .deployed import SERVER, Deployed, DeployedRun, wait_for

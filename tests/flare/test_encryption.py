@@ -16,14 +16,13 @@ from kits import ROOT, SERVER, provision_project
 
 from fedshift import cli
 from fedshift.checkpoint import load_checkpoint, load_progress
-from fedshift.coordinator import BEST, LAST
 from fedshift.encryption import COUNTS, EncryptedCoordinator, Keys, Layout, SiteEncryption, decrypted
 from fedshift.errors import ConfigError, DataError
 from fedshift.federation import run_in_process
 from fedshift.flare.export import write_job
 from fedshift.flare.keys import SERVER_KEYS, SITE_KEYS, read_keys
 from fedshift.messages import Broadcast, SiteInfo, Update
-from fedshift.reporting.results import Results, read_results
+from fedshift.reporting.results import BEST, LAST, Results, read_results
 from fedshift.site import read_weights
 
 from .conftest import image_sites

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.flare.export import write_job
+from fedshift.reporting.results import LAST
 from fedshift.resolve import resolve
 
 from .conftest import SimulatorRun, make_faulty, run_simulator

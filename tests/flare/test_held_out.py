@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from conftest import SHAPES
 
-from fedshift.coordinator import LAST
 from fedshift.federation import run_in_process
 from fedshift.flare import wire
 from fedshift.flare.export import meta
-from fedshift.reporting.results import read_results
+from fedshift.reporting.results import LAST, read_results
 from fedshift.resolve import resolve
 
 from .serialised import Federation

@@ -14,7 +14,6 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import BEST, LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.flare import wire
@@ -25,7 +24,7 @@ from fedshift.job import JobSpec
 from fedshift.messages import SiteInfo, Update
 from fedshift.methods import mixstyle
 from fedshift.methods.base import Context
-from fedshift.reporting.results import Rejection, Results
+from fedshift.reporting.results import BEST, LAST, Rejection, Results
 
 from .conftest import run_simulator
 from .serialised import Federation

@@ -14,10 +14,10 @@ from nvflare.recipe import ProdEnv, SimEnv
 
 from fedshift import cli
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import BEST, LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.flare.recipe import FeatureShiftRecipe, as_options
+from fedshift.reporting.results import BEST, LAST
 
 from .conftest import IMAGE_SHIFTS
 from .deployed import LEAD, Deployed

@@ -12,10 +12,9 @@ from methods.cases import job_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedshift.checkpoint import load_checkpoint, load_progress
-from fedshift.coordinator import BEST, LAST
 from fedshift.federation import run_in_process
 from fedshift.flare.export import write_job
-from fedshift.reporting.results import Results, read_results
+from fedshift.reporting.results import BEST, LAST, Results, read_results
 
 from .conftest import JOB, SHIFTS, SimulatorRun, cut, run_simulator
 

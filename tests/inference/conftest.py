@@ -14,9 +14,10 @@ from conftest import make_site, small_job
 from scanfiles import volume
 
 from fedshift.checkpoint import load_checkpoint, save_checkpoint
-from fedshift.coordinator import LAST, Coordinator
+from fedshift.coordinator import Coordinator
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
+from fedshift.reporting.results import LAST
 from fedshift.site import read_weights
 from fedshift.tasks import build_task
 

@@ -12,11 +12,11 @@ from conftest import make_image_site, small_image_job, small_job
 
 from fedshift import networks
 from fedshift.checkpoint import FORMAT, SCHEMA, header_of, load_checkpoint
-from fedshift.coordinator import BEST, LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.inference.model import open_model
 from fedshift.inference.preparation import preparation_of
+from fedshift.reporting.results import BEST, LAST
 
 from .conftest import Run, save_model
 

@@ -14,10 +14,10 @@ from PIL import Image
 from scanfiles import volume, write_dicom
 
 from fedshift.cli import main
-from fedshift.coordinator import BEST
 from fedshift.data.images import open_images
 from fedshift.federation import run_in_process
 from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.reporting.results import BEST
 
 from .conftest import BALL, Run, brightness_model, dice, save_model, write_ball
 

@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn import functional
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.methods import afl, fedrdn
+from fedshift.reporting.results import LAST
 from fedshift.training.passes import mean_loss
 
 TABLE = json.loads((GOLDEN / "afl_projection.json").read_text(encoding="utf-8"))

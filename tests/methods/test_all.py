@@ -10,10 +10,10 @@ import torch
 from conftest import make_image_site, small_image_job, small_job
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process, run_pooled
 from fedshift.flare.export import write_job
+from fedshift.reporting.results import LAST
 from fedshift.site import PooledSite
 
 REFERENCES = ("all", "groupdro", "mmrex", "vrex", "irm")

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.methods import augmentation, base
+from fedshift.reporting.results import LAST
 
 
 def augmented(

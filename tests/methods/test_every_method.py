@@ -20,10 +20,11 @@ from flare.serialised import Federation
 
 from fedshift import methods
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import BEST, LAST, Coordinator
+from fedshift.coordinator import Coordinator
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process, run_pooled
 from fedshift.job import JobSpec
+from fedshift.reporting.results import BEST, LAST
 
 from .cases import KINDS, REFUSED, ROUNDS, cases, job_for
 

@@ -10,10 +10,10 @@ import torch
 from conftest import Sent, golden, server_context, small_image_job
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.methods import base, fedavgm
+from fedshift.reporting.results import LAST
 
 
 def updates_of(weights: dict[str, np.ndarray], deltas: np.ndarray, counts: tuple[int, ...]) -> list[Sent]:

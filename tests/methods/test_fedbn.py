@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from fedshift import networks
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST, Coordinator
+from fedshift.coordinator import Coordinator
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.methods import fedavg, fedbn
+from fedshift.reporting.results import LAST
 from fedshift.site import Site
 
 SHIFTS = {"A": (1.0, 0.0), "B": (0.15, 0.0), "C": (-0.8, 255.0)}

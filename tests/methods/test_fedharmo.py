@@ -10,10 +10,10 @@ import torch
 from conftest import golden, make_context, small_image_job, small_job
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.methods import fedharmo
+from fedshift.reporting.results import LAST
 
 
 @pytest.mark.parametrize(

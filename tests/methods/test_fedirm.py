@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.methods import base, fedirm
+from fedshift.reporting.results import LAST
 from fedshift.tasks import build_task
 
 

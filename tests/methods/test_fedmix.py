@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError, DataError
 from fedshift.federation import run_in_process
 from fedshift.methods import base, fedmix
+from fedshift.reporting.results import LAST
 
 
 class Problem:

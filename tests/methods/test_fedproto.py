@@ -12,11 +12,12 @@ from conftest import Samples, Sent, golden, make_context, server_context, small_
 from torch import Tensor, nn
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import BEST, LAST, Coordinator
+from fedshift.coordinator import Coordinator
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.methods import base, fedproto
+from fedshift.reporting.results import BEST, LAST
 from fedshift.training.passes import Replayed
 
 MNIST_CNN = ("network.name=mnist_cnn", "network.options.size=16", "optimizer.name=adam", "optimizer.lr=0.003")

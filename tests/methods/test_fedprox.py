@@ -12,12 +12,12 @@ from conftest import Samples, golden, make_context, small_image_job, small_job
 from torch import Tensor, nn
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast
 from fedshift.methods import base, fedprox
+from fedshift.reporting.results import LAST
 from fedshift.site import Site, read_weights
 from fedshift.tasks import build_task
 

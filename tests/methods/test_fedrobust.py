@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.methods import base, fedrobust
 from fedshift.networks import unet
+from fedshift.reporting.results import LAST
 
 NO_DATA = Samples(np.zeros((1, 1)))
 

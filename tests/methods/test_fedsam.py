@@ -12,12 +12,12 @@ from conftest import golden, make_context, small_image_job
 from torch import Tensor, nn
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, Update
 from fedshift.methods import fedsam
+from fedshift.reporting.results import LAST
 from fedshift.site import Site, load_weights, read_weights
 from fedshift.tasks import build_task
 

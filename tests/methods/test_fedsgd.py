@@ -12,11 +12,11 @@ from conftest import Samples, make_context, make_image_site, small_image_job, sm
 from torch import Tensor, nn
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.methods import base, fedsgd
+from fedshift.reporting.results import LAST
 from fedshift.tasks import build_task
 
 # Without batch norm a mean of batch gradients is the gradient of the mean.

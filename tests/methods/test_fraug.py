@@ -25,11 +25,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.checkpoint import load_checkpoint, load_progress
-from fedshift.coordinator import LAST, Coordinator
+from fedshift.coordinator import Coordinator
 from fedshift.errors import ConfigError, DataError
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.methods import base, fraug
+from fedshift.reporting.results import LAST
 from fedshift.tasks import build_task
 from fedshift.training.mmd import mmd
 from fedshift.training.state import StateStore

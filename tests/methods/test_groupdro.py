@@ -11,10 +11,11 @@ from conftest import golden, make_context, small_image_job
 from torch.nn import functional
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST, Coordinator
+from fedshift.coordinator import Coordinator
 from fedshift.errors import ConfigError
 from fedshift.federation import run_pooled
 from fedshift.methods import base, groupdro
+from fedshift.reporting.results import LAST
 from fedshift.training.domains import site_losses
 
 from .domains import ERM, fitted, golden_step, losses, turned

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.methods import base, manifold_mixup
 from fedshift.networks.unet import UNet
+from fedshift.reporting.results import LAST
 
 N = 8
 

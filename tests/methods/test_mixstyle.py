@@ -11,13 +11,13 @@ from conftest import golden, make_context, small_image_job, small_job
 from torch import nn
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.methods import mixstyle
 from fedshift.networks.digits_cnn import DigitsCnn
 from fedshift.networks.mnist_cnn import MnistCnn
 from fedshift.networks.unet import UNet
+from fedshift.reporting.results import LAST
 
 
 @pytest.mark.parametrize("mix", ["random", "crossdomain"])

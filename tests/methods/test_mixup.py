@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.methods import base, mixup
+from fedshift.reporting.results import LAST
 
 N = 8
 

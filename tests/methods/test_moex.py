@@ -11,11 +11,11 @@ from conftest import golden, make_context, small_image_job, small_job
 from torch.nn import functional
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.methods import base, moex
 from fedshift.networks.digits_cnn import DigitsCnn
+from fedshift.reporting.results import LAST
 
 
 @pytest.mark.parametrize("norm", ["pono", "in", "ln"])

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from fedshift import networks
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.methods import base, partialfed
-from fedshift.reporting.results import Results
+from fedshift.reporting.results import LAST, Results
 
 SHIFTS = {"A": (1.0, 0.0), "B": (0.15, 0.0), "C": (-0.8, 255.0)}
 

@@ -10,9 +10,9 @@ import torch
 from conftest import make_image_site, small_image_job, small_job
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import BEST, LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
+from fedshift.reporting.results import BEST, LAST
 from fedshift.site import Site
 
 SHIFTS = {"A": (1.0, 0.0), "B": (0.15, 0.0), "C": (-0.8, 255.0)}

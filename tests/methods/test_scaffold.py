@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from fedshift import methods
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.job import OptimizerSpec
 from fedshift.methods import base, fedfa, scaffold
+from fedshift.reporting.results import LAST
 
 SITES = ("A", "B", "C")
 

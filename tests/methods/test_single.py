@@ -10,9 +10,9 @@ import torch
 from conftest import small_image_job, small_job
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
+from fedshift.reporting.results import LAST
 from fedshift.site import Site
 
 

@@ -11,10 +11,10 @@ from conftest import Samples, Sent, golden, make_context, make_image_site, serve
 from torch import nn
 
 from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import LAST
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.methods import vm
+from fedshift.reporting.results import LAST
 from fedshift.training.passes import mean_loss
 
 

@@ -17,12 +17,12 @@ from rich.console import Console
 from torch import Tensor
 
 from fedshift import cli, networks
-from fedshift.coordinator import BEST, Coordinator
+from fedshift.coordinator import Coordinator
 from fedshift.errors import ConfigError
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec, WeightsSpec, read_job
 from fedshift.networks import pretrained
-from fedshift.reporting.results import read_results
+from fedshift.reporting.results import BEST, read_results
 from fedshift.reporting.table import scores_table
 
 State = dict[str, Tensor]

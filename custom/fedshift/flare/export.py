@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 import fedshift
-from fedshift import methods
 from fedshift.errors import ConfigError
 from fedshift.flare import wire
 from fedshift.flare.hosts import hosts
@@ -53,6 +52,8 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code
         ConfigError: something other than a job is there, the job is a centralised reference, or it should carry code
             and go to sites that take none.
     """
+    from fedshift import methods  # brings torch, which reading a job can do without
+
     methods.require_federation(job)
     if production and with_code:
         raise ConfigError("--production is for sites that take no code: leave out that or --with-code")

@@ -25,9 +25,11 @@ from fedshift.machine import cores
 from fedshift.reporting.progress import Progress, read_progress
 
 LOG = "simulator.log"
-LOOK = 0.5
+LOOK = 0.2
 PATIENCE = 90.0
-"""Seconds the simulator has to end once the run itself has: every site may be busy with a batch."""
+"""Seconds the simulator has to end once the run itself has failed: every site may be busy with a batch."""
+GRACE = 0.5
+"""Seconds it has once the run has finished. All is written by then, and FLARE would sleep for another seven."""
 
 
 class RunFailed(FedshiftError):
@@ -68,7 +70,7 @@ def simulate(
         workspace: the simulator's folder; an earlier run in it is removed.
         threads: how many sites work at a time, each in a process that serves its share of them; by default one a
             core, or as many as the job has ``federation.hosts``.
-        on_look: called twice a second with the latest progress.
+        on_look: called several times a second with the latest progress.
         on_line: called with every line that the simulator and its workers print.
 
     Raises:
@@ -119,13 +121,13 @@ def _simulate(
     logger = _LogFile(process, folders, on_line)
     logger.start()
     try:
-        _watch(process, folders, on_look)
+        finished = _watch(process, folders, on_look)
     finally:
         _end(process)
         logger.join(timeout=10)
-    progress = read_progress(folders.server)
-    if progress is not None and progress.state == "finished" and process.returncode == 0:
+    if finished:
         return folders
+    progress = read_progress(folders.server)
     if progress is not None and progress.reason:
         raise RunFailed(progress.reason)
     raise RunFailed(
@@ -133,17 +135,21 @@ def _simulate(
     )
 
 
-def _watch(process: subprocess.Popen[str], folders: RunFolders, on_look: Callable[[Progress | None], None]) -> None:
+def _watch(process: subprocess.Popen[str], folders: RunFolders, on_look: Callable[[Progress | None], None]) -> bool:
+    """Look until the simulator has ended, or could: whether the run has finished by then."""
     ended: float | None = None
     while process.poll() is None:
         progress = read_progress(folders.server)
         on_look(progress)
         if progress is not None and progress.state != "running":
             ended = ended or time.monotonic()
-            if time.monotonic() - ended > PATIENCE:
-                return  # a hung worker would keep the simulator for ever
+            finished = progress.state == "finished"
+            if time.monotonic() - ended > (GRACE if finished else PATIENCE):
+                return finished
         time.sleep(LOOK)
-    on_look(read_progress(folders.server))
+    progress = read_progress(folders.server)
+    on_look(progress)
+    return progress is not None and progress.state == "finished" and process.returncode == 0
 
 
 def _end(process: subprocess.Popen[str]) -> None:

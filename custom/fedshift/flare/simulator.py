@@ -1,20 +1,27 @@
-"""FLARE's simulator, with clients that keep their names.
+"""FLARE's simulator, with clients that keep their names and workers that are there at once.
 
 NVFlare 2.9 puts the name of the client that it starts into one dictionary for all of its threads. Two threads that
 start their workers at the same moment may so send both the same name: one site is then run twice, another never. Here
-each thread finds the name that it has put in itself. All else is FLARE's own: ``python -m fedshift.flare.simulator``
-takes the same arguments as its simulator.
+each thread finds the name that it has put in itself. Workers are forked (`fedshift.flare.zygote`), and what FLARE looks
+for once a second is looked for more often. All else is FLARE's own: ``python -m fedshift.flare.simulator`` takes the
+same arguments as its simulator.
 """
 
 from __future__ import annotations
 
 import runpy
+import socket
+import sys
 import threading
+import time
 from typing import Any
 
 from nvflare.private.fed.app.simulator import simulator_runner
 
+from fedshift.flare.zygote import Forks, Zygote
+
 NAME = "client_name"
+SHORT = 0.05
 
 
 class OwnNames(dict[str, Any]):
@@ -44,6 +51,31 @@ class ClientRunner(simulator_runner.SimulatorClientRunner):
         super().__init__(*others, OwnNames(context))
 
 
-if __name__ == "__main__":
+class Clock:
+    """Stands where FLARE's simulator expects Python's ``time``."""
+
+    time = staticmethod(time.time)
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        """At most `SHORT`: it sleeps in loops."""
+        time.sleep(min(seconds, SHORT))
+
+
+def _simulator(zygote: socket.socket | None) -> int:
     simulator_runner.SimulatorClientRunner = ClientRunner
+    simulator_runner.time = Clock
+    if zygote is not None:
+        simulator_runner.subprocess = Forks(zygote)
     runpy.run_module("nvflare.private.fed.app.simulator.simulator", run_name="__main__", alter_sys=True)
+    return 0
+
+
+def _prepare() -> None:
+    """What workers import, but for what their tasks ask for."""
+    import fedshift.flare.executor  # noqa: F401
+
+
+if __name__ == "__main__":
+    # Elsewhere a process that has loaded libraries is not safe to fork.
+    sys.exit(Zygote(_simulator, _prepare).run() if sys.platform == "linux" else _simulator(None))

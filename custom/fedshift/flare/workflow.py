@@ -131,7 +131,6 @@ class FedshiftWorkflow(Controller):
             audit = partial(_audit, fl_ctx.get_job_id())
             data = aggregator.begin(job, folder, on_progress=progress.update, on_reject=audit, startup=startup)
             coordinator = aggregator.coordinator
-            events.update(coordinator.results)  # of an interrupted run: its curves begin anew
             if coordinator.results.final is not None:
                 log.warning("the run had been finished when it was interrupted: nothing is left to do")
                 return
@@ -139,23 +138,32 @@ class FedshiftWorkflow(Controller):
             if coordinator.round:
                 log.warning("the run was interrupted: it goes on with %s", _place(coordinator))
             for round_ in range(coordinator.round, coordinator.rounds + 1):
-                self._gather(wire.TRAIN if round_ else wire.STATISTICS, data, patience, abort_signal, fl_ctx)
+                self._gather(wire.TRAIN if round_ else wire.STATISTICS, data, patience, events, abort_signal, fl_ctx)
                 data = aggregator.aggregate(fl_ctx)
-                events.update(coordinator.results)
                 _report(coordinator, round_)
-            self._gather(wire.VALIDATE, data, patience, abort_signal, fl_ctx)
+            self._gather(wire.VALIDATE, data, patience, events, abort_signal, fl_ctx)
             coordinator.close_last()
             best = coordinator.open_best()
             if best is not None:
-                self._gather(wire.VALIDATE, wire.encode_task(best), patience, abort_signal, fl_ctx)
+                self._gather(wire.VALIDATE, wire.encode_task(best), patience, events, abort_signal, fl_ctx)
             coordinator.finish()
             events.update(coordinator.results)
             log.info("finished: the best model is that of round %d", coordinator.best_round)
         finally:
             events.close()
 
-    def _gather(self, name: str, data: Shareable, patience: Patience, abort_signal: Signal, fl_ctx: FLContext) -> None:
+    def _gather(
+        self,
+        name: str,
+        data: Shareable,
+        patience: Patience,
+        events: Events,
+        abort_signal: Signal,
+        fl_ctx: FLContext,
+    ) -> None:
         """Send a task to the round's sites and take their answers until the round is over.
+
+        The curves of earlier rounds are written while the sites work.
 
         Raises:
             Stopped: the job was aborted.
@@ -175,6 +183,8 @@ class FedshiftWorkflow(Controller):
         self.broadcast(task, fl_ctx, targets=sorted(asked), min_responses=len(asked))
         self._handout.ring()
         try:
+            if name != wire.VALIDATE:  # then answers change what is written
+                events.update(coordinator.results)
             with self._changed:
                 while self._fault is None:
                     elapsed = time.monotonic() - started

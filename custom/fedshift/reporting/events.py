@@ -11,8 +11,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from fedshift.reporting.results import Results
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 FOLDER = "tb_events"
 
@@ -25,29 +29,38 @@ class Events:
 
     def __init__(self, folder: Path) -> None:
         """``folder`` is the run's; files go to ``tb_events`` in it."""
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only the server needs it
-
+        self._folder = folder / FOLDER
         # All points are made from the results: those of a run that was interrupted come again.
-        shutil.rmtree(folder / FOLDER, ignore_errors=True)
-        self._writer = SummaryWriter(str(folder / FOLDER))
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._writer: SummaryWriter | None = None
         self._written: set[tuple[str, int]] = set()
+        self._known = 0
 
     def update(self, results: Results) -> None:
         """Write what is new since the last call."""
-        for tag, round_, value in scalars(results):
-            if (tag, round_) not in self._written:
-                self._writer.add_scalar(tag, value, round_)
-                self._written.add((tag, round_))
+        new = [p for p in scalars(results, start=self._known) if p[:2] not in self._written]
+        if not new:
+            return
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import, and only the server needs it
+
+            self._writer = SummaryWriter(str(self._folder))
+        for tag, round_, value in new:
+            self._writer.add_scalar(tag, value, round_)
+            self._written.add((tag, round_))
         self._writer.flush()
+        # The scores of a round come with the answers to the next.
+        self._known = max(len(results.rounds) - 2, 0)
 
     def close(self) -> None:
         """Nothing more will come."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
-def scalars(results: Results) -> Iterator[Scalar]:
-    """All points of a run's curves, in order of rounds."""
-    for record in results.rounds:
+def scalars(results: Results, *, start: int = 0) -> Iterator[Scalar]:
+    """The points of a run's curves, in order of rounds, without those of the first ``start`` records."""
+    for record in results.rounds[start:]:
         yield from _by_site(
             "train_loss", record.round, {s: r.train_loss for s, r in record.sites.items() if r.train_loss is not None}
         )

@@ -17,6 +17,8 @@ from fedshift.job import JobSpec
 from fedshift.whole import write_text
 
 FILE_NAME = "results.json"
+BEST, LAST = "best_global_model.pt", "last_global_model.pt"
+"""The models beside it."""
 Metrics = dict[str, float]
 Count = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 FROM_SCRATCH = "from scratch"

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from fedshift.errors import ConfigError
 from fedshift.evaluation.record import Distribution, Evaluation
 from fedshift.reporting.protocols import CrossSite, LeaveOneOut
-from fedshift.reporting.results import FILE_NAME, FinalScores, Results, read_results
+from fedshift.reporting.results import BEST, FILE_NAME, FinalScores, Results, read_results
 
 if TYPE_CHECKING:
     from fedshift.job import JobSpec
     from fedshift.messages import MethodArrays, Weights
 
-MODEL = "best_global_model.pt"
 _DEEPEST = 5
 """Folders below the one that was named: a job that was downloaded from a server has its results four down."""
 
@@ -79,7 +78,7 @@ def read(path: Path) -> Given:
             return kind.read(path)
     source = path if path.is_file() else _find(path)
     results = read_results(source)
-    file = source.parent / MODEL
+    file = source.parent / BEST
     if not file.is_file():
         return Run(source, results)
     try:

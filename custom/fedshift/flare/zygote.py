@@ -1,0 +1,221 @@
+"""FLARE's workers as forks of one process that has imported what they need: no worker imports torch for itself.
+
+`Zygote` is that process: it begins as the simulator's, forks the simulator off, and then forks a worker whenever the
+simulator asks for one over a socket. It stays a process of one thread, which alone can be forked safely. In the
+simulator `Forks` stands where FLARE expects Python's ``subprocess``. All their memory that nobody writes to is shared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+LOOK = 0.02
+"""Seconds between looks at who has ended."""
+PATIENCE = 60.0
+"""Seconds that the zygote may take to import everything."""
+
+
+class Zygote:
+    """The process that is forked."""
+
+    def __init__(self, simulator: Callable[[socket.socket], int], prepare: Callable[[], None]) -> None:
+        """``simulator`` runs in a process of its own and asks through its socket; ``prepare`` imports, here."""
+        self._simulator, self._prepare = simulator, prepare
+        self._workers: dict[int, int] = {}
+
+    def run(self) -> int:
+        """Serve until the simulator has ended; returns its exit code."""
+        ours, theirs = socket.socketpair()
+        main = _fork(lambda: self._simulator(theirs), ours)
+        theirs.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the simulator ends this too
+        self._prepare()
+        received = b""
+        with ours:
+            while True:
+                ended = self._reap(main, ours)
+                if ended is not None:
+                    return ended
+                if not select.select([ours], [], [], LOOK)[0]:
+                    continue
+                some = ours.recv(1 << 16)
+                if not some:
+                    time.sleep(LOOK)  # the simulator is ending
+                *lines, received = (received + some).split(b"\n")
+                for line in lines:
+                    self._start(json.loads(line), ours)
+
+    def _start(self, asked: dict[str, Any], ours: socket.socket) -> None:
+        pid = _fork(lambda: _work(asked["argv"], asked["env"]), ours)
+        self._workers[pid] = asked["number"]
+        _tell(ours, number=asked["number"], pid=pid)
+
+    def _reap(self, main: int, ours: socket.socket) -> int | None:
+        """Tell of workers that have ended; the simulator's exit code once it has."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return 1
+            if pid == main:
+                for worker in self._workers:
+                    with suppress(ProcessLookupError):
+                        os.kill(worker, signal.SIGTERM)
+                return os.waitstatus_to_exitcode(status)
+            if not pid:
+                return None
+            _tell(ours, number=self._workers.pop(pid), code=os.waitstatus_to_exitcode(status))
+
+
+class Forks:
+    """In the simulator: what FLARE uses of ``subprocess``, for workers that a `Zygote` forks."""
+
+    TimeoutExpired = subprocess.TimeoutExpired
+
+    def __init__(self, zygote: socket.socket) -> None:
+        """``zygote`` is what `Zygote` has given to the simulator."""
+        self._socket = zygote
+        self._asking = threading.Lock()
+        self._numbers = itertools.count()
+        self._workers: dict[int, Worker] = {}
+        self._listener: threading.Thread | None = None
+
+    def Popen(self, argv: Sequence[str], *, env: Mapping[str, str], **others: Any) -> Worker:  # noqa: N802
+        """Start ``python -m MODULE ARGUMENTS``.
+
+        Raises:
+            OSError: the zygote does not answer.
+        """
+        assert argv[1] == "-m", argv
+        worker, number = Worker(), next(self._numbers)
+        self._workers[number] = worker
+        with self._asking:
+            if self._listener is None:  # not before: FLARE forks, and threads are not forked
+                self._listener = threading.Thread(target=self._listen, name="zygote", daemon=True)
+                self._listener.start()
+            _tell(self._socket, number=number, argv=list(argv[2:]), env=dict(env))
+        worker.started()
+        return worker
+
+    def _listen(self) -> None:
+        with self._socket.makefile("r", encoding="utf-8") as answers:
+            for line in answers:
+                told = json.loads(line)
+                self._workers[told["number"]].note(told.get("pid"), told.get("code"))
+        for worker in self._workers.values():
+            worker.note(None, 1)
+
+
+class Worker:
+    """A process that is no child of this one, with as much of `subprocess.Popen` as FLARE uses."""
+
+    def __init__(self) -> None:
+        """It is not there yet."""
+        self.pid = 0
+        self.returncode: int | None = None
+        self._there, self._ended = threading.Event(), threading.Event()
+
+    def note(self, pid: int | None, code: int | None) -> None:
+        """What the zygote says of it."""
+        if pid is not None:
+            self.pid = pid
+        if code is not None and self.returncode is None:
+            self.returncode = code
+            self._ended.set()
+        self._there.set()
+
+    def started(self) -> None:
+        """Wait until it is there.
+
+        Raises:
+            OSError: it does not come.
+        """
+        if not self._there.wait(PATIENCE):
+            raise OSError("no worker could be started")
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Until it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not.
+        """
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired("worker", timeout or 0.0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        if self.pid and self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def _fork(work: Callable[[], int], ours: socket.socket) -> int:
+    """A child that does ``work`` and ends; its process id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    ours.close()
+    _end(work)
+
+
+def _end(work: Callable[[], int]) -> NoReturn:
+    code = 1
+    try:
+        code = work()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _work(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+    """A worker, as if Python had been started with these words."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(environment)
+    for folder in environment.get("PYTHONPATH", "").split(os.pathsep):
+        if folder and folder not in sys.path:
+            sys.path.append(folder)
+    module, *words = argv
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def _tell(to: socket.socket, **said: Any) -> None:
+    with suppress(BrokenPipeError):
+        to.sendall((json.dumps(said) + "\n").encode())

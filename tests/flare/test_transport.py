@@ -1,0 +1,73 @@
+"""Arrays that FLARE carries come out as they went in, and what nobody packed ends nothing."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
+from nvflare.fuel.utils.buffer_list import ConsumableBufferList
+
+from fedshift.flare import transport
+
+ARRAYS = {
+    "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "number": np.asarray(3.5),
+    "counter": np.asarray(7, np.int64),
+    "nothing": np.empty((0, 4), np.float32),
+    "turned": np.arange(6, dtype=np.float64).reshape(2, 3).T,
+    "flags": np.array([True, False]),
+    "names": np.array(["BIDMC", "HK"]),
+    "bytes": np.frombuffer(b"\x00\xff", np.uint8),
+    "big end first": np.array([1, 2], ">i4"),
+    "special": np.array([np.nan, -0.0, np.inf, 5e-324]),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_array_keeps_type_shape_and_bits(name: str) -> None:
+    array = ARRAYS[name]
+    found = transport.unpack(transport.pack(array))
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert found.tobytes() == array.tobytes()
+    assert found.flags.writeable
+
+
+def test_importing_the_wire_mends_flare() -> None:
+    array, flare = ARRAYS["matrix"], NumpyArrayDecomposer()
+    packed = flare.native_decompose(array)
+    assert not packed.startswith(transport.NUMPY_FILE)
+    np.testing.assert_array_equal(flare.native_recompose(packed), array)
+    assert str(ConsumableBufferList([b"x" * 1000, b"y"])) == "<message in 2 pieces>"
+
+
+def test_an_array_that_flare_itself_packed_can_be_read() -> None:
+    file = io.BytesIO()
+    np.save(file, ARRAYS["matrix"])
+    np.testing.assert_array_equal(transport.unpack(file.getvalue()), ARRAYS["matrix"])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no array",
+        b"<f4;2,3;short",
+        b"<f4;-1;",
+        b"<f4;2,x;12345678",
+        b"|O;1;12345678",
+        b"nonsense;1;1234",
+        b"\xff\xfe;1;1234",
+        transport.NUMPY_FILE + b"\x01\x00 broken",
+        transport.pack(np.zeros(3))[:-1],
+    ],
+)
+def test_what_nobody_packed_is_an_empty_array(data: bytes) -> None:
+    found = transport.unpack(data)
+    assert (found.size, found.dtype) == (0, np.uint8)
+
+
+def test_python_objects_are_not_sent() -> None:
+    with pytest.raises(TypeError, match="object"):
+        transport.pack(np.array([None, "x"], object))

@@ -1,0 +1,69 @@
+"""Workers that are forked do what started ones would, and are told apart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only"),
+]
+
+WORKER = """
+import os, signal, sys, time
+print(sys.argv[1], "fractions" in sys.modules, os.environ["WHO"], os.getsid(0) == os.getpid(), flush=True)
+if sys.argv[1] == "waits":
+    time.sleep(60)
+if sys.argv[1] == "fails":
+    raise ValueError("a worker's own error")
+sys.exit(int(sys.argv[2]))
+"""
+MAIN = """
+import multiprocessing, subprocess, sys
+from fedshift.flare.zygote import Forks, Zygote
+
+def inside(socket, queue):
+    forks = Forks(socket)
+    env = {{"WHO": "me", "PYTHONPATH": {folder!r}}}
+    start = lambda *words: forks.Popen([sys.executable, "-m", "the_worker", *words], env=env)
+    waits, ends, fails = start("waits", "0"), start("ends", "3"), start("fails", "0")
+    codes = [ends.wait(30), fails.wait(30), waits.poll()]
+    try:
+        waits.wait(0.1)
+    except forks.TimeoutExpired:
+        codes.append("waits")
+    waits.terminate()
+    queue.put(codes + [waits.wait(30), waits.poll()])
+
+def simulator(socket):
+    queue = multiprocessing.Queue()
+    process = multiprocessing.get_context("fork").Process(target=inside, args=(socket, queue))
+    process.start()
+    print(queue.get(timeout=50), flush=True)
+    process.join()
+    return 7
+
+def prepare():
+    import fractions
+
+sys.exit(Zygote(simulator, prepare).run())
+"""
+
+
+def test_workers_are_forked_end_and_are_ended(tmp_path: Path) -> None:
+    (tmp_path / "the_worker.py").write_text(WORKER, encoding="utf-8")
+    (tmp_path / "main.py").write_text(MAIN.format(folder=str(tmp_path)), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "main.py")], capture_output=True, encoding="utf-8", check=False, env=os.environ
+    )
+    assert done.returncode == 7, done.stderr
+    lines = done.stdout.splitlines()
+    for word in ("waits", "ends", "fails"):
+        assert f"{word} True me True" in lines
+    assert "[3, 1, None, 'waits', -15, -15]" in lines
+    assert "ValueError: a worker's own error" in done.stderr
