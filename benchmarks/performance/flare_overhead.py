@@ -1,11 +1,12 @@
 """What a round costs under FLARE when no site trains: six sites, a model of 4 MB.
 
-    python -m benchmarks.performance.flare_overhead
+    python -m benchmarks.performance.flare_overhead --flower FLOWER/bin/python
 
-Compared are ``fedshift run``, which is FLARE's simulator with six workers, the coordinator alone, in one process, with
-the same checks and files, and a loop that only averages arrays. Seconds of a round are those of `results.json`, from
-the moment a task is offered to the moment the last answer is in, and what follows until the next task: the time
-between the beginnings of two rounds. Training is left out at the sites: they send back what they got.
+Compared are ``fedshift run``, which is FLARE's simulator with the sites shared out among as many workers as there are
+cores, and ``fedshift run -t 6``; NVFlare's own `FedAvgRecipe` with its client API, and Flower's simulation (in an
+environment of its own: ``pip install 'flwr[simulation]'``), all with clients that send back the weights they got; the
+coordinator alone, in one process, with the same checks and files; and a loop that only averages arrays. A round is the
+time between the ends, or the beginnings, of two rounds, averaged over all but the first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,8 +31,9 @@ from fedshift.coordinator import Coordinator
 from fedshift.flare.export import read_job_folder, write_job
 from fedshift.job import JobSpec
 from fedshift.messages import Update
-from fedshift.reporting.progress import Progress, read_progress
-from fedshift.site import Site
+from fedshift.reporting.progress import read_progress
+from fedshift.site import Site, read_weights
+from fedshift.tasks import build_task
 
 ROOT = Path(__file__).resolve().parents[2]
 FEATURES = 12
@@ -41,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--flower", type=Path, help="a Python that has Flower's simulation")
     args = parser.parse_args()
     load = record.load()
     with tempfile.TemporaryDirectory() as scratch:
@@ -48,17 +53,29 @@ def main() -> None:
         job = idle_job(args.rounds)
         write_idle(job, folder / "job")
         make_phantom(folder / "share" / "fedshift" / "phantom", cases=3, matrices=(96,))
-        launches: list[float] = []
+        launches: dict[str, list[float]] = {}
+
+        def noted(name: str, moments: list[float], began: float) -> float:
+            launches.setdefault(name, []).append(moments[0] - began)
+            return (moments[-1] - moments[0]) / (len(moments) - 1)
+
         measures: dict[str, Callable[[], float]] = {
-            "fedshift run": lambda: flare(folder, args.rounds, launches),
-            "coordinator in one process": lambda: coordinator(job, folder),
-            "loop over arrays": lambda: loop(job),
+            "fedshift run": lambda: noted("fedshift run", *fedshift_run(folder, args.rounds)),
+            "fedshift run -t 6": lambda: noted("fedshift run -t 6", *fedshift_run(folder, args.rounds, "-t", "6")),
+            "NVFlare FedAvgRecipe": lambda: noted("NVFlare FedAvgRecipe", *recipe(job, folder)),
         }
+        if args.flower:
+            arrays = folder / "weights.npz"
+            np.savez(arrays, **read_weights(build_task(job).network()))  # type: ignore[arg-type]
+            measures["Flower simulation"] = lambda: noted("Flower simulation", *flower(args.flower, arrays, job))
+        measures["coordinator in one process"] = lambda: coordinator(job, folder)
+        measures["loop over arrays"] = lambda: loop(job)
         rounds = record.in_turn(measures, args.repeats)
     content = {
         "what": f"a round of six sites that do not train, a U-Net of {FEATURES} features (4.4 MB, 136 arrays)",
+        "rounds": args.rounds,
         "seconds_a_round": rounds,
-        "seconds_from_launch_to_first_training_task": record.spread(launches),
+        "seconds_from_launch_to_first_round": {name: record.spread(told) for name, told in launches.items()},
     }
     print(json.dumps(content, indent=1))
     print(record.write("flare_overhead", content, load=load))
@@ -92,25 +109,61 @@ def environment(folder: Path) -> dict[str, str]:
     return kept | {"XDG_DATA_HOME": str(folder / "share"), "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
 
 
-def flare(folder: Path, rounds: int, launches: list[float]) -> float:
-    """Seconds a round of a run in FLARE's simulator, from the first round's beginning to the last's end."""
+def fedshift_run(folder: Path, rounds: int, *options: str) -> tuple[list[float], float]:
+    """When the first and the last round of a run in FLARE's simulator began, and when it was launched."""
     workspace = folder / "run"
-    command = [sys.executable, "-m", "fedshift.cli", "run", str(folder / "job"), "-w", str(workspace)]
-    started, first, last = time.monotonic(), 0.0, 0.0
+    command = [sys.executable, "-m", "fedshift.cli", "run", str(folder / "job"), "-w", str(workspace), *options]
+    shutil.rmtree(workspace, ignore_errors=True)
+    began = time.monotonic()
     process = subprocess.Popen(command, env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    seen: Progress | None = None
-    while process.poll() is None and not last:
+    moments: dict[int, float] = {}
+    while process.poll() is None:
         seen = read_progress(workspace / "server" / "simulate_job") if workspace.is_dir() else None
-        if seen is not None and seen.round >= 1 and not first:
-            first = time.monotonic()
-        if seen is not None and seen.round > rounds:
-            last = time.monotonic()
+        if seen is not None and 1 <= seen.round <= rounds:
+            moments.setdefault(seen.round, time.monotonic())
         time.sleep(0.005)
     _, complaint = process.communicate()
-    if process.returncode or not last:
+    if process.returncode:
         raise SystemExit(f"the run failed: {complaint.decode(errors='replace')[-500:]}")
-    launches.append(first - started)
-    return (last - first) / rounds
+    return [moments[number] for number in range(1, rounds + 1)], began
+
+
+def recipe(job: JobSpec, folder: Path) -> tuple[list[float], float]:
+    """The same of NVFlare's own recipe: it prints when a round begins."""
+    script = Path(__file__).with_name("idle_nvflare.py")
+    words = [str(folder / "nvflare"), str(job.task.schedule.rounds), str(len(job.task.sites)), str(FEATURES)]
+    began, moments = time.monotonic(), []
+    process = subprocess.Popen(
+        [sys.executable, str(script), *words],
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if re.search(r"Round \d+ started", line):
+            moments.append(time.monotonic())
+    process.wait()
+    return moments, began
+
+
+def flower(python: Path, arrays: Path, job: JobSpec) -> tuple[list[float], float]:
+    """The same of Flower's simulation: when rounds ended."""
+    script = Path(__file__).with_name("idle_flower.py")
+    words = [str(arrays), str(job.task.schedule.rounds), str(len(job.task.sites))]
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    began = time.time()
+    done = subprocess.run(
+        [str(python), str(script), *words],
+        env=kept | {"OMP_NUM_THREADS": "1", "RAY_DISABLE_DASHBOARD": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    told = next(line for line in done.stdout.splitlines() if line.startswith("ended:"))
+    return json.loads(told.removeprefix("ended:")), began
 
 
 def coordinator(job: JobSpec, folder: Path) -> float:
@@ -137,9 +190,6 @@ def coordinator(job: JobSpec, folder: Path) -> float:
 
 def loop(job: JobSpec) -> float:
     """Copies of the arrays, and their mean."""
-    from fedshift.site import read_weights
-    from fedshift.tasks import build_task
-
     weights = read_weights(build_task(job).network())
     n = len(job.task.sites)
     started = time.monotonic()
