@@ -381,7 +381,8 @@ def _check_array(key: str, array: np.ndarray, spec: ArraySpec) -> None:
         raise Rejected(key, f"has type {array.dtype}, expected {spec.dtype}")
     if not np.isfinite(array).all():
         raise Rejected(key, "holds NaN or infinity")
-    if array.size and (array.min() < spec.low or array.max() > spec.high):
+    bounded = spec.low > -np.inf or spec.high < np.inf
+    if bounded and array.size and (array.min() < spec.low or array.max() > spec.high):
         raise Rejected(key, f"goes from {array.min():g} to {array.max():g}, allowed is {spec.low:g} to {spec.high:g}")
 
 

@@ -46,13 +46,12 @@ class FedshiftAggregator(Aggregator):
         the server's keys.
         """
         methods.require_federation(job)
+        self._tell, self._message = on_progress, False
         if job.federation.encryption is None:
-            self.coordinator = Coordinator(job, folder, on_progress=on_progress, on_reject=on_reject)
+            self.coordinator = Coordinator(job, folder, on_progress=self._note, on_reject=on_reject)
         else:
             keys = read_keys(startup or folder, SERVER_KEYS)
-            self.coordinator = EncryptedCoordinator(
-                job, folder, keys=keys, on_progress=on_progress, on_reject=on_reject
-            )
+            self.coordinator = EncryptedCoordinator(job, folder, keys=keys, on_progress=self._note, on_reject=on_reject)
         self._hosts = hosts(job)
         done = self.coordinator.resume()
         if done >= 0:
@@ -70,6 +69,7 @@ class FedshiftAggregator(Aggregator):
             OSError: this machine cannot store the answer.
         """
         client = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "")
+        self._message = True
         try:
             return self._accept(client, shareable)
         except (MixedDataError, OSError):
@@ -77,6 +77,14 @@ class FedshiftAggregator(Aggregator):
         except Exception as error:  # no answer, however strange, may end the job
             log.exception("the answer of %s cannot be read", client)
             return self._reject(client, "answer", f"cannot be read ({type(error).__name__})")
+        finally:
+            self._message = False
+            self._tell(self.coordinator)
+
+    def _note(self, coordinator: Coordinator) -> None:
+        """There is something new to show; what a message with many sites' answers has brought is shown at once."""
+        if not self._message:
+            self._tell(coordinator)
 
     def _accept(self, client: str, shareable: Shareable) -> bool:
         task = shareable.get_header(ReservedHeaderKey.TASK_NAME, "task")

@@ -67,9 +67,9 @@ class ProgressFile:
         if coordinator.round != self._round:
             self._round, self._since = coordinator.round, self._clock()
         results, rounds = coordinator.results, coordinator.rounds
-        scored = [r for r in range(1, rounds + 1) if coordinator.mean_score(r) is not None]
         # While a round is open, its own scores are still coming in: those of the round before are whole.
-        whole = [r for r in scored if r < coordinator.round - 1 or results.final is not None]
+        newest = rounds if results.final is not None else min(coordinator.round - 2, rounds)
+        whole = next((r for r in range(newest, 0, -1) if coordinator.mean_score(r) is not None), None)
         took = [record.seconds for record in results.rounds[-5:]]
         per_round = sum(took) / len(took) if took else None
         left = None
@@ -85,8 +85,8 @@ class ProgressFile:
                 sites_in=list(coordinator.answered),
                 rejected=coordinator.rejected,
                 metric=coordinator.metric,
-                score_round=whole[-1] if whole else None,
-                score=coordinator.mean_score(whole[-1]) if whole else None,
+                score_round=whole,
+                score=coordinator.mean_score(whole) if whole else None,
                 best_round=coordinator.best_round,
                 best_score=coordinator.mean_score(coordinator.best_round) if coordinator.best_round else None,
                 seconds_per_round=per_round,
