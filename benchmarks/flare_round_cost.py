@@ -1,4 +1,4 @@
-"""What a round costs in FLARE's simulator with 1, 2 and 6 sites at work at a time.
+"""What a round costs with ``fedshift run``, and in FLARE's bare simulator with 6, 2 and 1 sites at work at a time.
 
     python benchmarks/flare_round_cost.py --out benchmarks/results/flare_round_cost.json
 
@@ -52,9 +52,12 @@ def main() -> None:
         started = time.monotonic()
         run_in_process(job, data, folder / "one")
         figures = {"one process": summary(read_results(folder / "one"), time.monotonic() - started, peak=None)}
-        for threads in args.threads:
-            figures[f"-t {threads}"] = simulator(folder, share, threads)
-            print(json.dumps({f"-t {threads}": figures[f"-t {threads}"]}), flush=True)
+        commands = {"fedshift run": [sys.executable, "-m", "fedshift.cli", "run"]}
+        stock = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", "-t"]
+        commands |= {f"nvflare simulator -t {threads}": [*stock, str(threads)] for threads in args.threads}
+        for number, (name, command) in enumerate(commands.items()):
+            figures[name] = simulator(folder, share, command, folder / f"run_{number}")
+            print(json.dumps({name: figures[name]}), flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "what": f"{args.job.name}, {args.rounds} rounds of one epoch, 6 sites of 3 phantom cases, matrix 96",
@@ -77,16 +80,14 @@ def cut(folder: Path, *, rounds: int) -> JobSpec:
     return JobSpec.parse(raw, where=str(folder))
 
 
-def simulator(folder: Path, share: Path, threads: int) -> dict[str, object]:
-    """One run of the stock simulator, with the memory of all its processes watched."""
-    workspace = folder / f"t{threads}"
+def simulator(folder: Path, share: Path, command: list[str], workspace: Path) -> dict[str, object]:
+    """One run of FLARE's simulator, with the memory of all its processes watched."""
     environment = {k: v for k, v in os.environ.items() if k != "FEDSHIFT_DATA"}
     environment |= {"XDG_DATA_HOME": str(share), "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "custom"), str(ROOT)])
-    command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(folder / "job")]
     started = time.monotonic()
     process = subprocess.Popen(
-        [*command, "-w", str(workspace), "-t", str(threads)],
+        [*command, str(folder / "job"), "-w", str(workspace)],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sysconfig
@@ -15,7 +16,7 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
 from fedshift import cli
 from fedshift.errors import ConfigError
-from fedshift.flare.export import SPEC, read_job_folder, write_job
+from fedshift.flare.export import SPEC, read_job_folder, share_out, write_job
 from fedshift.flare.identity import own_identity, source_hash
 from fedshift.job import JobSpec
 from fedshift.reporting.results import read_results
@@ -147,3 +148,19 @@ def test_a_job_with_its_code_runs_where_fedshift_is_not_installed(
     assert (server / "results.json").is_file(), output[-3000:]
     assert read_results(server).final is not None, output[-3000:]
     assert (server / "best_global_model.pt").is_file()
+
+
+def test_sites_are_shared_out_in_a_copy_that_carries_all_else(tmp_path: Path) -> None:
+    job = small_job("fedfa")
+    folder = write_job(job, tmp_path / "job")
+    (folder / "app" / "custom" / "own.py").write_text("# code of one's own", encoding="utf-8")
+    before = files(folder)
+    shared = share_out(job, folder, tmp_path / "copy", count=2)
+    assert files(folder) == before
+    assert read_job_folder(tmp_path / "copy") == shared
+    assert shared.federation.hosts == 2
+    assert shared.task == job.task
+    told = json.loads((tmp_path / "copy" / "meta.json").read_text(encoding="utf-8"))
+    assert told["deploy_map"] == {"app": ["server", "host_1", "host_2"]}
+    assert told["min_clients"] == 2
+    assert (tmp_path / "copy" / "app" / "custom" / "own.py").is_file()

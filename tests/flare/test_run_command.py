@@ -14,6 +14,7 @@ import pytest
 
 from fedshift.cli import main
 from fedshift.flare.export import read_job_folder
+from fedshift.machine import cores
 from fedshift.reporting.progress import Progress, duration
 from fedshift.run_cli import describe
 
@@ -84,6 +85,13 @@ def test_run_shows_progress_scores_and_where_things_are(side_by_side: SimulatorR
         assert path.exists()
         assert str(path) in side_by_side.output
     assert "round 2 of 2 done" in side_by_side.log
+
+
+def test_the_sites_share_a_process_a_core(side_by_side: SimulatorRun) -> None:
+    started = {path.parent.name for path in side_by_side.workspace.glob("*/simulate_job")} - {"server"}
+    sites = ["BIDMC", "HK", "I2CVB", "BMC", "RUNMC", "UCL"]
+    assert len(started) == min(cores(), len(sites))
+    assert [*side_by_side.results.rounds[-1].sites] == sites
 
 
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, phantom_home: Path) -> None:

@@ -183,7 +183,9 @@ class FedshiftWorkflow(Controller):
         self.broadcast(task, fl_ctx, targets=sorted(asked), min_responses=len(asked))
         self._handout.ring()
         try:
-            if name != wire.VALIDATE:  # then answers change what is written
+            if name == wire.STATISTICS:
+                events.prepare()
+            elif name == wire.TRAIN:  # later on, answers change what is written
                 events.update(coordinator.results)
             with self._changed:
                 while self._fault is None:

@@ -36,15 +36,20 @@ class Events:
         self._written: set[tuple[str, int]] = set()
         self._known = 0
 
+    def prepare(self) -> None:
+        """Begin the files. That takes a second; `update` does it when nobody has done it before."""
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only the server needs it
+
+        self._writer = SummaryWriter(str(self._folder))
+
     def update(self, results: Results) -> None:
         """Write what is new since the last call."""
         new = [p for p in scalars(results, start=self._known) if p[:2] not in self._written]
         if not new:
             return
         if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter  # slow to import, and only the server needs it
-
-            self._writer = SummaryWriter(str(self._folder))
+            self.prepare()
+            assert self._writer is not None
         for tag, round_, value in new:
             self._writer.add_scalar(tag, value, round_)
             self._written.add((tag, round_))

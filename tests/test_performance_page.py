@@ -1,0 +1,40 @@
+"""The figures of docs/performance.md are those of the committed results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+LINES = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").splitlines()
+OVERHEAD: dict[str, Any] = json.loads((RESULTS / "performance" / "flare_overhead.json").read_text(encoding="utf-8"))
+RUNS: dict[str, Any] = json.loads((RESULTS / "flare_round_cost.json").read_text(encoding="utf-8"))["runs"]
+
+
+def row(name: str) -> list[str]:
+    """The cells of the table row that begins with ``name``."""
+    (found,) = [line for line in LINES if line.startswith(f"| {name} |")]
+    return [cell.strip() for cell in found.strip("|").split("|")][1:]
+
+
+def told(values: dict[str, Any], digits: int) -> str:
+    return f"{values['median']:.{digits}f} ({values['low']:.{digits}f}-{values['high']:.{digits}f})"
+
+
+@pytest.mark.parametrize("name", OVERHEAD["seconds_a_round"])
+def test_a_round_without_training(name: str) -> None:
+    launch = OVERHEAD["seconds_from_launch_to_first_round"].get(name)
+    digits = 2 if launch else 3
+    assert row(name) == [told(OVERHEAD["seconds_a_round"][name], digits), told(launch, 1) if launch else ""]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_whole_run(name: str) -> None:
+    run = RUNS[name]
+    memory = "" if run["peak_memory_mb"] is None else f"{run['peak_memory_mb'] / 1000:.1f} GB"
+    first, later, whole = run["seconds_first_round"], run["seconds_later_rounds"], run["seconds_in_all"]
+    assert row(name) == [f"{later:.1f} s", f"{first:.1f} s", f"{whole:.0f} s", memory]
