@@ -55,19 +55,20 @@ def main() -> None:
         make_phantom(folder / "share" / "fedshift" / "phantom", cases=3, matrices=(96,))
         launches: dict[str, list[float]] = {}
 
-        def noted(name: str, moments: list[float], began: float) -> float:
+        def run(name: str, *options: str) -> float:
+            moments, began = fedshift_run(folder, args.rounds, *options)
             launches.setdefault(name, []).append(moments[0] - began)
-            return (moments[-1] - moments[0]) / (len(moments) - 1)
+            return a_round(moments)
 
         measures: dict[str, Callable[[], float]] = {
-            "fedshift run": lambda: noted("fedshift run", *fedshift_run(folder, args.rounds)),
-            "fedshift run -t 6": lambda: noted("fedshift run -t 6", *fedshift_run(folder, args.rounds, "-t", "6")),
-            "NVFlare FedAvgRecipe": lambda: noted("NVFlare FedAvgRecipe", *recipe(job, folder)),
+            "fedshift run": lambda: run("fedshift run"),
+            "fedshift run -t 6": lambda: run("fedshift run -t 6", "-t", "6"),
+            "NVFlare FedAvgRecipe": lambda: a_round(recipe(job, folder)),
         }
         if args.flower:
             arrays = folder / "weights.npz"
             np.savez(arrays, **read_weights(build_task(job).network()))  # type: ignore[arg-type]
-            measures["Flower simulation"] = lambda: noted("Flower simulation", *flower(args.flower, arrays, job))
+            measures["Flower simulation"] = lambda: a_round(flower(args.flower, arrays, job))
         measures["coordinator in one process"] = lambda: coordinator(job, folder)
         measures["loop over arrays"] = lambda: loop(job)
         rounds = record.in_turn(measures, args.repeats)
@@ -75,7 +76,7 @@ def main() -> None:
         "what": f"a round of six sites that do not train, a U-Net of {FEATURES} features (4.4 MB, 136 arrays)",
         "rounds": args.rounds,
         "seconds_a_round": rounds,
-        "seconds_from_launch_to_first_round": {name: record.spread(told) for name, told in launches.items()},
+        "seconds_from_launch_to_first_training_task": {name: record.spread(told) for name, told in launches.items()},
     }
     print(json.dumps(content, indent=1))
     print(record.write("flare_overhead", content, load=load))
@@ -128,11 +129,11 @@ def fedshift_run(folder: Path, rounds: int, *options: str) -> tuple[list[float],
     return [moments[number] for number in range(1, rounds + 1)], began
 
 
-def recipe(job: JobSpec, folder: Path) -> tuple[list[float], float]:
-    """The same of NVFlare's own recipe: it prints when a round begins."""
+def recipe(job: JobSpec, folder: Path) -> list[float]:
+    """When rounds of NVFlare's own recipe began: it prints it, of the first before there are any clients."""
     script = Path(__file__).with_name("idle_nvflare.py")
     words = [str(folder / "nvflare"), str(job.task.schedule.rounds), str(len(job.task.sites)), str(FEATURES)]
-    began, moments = time.monotonic(), []
+    moments: list[float] = []
     process = subprocess.Popen(
         [sys.executable, str(script), *words],
         env=environment(folder),
@@ -146,15 +147,14 @@ def recipe(job: JobSpec, folder: Path) -> tuple[list[float], float]:
         if re.search(r"Round \d+ started", line):
             moments.append(time.monotonic())
     process.wait()
-    return moments, began
+    return moments[1:]
 
 
-def flower(python: Path, arrays: Path, job: JobSpec) -> tuple[list[float], float]:
-    """The same of Flower's simulation: when rounds ended."""
+def flower(python: Path, arrays: Path, job: JobSpec) -> list[float]:
+    """When rounds of Flower's simulation ended."""
     script = Path(__file__).with_name("idle_flower.py")
     words = [str(arrays), str(job.task.schedule.rounds), str(len(job.task.sites))]
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    began = time.time()
     done = subprocess.run(
         [str(python), str(script), *words],
         env=kept | {"OMP_NUM_THREADS": "1", "RAY_DISABLE_DASHBOARD": "1"},
@@ -163,7 +163,13 @@ def flower(python: Path, arrays: Path, job: JobSpec) -> tuple[list[float], float
         check=True,
     )
     told = next(line for line in done.stdout.splitlines() if line.startswith("ended:"))
-    return json.loads(told.removeprefix("ended:")), began
+    moments: list[float] = json.loads(told.removeprefix("ended:"))
+    return moments
+
+
+def a_round(moments: list[float]) -> float:
+    """Seconds from one moment to the next, on average."""
+    return (moments[-1] - moments[0]) / (len(moments) - 1)
 
 
 def coordinator(job: JobSpec, folder: Path) -> float:

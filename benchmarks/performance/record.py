@@ -36,7 +36,7 @@ def write(name: str, content: Mapping[str, Any], *, load: float) -> Path:
     path = RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     made = {
-        "command": f"python -m benchmarks.performance.{name} {' '.join(sys.argv[1:])}".strip(),
+        "command": " ".join(("python -m", f"benchmarks.performance.{name}", *map(_word, sys.argv[1:]))),
         "machine": {
             "processor": _processor(),
             "cores": os.cpu_count(),
@@ -52,6 +52,11 @@ def write(name: str, content: Mapping[str, Any], *, load: float) -> Path:
 def load() -> float:
     """How busy the machine is, in processes, over the last minute."""
     return os.getloadavg()[0]
+
+
+def _word(argument: str) -> str:
+    """A word of the command, without where things are on this machine."""
+    return f"…/{'/'.join(Path(argument).parts[-2:])}" if Path(argument).is_absolute() else argument
 
 
 def _processor() -> str:

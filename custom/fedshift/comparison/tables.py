@@ -142,7 +142,10 @@ def heading(comparison: Comparison) -> str:
     """The title, and what the numbers are."""
     words = " ".join(filter(None, [comparison.metric, measure(comparison.metric).words]))
     model = {"best": "of the best round", "last": "of the last round", "personal": "of sites' own models"}
-    return f"{comparison.title} ({comparison.scale}): {words}, {model[comparison.model]}"
+    which = model[comparison.model]
+    if comparison.spec.get("run") == "cross_site":
+        which = "of sites' own models of the last round"
+    return f"{comparison.title} ({comparison.scale}): {words}, {which}"
 
 
 def remarks(comparison: Comparison) -> list[str]:
