@@ -136,6 +136,6 @@ def test_no_answer_of_a_single_site_is_left_once_it_is_discarded(tmp_path: Path)
     run_round(server, 0)
     weights = server.open(1).weights
     assert server.accept(Update("A", 1, 8, 1, weights, {"train_loss": 1.0}))
-    assert list(tmp_path.rglob("*.npz"))
+    assert list(tmp_path.rglob("*.arrays"))
     server.discard_waiting()
-    assert not list(tmp_path.rglob("*.npz"))
+    assert not list(tmp_path.rglob("*.arrays"))
