@@ -57,7 +57,7 @@ def compare_command(args: argparse.Namespace) -> int:
         raise ConfigError("--jobs must be 1 or more")
     if args.flare and args.jobs not in (None, 1):
         raise ConfigError(
-            "--flare runs cells one after another, each with all its sites side by side: leave out --jobs"
+            "--flare runs cells one after another, each with its sites side by side on all cores: leave out --jobs"
         )
     spec, scale = read_spec(args.spec, args.scale)
     out = args.out or Path("runs") / f"{spec.name}_{scale}"
