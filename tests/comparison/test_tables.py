@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedshift.comparison.published import Figure
 from fedshift.comparison.record import Comparison
-from fedshift.comparison.tables import latex, long_csv, make_tables, markdown, remarks, rich_tables
+from fedshift.comparison.tables import heading, latex, long_csv, make_tables, markdown, remarks, rich_tables
 
 from .made import made, record
 
@@ -46,6 +46,13 @@ def test_mean_and_sample_deviation_over_seeds_and_the_best_in_bold() -> None:
     assert shown["FedAvg"] == ["52.0 ± 2.8", "**71.0 ± 1.4**", "61.5 ± 2.1"]
     assert shown["FedFA"] == ["**61.0 ± 1.4**", "70.0 ± 1.4", "**65.5 ± 1.4**"]
     assert "sample standard deviation (n - 1) over 2 seeds (0, 1)" in markdown(made(FULL))
+
+
+def test_the_heading_says_which_models_were_scored() -> None:
+    comparison = made(FULL)
+    assert heading(comparison).endswith("of the best round")
+    crossed = comparison.model_copy(update={"spec": {"run": "cross_site"}})
+    assert heading(crossed).endswith("of sites' own models of the last round")
 
 
 def test_one_seed_has_no_deviation() -> None:

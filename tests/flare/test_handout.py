@@ -13,7 +13,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from fedshift.flare import handout
-from fedshift.flare.handout import PAUSE, Handout
+from fedshift.flare.handout import HOLD, MOST, PAUSE, Handout
 
 TASK, NONE = ("train", "id", {}), ("", "", None)
 
@@ -31,13 +31,17 @@ class Runner:
         return self.answer
 
 
-@pytest.fixture
-def attached() -> tuple[Handout, Runner]:
+def attach(clients: int) -> tuple[Handout, Runner]:
     context, runner = FLContext(), Runner()
     context.set_prop(FLContextKey.RUNNER, runner, private=True, sticky=False)
     held = Handout()
-    held.attach(context)
+    held.attach(context, clients=clients)
     return held, runner
+
+
+@pytest.fixture
+def attached() -> tuple[Handout, Runner]:
+    return attach(MOST)
 
 
 def ask(runner: Runner) -> tuple[threading.Thread, list[Any]]:
@@ -65,7 +69,8 @@ def test_a_task_that_is_there_is_given_at_once(attached: tuple[Handout, Runner])
 def test_a_question_waits_for_the_bell(attached: tuple[Handout, Runner]) -> None:
     held, runner = attached
     thread, found = ask(runner)
-    until(lambda: held._waiting == 1)
+    until(lambda: runner.asked == 1)
+    thread.join(0.05)
     assert not found
     runner.answer = TASK
     held.ring()
@@ -77,7 +82,7 @@ def test_a_question_waits_for_the_bell(attached: tuple[Handout, Runner]) -> None
 def test_a_bell_for_others_is_no_answer(attached: tuple[Handout, Runner]) -> None:
     held, runner = attached
     thread, found = ask(runner)
-    until(lambda: held._waiting == 1)
+    until(lambda: runner.asked == 1)
     held.ring()
     until(lambda: runner.asked == 2)
     assert not found
@@ -92,12 +97,17 @@ def test_it_is_sent_away_in_the_end(attached: tuple[Handout, Runner], monkeypatc
     assert runner._try_to_get_task("client", None) == NONE
 
 
-def test_too_many_do_not_wait(attached: tuple[Handout, Runner], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_do_not_wait_and_do_not_ask_more_often() -> None:
+    _, runner = attach(MOST + 1)
+    began = time.monotonic()
+    assert runner._try_to_get_task("client", None) == NONE
+    assert time.monotonic() - began < HOLD / 2
+    assert runner.config.task_request_interval == 0.1
+
+
+def test_nobody_waits_after_the_end(attached: tuple[Handout, Runner]) -> None:
     held, runner = attached
-    monkeypatch.setattr(handout, "MOST", 1)
-    thread, _ = ask(runner)
-    until(lambda: held._waiting == 1)
-    assert runner._try_to_get_task("other", None) == NONE
     held.close()
-    thread.join(10)
-    assert runner._try_to_get_task("after the end", None) == NONE
+    began = time.monotonic()
+    assert runner._try_to_get_task("client", None) == NONE
+    assert time.monotonic() - began < HOLD / 2

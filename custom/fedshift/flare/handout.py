@@ -3,7 +3,7 @@
 FLARE's clients ask for work again and again, and sleep in between: after a question that found none, its simulator's
 workers sleep half a second. Here a question waits at the server until there is something to do, or `HOLD` seconds; so
 a round begins at all sites when it is opened. Each waiting question holds a thread of the server, of which FLARE has a
-hundred: beyond `MOST` they are answered at once, as FLARE does it.
+hundred: with more clients than `MOST` all is as FLARE has it.
 
 The method that is wrapped is not public; pyproject.toml holds nvflare to one minor version.
 """
@@ -23,7 +23,7 @@ log = logging.getLogger("fedshift")
 HOLD = 5.0
 """Seconds that a question waits at most; a client waits 300 for its answer."""
 MOST = 48
-"""Questions that may wait at a time."""
+"""Clients whose questions may wait."""
 PAUSE = 0.01
 """Seconds between a client's answer and its next question."""
 
@@ -35,11 +35,12 @@ class Handout:
         """Nothing waits until `attach`."""
         self._changed = threading.Condition()
         self._number = 0
-        self._waiting = 0
         self._open = False
 
-    def attach(self, fl_ctx: FLContext) -> None:
-        """Let questions that find no task wait, from now on until `close`."""
+    def attach(self, fl_ctx: FLContext, *, clients: int) -> None:
+        """Let the questions of a job's clients wait when they find no task, from now on until `close`."""
+        if clients > MOST:
+            return
         runner: Any = fl_ctx.get_prop(FLContextKey.RUNNER)
         if not hasattr(runner, "_try_to_get_task"):
             log.warning("this NVFlare hands out tasks in another way: sites ask for them at intervals")
@@ -72,10 +73,5 @@ class Handout:
     def _wait(self, number: int, end: float) -> bool:
         """Whether something has happened since ``number``; False if it is not worth waiting for any longer."""
         with self._changed:
-            if not self._open or self._waiting >= MOST:
-                return False
-            self._waiting += 1
-            try:
-                return self._changed.wait_for(lambda: self._number != number, end - time.monotonic()) and self._open
-            finally:
-                self._waiting -= 1
+            left = end - time.monotonic()
+            return self._open and self._changed.wait_for(lambda: self._number != number, left) and self._open

@@ -80,7 +80,6 @@ class FedshiftWorkflow(Controller):
         folder = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
         progress = self._progress = ProgressFile(folder)
         ended = threading.Event()
-        self._handout.attach(fl_ctx)
         if not _simulated(fl_ctx):
             threading.Thread(target=self._admit, args=(fl_ctx.get_job_id(), ended), daemon=True).start()
         try:
@@ -123,6 +122,7 @@ class FedshiftWorkflow(Controller):
         job = job_of(fl_ctx)
         if _simulated(fl_ctx):
             find_sites(job)
+        self._handout.attach(fl_ctx, clients=len(hosts(job)))
         aggregator, federation = self._aggregator, job.federation
         patience = Patience(frozenset(hosts(job)), federation.min_sites, federation.round_timeout, federation.grace)
         events = Events(folder)
@@ -131,6 +131,7 @@ class FedshiftWorkflow(Controller):
             audit = partial(_audit, fl_ctx.get_job_id())
             data = aggregator.begin(job, folder, on_progress=progress.update, on_reject=audit, startup=startup)
             coordinator = aggregator.coordinator
+            events.update(coordinator.results)  # of an interrupted run: its curves begin anew
             if coordinator.results.final is not None:
                 log.warning("the run had been finished when it was interrupted: nothing is left to do")
                 return

@@ -44,7 +44,9 @@ class Events:
 
     def update(self, results: Results) -> None:
         """Write what is new since the last call."""
-        new = [p for p in scalars(results, start=self._known) if p[:2] not in self._written]
+        # The last evaluation adds to earlier rounds.
+        start = self._known if results.final is None else 0
+        new = [p for p in scalars(results, start=start) if p[:2] not in self._written]
         if not new:
             return
         if self._writer is None:
