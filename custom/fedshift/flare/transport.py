@@ -1,26 +1,33 @@
 """What NVFlare 2.9 loses on a message's way, mended at both ends.
 
 FLARE makes text of every message that comes in, all its bytes, for a debug line that is not written; of 13 MB of
-updates that takes longer than all else. And it sends each array as a NumPy file, whose header is read as Python
-source; a network has a hundred arrays. Here a message's text is short, and an array is its type, its shape and its
-bytes.
+updates that takes longer than all else. And it sends each array as a NumPy file, whose header is written and read as
+Python source, every time; a network has a hundred arrays. Here a message's text is short, and a header is made and
+read once.
+
+What is sent stays a NumPy file, which FLARE reads without us: an answer may reach a server's process that has just
+been started and has not loaded the job yet, and FLARE ends a process that cannot read an answer.
 
 These parts of FLARE are not public; pyproject.toml holds nvflare to one minor version.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as numpy_file
 from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
 from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 
-NUMPY_FILE = b"\x93NUMPY"
-"""How an array begins that FLARE itself has written."""
 KINDS = "biufSU"
 """Of `numpy.dtype.kind`: whatever is no Python object."""
+LEAD = 10
+"""Bytes before a header: how a NumPy file of version 1.0 begins, and the header's length in two."""
+HEADERS = 1024
+"""Headers that are remembered."""
 
 
 def mend() -> None:
@@ -31,36 +38,47 @@ def mend() -> None:
 
 
 def pack(array: np.ndarray) -> bytes:
-    """An array as ``dtype;n,n,…;`` and its bytes in C order.
+    """An array as `numpy.save` writes it, in C order.
 
     Raises:
         TypeError: it holds Python objects.
     """
     if array.dtype.kind not in KINDS:
         raise TypeError(f"an array of {array.dtype} cannot be sent")
-    head = f"{array.dtype.str};{','.join(map(str, array.shape))};".encode()
-    return b"".join((head, array.tobytes()))
+    return b"".join((_header(array.dtype.str, array.shape), array.tobytes()))
 
 
 def unpack(data: bytes) -> np.ndarray:
     """What `pack` packed, or FLARE.
 
-    What was packed by nobody of ours comes out as an empty array, which the guard refuses under its name: FLARE ends
-    the server's process if an array cannot be read.
+    What neither has packed comes out as an empty array, which the guard refuses under its name: FLARE ends the
+    server's process if an array cannot be read.
     """
     try:
-        if bytes(data[: len(NUMPY_FILE)]) == NUMPY_FILE:
-            array: np.ndarray = np.load(BytesIO(data), allow_pickle=False)
-            return array
-        kind, sizes, _ = bytes(data[:256]).split(b";", 2)
-        dtype = np.dtype(kind.decode())
-        shape = tuple(int(size) for size in sizes.split(b",") if size)
-        if dtype.kind not in KINDS or min(shape, default=0) < 0:
-            raise ValueError(dtype)
-        start = len(kind) + len(sizes) + 2
-        return np.frombuffer(data, dtype, offset=start).reshape(shape).copy()
+        start = LEAD + int.from_bytes(data[LEAD - 2 : LEAD], "little")
+        shape, turned, dtype = _read_header(bytes(data[:start]))
+        flat = np.frombuffer(data, dtype, offset=start)
+        return flat.reshape(shape, order="F" if turned else "C").copy()
     except (ValueError, TypeError, SyntaxError, EOFError):
         return np.empty(0, np.uint8)
+
+
+@lru_cache(HEADERS)
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    file = BytesIO()
+    numpy_file.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+@lru_cache(HEADERS)
+def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    file = BytesIO(head)
+    if numpy_file.read_magic(file) != (1, 0):
+        raise ValueError("another version")
+    shape, turned, dtype = numpy_file.read_array_header_1_0(file)
+    if dtype.kind not in KINDS or min(shape, default=0) < 0:
+        raise ValueError(dtype)
+    return shape, turned, dtype
 
 
 def _brief(message: Any) -> str:
