@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
+from types import FunctionType
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 
 from fedshift.flare import transport
@@ -83,3 +88,31 @@ def test_what_nobody_packed_is_an_empty_array(data: bytes) -> None:
 def test_python_objects_are_not_sent() -> None:
     with pytest.raises(TypeError, match="object"):
         transport.pack(np.array([None, "x"], object))
+
+
+def test_finished_messages_are_forgotten_by_one_thread() -> None:
+    """FLARE starts a thread for each, which waits a minute."""
+    before, done = threading.active_count(), threading.Event()
+    later = transport.Later()
+    for _ in range(50):
+        later.after(60, lambda: None)
+    assert threading.active_count() == before + 1
+    order: list[int] = []
+    later.after(0.05, lambda: order.append(2))
+    later.after(0, lambda: order.append(1))
+    later.after(0.1, done.set)
+    assert done.wait(10)
+    assert order == [1, 2]
+
+
+def test_a_message_that_came_whole_is_forgotten_when_its_time_has_come() -> None:
+    task = RxTask(1, "site-1", cast(Any, None), reliable=True)
+    RxTask.rx_task_map["site-1", 1] = task
+    task._schedule_remove_task(0.01)
+    task._schedule_remove_task(60)  # FLARE asks more than once
+    deadline = time.monotonic() + 10
+    while ("site-1", 1) in RxTask.rx_task_map:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert isinstance(RxTask._schedule_remove_task, FunctionType)
+    assert RxTask._schedule_remove_task.__module__ == transport.__name__

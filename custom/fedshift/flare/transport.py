@@ -3,7 +3,8 @@
 FLARE makes text of every message that comes in, all its bytes, for a debug line that is not written; of 13 MB of
 updates that takes longer than all else. And it sends each array as a NumPy file, whose header is written and read as
 Python source, every time; a network has a hundred arrays. Here a message's text is short, and a header is made and
-read once.
+read once. And it remembers each message for a minute, with a thread that does nothing but wait; here one thread
+forgets them all.
 
 What is sent stays a NumPy file, which FLARE reads without us: an answer may reach a server's process that has just
 been started and has not loaded the job yet, and FLARE ends a process that cannot read an answer.
@@ -13,6 +14,11 @@ These parts of FLARE are not public; pyproject.toml holds nvflare to one minor v
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -20,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as numpy_file
 from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 
 KINDS = "biufSU"
@@ -35,6 +42,8 @@ def mend() -> None:
     ConsumableBufferList.__repr__ = _brief
     NumpyArrayDecomposer.native_decompose = lambda self, target, manager=None: pack(target)
     NumpyArrayDecomposer.native_recompose = lambda self, data, manager=None: unpack(data)
+    if hasattr(RxTask, "_schedule_remove_task"):
+        RxTask._schedule_remove_task = _forget_later
 
 
 def pack(array: np.ndarray) -> bytes:
@@ -79,6 +88,50 @@ def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
     if dtype.kind not in KINDS or min(shape, default=0) < 0:
         raise ValueError(dtype)
     return shape, turned, dtype
+
+
+def _forget_later(message: Any, ttl: float | None = None) -> None:
+    """In place of FLARE's own, which starts a `threading.Timer`."""
+    with message.stop_lock:
+        if message.cleanup_timer is None:
+            message.cleanup_timer = _FORGETTING.after(
+                message.completed_task_ttl if ttl is None else ttl, message._remove_task
+            )
+
+
+class Later:
+    """Work that is to be done at its time, by one thread for all of it."""
+
+    def __init__(self) -> None:
+        """The thread begins with the first work."""
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = itertools.count()
+        self._thread: threading.Thread | None = None
+
+    def after(self, seconds: float, work: Callable[[], None]) -> Later:
+        """Do ``work`` in so many seconds; returns what `cancel` can be asked of."""
+        with self._changed:
+            heapq.heappush(self._waiting, (time.monotonic() + seconds, next(self._number), work))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="fedshift later", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return self
+
+    def cancel(self) -> None:
+        """Nothing: forgetting twice does no harm."""
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting or self._waiting[0][0] > time.monotonic():
+                    self._changed.wait(self._waiting[0][0] - time.monotonic() if self._waiting else None)
+                _, _, work = heapq.heappop(self._waiting)
+            work()
+
+
+_FORGETTING = Later()
 
 
 def _brief(message: Any) -> str:

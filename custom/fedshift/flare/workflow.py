@@ -5,6 +5,7 @@ The sequence is that of `fedshift.federation.run_in_process`; here sites answer 
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -138,7 +139,11 @@ class FedshiftWorkflow(Controller):
             log.info("job %s: %s, %d rounds", job.name, several(job.task.sites), coordinator.rounds)
             if coordinator.round:
                 log.warning("the run was interrupted: it goes on with %s", _place(coordinator))
+            gc.collect()
+            gc.freeze()  # what is there by now stays, and need not be looked at again
             for round_ in range(coordinator.round, coordinator.rounds + 1):
+                # FLARE's tasks and their answers refer to each other: models would stay until Python looks for such.
+                gc.collect()
                 self._gather(wire.TRAIN if round_ else wire.STATISTICS, data, patience, events, abort_signal, fl_ctx)
                 data = aggregator.aggregate(fl_ctx)
                 _report(coordinator, round_)
@@ -152,6 +157,7 @@ class FedshiftWorkflow(Controller):
             log.info("finished: the best model is that of round %d", coordinator.best_round)
         finally:
             events.close()
+            gc.unfreeze()
 
     def _gather(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +24,7 @@ FROM_SCRATCH = "from scratch"
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), ser_json_inf_nan="constants")
 
 
 class MethodRecord(_Model):
@@ -157,7 +156,8 @@ class Results(_Model):
 
     def write(self, folder: Path) -> None:
         """Write ``folder/results.json`` (whole or not at all)."""
-        write_text(folder / FILE_NAME, json.dumps(self.model_dump(mode="json", by_alias=True), indent=1))
+        # Not json.dumps: this is written after every round, and grows with them.
+        write_text(folder / FILE_NAME, self.model_dump_json(by_alias=True, indent=1))
 
 
 def read_results(path: Path) -> Results:

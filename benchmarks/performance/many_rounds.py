@@ -1,0 +1,110 @@
+"""Whether a run grows: seconds a round, memory and files over 500 rounds.
+
+    python -m benchmarks.performance.many_rounds
+
+Six sites that do not train, as in `flare_overhead`, with ``fedshift run``. Memory is that of all processes of the run
+(proportional set size), files are the server's and the sites', without TensorBoard's curves, which hold a point a
+round as they must. Rounds are put together in ten parts; the first has the run's start in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+
+from benchmarks.performance import record
+from benchmarks.performance.flare_overhead import environment, idle_job, write_idle
+from data_prep.phantom import make_phantom
+from fedshift.reporting.events import FOLDER
+from fedshift.reporting.progress import read_progress
+
+PARTS = 10
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run had come to when a round began."""
+
+    round: int
+    moment: float
+    memory: int
+    files: int
+
+
+def main() -> None:
+    """Measure and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=500)
+    args = parser.parse_args()
+    load = record.load()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        write_idle(idle_job(args.rounds), folder / "job")
+        make_phantom(folder / "share" / "fedshift" / "phantom", cases=3, matrices=(96,))
+        seen = watch(folder, args.rounds)
+    parts = [part for part in np.array_split(np.arange(len(seen)), PARTS) if len(part) > 1]
+    rows = [
+        {
+            "up_to_round": seen[part[-1]].round,
+            "seconds_a_round": round(
+                (seen[part[-1]].moment - seen[part[0]].moment) / (seen[part[-1]].round - seen[part[0]].round), 3
+            ),
+            "memory_mb": round(max(seen[i].memory for i in part) / 1e6),
+            "files_mb": round(max(seen[i].files for i in part) / 1e6, 2),
+        }
+        for part in parts
+    ]
+    content = {"what": "six sites that do not train, a U-Net of 4.4 MB", "rounds": args.rounds, "parts": rows}
+    print(json.dumps(content, indent=1))
+    print(record.write("many_rounds", content, load=load))
+
+
+def watch(folder: Path, rounds: int) -> list[Seen]:
+    """Run the job, and look once a second."""
+    workspace = folder / "run"
+    command = [sys.executable, "-m", "fedshift.cli", "run", str(folder / "job"), "-w", str(workspace)]
+    process = subprocess.Popen(command, env=environment(folder), stdout=subprocess.DEVNULL)
+    seen: list[Seen] = []
+    while process.poll() is None:
+        time.sleep(1)
+        told = read_progress(workspace / "server" / "simulate_job") if workspace.is_dir() else None
+        if told is not None and 1 <= told.round <= rounds and (not seen or told.round > seen[-1].round):
+            seen.append(Seen(told.round, time.monotonic(), memory(process.pid), files(workspace)))
+    if process.returncode:
+        raise SystemExit(f"the run failed with exit code {process.returncode}")
+    return seen
+
+
+def memory(pid: int) -> int:
+    """Bytes of a process and its children; what they share is counted once."""
+    total = 0
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        try:
+            total += process.memory_full_info().pss
+        except psutil.Error:
+            continue  # it has just ended
+    return total
+
+
+def files(folder: Path) -> int:
+    """Bytes of what a run keeps."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += 0 if FOLDER in path.parts or path.is_dir() else path.stat().st_size
+        except FileNotFoundError:
+            continue  # it was replaced
+    return total
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""What a training step costs: against the papers' loop, against the processor's limit, and with methods and data.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.performance.training_step
+
+The U-Net of FedFA (32 features), batches of 16 slices of 96x96, one thread. The papers' loop is float32 with channels
+first, as their code runs it, on random images that lie ready. fedshift's steps are those of a site in round 1: reading
+and augmenting the batch, the methods' hooks, gradients, Adam. The limit is a product of two large matrices; a step's
+floating-point operations are counted by PyTorch. Evaluation is a site's scoring of the received model on its
+validation part, against a round of one epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.performance import record
+from data_prep.phantom import make_phantom
+from fedshift.coordinator import Coordinator
+from fedshift.job import JobSpec
+from fedshift.messages import Broadcast
+from fedshift.methods.base import Run
+from fedshift.networks.unet import UNet
+from fedshift.resolve import resolve
+from fedshift.site import Site
+from fedshift.tasks import build_task
+from fedshift.tasks.segmentation import ce_dice_loss
+from fedshift.training import local
+
+BATCH, MATRIX = 16, 96
+SITES = ("BIDMC", "HK")
+SIDE = 2048
+"""Of the matrices."""
+
+
+def main() -> None:
+    """Measure and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    load = record.load()
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        make_phantom(root / "data", cases=6, matrices=(MATRIX,))
+        parties = {
+            name: Party(job, root / "data" / "prostate", root / name)
+            for name, job in {
+                "fedshift fp32": step_job("fedavg", "fp32", args.steps),
+                "fedshift bf16": step_job("fedavg", "bf16", args.steps),
+                "fedshift bf16, FedFA": step_job("fedfa", "bf16", args.steps),
+                "fedshift bf16, FedRDN": step_job("fedrdn", "bf16", args.steps),
+                "fedshift bf16, FedFA+FedRDN": step_job("fedfa+fedrdn", "bf16", args.steps),
+            }.items()
+        }
+        plain = papers_step()
+        measures: dict[str, Callable[[], float]] = {"papers' loop": lambda: seconds(plain, args.steps)}
+        measures |= {name: party.seconds_a_step for name, party in parties.items()}
+        steps = record.in_turn(measures, args.repeats)
+        limits = record.in_turn({name: lambda d=kind: product(d) for name, kind in KINDS.items()}, args.repeats)
+        shares = record.in_turn(
+            {
+                "evaluation": parties["fedshift bf16"].evaluation_of_an_epoch,
+                "input pipeline": parties["fedshift bf16"].input_of_an_epoch,
+            },
+            args.repeats,
+        )
+    flops = operations(plain)
+    medians = {name: values["median"] for name, values in steps.items()}
+    content = {
+        "what": f"a step of the U-Net with 32 features on {BATCH} slices of {MATRIX}x{MATRIX}, one thread",
+        "steps": args.steps,
+        "seconds_a_step": steps,
+        "times_faster_than_papers_loop": {
+            name: round(medians["papers' loop"] / value, 2) for name, value in medians.items()
+        },
+        "share_of_a_step": {
+            name: round(medians[f"fedshift bf16, {name}"] / medians["fedshift bf16"] - 1, 4)
+            for name in ("FedFA", "FedRDN", "FedFA+FedRDN")
+        },
+        "share_of_an_epoch": shares,
+        "gigaflop_a_step": round(flops / 1e9, 1),
+        "gigaflop_a_second_of_a_matrix_product": limits,
+        "share_of_the_limit": {
+            name: round(flops / 1e9 / medians[name] / limits[kind]["median"], 2)
+            for name, kind in {"papers' loop": "fp32", "fedshift fp32": "fp32", "fedshift bf16": "bf16"}.items()
+        },
+    }
+    print(json.dumps(content, indent=1))
+    print(record.write("training_step", content, load=load))
+
+
+def step_job(methods: str, precision: str, steps: int) -> JobSpec:
+    """The prostate task at the papers' width."""
+    options = [f"schedule.precision={precision}", f"schedule.local_steps={steps}", f"schedule.batch_size={BATCH}"]
+    options += [f"data.matrix={MATRIX}", "network.options.features=32", "data.augmentation=rot90-flip"]
+    return resolve("prostate", methods, sites=SITES, options=options)
+
+
+class Party:
+    """A site in round 1 of a job."""
+
+    def __init__(self, job: JobSpec, data: Path, folder: Path) -> None:
+        """The statistics round is done."""
+        self._job = job
+        sites = [Site(job, name, data=data / name, state=folder / "sites") for name in job.task.sites]
+        server = Coordinator(job, folder / "server")
+        server.open(0)
+        for site in sites:
+            server.register(site.info())
+            assert server.accept(site.statistics())
+        server.close()
+        self._site, self._first = sites[0], server.open(1)
+        self._data = build_task(job).open(data / self._site.name, self._site.name)
+
+    def seconds_a_step(self) -> float:
+        """Of a round's training, with what a site does before and after it."""
+        started = time.perf_counter()
+        update = self._site.train(self._first)
+        return (time.perf_counter() - started) / update.n_steps
+
+    def evaluation_of_an_epoch(self) -> float:
+        """Scoring the received model on the validation part, as a share of an epoch of training."""
+        received = Broadcast(2, 1, self._first.weights, self._first.arrays)
+        started = time.perf_counter()
+        self._site.score(received, "val")
+        return (time.perf_counter() - started) / (self.seconds_a_step() * self._steps_of_an_epoch())
+
+    def input_of_an_epoch(self) -> float:
+        """Reading, shuffling and augmenting batches, as a share of an epoch of training."""
+        started = time.perf_counter()
+        steps = sum(1 for _ in self._batches())
+        return (time.perf_counter() - started) / (self.seconds_a_step() * steps)
+
+    def _steps_of_an_epoch(self) -> int:
+        return sum(1 for _ in self._batches())
+
+    def _batches(self) -> Iterator[object]:
+        task = self._job.task
+        schedule = task.schedule.model_copy(update={"local_steps": None, "local_epochs": 1})
+        run = Run(0, self._site.name, 1, 1, task.sites, self._site.network, ce_dice_loss, len(task.classes))
+        return local.batches(self._data, run, schedule)
+
+
+def papers_step() -> Callable[[], None]:
+    """One step as the papers' code takes it."""
+    torch.manual_seed(0)
+    net = UNet().train()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    x, y = torch.rand(BATCH, 3, MATRIX, MATRIX), (torch.rand(BATCH, MATRIX, MATRIX) > 0.9).long()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        ce_dice_loss(net(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def seconds(work: Callable[[], object], times: int) -> float:
+    """Of one, on average."""
+    started = time.perf_counter()
+    for _ in range(times):
+        work()
+    return (time.perf_counter() - started) / times
+
+
+KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def product(kind: torch.dtype) -> float:
+    """Billions of floating-point operations a second."""
+    a, b, c = (torch.ones(SIDE, SIDE, dtype=kind) for _ in range(3))
+    return 2 * SIDE**3 / seconds(lambda: torch.mm(a, b, out=c), 4) / 1e9
+
+
+def operations(work: Callable[[], None]) -> int:
+    """Floating-point operations of the convolutions and products of a step."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+if __name__ == "__main__":
+    main()
