@@ -5,13 +5,19 @@ from __future__ import annotations
 import io
 import threading
 import time
-from types import FunctionType
+from concurrent.futures import ThreadPoolExecutor
+from types import FunctionType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
+from nvflare.fuel.f3.cellnet.cell import Adapter
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import StreamFuture
 from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 
 from fedshift.flare import transport
@@ -116,3 +122,47 @@ def test_a_message_that_came_whole_is_forgotten_when_its_time_has_come() -> None
         time.sleep(0.01)
     assert isinstance(RxTask._schedule_remove_task, FunctionType)
     assert RxTask._schedule_remove_task.__module__ == transport.__name__
+
+
+def test_what_is_shared_is_packed_once() -> None:
+    array = np.arange(6, dtype=np.float32)
+    message = {"DXO": {"data": {"weights": DXO(DataKind.WEIGHTS, data={"conv": array})}}}
+    assert transport.pack(array) is not transport.pack(array)
+    transport.share(message)
+    assert transport.pack(array) is transport.pack(array)
+    np.testing.assert_array_equal(transport.unpack(transport.pack(array)), array)
+    transport.share({})
+    assert transport.pack(array) is not transport.pack(array)
+
+
+def test_answers_are_unpacked_one_after_another() -> None:
+    """Also where FLARE works on them in the background."""
+    pool, at_once, most = ThreadPoolExecutor(8), [0], [0]
+
+    def work() -> str:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        time.sleep(0.02)
+        at_once[0] -= 1
+        return "done"
+
+    adapter = Adapter(lambda request: pool.submit(work), SimpleNamespace(fqcn="server"), FakeCell())
+    headers = {StreamHeaderKey.TOPIC: ServerCommandNames.SUBMIT_UPDATE}
+    futures = []
+    for _ in range(4):
+        future = StreamFuture(1, dict(headers))
+        future.set_result(b"")
+        futures.append(future)
+    with ThreadPoolExecutor(4) as callers:
+        list(callers.map(adapter.call, futures))
+    assert most == [1]
+
+
+class FakeCell:
+    """What an adapter needs of a cell."""
+
+    decode_pass_through_channels: frozenset[str] = frozenset()
+    decode_pass_through_topics: frozenset[str] = frozenset()
+
+    def get_fobs_context(self, props: object = None) -> dict[str, object]:
+        return {}

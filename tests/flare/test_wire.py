@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.decomposers import flare_decomposers
@@ -159,3 +159,14 @@ def test_what_is_no_answer_is_refused(shareable: Shareable, key: str) -> None:
     with pytest.raises(wire.WireError) as caught:
         wire.decode_answers(shareable)
     assert caught.value.key == key
+
+
+def test_what_sites_are_sent_cannot_be_changed_on_its_way() -> None:
+    """All of them get the same arrays, and the server goes on with them."""
+    weights = {"conv": np.ones(2, np.float32)}
+    task = wire.encode_task(Broadcast(1, 0, weights, {"fedfa": {"mean": np.zeros(3)}}))
+    sent = from_shareable(task).data
+    for array in (sent["weights"].data["conv"], sent["arrays"].data["fedfa"].data["mean"]):
+        with pytest.raises(ValueError, match="read-only"):
+            array += 1
+    weights["conv"] += 1

@@ -6,6 +6,7 @@ The site's half is `fedshift.site.Site` and the answers are encoded as the execu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,8 @@ def _first_round(server: Coordinator, info: SiteInfo, statistics: Update) -> Bro
     server.register(info)
     server.accept(statistics)
     server.close()
-    return wire.decode_task(wire.encode_task(server.open(1)))
+    # A copy, as a site gets one.
+    return wire.decode_task(deepcopy(wire.encode_task(server.open(1))))
 
 
 def _shortened(job: JobSpec, steps: int, trains: str | None = None) -> JobSpec:

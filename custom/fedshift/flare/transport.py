@@ -6,6 +6,9 @@ Python source, every time; a network has a hundred arrays. Here a message's text
 read once. And it remembers each message for a minute, with a thread that does nothing but wait; here one thread
 forgets them all.
 
+A server's memory is spared: what all clients get is packed once (`share`), large arrays are not copied into one block,
+and answers that came at the same time are unpacked one after another.
+
 What is sent stays a NumPy file, which FLARE reads without us: an answer may reach a server's process that has just
 been started and has not loaded the job yet, and FLARE ends a process that cannot read an answer.
 
@@ -14,25 +17,34 @@ These parts of FLARE are not public; pyproject.toml holds nvflare to one minor v
 
 from __future__ import annotations
 
+import concurrent.futures
+import copy
 import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 from numpy.lib import format as numpy_file
+from nvflare.apis.dxo import DXO
+from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
+from nvflare.fuel.f3.cellnet.cell import Adapter
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.utils.buffer_list import ConsumableBufferList
+from nvflare.fuel.utils.fobs import datum
 
 KINDS = "biufSU"
 """Of `numpy.dtype.kind`: whatever is no Python object."""
 LEAD = 10
 """Bytes before a header: how a NumPy file of version 1.0 begins, and the header's length in two."""
+APART = 64 * 1024
+"""Bytes from which an array is a piece of its own in a message, which is not copied into one block with the rest."""
 HEADERS = 1024
 """Headers that are remembered."""
 
@@ -42,8 +54,44 @@ def mend() -> None:
     ConsumableBufferList.__repr__ = _brief
     NumpyArrayDecomposer.native_decompose = lambda self, target, manager=None: pack(target)
     NumpyArrayDecomposer.native_recompose = lambda self, data, manager=None: unpack(data)
+    datum.TEN_MEGA = APART
+    Adapter.call = _one_by_one
     if hasattr(RxTask, "_schedule_remove_task"):
         RxTask._schedule_remove_task = _forget_later
+
+
+def share(message: Any) -> None:
+    """Pack the arrays of this message once, however many clients it goes to; those of an earlier one are forgotten."""
+    _SHARED.clear()
+    _SHARED.update({id(array): _Once(array) for array in _arrays(message)})
+
+
+def _arrays(part: Any) -> Iterator[np.ndarray]:
+    if isinstance(part, np.ndarray):
+        yield part
+    elif isinstance(part, DXO):
+        yield from _arrays(part.data)
+    elif isinstance(part, dict):
+        for value in part.values():
+            yield from _arrays(value)
+
+
+class _Once:
+    """An array, kept while it is shared, and what it is packed to."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        self._lock = threading.Lock()
+        self._packed: bytes | None = None
+
+    def packed(self) -> bytes:
+        with self._lock:
+            if self._packed is None:
+                self._packed = _packed(self._array)
+            return self._packed
+
+
+_SHARED: dict[int, _Once] = {}
 
 
 def pack(array: np.ndarray) -> bytes:
@@ -52,6 +100,11 @@ def pack(array: np.ndarray) -> bytes:
     Raises:
         TypeError: it holds Python objects.
     """
+    shared = _SHARED.get(id(array))
+    return _packed(array) if shared is None else shared.packed()
+
+
+def _packed(array: np.ndarray) -> bytes:
     if array.dtype.kind not in KINDS:
         raise TypeError(f"an array of {array.dtype} cannot be sent")
     return b"".join((_header(array.dtype.str, array.shape), array.tobytes()))
@@ -88,6 +141,28 @@ def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
     if dtype.kind not in KINDS or min(shape, default=0) < 0:
         raise ValueError(dtype)
     return shape, turned, dtype
+
+
+def _one_by_one(self: Adapter, future: Any, *args: Any, **kwargs: Any) -> Any:
+    """In place of `Adapter.call`, which begins when the first bytes come, and waits for the rest."""
+    if future.headers.get(StreamHeaderKey.TOPIC) != ServerCommandNames.SUBMIT_UPDATE:
+        return _CALL(self, future, *args, **kwargs)
+
+    def taken(*args: Any, **kwargs: Any) -> Any:
+        response = self.cb(*args, **kwargs)
+        if isinstance(response, concurrent.futures.Future):
+            concurrent.futures.wait([response])
+        return response
+
+    adapter = copy.copy(self)
+    adapter.cb = taken
+    future.result()
+    with _UNPACKING:
+        return _CALL(adapter, future, *args, **kwargs)
+
+
+_CALL = Adapter.call
+_UNPACKING = threading.Lock()
 
 
 def _forget_later(message: Any, ttl: float | None = None) -> None:

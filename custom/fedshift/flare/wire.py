@@ -58,8 +58,13 @@ class Answer:
 
 
 def encode_task(broadcast: Broadcast) -> Shareable:
-    """A task's data. The statistics round needs no weights: leave them out of the broadcast."""
-    data = {"weights": _arrays(DataKind.WEIGHTS, broadcast.weights), "arrays": _methods(broadcast.arrays)}
+    """A task's data. The statistics round needs no weights: leave them out of the broadcast.
+
+    Its arrays are those of the broadcast, for reading only: all clients get the same.
+    """
+    weights = _fixed(broadcast.weights)
+    arrays = {method: _fixed(named) for method, named in broadcast.arrays.items()}
+    data = {"weights": _arrays(DataKind.WEIGHTS, weights), "arrays": _methods(arrays)}
     meta = {"round": broadcast.round, "best_round": broadcast.best_round, "sites": list(broadcast.sites)}
     return DXO(DataKind.COLLECTION, data=data, meta=meta).to_shareable()
 
@@ -177,6 +182,13 @@ def _decode(site: str, dxo: DXO) -> Answer:
 
 
 # --- parts ----------------------------------------------------------------------------------------------
+
+
+def _fixed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    views = {name: np.asarray(value).view() for name, value in arrays.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
 
 
 def _arrays(kind: str, arrays: Mapping[str, Any]) -> DXO:

@@ -25,7 +25,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedshift.coordinator import Coordinator
 from fedshift.errors import FedshiftError, Stopped
-from fedshift.flare import wire
+from fedshift.flare import transport, wire
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.executor import job_of
 from fedshift.flare.handout import Handout
@@ -183,6 +183,8 @@ class FedshiftWorkflow(Controller):
         awaited = frozenset(client for client, sites in hosts(coordinator.job).items() if out & set(sites))
         patience = replace(patience, clients=asked, min_sites=coordinator.needed, awaited=awaited)
         task = Task(name, data=data, result_received_cb=self._receive)
+        task._broadcast_data = data  # FLARE would copy it, lest somebody changes it; nobody can
+        transport.share(data)
         started = time.monotonic()
         quorum_after: float | None = None
         with self._changed:
