@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -321,7 +321,8 @@ class Coordinator:
         self._combine(stored)
         if self.round:
             self._check_aggregate()
-            self._save(LAST, self.round, self._as_received(self._weights), self._arrays(self.round + 1))
+            received = _as_received(self._weights, self._packed(self._weights))
+            self._save(LAST, self.round, received, self._arrays(self.round + 1))
         for update in stored:
             update.close()
         self.discard_waiting()
@@ -562,20 +563,16 @@ class Coordinator:
     def _broadcast(self, round_: int, weights: Weights, arrays: MethodArrays | None = None) -> Broadcast:
         if arrays is None:
             arrays = self._arrays(round_)
-        if round_ > 1:
-            self._sent = self._as_received(weights), arrays
         packed = self._packed(weights)
-        plain = {key: value for key, value in weights.items() if key not in packed} if packed else weights
+        if round_ > 1:
+            self._sent = _as_received(weights, packed), arrays
+        plain = {key: value for key, value in weights.items() if key not in packed}
         return Broadcast(round_, self.best_round, plain, arrays, self.invited, packed)
 
     def _packed(self, weights: Weights) -> dict[str, Packed]:
         """What of the weights travels in fewer bytes."""
         weights_as = self.job.federation.weights_as
         return {key: compression.pack(value, weights_as) for key, value in weights.items() if key in self._packed_keys}
-
-    def _as_received(self, weights: Weights) -> Weights:
-        """Weights as the sites have them: what they score, and so what a model file holds."""
-        return {**weights, **{key: packed.unpack() for key, packed in self._packed(weights).items()}}
 
     def _arrays(self, round_: int) -> MethodArrays:
         named = {name: half.broadcast(self._context(round_)) for name, half in self._halves}
@@ -665,6 +662,11 @@ class Coordinator:
         more = self._evaluations.get(round_, {})
         evaluations = {site: more[site] for site in self.job.task.everyone if more.get(site)}
         return FinalScores(round=round_, sites=self._selection.of(round_), held_out=held_out, evaluations=evaluations)
+
+
+def _as_received(weights: Weights, packed: Mapping[str, Packed]) -> Weights:
+    """Weights as the sites have them: what they score, and so what a model file holds."""
+    return {**weights, **{key: value.unpack() for key, value in packed.items()}}
 
 
 def payload_bytes(message: Broadcast | Update) -> int:
