@@ -114,10 +114,10 @@ def turn(task: str, method: str, options: tuple[str, ...], n_sites: int) -> dict
         numbers = sum(value.size for value in first.weights.values())
         return {
             "numbers": numbers,
-            "bytes_up": payload_bytes(updates[0].weights, updates[0].arrays),
-            "bytes_up_encrypted": payload_bytes(encrypted[0].weights, encrypted[0].arrays),
-            "bytes_down": payload_bytes(wanted.weights, wanted.arrays),
-            "bytes_down_encrypted": payload_bytes(down.weights, down.arrays),
+            "bytes_up": payload_bytes(updates[0]),
+            "bytes_up_encrypted": payload_bytes(encrypted[0]),
+            "bytes_down": payload_bytes(wanted),
+            "bytes_down_encrypted": payload_bytes(down),
             "site_encrypts": encrypting / n_sites,
             "site_decrypts": decrypting,
             "server": server_clear,

@@ -155,10 +155,10 @@ class Party:
             coordinator.close()
             self.broadcast = coordinator.open(2)
         self._pooled = pooled
-        self.bytes_down = payload_bytes(self.broadcast.weights, self.broadcast.arrays)
+        self.bytes_down = payload_bytes(self.broadcast)
         self.bytes_up = 0
         once = self.site.statistics() if not pooled else None
-        self.bytes_once = payload_bytes({}, once.arrays) if once else 0
+        self.bytes_once = payload_bytes(once) if once else 0
 
     def seconds_a_step(self) -> float:
         """Of a round without its scoring."""
@@ -167,7 +167,7 @@ class Party:
             self.site.score(self.broadcast, "val")
         scored = time.perf_counter() - started
         update = self.site.train(self.broadcast)
-        self.bytes_up = payload_bytes(update.weights, update.arrays)
+        self.bytes_up = payload_bytes(update)
         return (time.perf_counter() - started - 2 * scored) / update.n_steps
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fedshift import methods, robust
+from fedshift import compression, methods, robust
 from fedshift.checkpoint import (
     FORMER_STATE_FILE,
     STATE_FILE,
@@ -25,10 +25,11 @@ from fedshift.checkpoint import (
     save_checkpoint,
     save_progress,
 )
+from fedshift.compression import Packed, packed_keys
 from fedshift.data.samples import epoch_starts
 from fedshift.errors import ConfigError, MixedDataError, QuorumError
 from fedshift.evaluation.record import Evaluation
-from fedshift.guard import TRAINING, Change, Rejected, check_scores, check_update, medians, outliers
+from fedshift.guard import TRAINING, Change, Rejected, check_packed, check_scores, check_update, medians, outliers
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.methods.base import ServerContext
@@ -97,6 +98,7 @@ class Coordinator:
         self._methods = methods.load(job.methods)
         methods.check(self._methods, job, net)
         robust.check(self._methods, job, net)
+        compression.check(self._methods, job)
         self._halves = [(m.name, m.server()) for m in self._methods]
         self._specs = methods.array_specs(self._methods, net, self._task.sizes)
         self._not_kept = {
@@ -110,6 +112,7 @@ class Coordinator:
         self._own_evaluations: dict[tuple[int, str], Evaluation] = {}
         self._held_out_scores: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
         self._trainable = frozenset(name for name, _ in net.named_parameters())
+        self._packed_keys = packed_keys(self._weights, self._trainable, job.federation.weights_as)
         self._updates: dict[str, StoredUpdate] = {}
         self._medians: dict[str, float] = {}
         self._record = RoundRecord(round=0)
@@ -174,7 +177,7 @@ class Coordinator:
         self._started = time.monotonic()
         self._scoring = round_ - 1
         broadcast = self._broadcast(round_, self._weights)
-        self._down_bytes = payload_bytes(broadcast.weights, broadcast.arrays)
+        self._down_bytes = payload_bytes(broadcast)
         self._on_progress(self)
         return broadcast
 
@@ -220,6 +223,8 @@ class Coordinator:
             if update.site not in self.results.data:
                 raise Rejected("info", "the site has not said what its data are")
             n_samples = self.results.data[update.site].n["train"]
+            bytes_up = payload_bytes(update)
+            update = self._restored(update)
             change = self._check(update, n_samples)
         except Rejected as fault:
             self.reject(update.site, fault.key, fault.reason)
@@ -237,7 +242,7 @@ class Coordinator:
                 n=update.n_samples,
                 steps=update.n_steps,
                 train_loss=train_loss,
-                bytes_up=payload_bytes(update.weights, update.arrays),
+                bytes_up=bytes_up,
                 bytes_down=self._down_bytes,
                 seconds=round(seconds, 3),
             )
@@ -316,7 +321,8 @@ class Coordinator:
         self._combine(stored)
         if self.round:
             self._check_aggregate()
-            self._save(LAST, self.round, self._weights, self._arrays(self.round + 1))
+            received = _as_received(self._weights, self._packed(self._weights))
+            self._save(LAST, self.round, received, self._arrays(self.round + 1))
         for update in stored:
             update.close()
         self.discard_waiting()
@@ -471,6 +477,12 @@ class Coordinator:
 
     # --- inside -----------------------------------------------------------------------------------
 
+    def _restored(self, update: Update) -> Update:
+        """An update with all its weights as arrays: the site's changes on the server's own weights."""
+        keys = self._packed_keys - self._withheld if self.round else frozenset()
+        check_packed(update, self._weights, keys, self.job.federation.weights_as)
+        return update.restored(self._weights)
+
     def _check(self, update: Update, n_samples: int) -> Change:
         """Compare an update of the open round with what it may be; ``Rejected`` is raised if it is something else."""
         return check_update(
@@ -551,9 +563,16 @@ class Coordinator:
     def _broadcast(self, round_: int, weights: Weights, arrays: MethodArrays | None = None) -> Broadcast:
         if arrays is None:
             arrays = self._arrays(round_)
+        packed = self._packed(weights)
         if round_ > 1:
-            self._sent = weights, arrays
-        return Broadcast(round_, self.best_round, weights, arrays, self.invited)
+            self._sent = _as_received(weights, packed), arrays
+        plain = {key: value for key, value in weights.items() if key not in packed}
+        return Broadcast(round_, self.best_round, plain, arrays, self.invited, packed)
+
+    def _packed(self, weights: Weights) -> dict[str, Packed]:
+        """What of the weights travels in fewer bytes."""
+        weights_as = self.job.federation.weights_as
+        return {key: compression.pack(value, weights_as) for key, value in weights.items() if key in self._packed_keys}
 
     def _arrays(self, round_: int) -> MethodArrays:
         named = {name: half.broadcast(self._context(round_)) for name, half in self._halves}
@@ -645,6 +664,13 @@ class Coordinator:
         return FinalScores(round=round_, sites=self._selection.of(round_), held_out=held_out, evaluations=evaluations)
 
 
-def payload_bytes(weights: Weights, arrays: MethodArrays) -> int:
+def _as_received(weights: Weights, packed: Mapping[str, Packed]) -> Weights:
+    """Weights as the sites have them: what they score, and so what a model file holds."""
+    return {**weights, **{key: value.unpack() for key, value in packed.items()}}
+
+
+def payload_bytes(message: Broadcast | Update) -> int:
     """Bytes of the arrays in a message, without framing."""
-    return sum(a.nbytes for a in weights.values()) + sum(a.nbytes for m in arrays.values() for a in m.values())
+    methods_bytes = sum(array.nbytes for named in message.arrays.values() for array in named.values())
+    packed_bytes = sum(packed.nbytes for packed in message.packed.values())
+    return sum(array.nbytes for array in message.weights.values()) + packed_bytes + methods_bytes

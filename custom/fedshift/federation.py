@@ -49,7 +49,8 @@ def run_in_process(
         device: where to train, as torch names it; ``auto`` is a GPU if there is one.
         resume: go on after the last round that an interrupted run in ``folder`` has closed.
         on_progress: called whenever there is something new to show.
-        on_update: called with every update of a training round that was accepted, and with what it answers.
+        on_update: called with every update of a training round that was accepted, and with what it answers, both as
+            they were sent.
         privacy: policies of sites that have one.
 
     Raises:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fedshift.compression import CODES, WeightsAs
 from fedshift.evaluation.record import Evaluation
 from fedshift.messages import Arrays, Scores, Update, Weights
 from fedshift.methods.base import ArraySpec
@@ -73,6 +74,31 @@ class Measured(Protocol):
     def arrays(self) -> Mapping[str, Mapping[str, np.ndarray]]:
         """Method to its arrays by name."""
         ...
+
+
+def check_packed(update: Update, weights: Weights, keys: frozenset[str], weights_as: WeightsAs) -> None:
+    """Whether the packed part of an update is the one that is asked for, so that it can be added to the weights.
+
+    What comes of that `check_update` looks at.
+
+    Args:
+        update: a site's answer.
+        weights: what its changes will be added to.
+        keys: of ``weights`` those that must come packed: none in the statistics round.
+        weights_as: how they must be packed.
+
+    Raises:
+        Rejected: the first fault found.
+    """
+    _check_keys(update.packed, dict.fromkeys(keys), "the packed weights")
+    for key in sorted(keys):
+        packed = update.packed[key]
+        if key in update.weights:
+            raise Rejected(key, "came twice, packed and as it is")
+        if packed.codes.dtype != CODES[weights_as]:
+            raise Rejected(key, f"has codes of {packed.codes.dtype}, expected {CODES[weights_as]}")
+        if packed.shape != weights[key].shape:
+            raise Rejected(key, f"has shape {packed.shape}, expected {weights[key].shape}")
 
 
 def check_update(

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from fedshift.compression import WeightsAs
 from fedshift.errors import ConfigError
 from fedshift.strict import Strict
 
@@ -139,7 +140,8 @@ class FederationSpec(Strict):
     number of steps), or from a site that says it has more
     than ``max_sample_ratio`` times the median number of samples. None turns either off. ``robust`` limits what the
     accepted updates of single sites can do to the model. ``encryption`` lets the server add up updates that it cannot
-    read (`fedshift.encryption`).
+    read (`fedshift.encryption`). ``weights_as`` makes the network's weights smaller on their way, in both directions
+    (`fedshift.compression`).
     """
 
     min_sites: int = Field(ge=1)
@@ -152,13 +154,14 @@ class FederationSpec(Strict):
     max_sample_ratio: float | None = Field(default=1000.0, ge=1)
     robust: RobustSpec | None = None
     encryption: Literal["ckks"] | None = None
+    weights_as: WeightsAs = "fp32"
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Jobs written before these options were there stay as they are."""
         content: dict[str, Any] = serialise(self)
         fields = type(self).model_fields
-        optional = ("max_norm_ratio", "max_sample_ratio", "robust", "encryption")
+        optional = ("max_norm_ratio", "max_sample_ratio", "robust", "encryption", "weights_as")
         return {key: value for key, value in content.items() if key not in optional or value != fields[key].default}
 
     def min_clients(self, n_sites: int) -> int:

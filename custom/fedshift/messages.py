@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from fedshift.compression import Packed
 from fedshift.evaluation.record import Evaluation
 
 Weights = dict[str, np.ndarray]
@@ -27,7 +29,8 @@ class Broadcast:
 
     ``weights`` are those that round ``round`` starts from, i.e. the aggregate of ``round - 1``.
     ``best_round`` is the best aggregate known so far (0: none yet); sites keep what they hold of it.
-    ``sites`` are asked to answer.
+    ``sites`` are asked to answer. ``packed`` are those of the weights that travel in fewer bytes
+    (`fedshift.compression`); they are not among ``weights``.
     """
 
     round: int
@@ -35,6 +38,14 @@ class Broadcast:
     weights: Weights
     arrays: MethodArrays = field(default_factory=dict)
     sites: tuple[str, ...] = ()
+    packed: dict[str, Packed] = field(default_factory=dict)
+
+    def unpacked(self) -> Broadcast:
+        """The same with all weights as arrays; itself if nothing is packed."""
+        if not self.packed:
+            return self
+        opened = {key: packed.unpack() for key, packed in self.packed.items()}
+        return replace(self, weights={**self.weights, **opened}, packed={})
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,8 @@ class Update:
     """One site's answer to a round.
 
     ``metrics`` are scores of the *received* model on the validation split, plus ``train_loss``.
-    ``weights`` lack the keys that a method withholds.
+    ``weights`` lack the keys that a method withholds. ``packed`` are, for keys that are not among ``weights``, changes
+    against what the site received (`fedshift.compression`).
     """
 
     site: str
@@ -52,6 +64,17 @@ class Update:
     weights: Weights = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     arrays: MethodArrays = field(default_factory=dict)
+    packed: dict[str, Packed] = field(default_factory=dict)
+
+    def restored(self, reference: Mapping[str, np.ndarray]) -> Update:
+        """The same with the packed changes added to ``reference``, in its order; itself if nothing is packed."""
+        if not self.packed:
+            return self
+        with np.errstate(over="ignore", invalid="ignore"):  # the guard refuses what is not finite
+            moved = {key: reference[key] + packed.unpack() for key, packed in self.packed.items()}
+        weights = {**self.weights, **moved}
+        ordered = {key: weights[key] for key in reference if key in weights}
+        return replace(self, weights={**ordered, **weights}, packed={})
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,8 @@ def cross_site(
         if broadcast.round == last:
             state = StateStore(folder / SITE_STATE / update.site).before(last + 1)
             personal = state.personal if state else {}
-            weights = {**update.weights, **{key: value.numpy() for key, value in personal.items()}}
+            trained = update.restored(broadcast.unpacked().weights).weights
+            weights = {**trained, **{key: value.numpy() for key, value in personal.items()}}
             models[update.site] = Broadcast(round=last, best_round=0, weights=weights, arrays=broadcast.arrays)
 
     told = run_in_process(job, data, folder, device=device, on_progress=on_progress, on_update=keep).results

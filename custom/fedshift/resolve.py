@@ -10,7 +10,7 @@ import torch
 import yaml
 from torch import nn
 
-from fedshift import encryption, methods, robust
+from fedshift import compression, encryption, methods, robust
 from fedshift.apps import apps_dir, tasks
 from fedshift.errors import ConfigError
 from fedshift.job import EvaluationSpec, FederationSpec, JobSpec, TaskSpec, WeightsSpec, read_yaml
@@ -107,6 +107,7 @@ def resolve(
     methods.check(loaded, job, net)
     robust.check(loaded, job, net)
     encryption.check(loaded, job, net)
+    compression.check(loaded, job)
     methods.array_specs(loaded, net, built.sizes)
     return job
 

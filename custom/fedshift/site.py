@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import fedshift
 from fedshift import methods
+from fedshift.compression import feed_back, packed_keys
 from fedshift.data.manifest import manifest_sha256
 from fedshift.data.samples import EverySite, Samples, Union
 from fedshift.errors import DataError
@@ -40,6 +41,10 @@ log = logging.getLogger("fedshift")
 
 SCORED: tuple[Part, ...] = ("val", "test")
 SCORED_IF_HELD_OUT: tuple[Part, ...] = ("all", "test")
+
+
+Release = Callable[[Update], Update]
+"""A site's policy: what of an answer may leave."""
 
 
 @dataclass
@@ -152,7 +157,7 @@ class Site:
         Raises:
             PolicyError: the site's policy forbids that it leaves.
         """
-        return self._policed(Broadcast(round=0, best_round=0, weights={}), self._measured)
+        return self._policed(Broadcast(round=0, best_round=0, weights={}), lambda release: release(self._measured()))
 
     def _measured(self) -> Update:
         state, arrays = self._measure()
@@ -171,25 +176,27 @@ class Site:
             PolicyError: the site's policy forbids that it leaves.
             Stopped: ``stop`` said so; nothing was written.
         """
+        broadcast = broadcast.unpacked()
         if self._answers is None:
-            return self._policed(broadcast, lambda: self._trained(broadcast, stop))
+            return self._policed(broadcast, lambda release: self._trained(broadcast, stop, release))
         task = fingerprint(broadcast, self._context)
         known = self._answers.find(task)
         if known is not None:
             log.warning("site %s: round %d has come again: its answer is sent again", self.name, broadcast.round)
             return known
-        update = self._policed(broadcast, lambda: self._trained(broadcast, stop))
+        update = self._policed(broadcast, lambda release: self._trained(broadcast, stop, release))
         self._answers.keep(task, update)
         return update
 
-    def _policed(self, broadcast: Broadcast, work: Callable[[], Update]) -> Update:
-        """The answer that ``work`` makes, as far as the site's policy lets it out; asked before any work is done."""
-        if self._gate is None:
-            return work()
-        asked = self._gate.admit(broadcast)
-        return self._gate.release(work(), broadcast, asked)
+    def _policed(self, broadcast: Broadcast, work: Callable[[Release], Update]) -> Update:
+        """The answer that ``work`` makes; the policy is asked before any work is done, and makes what it gets leave."""
+        gate = self._gate
+        if gate is None:
+            return work(lambda update: update)
+        asked = gate.admit(broadcast)
+        return work(lambda update: gate.release(update, broadcast, asked))
 
-    def _trained(self, broadcast: Broadcast, stop: Callable[[], bool]) -> Update:
+    def _trained(self, broadcast: Broadcast, stop: Callable[[], bool], release: Release) -> Update:
         started = time.monotonic()
         schedule = self._job.task.schedule
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
@@ -217,24 +224,43 @@ class Site:
                     f"site {self.name}, round {broadcast.round}: the weights are not finite after training; lower "
                     "optimizer.lr or check the site's images with 'fedshift data check'"
                 )
+            update = Update(
+                site=self.name,
+                round=broadcast.round,
+                n_samples=self._training.n_train,
+                n_steps=n_steps,
+                weights={key: value for key, value in weights.items() if key not in withheld},
+                metrics={**metrics, "train_loss": loss, "seconds": time.monotonic() - started},
+                arrays=arrays,
+            )
+            update, residual = self._packed(release(update), broadcast.weights, session.state.residual)
             self._store.write(
                 broadcast.round,
                 SiteState(
                     optimizer=run.optimizer.state_dict() if self._job.task.optimizer.keep else None,
                     personal={key: torch.from_numpy(weights[key]) for key in sorted(personal)},
                     methods=session.state.methods,
+                    residual=residual,
                 ),
                 best_round=broadcast.best_round,
             )
-        return Update(
-            site=self.name,
-            round=broadcast.round,
-            n_samples=self._training.n_train,
-            n_steps=n_steps,
-            weights={key: value for key, value in weights.items() if key not in withheld},
-            metrics={**metrics, "train_loss": loss, "seconds": time.monotonic() - started},
-            arrays=arrays,
-        )
+        return update
+
+    def _packed(
+        self, update: Update, received: Weights, residual: Mapping[str, Tensor]
+    ) -> tuple[Update, dict[str, Tensor]]:
+        """An answer as the job wants it on the wire, and what that leaves out.
+
+        A site's policy has acted before: what is sent and what is left out are made of what may leave.
+        """
+        weights_as = self._job.federation.weights_as
+        keys = packed_keys(update.weights, dict(self._net.named_parameters()), weights_as)
+        if not keys:
+            return update, {}
+        change = {key: update.weights[key] - received[key] for key in update.weights if key in keys}
+        packed, left = feed_back(change, {key: value.numpy() for key, value in residual.items()}, weights_as)
+        plain = {key: value for key, value in update.weights.items() if key not in keys}
+        return replace(update, weights=plain, packed=packed), {k: torch.from_numpy(v) for k, v in left.items()}
 
     def score(self, broadcast: Broadcast, part: Part) -> dict[str, float]:
         """Scores of the received model on one part of the site, as `validate` has them."""
@@ -359,6 +385,7 @@ class Site:
     @contextmanager
     def _session(self, broadcast: Broadcast, state: SiteState) -> Iterator[_Session]:
         """The network with the received weights, personal parts and attached methods; undone afterwards."""
+        broadcast = broadcast.unpacked()
         run = self._run(broadcast.round, broadcast.weights)
         chain = ClientChain(self._methods, run, state.methods)
         load_weights(self._net, broadcast.weights)

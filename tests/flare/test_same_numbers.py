@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_image_site, make_site, small_image_job
+from conftest import make_image_site, make_site, small_image_job, small_job
 from methods.cases import job_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -84,6 +84,26 @@ def test_a_run_leaves_what_a_person_needs(side_by_side: SimulatorRun) -> None:
 def _mean(results: Results, round_: int) -> float:
     sites = results.rounds[round_ - 1].sites.values()
     return sum(site.val["dice"] for site in sites) / len(sites)
+
+
+def test_packed_weights_give_the_same_weights_in_the_simulator(tmp_path: Path) -> None:
+    """Each site in a process of its own, which goes on from what its last answer left out."""
+    phantom = tmp_path / "share" / "fedshift" / "phantom"
+    gains = {"BIDMC": 1.0, "HK": 0.5, "UCL": 1.3}
+    data = {site: make_site(phantom, site, gain=gain) for site, gain in gains.items()}
+    job = small_job("fedfa+fedrdn", "schedule.rounds=3", "federation.weights_as=int8")
+    write_job(job, tmp_path / "job")
+    run_in_process(job, data, tmp_path / "one")
+    run = run_simulator(tmp_path / "job", tmp_path / "w", home=tmp_path / "share", threads=3)
+    assert run.code == 0, run.output[-3000:]
+    for file in (BEST, LAST):
+        ours, theirs = (load_checkpoint(folder / file)["weights"] for folder in (tmp_path / "one", run.server))
+        assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+    states = [load_progress(folder) for folder in (tmp_path / "one", run.server)]
+    assert states[0] is not None and states[1] is not None
+    for key, array in states[0].weights.items():
+        np.testing.assert_array_equal(array, states[1].weights[key], err_msg=key, strict=True)
+    assert _scores(read_results(tmp_path / "one")) == _scores(run.results)
 
 
 @pytest.mark.parametrize(("names", "kind"), [("scaffold", "segmentation"), ("fraug", "classification")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from nvflare.app_common.decomposers import common_decomposers
 from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.fuel.utils import fobs
 
+from fedshift.compression import Packed, pack
 from fedshift.flare import wire
 from fedshift.flare.identity import Identity, own_identity, source_hash
 from fedshift.messages import Broadcast, Scores, SiteInfo, Update
@@ -93,6 +95,81 @@ def test_filters_of_flare_reach_the_arrays() -> None:
     assert isinstance(answer.content, Update)
     assert "conv.weight" not in answer.content.weights
     assert "bn.running_var" in answer.content.weights
+
+
+KERNEL = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 2, 3)
+PACKED = {"a.weight": pack(KERNEL, "int8"), "b.weight": pack(KERNEL, "bf16")}
+
+
+def assert_same_packed(got: dict[str, Packed], sent: dict[str, Packed]) -> None:
+    assert list(got) == list(sent)
+    for key, packed in sent.items():
+        assert_same({"codes": got[key].codes}, {"codes": packed.codes})
+        scales = [{} if p.scale is None else {"scale": p.scale} for p in (got[key], packed)]
+        assert_same(*scales)
+
+
+def test_packed_weights_come_back_as_they_were() -> None:
+    task = wire.decode_task(travelled(wire.encode_task(Broadcast(2, 1, {"bias": np.ones(3)}, packed=PACKED))))
+    assert_same_packed(task.packed, PACKED)
+    update = replace(UPDATE, packed=PACKED)
+    (answer,) = wire.decode_answers(travelled(wire.encode_answers([wire.Answer(update, INFO)])))
+    assert isinstance(answer.content, Update)
+    assert_same_packed(answer.content.packed, PACKED)
+    assert_same(answer.content.weights, UPDATE.weights)
+
+
+def test_without_packed_weights_a_message_has_no_part_for_them() -> None:
+    task = from_shareable(wire.encode_task(Broadcast(2, 1, {"w": KERNEL})))
+    answers = from_shareable(wire.encode_answers([wire.Answer(UPDATE, INFO)]))
+    assert "packed" not in {*task.data, *answers.data["HK"].data}
+
+
+def test_filters_of_flare_reach_codes_and_scales() -> None:
+    shareable = wire.encode_answers([wire.Answer(replace(UPDATE, packed=PACKED), INFO)])
+    filtered = ExcludeVars(exclude_vars=["a.weight"]).process(shareable, FLContext())
+    (answer,) = wire.decode_answers(filtered)
+    assert isinstance(answer.content, Update)
+    assert list(answer.content.packed) == ["b.weight"]
+
+
+def with_packed(codes: object, scales: object) -> Shareable:
+    dxo = from_shareable(wire.encode_answers([wire.Answer(UPDATE, INFO)]))
+    parts = {name: DXO(DataKind.WEIGHTS, data=data) for name, data in (("codes", codes), ("scales", scales))}
+    dxo.data["HK"].data["packed"] = DXO(DataKind.COLLECTION, data=parts)
+    return dxo.to_shareable()
+
+
+CODES, SCALE = np.ones((2, 3), np.int8), np.ones(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("codes", "scales", "key"),
+    [
+        ({"w": CODES}, {}, "packed.w"),
+        ({}, {"w": SCALE}, "packed.w"),
+        ({"w": CODES}, {"w": -SCALE}, "packed.w"),
+        ({"w": CODES}, {"w": SCALE[:1]}, "packed.w"),
+        ({"w": np.empty(0, np.uint8)}, {}, "packed.w"),
+        ({"w": {"file": 1}}, {"w": SCALE}, "packed.w"),
+        ({1: CODES}, {}, "packed.1"),
+    ],
+)
+def test_what_cannot_be_unpacked_is_refused_by_name(
+    codes: dict[object, object], scales: dict[object, object], key: str
+) -> None:
+    with pytest.raises(wire.WireError) as caught:
+        wire.decode_answers(with_packed(codes, scales))
+    assert caught.value.key == key
+
+
+def test_packed_weights_that_are_no_messages_are_refused() -> None:
+    shareable = with_packed({"w": CODES}, {"w": SCALE})
+    dxo = from_shareable(shareable)
+    for wrong in (np.ones(3), DXO(DataKind.COLLECTION, data={"codes": DXO(DataKind.WEIGHTS, data={"w": CODES})})):
+        dxo.data["HK"].data["packed"] = wrong
+        with pytest.raises(wire.WireError):
+            wire.decode_answers(dxo.to_shareable())
 
 
 def test_another_fedshift_is_refused_with_both_named(monkeypatch: pytest.MonkeyPatch) -> None:

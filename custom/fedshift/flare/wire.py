@@ -1,8 +1,10 @@
 """fedshift's messages as FLARE's DXOs, and back. The one place where the two meet.
 
 A task is a COLLECTION of ``weights`` and ``arrays``. An answer is a COLLECTION by site (a client may host several),
-each again a COLLECTION, so that FLARE's DXO filters reach every array. Arrays are numpy and keep type and shape,
-0-d included; everything else is plain Python in the DXO's ``meta``. Every answer says which fedshift made it.
+each again a COLLECTION, so that FLARE's DXO filters reach every array. Weights that are packed are in a COLLECTION of
+their own, ``packed``, which is there only if there are any: their ``codes``, and the ``scales`` of those that have one,
+under the network's keys too. Arrays are numpy and keep type and shape, 0-d included; everything else is plain Python in
+the DXO's ``meta``. Every answer says which fedshift made it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.shareable import Shareable
 from pydantic import ValidationError
 
+from fedshift.compression import Packed
 from fedshift.errors import FedshiftError
 from fedshift.evaluation.record import Evaluation
 from fedshift.flare import transport
@@ -62,9 +65,11 @@ def encode_task(broadcast: Broadcast) -> Shareable:
 
     Its arrays are those of the broadcast, for reading only: all clients get the same.
     """
-    weights = _fixed(broadcast.weights)
-    arrays = {method: _fixed(named) for method, named in broadcast.arrays.items()}
-    data = {"weights": _arrays(DataKind.WEIGHTS, weights), "arrays": _methods(arrays)}
+    data = {
+        "weights": _arrays(DataKind.WEIGHTS, _fixed(broadcast.weights)),
+        **_packed(broadcast.packed),
+        "arrays": _methods({method: _fixed(named) for method, named in broadcast.arrays.items()}),
+    }
     meta = {"round": broadcast.round, "best_round": broadcast.best_round, "sites": list(broadcast.sites)}
     return DXO(DataKind.COLLECTION, data=data, meta=meta).to_shareable()
 
@@ -82,6 +87,7 @@ def decode_task(shareable: Shareable) -> Broadcast:
         weights=_part(dxo, "weights").data,
         arrays={name: part.data for name, part in _part(dxo, "arrays").data.items()},
         sites=tuple(dxo.get_meta_prop("sites", ())),
+        packed=_packed_part(dxo),
     )
 
 
@@ -124,6 +130,7 @@ def _encode(answer: Answer) -> DXO:
         meta |= {"n_samples": int(content.n_samples), "n_steps": int(content.n_steps)}
         data = {
             "weights": _arrays(DataKind.WEIGHTS, content.weights),
+            **_packed(content.packed),
             "arrays": _methods(content.arrays),
             "metrics": _metrics(content.metrics),
         }
@@ -151,6 +158,7 @@ def _decode(site: str, dxo: DXO) -> Answer:
             weights=_part(dxo, "weights").data,
             metrics=_floats(_part(dxo, "metrics")),
             arrays={name: part.data for name, part in _part(dxo, "arrays").data.items()},
+            packed=_packed_part(dxo),
         )
     elif kind == Scores.__name__:
         values, personal = (
@@ -201,6 +209,17 @@ def _methods(arrays: MethodArrays) -> DXO:
     return DXO(DataKind.COLLECTION, data=data)
 
 
+def _packed(packed: Mapping[str, Packed]) -> dict[str, DXO]:
+    if not packed:
+        return {}
+    parts = {
+        "codes": {key: value.codes for key, value in packed.items()},
+        "scales": {key: value.scale for key, value in packed.items() if value.scale is not None},
+    }
+    data = {name: _arrays(DataKind.WEIGHTS, named) for name, named in parts.items()}
+    return {"packed": DXO(DataKind.COLLECTION, data=data)}
+
+
 def _metrics(metrics: Mapping[str, float]) -> DXO:
     return DXO(DataKind.METRICS, data={name: float(value) for name, value in metrics.items()})
 
@@ -233,6 +252,20 @@ def _part(dxo: DXO, name: str) -> DXO:
     if not isinstance(part, DXO) or not isinstance(part.data, dict):
         raise WireError(name, "is missing from the message")
     return part
+
+
+def _packed_part(dxo: DXO) -> dict[str, Packed]:
+    if "packed" not in dxo.data:
+        return {}
+    part = _part(dxo, "packed")
+    codes, scales = _part(part, "codes").data, _part(part, "scales").data
+    packed = {}
+    for key in {**codes, **scales}:
+        try:
+            packed[key] = Packed(codes.get(key), scales.get(key))
+        except ValueError as error:
+            raise WireError(f"packed.{key}", str(error)) from None
+    return packed
 
 
 def _number(dxo: DXO, name: str) -> int:

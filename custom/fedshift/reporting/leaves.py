@@ -8,6 +8,7 @@ import numpy as np
 from torch import nn
 
 from fedshift import methods
+from fedshift.compression import pack, packed_keys
 from fedshift.errors import ConfigError
 from fedshift.job import JobSpec
 from fedshift.methods.base import ArraySpec
@@ -62,6 +63,11 @@ ALWAYS = (
     ),
     ("kind of error", "a word", "when a task fails", "that the site could not do it; the sentence stays in its log"),
 )
+PACKED = """\
+Sizes are those of a job with `federation.weights_as: fp32`, the default. With `bf16` or `int8` a trained array of two
+or more dimensions leaves as its change against what the site received, with what was left out of earlier answers, in 2
+bytes a number, or in 1 and 4 for each index of its first axis. A reader who knows what the site received learns the
+same as from the array itself, to fewer digits. What is left out stays in the site's state."""
 MANY = 12
 HEADER = "| what | shape | bytes | when | what a reader of it learns |\n|---|---|---|---|---|"
 HEADER_UP = "| what | shape | bytes | when | kind | what a reader of it learns |\n|---|---|---|---|---|---|"
@@ -90,6 +96,7 @@ def leaves_page() -> str:
     """Markdown: what leaves with every job, then with each method of the list."""
     parts = ["## Every job\n", "| what | shape | when | what a reader of it learns |\n|---|---|---|---|"]
     parts += [f"| {' | '.join(row)} |" for row in ALWAYS]
+    parts += ["", PACKED]
     parts += [leaves_section(name, reference_job(name)) for name in methods.available()]
     return "\n".join(parts) + "\n"
 
@@ -130,12 +137,15 @@ def network_line(net: nn.Module, withheld: frozenset[str], job: JobSpec) -> str:
     """How much of the network goes up every round."""
     state = {key: value.numpy() for key, value in net.state_dict().items()}
     sent = {key: value for key, value in state.items() if key not in withheld}
-    size = sum(value.nbytes for value in sent.values())
+    weights_as = job.federation.weights_as
+    packed = packed_keys(sent, dict(net.named_parameters()), weights_as)
+    size = sum(pack(value, weights_as).nbytes if key in packed else value.nbytes for key, value in sent.items())
     what = f"{job.task.network.name} of task {job.task.name}"
     if not sent:
         return f"The network ({what}) stays at the site."
     stays = f"; {len(state) - len(sent)} tensors stay at the site" if withheld else ""
-    return f"Every round the network after local training ({what}): {len(sent)} tensors, {size} bytes{stays}."
+    how = f"; {len(packed)} of them as changes in {weights_as}" if packed else ""
+    return f"Every round the network after local training ({what}): {len(sent)} tensors, {size} bytes{how}{stays}."
 
 
 def _rows(specs: Mapping[str, ArraySpec], *, kinds: bool = False) -> Iterator[str]:

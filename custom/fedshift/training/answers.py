@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedshift.compression import Packed
 from fedshift.messages import Broadcast, Update
 from fedshift.training.state import first_words, write_whole
 
@@ -41,7 +42,8 @@ class AnswerStore:
             if self._kept != task:
                 return None
             arrays = {method: _arrays(named) for method, named in kept.pop("arrays").items()}
-            return Update(weights=_arrays(kept.pop("weights")), arrays=arrays, **kept)
+            packed = {key: Packed(**_arrays(parts)) for key, parts in kept.pop("packed", {}).items()}
+            return Update(weights=_arrays(kept.pop("weights")), arrays=arrays, packed=packed, **kept)
         except Exception as error:  # torch raises all kinds for a damaged file
             log.warning("%s cannot be read (%s): the round is trained again", self._path, first_words(error))
             return None
@@ -52,7 +54,10 @@ class AnswerStore:
             "task": task,
             "weights": _tensors(update.weights),
             "arrays": {method: _tensors(named) for method, named in update.arrays.items()},
+            "packed": {key: _parts(packed) for key, packed in update.packed.items()},
         }
+        if not update.packed:
+            del content["packed"]
         try:
             write_whole(content, self._path)
         except OSError as error:
@@ -65,7 +70,7 @@ def fingerprint(broadcast: Broadcast, context: str = "") -> str:
     """Sixteen bytes, as hex, over all that decides a site's answer; ``context`` is what does beside the task itself."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{context}\0{broadcast.round} {broadcast.best_round}".encode())
-    for name, arrays in sorted({"": broadcast.weights, **broadcast.arrays}.items()):
+    for name, arrays in sorted({"": broadcast.unpacked().weights, **broadcast.arrays}.items()):
         for key, value in sorted(arrays.items()):
             array = np.ascontiguousarray(value)
             digest.update(f"\0{name}\0{key}\0{array.dtype}\0{array.shape}\0".encode())
@@ -75,6 +80,11 @@ def fingerprint(broadcast: Broadcast, context: str = "") -> str:
 
 def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     return {key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
+
+
+def _parts(packed: Packed) -> dict[str, Tensor]:
+    scale = {} if packed.scale is None else {"scale": packed.scale}
+    return _tensors({"codes": packed.codes, **scale})
 
 
 def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

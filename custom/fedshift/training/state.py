@@ -22,11 +22,15 @@ _NAME = re.compile(r"round_(\d{6})\.pt")
 
 @dataclass
 class SiteState:
-    """The state tree: optimiser, personal parts of the network, and each method's own tensors."""
+    """The state tree: optimiser, personal parts of the network, and each method's own tensors.
+
+    ``residual`` is what packing has left out of the answers so far (`fedshift.compression`).
+    """
 
     optimizer: dict[str, Any] | None = None
     personal: dict[str, Tensor] = field(default_factory=dict)
     methods: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    residual: dict[str, Tensor] = field(default_factory=dict)
 
 
 class StateStore:
@@ -62,7 +66,8 @@ class StateStore:
         """
         target = self._path(round_)
         try:
-            write_whole(vars(state), target)
+            # Without packing a file is as it was before there was any.
+            write_whole({name: part for name, part in vars(state).items() if name != "residual" or part}, target)
         except OSError as error:
             raise DataError(
                 f"{target} cannot be written ({error.strerror}): make room there; the site then takes part again"
