@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 OVERHEAD: dict[str, Any] = json.loads((RESULTS / "performance" / "flare_overhead.json").read_text(encoding="utf-8"))
+PRECISION: dict[str, Any] = json.loads((RESULTS / "performance" / "precision.json").read_text(encoding="utf-8"))
 RUNS: dict[str, Any] = json.loads((RESULTS / "flare_round_cost.json").read_text(encoding="utf-8"))["runs"]
 
 
@@ -42,3 +43,19 @@ def test_a_whole_run(name: str) -> None:
     memory = "" if run["peak_memory_mb"] is None else f"{run['peak_memory_mb'] / 1000:.1f} GB"
     first, later, whole = run["seconds_first_round"], run["seconds_later_rounds"], run["seconds_in_all"]
     assert row(name, "A whole run") == [f"{later:.1f} s", f"{first:.1f} s", f"{whole:.0f} s", memory]
+
+
+def test_what_bf16_does() -> None:
+    scores = ("test_dice_best", "test_dice_last")
+    mean = PRECISION["mean"]
+    for name in ("fp32", "bf16"):
+        assert row(name, "Precision") == [f"{mean[name][key]:.2f}" for key in (*scores, "processor_seconds_a_round")]
+    assert row("bf16 less fp32", "Precision") == [
+        *(f"{mean['bf16'][key] - mean['fp32'][key]:.2f}" for key in scores),
+        "",
+    ]
+    text = PAGE.partition("\n## Precision\n")[2]
+    seeds = {run["seed"] for run in PRECISION["runs"]}
+    assert f"{PRECISION['rounds']} rounds" in text and ("one seed" in text) is (len(seeds) == 1)
+    assert f"`auto` is {PRECISION['auto_is']}" in " ".join(text.split())
+    assert all(run["kinds"] == ["patients"] for run in PRECISION["runs"])
