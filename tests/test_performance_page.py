@@ -13,6 +13,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 OVERHEAD: dict[str, Any] = json.loads((RESULTS / "performance" / "flare_overhead.json").read_text(encoding="utf-8"))
 WIRE: dict[str, Any] = json.loads((RESULTS / "performance" / "wire_bytes.json").read_text(encoding="utf-8"))
+PRECISION: dict[str, Any] = json.loads((RESULTS / "performance" / "precision.json").read_text(encoding="utf-8"))
 RUNS: dict[str, Any] = json.loads((RESULTS / "flare_round_cost.json").read_text(encoding="utf-8"))["runs"]
 
 
@@ -76,3 +77,19 @@ def test_what_is_said_of_the_formats_is_so() -> None:
             for score, values in told_scores.items():
                 assert abs(values["mean"] - forms["fp32"][score]["mean"]) < 0.2
                 assert "val" in score or max(map(abs, values["from_fp32"])) < 0.3
+
+
+def test_what_bf16_does() -> None:
+    scores = ("test_dice_best", "test_dice_last")
+    mean = PRECISION["mean"]
+    for name in ("fp32", "bf16"):
+        assert row(name, "Precision") == [f"{mean[name][key]:.2f}" for key in (*scores, "processor_seconds_a_round")]
+    assert row("bf16 less fp32", "Precision") == [
+        *(f"{mean['bf16'][key] - mean['fp32'][key]:.2f}" for key in scores),
+        "",
+    ]
+    text = PAGE.partition("\n## Precision\n")[2]
+    seeds = {run["seed"] for run in PRECISION["runs"]}
+    assert f"{PRECISION['rounds']} rounds" in text and ("one seed" in text) is (len(seeds) == 1)
+    assert f"`auto` is {PRECISION['auto_is']}" in " ".join(text.split())
+    assert all(run["kinds"] == ["patients"] for run in PRECISION["runs"])

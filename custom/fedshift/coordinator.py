@@ -41,6 +41,7 @@ from fedshift.reporting.results import (
     DataRecord,
     Final,
     FinalScores,
+    MachineRecord,
     Rejection,
     Results,
     RoundRecord,
@@ -119,6 +120,7 @@ class Coordinator:
         self._started = time.monotonic()
         self._down_bytes = 0
         self._scoring = 0
+        self._told_precisions = ""
         self._spool = folder / "updates"
         folder.mkdir(parents=True, exist_ok=True)
         for _, half in self._halves:
@@ -197,6 +199,7 @@ class Coordinator:
                 "split_rule": info.split_rule,
             }
         )
+        machine = MachineRecord(device=info.device, precision=info.precision, threads=info.threads)  # type: ignore[arg-type]
         if self.results.data.get(info.site, record) != record:
             raise Rejected("info", "the site's data have changed since the run began; start the run again")
         for site, other in self.results.data.items():
@@ -208,6 +211,8 @@ class Coordinator:
                 raise Rejected("info", mixed) if info.site in self.job.task.held_out else MixedDataError(mixed)
         known = {**self.results.data, info.site: record}
         self.results.data = {site: known[site] for site in self.job.task.everyone if site in known}
+        machines = {**self.results.machines, info.site: machine}
+        self.results.machines = {site: machines[site] for site in self.results.data if site in machines}
 
     def accept(self, update: Update) -> bool:
         """Check an update and let it wait on disk. A refused one is recorded and logged."""
@@ -314,6 +319,7 @@ class Coordinator:
             if scores and self.round > 1:
                 self._note_scores(Scores(update.site, self.round - 1, {"val": scores}))
         self.require(len(stored), what)
+        self._tell_precisions()
         if not self.round:
             self._require_validation_data()
         if self.round > 1:
@@ -577,6 +583,18 @@ class Coordinator:
     def _arrays(self, round_: int) -> MethodArrays:
         named = {name: half.broadcast(self._context(round_)) for name, half in self._halves}
         return {name: dict(values) for name, values in named.items() if values}
+
+    def _tell_precisions(self) -> None:
+        """Say it once, and again when it has changed, that sites compute in different precisions."""
+        by: dict[str, list[str]] = {}
+        for site, machine in self.results.machines.items():
+            by.setdefault(machine.precision, []).append(site)
+        told = "; ".join(f"{precision} at {', '.join(sites)}" for precision, sites in sorted(by.items()))
+        if len(by) > 1 and told != self._told_precisions:
+            log.warning(
+                "the sites do not compute in one precision: %s; schedule.precision=fp32 is the same everywhere", told
+            )
+        self._told_precisions = told
 
     def _require_validation_data(self) -> None:
         """Better now than after the last round."""

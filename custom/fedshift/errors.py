@@ -21,6 +21,10 @@ class DataError(FedshiftError):
     """A scan, mask, manifest or site folder that cannot be used as it is."""
 
 
+class TooLittleMemory(FedshiftError):
+    """Memory does not suffice for a run, or ran out at a site."""
+
+
 class Stopped(FedshiftError):
     """The run was ended from outside while a site was at work."""
 

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from fedshift.compression import WeightsAs
 from fedshift.errors import ConfigError
@@ -14,7 +21,8 @@ from fedshift.strict import Strict
 
 FILE_NAME = "fedshift.yaml"
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "auto"]
+"""``auto``: bf16 where a site's hardware multiplies it, else fp32 (`fedshift.training.precision.uses_bf16`)."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
 """Of a job, task, data set or site: also a folder's name."""
@@ -25,6 +33,16 @@ def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
     if twice:
         raise ValueError(f"{', '.join(twice)} is named twice")
     return names
+
+
+def _threads(value: object) -> object:
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError("must be a whole number from 1, or auto")
+    return value
+
+
+Threads = Annotated[int | Literal["auto"], BeforeValidator(_threads)]
+"""``auto``: the machine's cores, shared among the processes that work there side by side."""
 
 
 class WeightsSpec(Strict):
@@ -58,7 +76,7 @@ class OptimizerSpec(Strict):
 
 
 class ScheduleSpec(Strict):
-    """How long, in which batches, in which precision.
+    """How long, in which batches, in which precision, with how many of torch's threads at a site.
 
     ``local_steps``, if given, is the number of optimiser steps a round and takes the place of ``local_epochs``.
     ``drop_last`` leaves out an epoch's last batch if it is smaller than the others.
@@ -70,7 +88,7 @@ class ScheduleSpec(Strict):
     batch_size: int = Field(ge=1)
     drop_last: bool = True
     precision: Precision = "fp32"
-    threads: int = Field(default=1, ge=1)
+    threads: Threads = 1
 
 
 class TaskSpec(Strict):

@@ -79,7 +79,10 @@ class Update:
 
 @dataclass(frozen=True)
 class SiteInfo:
-    """What a site tells about its data in the statistics round: counts and fingerprints, no paths, no ids."""
+    """What a site tells with its answers: its data's counts and fingerprint, and on what it computes; no paths, no ids.
+
+    ``device`` is ``cpu`` or a GPU's model, ``precision`` fp32 or bf16, ``threads`` torch's.
+    """
 
     site: str
     kind: str  # patients, images or phantom
@@ -88,6 +91,9 @@ class SiteInfo:
     n_test: int
     manifest_sha256: str
     split_rule: str
+    device: str = "cpu"
+    precision: str = "fp32"
+    threads: int = 1
 
 
 @dataclass(frozen=True)

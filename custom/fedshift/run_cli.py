@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,13 +42,21 @@ def add_parsers(subparsers: Any) -> None:
         "--in-process", action="store_true", help="without FLARE, one site after another: the same numbers"
     )
     run.add_argument("--resume", action="store_true", help="go on with a run in one process that was interrupted")
+    _add_memory(run)
     run.set_defaults(func=execute)
 
     pooled = subparsers.add_parser("pooled", help="train a centralised reference on all sites' images, in one process")
     add_job_arguments(pooled)
     pooled.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name of the job>")
     pooled.add_argument("--resume", action="store_true", help="go on with a run that was interrupted")
+    _add_memory(pooled)
     pooled.set_defaults(func=train_pooled)
+
+
+def _add_memory(parser: Any) -> None:
+    parser.add_argument(
+        "--ignore-memory", action="store_true", help="run it even if it is not expected to fit into memory"
+    )
 
 
 def add_job_arguments(parser: Any, *, with_methods: bool = True, with_held_out: bool = True) -> None:
@@ -149,12 +157,31 @@ def _in_one_process(job: JobSpec, args: argparse.Namespace, run: Callable[..., C
     if any(folder.iterdir()) and not (folder / results.FILE_NAME).is_file() and read_progress(folder) is None:
         raise ConfigError(f"{folder} holds something other than a run: give another --workspace")
     device = own_device()
+    if not args.ignore_memory:
+        check_memory(job, data)
     with shown(folder) as show:
         run(job, data, folder, device=device, resume=args.resume, on_progress=show)
     console.print(scores_table(results.read_results(folder)))
     for what, name in (("best model", BEST), ("last model", LAST), ("results", results.FILE_NAME)):
         print(f"{what + ':':<13}{folder / name}")
     return 0
+
+
+def check_memory(job: JobSpec, data: Mapping[str, Path]) -> None:
+    """Whether a run in this process will fit into memory; says so if it will be tight.
+
+    Raises:
+        TooLittleMemory: it will not.
+    """
+    from fedshift import methods
+    from fedshift.memory import choose_workers, needs_in_process
+    from fedshift.training.footprint import measure
+
+    pooled = methods.reference_in(methods.load(job.methods)) is not None
+    needs = needs_in_process(job, data, measure(job), together=len(job.task.sites) if pooled else 1)
+    note = choose_workers(needs, wanted=1, asked=False)[1]
+    if note:
+        print(note, flush=True)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -173,7 +200,9 @@ def execute(args: argparse.Namespace) -> int:
     if args.resume:
         raise ConfigError("--resume goes on with a run in one process only: add --in-process")
     workspace = args.workspace or Path("runs") / job.name
-    folders = in_simulator(job, args.job, workspace, threads=args.threads, full_log=args.log == "full")
+    folders = in_simulator(
+        job, args.job, workspace, threads=args.threads, full_log=args.log == "full", ignore_memory=args.ignore_memory
+    )
     console.print(scores_table(results.read_results(folders.server)))
     for what, name in (
         ("best model", BEST),
@@ -187,7 +216,13 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def in_simulator(
-    job: JobSpec, job_folder: Path, workspace: Path, *, threads: int | None = None, full_log: bool = False
+    job: JobSpec,
+    job_folder: Path,
+    workspace: Path,
+    *,
+    threads: int | None = None,
+    full_log: bool = False,
+    ignore_memory: bool = False,
 ) -> RunFolders:
     """A job folder in FLARE's simulator, with its progress or all its lines on the terminal."""
     from fedshift.flare.simulate import RunFailed, RunFolders, simulate
@@ -196,7 +231,16 @@ def in_simulator(
     on_line = print if full_log else lambda line: None
     try:
         with display:
-            return simulate(job, job_folder, workspace, threads=threads, on_look=display.show, on_line=on_line)
+            return simulate(
+                job,
+                job_folder,
+                workspace,
+                threads=threads,
+                ignore_memory=ignore_memory,
+                on_look=display.show,
+                on_line=on_line,
+                on_note=print,
+            )
     except RunFailed as failure:
         log = RunFolders(workspace.absolute()).log
         raise RunFailed(f"{failure} (log: {log})") from None

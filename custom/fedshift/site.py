@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
@@ -29,8 +29,9 @@ from fedshift.privacy.policy import Policy
 from fedshift.tasks import Everything, Part, SiteData, build_task
 from fedshift.training import local
 from fedshift.training.answers import AnswerStore, fingerprint
-from fedshift.training.device import choose_device
-from fedshift.training.precision import prepare, use_threads
+from fedshift.training.device import choose_device, device_name
+from fedshift.training.exhausted import told_of_memory
+from fedshift.training.precision import prepare, settled, use_threads
 from fedshift.training.seeding import derive_seed
 from fedshift.training.state import SiteState, StateStore
 
@@ -47,6 +48,14 @@ Release = Callable[[Update], Update]
 """A site's policy: what of an answer may leave."""
 
 
+class _Machine(TypedDict):
+    """On what a site computes, as `SiteInfo` has it."""
+
+    device: str
+    precision: str
+    threads: int
+
+
 @dataclass
 class _Session:
     """A task in progress: methods attached to the network, with the state they start from."""
@@ -61,6 +70,7 @@ class Site:
 
     _data: SiteData | None
     _net: nn.Module
+    _machine: _Machine
     _gate: Gate | None = None
     _answers: AnswerStore | None = None
 
@@ -76,6 +86,7 @@ class Site:
         privacy: Policy | None = None,
         keep_answers: bool = False,
         share_cases: bool = True,
+        workers: int | None = None,
     ) -> None:
         """Open the site's data.
 
@@ -90,6 +101,8 @@ class Site:
             privacy: the site's own rules of what may leave; None is none.
             keep_answers: whether a training task that comes again is answered as before and not done again.
             share_cases: whether a final model's scores of single cases may leave.
+            workers: processes that work on this machine side by side, for ``schedule.threads=auto``; None as for
+                `fedshift.machine.own_cores`.
 
         Raises:
             DataError: the data cannot be used.
@@ -98,7 +111,7 @@ class Site:
         self._manifest_sha256 = manifest_sha256(data)
         self._share_cases = share_cases
         training = self._data if self._data.n_train else Everything(self._data)
-        self._set_up(job, name, training, state, device, beside)
+        self._set_up(job, name, training, state, device, beside, workers)
         rules = "" if privacy is None else privacy.model_dump_json()
         self._context = f"{fedshift.__version__} {self._manifest_sha256} {rules}"
         self._answers = AnswerStore(state / name) if keep_answers else None
@@ -117,20 +130,33 @@ class Site:
             )
 
     def _set_up(
-        self, job: JobSpec, name: str, training: Samples, state: Path, device: str, beside: Site | None = None
+        self,
+        job: JobSpec,
+        name: str,
+        training: Samples,
+        state: Path,
+        device: str,
+        beside: Site | None = None,
+        workers: int | None = None,
     ) -> None:
-        use_threads(job.task.schedule.threads)
+        schedule = job.task.schedule
         self.name = name
         self._job = job
         self._held_out = name in job.task.held_out
         self._training = training
         self._task = build_task(job)
         self._methods = methods.load(job.methods)
-        self._net = (
-            prepare(self._task.network(), job.task.schedule.precision, choose_device(device))
-            if beside is None
-            else beside._net
-        )
+        if beside is None:
+            place, threads = choose_device(device), use_threads(schedule.threads, workers=workers)
+            with told_of_memory(name):
+                self._net = prepare(self._task.network(), schedule.precision, place)
+            self._machine = {
+                "device": device_name(place),
+                "precision": settled(schedule.precision, place),
+                "threads": threads,
+            }
+        else:
+            self._net, self._machine = beside._net, beside._machine
         self._store = StateStore(state / name)
 
     @property
@@ -139,7 +165,7 @@ class Site:
         return self._net
 
     def info(self) -> SiteInfo:
-        """Counts and fingerprint of the site's data."""
+        """Counts and fingerprint of the site's data, and on what it computes."""
         assert self._data is not None
         return SiteInfo(
             site=self.name,
@@ -149,6 +175,7 @@ class Site:
             n_test=self._data.count("test"),
             manifest_sha256=self._manifest_sha256,
             split_rule=self._data.split_rule,
+            **self._machine,
         )
 
     def statistics(self) -> Update:
@@ -358,7 +385,8 @@ class Site:
 
     def _measure(self) -> tuple[SiteState, MethodArrays]:
         state = SiteState()
-        arrays = ClientChain(self._methods, self._run(0, {}), state.methods).statistics(self._training)
+        with told_of_memory(self.name, 0):
+            arrays = ClientChain(self._methods, self._run(0, {}), state.methods).statistics(self._training)
         return state, arrays
 
     def _scores(self, chain: ClientChain, part: Part) -> dict[str, float]:
@@ -393,8 +421,9 @@ class Site:
             self._net.load_state_dict(state.personal, strict=False)
         handles = chain.attach(self._net)
         try:
-            chain.receive(broadcast.arrays)
-            yield _Session(run, chain, state)
+            with told_of_memory(self.name, broadcast.round):
+                chain.receive(broadcast.arrays)
+                yield _Session(run, chain, state)
         finally:
             for handle in handles:
                 handle.remove()

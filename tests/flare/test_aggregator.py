@@ -174,3 +174,54 @@ def test_a_site_whose_data_change_during_the_run_is_left_out(aggregator: Fedshif
     changed = replace(first, info=replace(first.info, manifest_sha256="other"))
     assert not send(aggregator, wire.encode_answers([changed]), client="HK", task=wire.STATISTICS)
     assert "data have changed" in faults(aggregator)[0].reason
+
+
+def on(site: str, **machine: object) -> wire.Answer:
+    answer = statistics(site)
+    assert answer.info is not None
+    return replace(answer, info=replace(answer.info, **machine))  # type: ignore[arg-type]
+
+
+def test_what_sites_compute_on_is_recorded_and_two_precisions_are_said_once(
+    aggregator: FedshiftAggregator, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = {
+        "UCL": on("UCL", device="NVIDIA H100", precision="bf16", threads=4),
+        "BIDMC": on("BIDMC"),
+        "HK": on("HK"),
+    }
+    for site, answer in answers.items():
+        assert send(aggregator, wire.encode_answers([answer]), client=site, task=wire.STATISTICS)
+    aggregator.coordinator.close()
+    aggregator.coordinator._tell_precisions()
+    told = aggregator.coordinator.results.machines
+    assert {site: (m.device, m.precision, m.threads) for site, m in told.items()} == {
+        "BIDMC": ("cpu", "fp32", 1),
+        "HK": ("cpu", "fp32", 1),
+        "UCL": ("NVIDIA H100", "bf16", 4),
+    }
+    assert list(told) == ["BIDMC", "HK", "UCL"], "in the job's order"
+    assert caplog.text.count("do not compute in one precision: bf16 at UCL; fp32 at BIDMC, HK") == 1
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        {"device": "x" * 65},
+        {"device": ""},
+        {"device": "a\nb"},
+        {"device": "\x1b[31m"},
+        {"device": ["cpu"]},
+        {"precision": "fp64"},
+        {"precision": "auto"},
+        {"threads": 0},
+        {"threads": 10**9},
+        {"threads": "1"},
+        {"threads": True},
+    ],
+    ids=str,
+)
+def test_a_machine_that_is_none_is_left_out(aggregator: FedshiftAggregator, machine: dict[str, object]) -> None:
+    assert not send(aggregator, wire.encode_answers([on("HK", **machine)]), client="HK", task=wire.STATISTICS)
+    assert faults(aggregator) == [Rejection(site="HK", key="info", reason="does not describe a site's data")]
+    assert not aggregator.coordinator.results.machines and not aggregator.coordinator.results.data

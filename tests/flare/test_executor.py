@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import make_site, small_job
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
+from fedshift import machine
 from fedshift.coordinator import Coordinator
 from fedshift.flare import wire
 from fedshift.flare.executor import FedshiftExecutor
@@ -165,3 +167,49 @@ def test_a_site_that_is_not_asked_says_nothing(context: Context) -> None:
     task = wire.encode_task(Broadcast(0, 0, {}, sites=("BIDMC", "UCL")))
     shareable = FedshiftExecutor().execute(wire.STATISTICS, task, context, Signal())  # type: ignore[arg-type]
     assert wire.decode_answers(shareable) == []
+
+
+@pytest.mark.parametrize(("simulator", "said", "expected"), [(True, "", 2), (True, "3", 2), (False, "", 6)])
+def test_threads_are_shared_among_the_clients_of_a_simulation(
+    context: Context, simulator: bool, said: str, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A provisioned site has its machine to itself; FLARE's own command does not say how many it lets work."""
+    context.simulator = simulator
+    for name, value in ((machine.WORKERS, said), ("FEDSHIFT_DATA", str(tmp_path / "share" / "fedshift" / "phantom"))):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(machine, "cores", lambda: 6)
+    job = small_job("fedavg", "schedule.threads=auto")
+    config = Path(context.workspace.get_app_config_dir("job")) / SPEC.name
+    config.write_bytes((write_job(job, tmp_path / "plain") / SPEC).read_bytes())
+    info = ask(FedshiftExecutor(), context, wire.STATISTICS, Broadcast(0, 0, {})).info
+    assert info is not None
+    assert (info.device, info.precision, info.threads) == ("cpu", "fp32", expected)
+
+
+@pytest.mark.parametrize(("simulator", "asked", "expected"), [(True, "auto", "cuda:1"), (False, "auto", "auto")])
+def test_clients_of_a_simulation_are_spread_over_gpus(
+    context: Context, simulator: bool, asked: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    context.simulator = simulator
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "share" / "fedshift" / "phantom"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("FEDSHIFT_DEVICE", asked)
+    taken = []
+
+    def chosen(device: str) -> torch.device:
+        taken.append(device)
+        return torch.device("cpu")
+
+    monkeypatch.setattr("fedshift.site.choose_device", chosen)
+    ask(FedshiftExecutor(), context, wire.STATISTICS, Broadcast(0, 0, {}))
+    assert taken == [expected]  # HK is the second of BIDMC, HK, UCL
+
+
+def test_a_site_without_memory_says_so(context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("fedshift.training.local.train", lambda *_: torch.empty(1 << 50))
+    broadcast = Coordinator(small_job("fedfa"), tmp_path / "server").open(1)
+    broadcast.arrays["fedrdn"] = {"means": np.zeros((1, 3)), "stds": np.ones((1, 3))}
+    answer = ask(FedshiftExecutor(), context, wire.TRAIN, broadcast)
+    assert isinstance(answer.content, wire.Failure)
+    assert answer.content.reason.startswith("site HK, round 1: memory ran out; make the job with a smaller schedule.")

@@ -12,10 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedshift import memory
 from fedshift.cli import main
+from fedshift.flare import simulate
 from fedshift.flare.export import read_job_folder
 from fedshift.machine import cores
 from fedshift.reporting.progress import Progress, duration
+from fedshift.reporting.results import read_results
 from fedshift.run_cli import describe
 
 from .conftest import SimulatorRun, environment
@@ -92,6 +95,33 @@ def test_the_sites_share_a_process_a_core(side_by_side: SimulatorRun) -> None:
     sites = ["BIDMC", "HK", "I2CVB", "BMC", "RUNMC", "UCL"]
     assert len(started) == min(cores(), len(sites))
     assert [*side_by_side.results.rounds[-1].sites] == sites
+
+
+def test_a_run_that_does_not_fit_is_refused_and_leaves_the_former_one(
+    tmp_path: Path, phantom_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(phantom_home))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    main(["job", "fedavg", "prostate", "--out", str(tmp_path), *SHORT, "schedule.rounds=1"])
+    words = ["run", str(tmp_path / "fedavg_prostate"), "-w", str(tmp_path / "run")]
+    former = tmp_path / "run" / "server" / "simulate_job" / "results.json"
+    former.parent.mkdir(parents=True)
+    former.write_text("{}", encoding="utf-8")
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    monkeypatch.setattr(memory, "free_memory", lambda: 10**8)
+    assert main([*words, "-t", "2"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fedshift: 2 workers at a time need about ") and "--ignore-memory" in said
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+    assert former.read_text(encoding="utf-8") == "{}"
+    # As much as one worker needs and two do not: without -t one does the work of both.
+    monkeypatch.setattr(simulate, "cores", lambda: 2)
+    monkeypatch.setattr(memory, "free_memory", lambda: 95 * 10**7)
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "2 workers at a time need about" in said and "GB are free: 1 at a time" in said
+    assert {path.parent.name for path in (tmp_path / "run").glob("*/simulate_job")} == {"server", "host_1"}
+    assert [*read_results(former).machines] == ["BIDMC", "HK"]
 
 
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, phantom_home: Path) -> None:

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from fedshift.flare.zygote import apart, cuda_is_spoilt
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -48,22 +51,51 @@ def simulator(socket):
     process.join()
     return 7
 
-def prepare():
-    import fractions
-
-sys.exit(Zygote(simulator, prepare).run())
+{before}
+sys.exit(Zygote(simulator).run())
+"""
+PREPARED = "import fractions"
+SPOILT = """
+import fractions
+from fedshift.flare import zygote
+zygote.cuda_is_spoilt = lambda: True
 """
 
 
-def test_workers_are_forked_end_and_are_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "forked"), [(PREPARED, True), (SPOILT, False)], ids=["forks", "spoilt"])
+def test_workers_are_forked_end_and_are_ended(before: str, forked: bool, tmp_path: Path) -> None:
+    """Where CUDA could not be used in a fork, a worker has nothing that was imported before; all else is the same."""
     (tmp_path / "the_worker.py").write_text(WORKER, encoding="utf-8")
-    (tmp_path / "main.py").write_text(MAIN.format(folder=str(tmp_path)), encoding="utf-8")
+    (tmp_path / "main.py").write_text(MAIN.format(folder=str(tmp_path), before=before), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(tmp_path / "main.py")], capture_output=True, encoding="utf-8", check=False, env=os.environ
     )
     assert done.returncode == 7, done.stderr
     lines = done.stdout.splitlines()
     for word in ("waits", "ends", "fails"):
-        assert f"{word} True me True" in lines
+        assert f"{word} {forked} me True" in lines
     assert "[3, 1, None, 'waits', -15, -15]" in lines
     assert "ValueError: a worker's own error" in done.stderr
+
+
+def test_a_fork_of_what_had_used_cuda_is_told_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not cuda_is_spoilt()
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    assert cuda_is_spoilt()
+    monkeypatch.delitem(sys.modules, "torch")
+    assert not cuda_is_spoilt(), "without torch there is nothing to spoil, and it is not imported to see"
+
+
+def test_what_is_done_apart_leaves_nothing_here(capfd: pytest.CaptureFixture[str]) -> None:
+    kept: list[int] = []
+
+    def work() -> dict[str, int]:
+        kept.append(1)
+        return {"pid": os.getpid(), "kept": len(kept)}
+
+    told = apart(work)
+    assert told["kept"] == 1 and told["pid"] != os.getpid() and not kept
+    assert apart(lambda: 1 // 0) is None
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)

@@ -28,8 +28,9 @@ from .conftest import Run, save_model, write_ball
 NO_FEDSHIFT = 'raise ImportError("a bundle must do without fedshift")\n'
 
 
-def test_a_bundle_finds_the_same_masks_without_fedshift(trained: Run, tmp_path: Path) -> None:
-    model, _ = trained("fedfa+fedrdn", "optimizer.lr=0.01", "schedule.precision=bf16")
+@pytest.mark.parametrize("precision", ["bf16", "auto"])
+def test_a_bundle_finds_the_same_masks_without_fedshift(precision: str, trained: Run, tmp_path: Path) -> None:
+    model, _ = trained("fedfa+fedrdn", "optimizer.lr=0.01", f"schedule.precision={precision}")
     scans, bundle = tmp_path / "scans", tmp_path / "bundle"
     write_ball(scans / "a.nii.gz", direction=rotation(9, 0))
     write_ball(scans / "b.nii.gz", direction=(0, 1, 0, 1, 0, 0, 0, 0, -1), size=(41, 52, 12))

@@ -19,7 +19,7 @@ from fedshift.federation import run_in_process
 from fedshift.flare.export import read_job_folder
 from fedshift.reporting.protocols import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.reporting.report.runs import read
-from fedshift.reporting.results import Rejection, Results, RoundRecord, new_results, read_results
+from fedshift.reporting.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
 from fedshift.reporting.table import PHANTOM
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -52,6 +52,21 @@ def test_the_report_says_what_was_run_and_what_came_out(run: Path) -> None:
         assert f"{site} 1 {value:.1f}" in text and f"{hd95:.1f}" in text
         assert results.data[site].manifest_sha256[:12] in text
     assert f"torch {results.versions['torch']}" in text and "seed 4" in text
+    assert "Sites computed on cpu, fp32, 1 thread: BIDMC, HK, UCL" in text
+
+
+def test_the_report_says_what_auto_was_at_each_site(run: Path, tmp_path: Path) -> None:
+    results = read_results(run)
+    results.job.precision = results.job.threads = "auto"
+    text = said(results, tmp_path / "alike")
+    assert "Precision auto, auto threads a site" in text and "is above, as the sites computed" in text
+    assert "did not compute in one precision" not in text
+    results.machines["HK"] = MachineRecord(device="NVIDIA H100", precision="bf16", threads=8)
+    text = said(results, tmp_path / "different")
+    assert "cpu, fp32, 1 thread: BIDMC, UCL; NVIDIA H100, bf16, 8 threads: HK" in text
+    assert "did not compute in one precision" in text
+    results.machines = {}
+    assert "Sites computed on" not in said(results, tmp_path / "former")
 
 
 def test_a_report_is_one_file_that_asks_for_nothing(run: Path) -> None:

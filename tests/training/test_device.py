@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedshift.errors import ConfigError
-from fedshift.training.device import choose_device
+from fedshift.training.device import LONGEST, choose_device, device_name, spread
 
 
 def test_a_gpu_is_used_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +20,30 @@ def test_a_gpu_is_used_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_that_is_not_there_is_named(asked: str) -> None:
     with pytest.raises(ConfigError, match=rf"device '{asked}' cannot be used here \(.+\): set it to auto, cpu or cuda"):
         choose_device(asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "expected"),
+    [
+        ("auto", 3, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]),
+        ("auto", 1, ["auto"] * 5),  # all share it
+        ("auto", 0, ["auto"] * 5),
+        ("cuda:1", 3, ["cuda:1"] * 5),
+        ("cpu", 3, ["cpu"] * 5),
+    ],
+)
+def test_processes_are_spread_over_gpus_in_turn_unless_one_was_named(
+    asked: str, gpus: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert [spread(asked, number) for number in range(5)] == expected
+
+
+def test_a_device_s_name_is_short_and_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_name(torch.device("cpu")) == "cpu"
+    for name, expected in (("NVIDIA H100", "NVIDIA H100"), ("GPU\x1b[31m\u2122" + "x" * 99, None), ("\n", "cuda")):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        told = device_name(torch.device("cuda:0"))
+        assert expected in (None, told)
+        assert told.isprintable() and told.isascii() and 0 < len(told) <= LONGEST

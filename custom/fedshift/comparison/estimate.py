@@ -15,38 +15,29 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
 
 import torch
 from pydantic import ValidationError
-from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from fedshift.comparison.cells import Cell
 from fedshift.comparison.plan import Kind
 from fedshift.comparison.spec import Samples
-from fedshift.data.manifest import Manifest, read_manifest
+from fedshift.data.counts import about_counts
+from fedshift.data.manifest import read_manifest
 from fedshift.data.samples import epoch_starts
 from fedshift.job import JobSpec
-from fedshift.methods.base import StagedNetwork
+from fedshift.memory import PROCESS, SERVERS, of_training
 from fedshift.strict import Strict
-from fedshift.tasks import Task, build_task
-from fedshift.training.precision import arrange, autocast, prepare, use_threads
+from fedshift.tasks import build_task
+from fedshift.training.footprint import FEW, footprint, noise
+from fedshift.training.precision import arrange, autocast, prepare, settled, use_threads
 from fedshift.whole import write_text
 
 FILE_NAME = "calibration.json"
 ASSUMED = Samples(train=500, val=200, test=200)
 """Of a site whose data are not here."""
-FOREGROUND = 0.6
-"""About this part of a volume's slices shows the prostate: what the papers' protocols train on."""
-FEWEST = 32
-"""Training slices that a fraction leaves at least."""
 MOST_BYTES = 2**30
 """Activations of a batch that is measured; a larger one is reckoned from a part of it."""
-PROCESS = 450 * 2**20
-"""Bytes of Python, torch and MONAI."""
-COPIES = 14
-"""Of the network's arrays: weights, gradients, optimiser, received, state files, the server's."""
 START = 6.0
 """Seconds until a process has loaded everything and opened its data."""
 KEPT = 30
@@ -132,7 +123,7 @@ class Estimator:
         batch = job.task.schedule.batch_size * (len(job.task.sites) if cell.plan.is_pooled else 1)
         largest = min(batch, max(one.train for one in counts.values()) * len(counts))
         side = built.sizes["rows"] * built.sizes["columns"] * 4
-        peak = PROCESS + COPIES * step.network + int(1.3 * largest * step.activations) + 64 * 40 * side
+        peak = PROCESS + SERVERS * step.network + of_training(step.network, step.activations, images=largest, side=side)
         return rounds, rest, peak, assumed
 
     def _count(self, cell: Cell) -> tuple[dict[str, Samples], bool]:
@@ -141,7 +132,9 @@ class Estimator:
         key = json.dumps([task.dataset, task.data, everyone, [str(path) for path in cell.data.values()]])
         if key not in self._counts:
             counts = {
-                site: _samples(read_manifest(cell.data[site]), task.data) if site in cell.data else self._samples
+                site: Samples(**about_counts(read_manifest(cell.data[site]), task.data))
+                if site in cell.data
+                else self._samples
                 for site in everyone
             }
             self._counts[key] = counts, len(cell.data) < len(everyone)
@@ -203,11 +196,12 @@ def measure(job: JobSpec, device: str) -> Step:
     use_threads(job.task.schedule.threads)
     built, place = build_task(job), torch.device(device)
     precision, batch = job.task.schedule.precision, job.task.schedule.batch_size
+    seen = footprint(job, precision=settled(precision, place))
     net = prepare(built.network(), precision, place)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
 
     def step(n: int) -> tuple[float, float]:
-        x, y = _noise(net, built, n)
+        x, y = noise(net, built, n)
         x, y = arrange(x, precision, place), y.to(place)
         net.train()
         began = _now(place)
@@ -222,57 +216,16 @@ def measure(job: JobSpec, device: str) -> Step:
             net(x)
         return trained - began, _now(place) - trained
 
-    two = min(2, batch) if batch > 1 else 2
-    saved: dict[int, int] = {}
-
-    def keep(value: torch.Tensor) -> torch.Tensor:
-        saved[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        return value
-
-    with saved_tensors_hooks(keep, lambda value: value):
-        step(two)
-    own = {value.untyped_storage().data_ptr() for value in net.parameters()}
-    activations = max(sum(size for where, size in saved.items() if where not in own) // two, 1)
-    n = max(two, min(batch, MOST_BYTES // activations))
+    n = max(FEW, min(batch, MOST_BYTES // seen.activations))
     step(n)
     train, evaluate = step(n)
-    return Step(
-        train=train / n,
-        evaluate=evaluate / n,
-        activations=activations,
-        network=sum(value.nbytes for value in net.state_dict().values()),
-    )
-
-
-def _noise(net: nn.Module, built: Task, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, columns, classes = (built.sizes[key] for key in ("rows", "columns", "classes"))
-    x = torch.rand(n, cast(StagedNetwork, net).in_channels, rows, columns)
-    shape = (n, rows, columns) if built.images_are_slices else (n,)
-    return x, torch.randint(classes, shape)
+    return Step(train=train / n, evaluate=evaluate / n, activations=seen.activations, network=seen.network)
 
 
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def _samples(manifest: Manifest, data: Mapping[str, Any]) -> Samples:
-    """About how many samples a job takes from a site."""
-    sizes = {"train": 0.0, "val": 0.0, "test": 0.0}
-    for case in manifest.cases:
-        sizes[case.split] += case.shape[0]
-    for picture in manifest.pictures:
-        sizes[picture.split] += 1
-    if data.get("split") == "slice-legacy":
-        every = FOREGROUND * sum(sizes.values())
-        sizes = {"train": 0.6 * every, "val": 0.2 * every, "test": 0.2 * every}
-    elif data.get("train_slices") == "foreground":
-        sizes["train"] *= FOREGROUND
-    few = min(sizes["train"], FEWEST) if manifest.cases else 1.0
-    sizes["train"] = max(few, sizes["train"] * float(data.get("fraction") or 1.0))
-    sizes["train"] = min(sizes["train"], data.get("images") or float("inf"))
-    return Samples(train=max(round(sizes["train"]), 1), val=round(sizes["val"]), test=round(sizes["test"]))
 
 
 def _seconds(job: JobSpec, kind: Kind, counts: Mapping[str, Samples], step: Step) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from fedshift.comparison.cells import Cell
 from fedshift.comparison.estimate import Estimate
 from fedshift.comparison.store import LOG, Store, is_held, read_status
 from fedshift.comparison.work import BUSY
-from fedshift.machine import cores, free_memory
+from fedshift.machine import WORKERS, cores, free_memory, own_cores
 
 LOOK = 0.3
 """Seconds between two looks at the children."""
@@ -147,7 +147,7 @@ def run(
                     on_end(job)
                 elif len(running) < at_a_time and job.state == "waiting" and _fits(job, running, free):
                     waiting.remove(job)
-                    _start(job, store)
+                    _start(job, store, at_a_time)
                     running.append(job)
             on_look(moment)
             if waiting or running:
@@ -156,10 +156,11 @@ def run(
         _end([job.process for job in running if job.process is not None])
 
 
-def _start(job: Job, store: Store) -> None:
+def _start(job: Job, store: Store, at_a_time: int) -> None:
     assert job.cell.work is not None
     folder = store.prepare(job.cell.work)
-    threads = str(job.cell.plan.job.task.schedule.threads)
+    asked = job.cell.plan.job.task.schedule.threads
+    threads = str(own_cores(at_a_time) if asked == "auto" else asked)
     with (folder / LOG).open("ab") as log:
         job.process = subprocess.Popen(
             [sys.executable, "-m", "fedshift.comparison.work", str(folder.absolute())],
@@ -167,7 +168,7 @@ def _start(job: Job, store: Store) -> None:
             stdout=log,
             stderr=subprocess.STDOUT,
             # Sums depend on the number of threads, and cells side by side would take each other's cores.
-            env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+            env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, WORKERS: str(at_a_time)},
             start_new_session=True,
         )
     job.state = "running"
@@ -231,11 +232,11 @@ def _resident(job: Job) -> int:
 
 
 def side_by_side(jobs: Sequence[Job], *, device: str) -> int:
-    """How many cells at a time by default: as their threads fit the cores; on a GPU one."""
+    """How many cells at a time by default: as their threads fit the cores (``auto`` shares them); on a GPU one."""
     if device != "cpu":
         return 1
-    threads = max((job.cell.plan.job.task.schedule.threads for job in jobs), default=1)
-    return max(1, cores() // threads)
+    threads = [job.cell.plan.job.task.schedule.threads for job in jobs]
+    return max(1, cores() // max((number for number in threads if number != "auto"), default=1))
 
 
 def total_seconds(jobs: Sequence[Job], at_a_time: int) -> float:

@@ -6,6 +6,7 @@ Imports stay light on purpose: with fewer threads than sites, FLARE starts a new
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,10 @@ from fedshift.flare import wire
 from fedshift.flare.hosts import hosts
 from fedshift.flare.stats import SiteWork, add_stats
 from fedshift.job import FILE_NAME, JobSpec, read_job
+from fedshift.machine import WORKERS
 from fedshift.messages import Broadcast
 from fedshift.site import Site
+from fedshift.training.device import spread
 
 if TYPE_CHECKING:
     from fedshift.encryption import SiteEncryption
@@ -108,15 +111,22 @@ class FedshiftExecutor(Executor):
         data = find_site(job.task.dataset, name, local=local, simulator=is_simulator(fl_ctx))
         state = Path(workspace.get_run_dir(job_id)) / "sites"
         settings, beside = read_settings(local), next(iter(self._sites.values()), None)
+        device, workers = settings.device, None
+        if is_simulator(fl_ctx):
+            clients = list(hosts(job))
+            device = spread(device, clients.index(fl_ctx.get_identity_name()))
+            if WORKERS not in os.environ:  # FLARE's own command: it does not tell how many it lets work at a time
+                workers = len(clients)
         site = Site(
             job,
             name,
             data=data,
             state=state,
-            device=settings.device,
+            device=device,
             beside=beside,
             privacy=settings.privacy,
             keep_answers=not is_simulator(fl_ctx),
+            workers=workers,
             share_cases=is_simulator(fl_ctx) or (settings.privacy is not None and settings.privacy.case_scores),
         )
         if site.info().kind == "phantom":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import shutil
 import subprocess
@@ -10,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +23,13 @@ from fedshift.errors import ConfigError, FedshiftError
 from fedshift.flare.export import share_out
 from fedshift.flare.hosts import hosts
 from fedshift.flare.local_data import find_sites
+from fedshift.flare.start import MEASURE, READY, Start
 from fedshift.job import JobSpec
-from fedshift.machine import cores
+from fedshift.machine import WORKERS, cores
+from fedshift.memory import Measured, choose_workers, needs_of
 from fedshift.reporting.progress import Progress, read_progress
+
+log = logging.getLogger("fedshift")
 
 LOG = "simulator.log"
 LOOK = 0.2
@@ -59,8 +66,10 @@ def simulate(
     workspace: Path,
     *,
     threads: int | None = None,
+    ignore_memory: bool = False,
     on_look: Callable[[Progress | None], None] = lambda progress: None,
     on_line: Callable[[str], None] = lambda line: None,
+    on_note: Callable[[str], None] = log.warning,
 ) -> RunFolders:
     """Run a job folder in FLARE's simulator; returns when it has ended well.
 
@@ -69,62 +78,57 @@ def simulate(
         job_folder: as `fedshift.flare.export.write_job` made it.
         workspace: the simulator's folder; an earlier run in it is removed.
         threads: how many sites work at a time, each in a process that serves its share of them; by default one a
-            core, or as many as the job has ``federation.hosts``.
+            core, or as many as the job has ``federation.hosts``, or fewer if memory has no room for as many.
+        ignore_memory: run it whether or not it fits.
         on_look: called several times a second with the latest progress.
         on_line: called with every line that the simulator and its workers print.
+        on_note: called with a sentence if memory is tight or decides how many work at a time.
 
     Raises:
         ConfigError: ``workspace`` holds something other than a run, ``threads`` does not fit, or kinds of data mix.
         DataError: a site has no data.
+        TooLittleMemory: it would not fit into memory; an earlier run is still there.
         RunFailed: the run did not end with a model.
     """
     clients = len(hosts(job))
     if threads is None:
-        at_a_time = clients if job.federation.hosts is not None else max(1, cores() // job.task.schedule.threads)
+        each = job.task.schedule.threads
+        at_a_time = clients if job.federation.hosts is not None else max(1, cores() // (1 if each == "auto" else each))
         count = min(clients, at_a_time)
     elif 1 <= threads <= clients:
         count = threads
     else:
         what = "sites" if job.federation.hosts is None else "hosts"
         raise ConfigError(f"--threads {threads} does not fit: the job has {clients} {what}")
-    find_sites(job)
+    data = find_sites(job)
     folders = RunFolders(workspace.absolute())
-    _clear(folders)
+    others = _others(folders)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = job_folder.absolute()
-        if count < clients:
-            # FLARE's own way to run fewer at a time ends a process and starts another for every task.
-            folder = Path(scratch) / folder.name
-            share_out(job, job_folder, folder, count=count)
-        return _simulate(folder, folders, count, on_look, on_line)
-
-
-def _simulate(
-    job_folder: Path,
-    folders: RunFolders,
-    count: int,
-    on_look: Callable[[Progress | None], None],
-    on_line: Callable[[str], None],
-) -> RunFolders:
-    command = [sys.executable, "-m", "fedshift.flare.simulator", str(job_folder)]
-    command += ["-w", str(folders.workspace), "-t", str(count)]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        # FLARE's server handles each message in another thread; glibc would keep a heap of models for each of them.
-        env={"MALLOC_ARENA_MAX": "2", **os.environ},
-    )
-    logger = _LogFile(process, folders, on_line)
-    logger.start()
-    try:
-        finished = _watch(process, folders, on_look)
-    finally:
-        _end(process)
-        logger.join(timeout=10)
+        on_look(None)
+        process = _launch(job_folder, measure=not ignore_memory)
+        logger = _LogFile(process, folders, on_line)
+        try:
+            measured = _ready(process, logger.waiting)
+            if measured is not None:
+                needs = needs_of(job, data, measured)
+                count, note = choose_workers(needs, wanted=count, asked=threads is not None)
+                if note:
+                    on_note(note)
+            for path in others:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            folder = job_folder.absolute()
+            if count < clients:
+                # FLARE's own way to run fewer at a time ends a process and starts another for every task.
+                folder = Path(scratch) / folder.name
+                share_out(job, job_folder, folder, count=count)
+            logger.start()
+            argv = [str(folder), "-w", str(folders.workspace), "-t", str(count)]
+            _start(process, {"argv": argv, "env": {WORKERS: str(count)}})
+            finished = _watch(process, folders, on_look)
+        finally:
+            _end(process)
+            if logger.is_alive():
+                logger.join(timeout=10)
     if finished:
         return folders
     progress = read_progress(folders.server)
@@ -133,6 +137,44 @@ def _simulate(
     raise RunFailed(
         f"FLARE's simulator ended with exit code {process.returncode}: {logger.last_error or 'no reason given'}"
     )
+
+
+def _launch(job_folder: Path, *, measure: bool) -> subprocess.Popen[str]:
+    """The simulator's process, which first imports everything, and then waits."""
+    command = [sys.executable, "-m", "fedshift.flare.simulator", str(job_folder.absolute())]
+    return subprocess.Popen(
+        [*command, MEASURE] if measure else command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        # FLARE's server handles each message in another thread; glibc would keep a heap of models for each of them.
+        env={"MALLOC_ARENA_MAX": "2", **os.environ},
+    )
+
+
+def _ready(process: subprocess.Popen[str], waiting: list[str]) -> Measured | None:
+    """Wait until the simulator could start: what it has measured, if it could. ``waiting`` gets what it prints.
+
+    Raises:
+        RunFailed: it ended.
+    """
+    assert process.stdout is not None
+    for line in process.stdout:
+        _, found, told = line.partition(READY)
+        if found:
+            raw = json.loads(told)
+            return None if raw is None else Measured(**{**raw, "gpus": tuple(raw["gpus"])})
+        waiting.append(line)
+    said = next((line.strip() for line in reversed(waiting) if line.strip()), "no reason given")
+    raise RunFailed(f"FLARE's simulator could not be started: {said}")
+
+
+def _start(process: subprocess.Popen[str], start: Start) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(json.dumps(start) + "\n")
 
 
 def _watch(process: subprocess.Popen[str], folders: RunFolders, on_look: Callable[[Progress | None], None]) -> bool:
@@ -168,7 +210,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def _clear(folders: RunFolders) -> None:
+def _others(folders: RunFolders) -> list[Path]:
     """The simulator deletes whatever is in its workspace: make sure that that is a former run."""
     workspace = folders.workspace
     if workspace.exists() and not workspace.is_dir():
@@ -177,8 +219,7 @@ def _clear(folders: RunFolders) -> None:
     others = [path for path in workspace.glob("*") if path.name not in kept]
     if others and not folders.server.is_dir():
         raise ConfigError(f"{workspace} holds something other than a run, and would be emptied: give another -w")
-    for path in others:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return others
 
 
 class _LogFile(threading.Thread):
@@ -188,11 +229,12 @@ class _LogFile(threading.Thread):
         super().__init__(daemon=True)
         self._process, self._folders, self._on_line = process, folders, on_line
         self.last_error = ""
+        self.waiting: list[str] = []
 
     def run(self) -> None:
         """Until the last worker has closed its end."""
         assert self._process.stdout is not None
-        waiting: list[str] = []
+        waiting = self.waiting
         for line in self._process.stdout:
             waiting.append(line)
             self._on_line(line.rstrip("\n"))

@@ -3,22 +3,31 @@
 NVFlare 2.9 puts the name of the client that it starts into one dictionary for all of its threads. Two threads that
 start their workers at the same moment may so send both the same name: one site is then run twice, another never. Here
 each thread finds the name that it has put in itself. Workers are forked (`fedshift.flare.zygote`), and what FLARE looks
-for once a second is looked for more often. All else is FLARE's own: ``python -m fedshift.flare.simulator`` takes the
-same arguments as its simulator.
+for once a second is looked for more often. All else is FLARE's own.
+
+``python -m fedshift.flare.simulator JOB_FOLDER [--measure]`` imports what the run needs, prints `READY` and, if it is
+asked to, what `fedshift.training.footprint` has found; then it waits for a line with the simulator's arguments and
+environment, `Start`, or for the end of its input.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import runpy
 import socket
 import sys
 import threading
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from nvflare.private.fed.app.simulator import simulator_runner
 
-from fedshift.flare.zygote import Forks, Zygote
+from fedshift.flare.export import read_job_folder
+from fedshift.flare.start import MEASURE, READY, Start
+from fedshift.flare.zygote import Forks, Zygote, apart
 
 NAME = "client_name"
 SHORT = 0.05
@@ -71,11 +80,35 @@ def _simulator(zygote: socket.socket | None) -> int:
     return 0
 
 
-def _prepare() -> None:
-    """What workers import, but for what their tasks ask for."""
-    import fedshift.flare.executor  # noqa: F401
+def _main() -> int:
+    # What the server and the workers import, but for what their tasks ask for.
+    import fedshift.flare.executor
+    import fedshift.flare.workflow  # noqa: F401
+    from fedshift.training.footprint import measure
+    from fedshift.training.precision import use_threads
+
+    # Elsewhere a process that has loaded libraries is not safe to fork.
+    forks = sys.platform == "linux"
+    found = None
+
+    def measured() -> dict[str, Any]:
+        use_threads(1)
+        return asdict(measure(read_job_folder(Path(sys.argv[1]))))
+
+    if MEASURE in sys.argv:
+        found = apart(measured) if forks else measured()
+    sys.stdout.write(f"{READY}{json.dumps(found)}\n")
+    sys.stdout.flush()
+    line = sys.stdin.readline()
+    if not line:
+        return 0
+    start: Start = json.loads(line)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # nobody below waits for words
+    sys.argv = [sys.argv[0], *start["argv"]]
+    os.environ.update(start["env"])
+    return Zygote(_simulator).run() if forks else _simulator(None)
 
 
 if __name__ == "__main__":
-    # Elsewhere a process that has loaded libraries is not safe to fork.
-    sys.exit(Zygote(_simulator, _prepare).run() if sys.platform == "linux" else _simulator(None))
+    sys.exit(_main())

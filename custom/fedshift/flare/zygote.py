@@ -1,8 +1,11 @@
 """FLARE's workers as forks of one process that has imported what they need: no worker imports torch for itself.
 
-`Zygote` is that process: it begins as the simulator's, forks the simulator off, and then forks a worker whenever the
+`Zygote` is that process: it has imported everything, forks the simulator off, and then forks a worker whenever the
 simulator asks for one over a socket. It stays a process of one thread, which alone can be forked safely. In the
 simulator `Forks` stands where FLARE expects Python's ``subprocess``. All their memory that nobody writes to is shared.
+
+CUDA cannot be used in a fork of a process that has used it, were it only to count GPUs. So nothing here may; what has
+to be asked is asked in a child (`apart`), and a worker that finds CUDA spoilt begins anew as a process of its own.
 """
 
 from __future__ import annotations
@@ -31,9 +34,9 @@ PATIENCE = 60.0
 class Zygote:
     """The process that is forked."""
 
-    def __init__(self, simulator: Callable[[socket.socket], int], prepare: Callable[[], None]) -> None:
-        """``simulator`` runs in a process of its own and asks through its socket; ``prepare`` imports, here."""
-        self._simulator, self._prepare = simulator, prepare
+    def __init__(self, simulator: Callable[[socket.socket], int]) -> None:
+        """``simulator`` runs in a process of its own and asks through its socket. Forks have what is imported here."""
+        self._simulator = simulator
         self._workers: dict[int, int] = {}
 
     def run(self) -> int:
@@ -42,7 +45,6 @@ class Zygote:
         main = _fork(lambda: self._simulator(theirs), ours)
         theirs.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the simulator ends this too
-        self._prepare()
         received = b""
         with ours:
             while True:
@@ -211,8 +213,35 @@ def _work(argv: Sequence[str], environment: Mapping[str, str]) -> int:
         if folder and folder not in sys.path:
             sys.path.append(folder)
     module, *words = argv
+    if cuda_is_spoilt():
+        os.execve(sys.executable, [sys.executable, "-m", module, *words], dict(environment))
     sys.argv = [module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def cuda_is_spoilt() -> bool:
+    """Whether this process is a fork of one that had used CUDA. It imports nothing."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda._is_in_bad_fork())
+
+
+def apart(work: Callable[[], Any]) -> Any:
+    """What ``work`` gives, as JSON can hold it, from a child: nothing that it does stays in this process.
+
+    None if it fails; what it raises is printed.
+    """
+    ours, theirs = socket.socketpair()
+    pid = _fork(lambda: _answer(work, theirs), ours)
+    theirs.close()
+    with ours, ours.makefile("r", encoding="utf-8") as answer:
+        told = answer.read()
+    os.waitpid(pid, 0)
+    return json.loads(told) if told else None
+
+
+def _answer(work: Callable[[], Any], to: socket.socket) -> int:
+    to.sendall(json.dumps(work()).encode())
     return 0
 
 

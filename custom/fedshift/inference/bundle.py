@@ -37,6 +37,7 @@ COPIED = (
     arrays._square,
     arrays._resample,
     arrays.resize_weights,
+    precision.uses_bf16,
     precision.autocast,
     precision.arrange,
     slicewise.to_network,
@@ -50,7 +51,7 @@ HEAD = '''"""From a scan to the network's slices and back. Of fedshift {version}
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -58,7 +59,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "auto"]
 '''
 INFERER = '''
 class SliceInferer:
@@ -275,6 +276,13 @@ _DATA = {
 }
 
 
+_PRECISION = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "auto": "auto: bf16 where the hardware multiplies it, else fp32; here as in training",
+}
+
+
 def _trained(header: Header) -> str:
     names = "+".join(header.job.methods)
     return (
@@ -332,7 +340,7 @@ needs `monai`, `torch`, `nibabel` and `fire`. Masks are those that `fedshift pre
 | network | `{job.task.network.name}`, {_options(job.task.network.options)} |
 | initial weights | {header.initial_weights} |
 | round | {header.round} of {job.task.schedule.rounds} |
-| precision | {job.task.schedule.precision} |
+| precision | {_PRECISION[job.task.schedule.precision]} |
 | seed | {job.seed} |
 | fedshift | {header.fedshift} |
 

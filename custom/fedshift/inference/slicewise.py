@@ -66,7 +66,7 @@ def segment(
         matrix: M.
         context: slices that the network sees at a time.
         scale: the largest intensity that it gets.
-        precision: that of its training.
+        precision: that of the job; ``auto`` is settled by the device here.
         device: where it is.
 
     Returns:

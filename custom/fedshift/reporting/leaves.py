@@ -54,6 +54,12 @@ ALWAYS = (
         "every answer",
         "size of the data set, and that it has not changed",
     ),
+    (
+        "device's model, precision, threads",
+        "3 values",
+        "every answer",
+        "on what kind of machine the site computes",
+    ),
     ("fedshift version and source hash", "2 strings", "every answer", "which software runs"),
     (
         "answer to `show_stats ID client`",

@@ -44,7 +44,8 @@ class JobRecord(_Model):
     methods: list[MethodRecord]
     seed: int
     precision: str
-    threads: int
+    threads: int | str
+    """Either may be ``auto``; what it was at each site is in ``machines``."""
     rounds: int
     network: dict[str, Any]
     initial_weights: str = FROM_SCRATCH
@@ -63,6 +64,14 @@ class DataRecord(_Model):
     n: dict[str, Count]
     manifest_sha256: str = Field(max_length=64)
     split_rule: str = Field(max_length=64)
+
+
+class MachineRecord(_Model):
+    """On what a site computes, as it says: its device's model, the precision and torch's threads that it used."""
+
+    device: str = Field(max_length=64, pattern=r"^[ -~]+$")
+    precision: Literal["fp32", "bf16"]
+    threads: int = Field(strict=True, ge=1, le=4096)
 
 
 class SiteRound(_Model):
@@ -143,6 +152,7 @@ class Results(_Model):
     job: JobRecord
     versions: dict[str, str]
     data: dict[str, DataRecord] = {}
+    machines: dict[str, MachineRecord] = {}
     statistics: RoundRecord | None = None
     rounds: list[RoundRecord] = []
     evaluations: list[RoundRecord] = []

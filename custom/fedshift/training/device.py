@@ -6,6 +6,26 @@ import torch
 
 from fedshift.errors import ConfigError
 
+LONGEST = 64
+"""Characters of a device's name."""
+
+
+def spread(asked: str, number: int) -> str:
+    """What process ``number`` of several on this machine takes for a device.
+
+    ``auto`` on a machine with several GPUs is one of them, in turn; everything else is as it was asked for.
+    """
+    if asked != "auto" or not torch.cuda.is_available():
+        return asked
+    count = torch.cuda.device_count()
+    return f"cuda:{number % count}" if count > 1 else asked
+
+
+def device_name(device: torch.device) -> str:
+    """What a device is, in words for a record: ``cpu``, or a GPU's model."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return "".join(c if " " <= c <= "~" else " " for c in name)[:LONGEST].strip() or device.type
+
 
 def choose_device(asked: str = "auto") -> torch.device:
     """``auto``, or a device as torch names it.

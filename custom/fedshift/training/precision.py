@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
+from fedshift.machine import own_cores
+
 if TYPE_CHECKING:
-    from fedshift.job import Precision
+    from fedshift.job import Precision, Threads
+
+
+def uses_bf16(precision: Precision, device: torch.device) -> bool:
+    """Whether forward passes are in bf16 on a device.
+
+    ``auto``: if it multiplies such numbers itself, as GPUs since NVIDIA's Ampere and processors with AVX-512 BF16 or
+    AMX do. Others can only emulate it, which is slower than fp32; what is not known to be fast is fp32.
+    """
+    if precision != "auto":
+        return precision == "bf16"
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    has: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not say
+    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
+
+
+def settled(precision: Precision, device: torch.device) -> Literal["fp32", "bf16"]:
+    """What a job's precision is on a device."""
+    return "bf16" if uses_bf16(precision, device) else "fp32"
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """bf16 autocast, or nothing for fp32. Parameters and optimiser state stay float32 in both."""
-    if precision == "bf16":
+    if uses_bf16(precision, device):
         return torch.autocast(device_type=device.type, dtype=torch.bfloat16)
     return nullcontext()
 
@@ -29,7 +54,7 @@ def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Mo
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     net = net.to(device)
-    if precision == "bf16":
+    if uses_bf16(precision, device):
         # The overload without positional dtype is not in torch's stubs.
         net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return net
@@ -38,13 +63,18 @@ def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Mo
 def arrange(x: torch.Tensor, precision: Precision, device: torch.device) -> torch.Tensor:
     """A batch (B, C, H, W) on the device, in the layout that `prepare` gave the network."""
     x = x.to(device)
-    return x.contiguous(memory_format=torch.channels_last) if precision == "bf16" else x
+    return x.contiguous(memory_format=torch.channels_last) if uses_bf16(precision, device) else x
 
 
-def use_threads(threads: int) -> None:
-    """Fix torch's CPU threads: sums are ordered by thread, so results depend on their number."""
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+def use_threads(threads: Threads, *, workers: int | None = None) -> int:
+    """Fix torch's CPU threads: sums are ordered by thread, so results depend on their number, which is returned.
+
+    ``auto`` is this process's share of the cores; ``workers`` as for `fedshift.machine.own_cores`.
+    """
+    number = own_cores(workers) if threads == "auto" else threads
+    if torch.get_num_threads() != number:
+        torch.set_num_threads(number)
+    return number
 
 
 def precise(x: torch.Tensor) -> torch.Tensor:

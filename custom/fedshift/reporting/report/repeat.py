@@ -30,6 +30,12 @@ def again(run: Run) -> Section:
         "make."
     )
     blocks: list[Block] = [Commands(lines), Text(said)]
+    if "auto" in (results.job.precision, results.job.threads):
+        blocks.append(Text("What the job leaves to the machine (auto) is above, as the sites computed."))
+    if len({machine.precision for machine in results.machines.values()}) > 1:
+        blocks.append(
+            Text("The sites did not compute in one precision: schedule.precision=fp32 is the same everywhere.")
+        )
     if results.job.initial_weights != FROM_SCRATCH:
         blocks.append(Text(f"The run started from {results.job.initial_weights}: name that file with --weights FILE."))
     return Section(

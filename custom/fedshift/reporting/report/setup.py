@@ -39,7 +39,8 @@ def what_was_run(run: Run) -> Section:
         facts.append(("Best round", f"{run.results.selected.round}, chosen by: {run.results.selected.rule}"))
     facts += [
         ("Seed", str(job.seed)),
-        ("Precision", f"{job.precision}, {job.threads} thread{'s' if job.threads != 1 else ''} a site"),
+        ("Precision", f"{job.precision}, {_threads(job.threads)} a site"),
+        *_machines(run),
         ("Versions", ", ".join(f"{name} {version}" for name, version in run.results.versions.items())),
     ]
     return Section(
@@ -86,6 +87,19 @@ def data(run: Run) -> Section | None:
             Text("Splits: " + "; ".join(_RULES.get(rule, rule) for rule in rules) + "."),
         ],
     )
+
+
+def _machines(run: Run) -> list[tuple[str, str]]:
+    """On what the sites computed, those alike together; records of former versions do not say."""
+    by: dict[str, list[str]] = {}
+    for site, machine in run.results.machines.items():
+        by.setdefault(f"{machine.device}, {machine.precision}, {_threads(machine.threads)}", []).append(site)
+    told = "; ".join(f"{what}: {', '.join(sites)}" for what, sites in by.items())
+    return [("Sites computed on", told)] if told else []
+
+
+def _threads(number: int | str) -> str:
+    return f"{number} thread{'s' if number != 1 else ''}"
 
 
 def _options(options: Any) -> str:

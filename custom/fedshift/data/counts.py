@@ -1,0 +1,31 @@
+"""About how many samples a job takes from a site, by its manifest alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedshift.data.manifest import Manifest
+
+FOREGROUND = 0.6
+"""About this part of a volume's slices shows the prostate: what the papers' protocols train on."""
+FEWEST = 32
+"""Training slices that a fraction leaves at least."""
+
+
+def about_counts(manifest: Manifest, data: Mapping[str, Any]) -> dict[str, int]:
+    """Samples of each split; ``data`` are the task's settings of that name."""
+    sizes = {"train": 0.0, "val": 0.0, "test": 0.0}
+    for case in manifest.cases:
+        sizes[case.split] += case.shape[0]
+    for picture in manifest.pictures:
+        sizes[picture.split] += 1
+    if data.get("split") == "slice-legacy":
+        every = FOREGROUND * sum(sizes.values())
+        sizes = {"train": 0.6 * every, "val": 0.2 * every, "test": 0.2 * every}
+    elif data.get("train_slices") == "foreground":
+        sizes["train"] *= FOREGROUND
+    few = min(sizes["train"], FEWEST) if manifest.cases else 1.0
+    sizes["train"] = max(few, sizes["train"] * float(data.get("fraction") or 1.0))
+    sizes["train"] = min(sizes["train"], data.get("images") or float("inf"))
+    return {"train": max(round(sizes["train"]), 1), "val": round(sizes["val"]), "test": round(sizes["test"])}

@@ -1,0 +1,118 @@
+"""What a run needs is compared with what there is, and what is suggested fits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import make_site, small_job
+
+from fedshift import machine, memory
+from fedshift.cli import main
+from fedshift.errors import TooLittleMemory
+from fedshift.memory import Measured, Need, choose_workers, most_images, most_workers, needs_in_process, needs_of
+from fedshift.training.footprint import footprint
+
+MB = 10**6
+NEED = Need(base=500 * MB, process=400 * MB, image=50 * MB, batch=16, free=8000 * MB)  # 1.7 GB for one, 7.7 for six
+
+
+def test_what_fits_is_run_as_it_is_and_said_when_it_is_tight() -> None:
+    assert choose_workers([NEED], wanted=4, asked=True) == (4, "")
+    count, note = choose_workers([NEED], wanted=6, asked=True)
+    assert count == 6
+    assert note == "6 workers at a time need about 7.7 GB of memory and 8.0 GB are free: it will be tight"
+
+
+def test_fewer_are_taken_where_nobody_asked_for_a_number() -> None:
+    count, note = choose_workers([replace(NEED, free=4000 * MB)], wanted=6, asked=False)
+    assert (count, note) == (2, "6 workers at a time need about 7.7 GB of memory and 4.0 GB are free: 2 at a time")
+
+
+def test_a_number_that_was_asked_for_is_refused_with_suggestions_that_fit() -> None:
+    need = replace(NEED, free=4000 * MB)
+    with pytest.raises(TooLittleMemory) as caught:
+        choose_workers([need], wanted=6, asked=True)
+    said = str(caught.value)
+    assert said.startswith(
+        "6 workers at a time need about 7.7 GB of memory and 4.0 GB are free: use -t 2, or make the job"
+    )
+    (batch,) = map(int, re.findall(r"schedule.batch_size=(\d+)", said))
+    assert need.fits(2) and not need.fits(3)
+    assert replace(need, batch=batch).fits(6) and not replace(need, batch=2 * batch).fits(6)
+    assert "--ignore-memory" in said
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_where_not_even_one_fits_a_batch_is_suggested_at_which_it_does(asked: bool) -> None:
+    need = replace(NEED, free=1400 * MB)
+    with pytest.raises(TooLittleMemory, match=r"use -t 1 and make the job with --set schedule.batch_size=8 \("):
+        choose_workers([need], wanted=6, asked=asked)
+    assert replace(need, batch=8).fits(1) and not need.fits(1)
+    with pytest.raises(TooLittleMemory, match=r"this run needs about .* smaller images or a smaller network"):
+        choose_workers([replace(need, free=800 * MB)], wanted=1, asked=asked)
+
+
+def test_gpus_share_the_processes_and_the_one_with_most_decides() -> None:
+    gpu = Need(0, 1000 * MB, 0, 16, 3500 * MB, "GPU ", shared_by=2)
+    host = replace(NEED, free=10**12)
+    assert [gpu.of(n) // MB for n in (1, 2, 3, 6)] == [1000, 1000, 2000, 3000]
+    assert most_workers([host, gpu], 12) == 6
+    with pytest.raises(TooLittleMemory, match=r"12 workers .* about 6.0 GB of GPU memory and 3.5 GB are free"):
+        choose_workers([host, gpu], wanted=12, asked=True)
+    assert most_images([gpu], 12) == 0, "a smaller batch would not help"
+
+
+def test_batches_are_no_larger_than_the_largest_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: 10**10)
+    data = {site: make_site(tmp_path, site) for site in ("BIDMC", "HK")}  # 2 cases of 8 slices to train on
+    measured = Measured(activations=MB, network=MB, side=4096)
+    small, whole = (
+        needs_of(small_job("fedavg", f"schedule.batch_size={n}", sites=["BIDMC", "HK"]), data, measured)[0].batch
+        for n in (4, 10**6)
+    )
+    assert small == 4 and 4 < whole <= 16
+    job = small_job("fedavg", sites=["BIDMC", "HK"])
+    (alone,), (pooled,) = (needs_in_process(job, data, measured, together=n) for n in (1, 2))
+    assert pooled.image == 2 * alone.image
+    on_gpus = needs_of(job, data, replace(measured, gpus=(5 * MB, 3 * MB)))
+    assert [(need.where, need.shared_by) for need in on_gpus] == [("", 1), ("GPU ", 2)]
+    assert on_gpus[1].free == 3 * MB
+
+
+def test_bf16_leaves_less_and_a_wider_network_more_for_the_backward_pass() -> None:
+    full, half = (footprint(small_job("fedavg", f"schedule.precision={p}")) for p in ("fp32", "bf16"))
+    assert half.network == full.network and half.activations < 0.75 * full.activations
+    wide = footprint(small_job("fedavg", "network.options.features=8"))
+    assert wide.activations > 1.5 * full.activations
+
+
+def test_the_limit_of_a_container_counts_without_pages_that_it_can_drop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n", encoding="ascii")
+    (tmp_path / "memory.current").write_text("700000\n", encoding="ascii")
+    (tmp_path / "memory.stat").write_text("anon 100000\ninactive_file 400000\n", encoding="ascii")
+    monkeypatch.setattr(machine, "GROUP", tmp_path)
+    assert machine.free_memory() == 700000
+    (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
+    assert machine.free_memory() > 10**7
+
+
+def test_a_run_in_one_process_is_refused_before_it_begins_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for site in ("BIDMC", "HK"):
+        make_site(tmp_path / "share" / "fedshift" / "phantom", site)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    options = ["data.matrix=32", "network.options.features=2", "schedule.rounds=1", "schedule.local_epochs=1"]
+    out, run = str(tmp_path / "jobs"), str(tmp_path / "run")
+    assert main(["job", "fedavg", "prostate", "--sites", "BIDMC,HK", "--out", out, "--set", *options]) == 0
+    monkeypatch.setattr(memory, "free_memory", lambda: MB)
+    words = ["run", f"{out}/fedavg_prostate", "--in-process", "-w", run]
+    assert main(words) == 2
+    assert "this run needs about" in capsys.readouterr().err
+    assert main([*words, "--ignore-memory"]) == 0

@@ -1,0 +1,52 @@
+"""Memory that runs out at a site is a sentence with a mend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_site, small_job
+
+from fedshift.errors import TooLittleMemory
+from fedshift.federation import run_in_process
+from fedshift.training import local
+from fedshift.training.exhausted import told_of_memory
+
+
+def on_a_gpu() -> None:
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+@pytest.mark.parametrize("exhaust", [lambda: torch.empty(1 << 50), lambda: np.ones(1 << 55), on_a_gpu])
+def test_what_torch_and_numpy_raise_names_site_round_and_mend(exhaust: Callable[[], object]) -> None:
+    said = r"^site HK, round 3: .*memory ran out; .*schedule.batch_size"
+    with pytest.raises(TooLittleMemory, match=said) as caught, told_of_memory("HK", 3):
+        exhaust()
+    assert ("the GPU's" in str(caught.value)) is (exhaust is on_a_gpu)
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), told_of_memory("HK", 3):
+        raise RuntimeError("shapes do not fit")
+
+
+def test_a_site_without_memory_is_left_out_of_the_round_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {site: make_site(tmp_path, site) for site in ("BIDMC", "HK")}
+    train = local.train
+
+    def hungry(task, samples, chain, run, schedule):  # type: ignore[no-untyped-def]
+        if (run.site, run.round) == ("HK", 2):
+            torch.empty(1 << 50)
+        return train(task, samples, chain, run, schedule)
+
+    monkeypatch.setattr(local, "train", hungry)
+    job = small_job("fedavg", "schedule.rounds=3", "federation.min_sites=1", sites=["BIDMC", "HK"])
+    rounds = run_in_process(job, data, tmp_path / "run").results.rounds
+    assert [record.absent for record in rounds] == [[], ["HK"], []]
+    (rejection,) = rounds[1].rejected
+    assert rejection.reason.startswith("site HK, round 2: memory ran out; make the job with a smaller schedule.batch_")

@@ -1,0 +1,137 @@
+"""Precision and threads, as they are settled where a site trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_site, small_job
+
+from fedshift import machine
+from fedshift.errors import ConfigError
+from fedshift.federation import run_in_process
+from fedshift.training import precision
+from fedshift.training.precision import arrange, autocast, prepare, settled, use_threads, uses_bf16
+
+CPU, GPU, APPLE = torch.device("cpu"), torch.device("cuda:1"), torch.device("mps")
+
+
+def processor(monkeypatch: pytest.MonkeyPatch, **flags: bool) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"avx512_bf16": True}, True),
+        ({"avx512_bf16": False, "amx_bf16": True}, True),
+        ({"avx2": True, "avx512_f": True}, False),  # emulates it
+        ({"neon": True, "bf16": True}, False),
+    ],
+)
+def test_auto_is_bf16_on_a_processor_that_multiplies_it(
+    flags: Mapping[str, bool], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor(monkeypatch, **flags)
+    assert uses_bf16("auto", CPU) is expected
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not uses_bf16("auto", CPU)
+
+
+def test_a_torch_that_cannot_say_what_the_processor_has_stays_with_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert settled("auto", CPU) == "fp32"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_auto_on_a_gpu_is_what_that_gpu_has(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def supported(including_emulation: bool = True) -> bool:
+        return there or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: (asked.append(device), nullcontext())[1])
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    processor(monkeypatch, avx512_bf16=not there)
+    assert settled("auto", GPU) == ("bf16" if there else "fp32")
+    assert asked == [GPU]
+
+
+def test_auto_elsewhere_is_fp32_and_a_named_precision_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    processor(monkeypatch, avx512_bf16=True)
+    assert settled("auto", APPLE) == "fp32"
+    processor(monkeypatch)
+    assert [settled("bf16", CPU), settled("fp32", CPU)] == ["bf16", "fp32"]
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_auto_gives_the_same_numbers_and_layout_as_what_it_stands_for(
+    has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor(monkeypatch, avx512_bf16=has)
+    x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = []
+    for asked in ("auto", settled("auto", CPU)):
+        torch.manual_seed(0)
+        net = prepare(torch.nn.Conv2d(3, 4, 3), asked, CPU)
+        arranged = arrange(x, asked, CPU)
+        with autocast(asked, CPU):
+            found.append(
+                (net(arranged), arranged.is_contiguous(memory_format=torch.channels_last), net.weight.stride())
+            )
+    (first, *layout), (second, *other) = found
+    assert first.dtype == second.dtype == (torch.bfloat16 if has else torch.float32)
+    assert torch.equal(first, second) and layout == other
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_run_with_auto_is_the_run_with_what_it_stands_for(
+    has: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor(monkeypatch, avx512_bf16=has)
+    data = {site: make_site(tmp_path, site) for site in ("BIDMC", "HK")}
+    weights = []
+    for asked in ("auto", "bf16" if has else "fp32"):
+        job = small_job("fedavg", "schedule.rounds=1", f"schedule.precision={asked}", sites=["BIDMC", "HK"])
+        run = run_in_process(job, data, tmp_path / asked)
+        weights.append(run._weights)
+        told = run.results.machines
+        assert list(told) == ["BIDMC", "HK"]
+        assert {(m.device, m.precision, m.threads) for m in told.values()} == {("cpu", "bf16" if has else "fp32", 1)}
+    assert all(weights[0][key].tobytes() == weights[1][key].tobytes() for key in weights[1])
+
+
+def test_threads_are_a_number_or_this_process_s_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.setattr(precision, "own_cores", lambda workers: 12 // (workers or 1))
+    assert [use_threads(3), use_threads("auto"), use_threads("auto", workers=4), use_threads(1)] == [3, 12, 3, 1]
+    assert set_to == [3, 12, 3]
+
+
+@pytest.mark.parametrize(
+    ("workers", "said", "expected"),
+    [(None, "", 8), (None, "3", 2), (2, "3", 4), (None, "16", 1), (None, "many", 8), (None, "0", 8)],
+)
+def test_cores_are_shared_among_those_who_work_side_by_side(
+    workers: int | None, said: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+    assert machine.own_cores(workers, {machine.WORKERS: said}) == expected
+
+
+@pytest.mark.parametrize("value", ["0", "many", "1.5", "true", "null"])
+def test_other_threads_are_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"threads.*must be a whole number from 1, or auto"):
+        small_job("fedavg", f"schedule.threads={value}")
+
+
+def test_both_may_be_auto_in_a_job_and_are_written_so() -> None:
+    job = small_job("fedavg", "schedule.threads=auto", "schedule.precision=auto")
+    written: dict[str, Any] = job.dump()["task"]["schedule"]
+    assert (written["threads"], written["precision"]) == ("auto", "auto")
+    assert type(job).parse(job.dump(), where="again") == job
