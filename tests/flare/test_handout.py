@@ -13,7 +13,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from fedshift.flare import handout
-from fedshift.flare.handout import HOLD, MOST, PAUSE, Handout
+from fedshift.flare.handout import HOLD, MANY, MOST, PAUSE, Handout
 
 TASK, NONE = ("train", "id", {}), ("", "", None)
 
@@ -97,12 +97,14 @@ def test_it_is_sent_away_in_the_end(attached: tuple[Handout, Runner], monkeypatc
     assert runner._try_to_get_task("client", None) == NONE
 
 
-def test_too_many_do_not_wait_and_do_not_ask_more_often() -> None:
+def test_too_many_do_not_wait_and_ask_the_less_often_the_more_there_are() -> None:
     _, runner = attach(MOST + 1)
     began = time.monotonic()
     assert runner._try_to_get_task("client", None) == NONE
     assert time.monotonic() - began < HOLD / 2
-    assert runner.config.task_request_interval == 0.1
+    assert runner.config.task_request_interval == pytest.approx((MOST + 1) / MANY)
+    _, runner = attach(1000)
+    assert runner.config.task_request_interval == pytest.approx(1000 / MANY)
 
 
 def test_nobody_waits_after_the_end(attached: tuple[Handout, Runner]) -> None:

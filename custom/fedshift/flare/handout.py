@@ -2,8 +2,8 @@
 
 FLARE's clients ask for work again and again, and sleep in between: after a question that found none, its simulator's
 workers sleep half a second. Here a question waits at the server until there is something to do, or `HOLD` seconds; so
-a round begins at all sites when it is opened. Each waiting question holds a thread of the server, of which FLARE has a
-hundred: with more clients than `MOST` all is as FLARE has it.
+a round begins at all sites when it is opened. Each waiting question holds a thread of the server, of which FLARE has
+sixty-four: with more clients than `MOST` none waits, and each client asks the less often the more there are.
 
 The method that is wrapped is not public; pyproject.toml holds nvflare to one minor version.
 """
@@ -24,6 +24,8 @@ HOLD = 5.0
 """Seconds that a question waits at most; a client waits 300 for its answer."""
 MOST = 48
 """Clients whose questions may wait."""
+MANY = 100
+"""Questions a second of all clients together, where they do not wait."""
 PAUSE = 0.01
 """Seconds between a client's answer and its next question."""
 
@@ -39,9 +41,10 @@ class Handout:
 
     def attach(self, fl_ctx: FLContext, *, clients: int) -> None:
         """Let the questions of a job's clients wait when they find no task, from now on until `close`."""
-        if clients > MOST:
-            return
         runner: Any = fl_ctx.get_prop(FLContextKey.RUNNER)
+        if clients > MOST:
+            runner.config.task_request_interval = max(runner.config.task_request_interval, clients / MANY)
+            return
         if not hasattr(runner, "_try_to_get_task"):
             log.warning("this NVFlare hands out tasks in another way: sites ask for them at intervals")
             return
