@@ -243,7 +243,7 @@ def test_no_more_cells_run_than_memory_allows(home: Path, monkeypatch: pytest.Mo
             (self._folder / DONE).touch()
             return 0
 
-    def start(job: runner.Job, store: Store) -> None:
+    def start(job: runner.Job, store: Store, at_a_time: int) -> None:
         job.process, job.state = Child(job), "running"  # type: ignore[assignment]
 
     monkeypatch.setattr(runner, "_start", start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 
 
 def ask(executor: FedshiftExecutor, context: Context, task: str, broadcast: Broadcast) -> wire.Answer:
-    asked = wire.encode_task(replace(broadcast, sites=("BIDMC", "HK", "UCL")))
+    asked = deepcopy(wire.encode_task(replace(broadcast, sites=("BIDMC", "HK", "UCL"))))  # as it comes from a server
     shareable = executor.execute(task, asked, context, Signal())  # type: ignore[arg-type]
     (answer,) = wire.decode_answers(shareable)
     return answer

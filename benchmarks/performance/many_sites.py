@@ -1,0 +1,149 @@
+"""What FLARE costs with 100 and 200 sites, ten of which train in a round, and whether memory grows with the sites.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.performance.many_sites
+
+The tasks emnist (LeNet-5) and cifar10 (ResNet-18) with their own schedules cut to a few rounds, on random images: time
+does not depend on what they show. ``fedshift run`` shares the sites out between two hosts; in one process they train
+one after another. On a machine with several cores FLARE's hosts work side by side, so the ratio may be below one: the
+seconds of all processors together, which tell the work, are given too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+
+from benchmarks.performance import record
+from benchmarks.performance.flare_overhead import environment
+from benchmarks.performance.many_rounds import memory
+from fedshift.data.manifest import Manifest
+from fedshift.flare.export import write_job
+from fedshift.job import JobSpec
+from fedshift.resolve import resolve
+
+IMAGES = {"train": 20, "val": 4, "test": 4}
+"""A site has."""
+
+
+def main() -> None:
+    """Measure and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--emnist", type=int, nargs="+", default=[50, 100, 200], help="numbers of sites")
+    parser.add_argument("--cifar10", type=int, nargs="+", default=[100], help="numbers of sites")
+    args = parser.parse_args()
+    load = record.load()
+    rows: list[dict[str, Any]] = []
+    for task, counts in (("emnist", args.emnist), ("cifar10", args.cifar10)):
+        for count in counts:
+            with tempfile.TemporaryDirectory() as scratch:
+                rows.append(compare(Path(scratch), task, count, args.rounds, args.repeats))
+            print(json.dumps(rows[-1]), flush=True)
+    content = {"what": "ten sites a round; 20 training images a site", "rounds": args.rounds, "runs": rows}
+    print(record.write("many_sites", content, load=load))
+
+
+def compare(folder: Path, task: str, count: int, rounds: int, repeats: int) -> dict[str, Any]:
+    """FLARE and one process, in turn."""
+    job = job_of(task, count, rounds)
+    write_job(job, folder / "job")
+    for site in job.task.sites:
+        noise_site(folder / "share" / "fedshift" / job.task.dataset / site, job, site)
+    told: dict[str, list[dict[str, float]]] = {"fedshift run": [], "one process": []}
+    for _ in range(repeats):
+        told["fedshift run"].append(run(folder))
+        told["one process"].append(run(folder, "--in-process"))
+    figures = {
+        name: {key: record.spread([one[key] for one in values]) for key in values[0]} for name, values in told.items()
+    }
+    ratios = {
+        f"{key}_ratio": round(figures["fedshift run"][key]["median"] / figures["one process"][key]["median"], 2)
+        for key in ("seconds", "processor_seconds")
+    }
+    return {"task": task, "sites": count, **ratios, **figures}
+
+
+def job_of(task: str, count: int, rounds: int) -> JobSpec:
+    """The task's default job with so many sites."""
+    sites = [f"site_{number:03d}" for number in range(count)]
+    return resolve(task, "fedavg", sites=sites, options=[f"schedule.rounds={rounds}"], name="many")
+
+
+def noise_site(folder: Path, job: JobSpec, site: str) -> None:
+    """A prepared site of random images."""
+    task, rng = job.task, np.random.default_rng(sum(site.encode()))
+    size, channels = int(task.data["size"]), int(task.data["channels"])
+    arrays = folder / "arrays" / str(size)
+    arrays.mkdir(parents=True)
+    splits = [split for split, n in IMAGES.items() for _ in range(n)]
+    labels = rng.integers(0, len(task.classes), len(splits))
+    np.save(arrays / "images.npy", rng.integers(0, 256, (len(splits), channels, size, size), dtype=np.uint8))
+    np.save(arrays / "labels.npy", labels.astype(np.uint8))
+    pictures = [
+        {"id": str(i), "sha256": f"{site}{i}", "label": task.classes[labels[i]], "split": split}
+        for i, split in enumerate(splits)
+    ]
+    Manifest.parse(
+        {
+            "schema": 1,
+            "dataset": task.dataset,
+            "site": site,
+            "kind": "phantom",
+            "preparation": {"source": "random numbers"},
+            "classes": list(task.classes),
+            "pictures": pictures,
+            "licence": "Apache-2.0",
+            "citation": "none",
+        },
+        where="noise",
+    ).write(folder)
+
+
+def run(folder: Path, *options: str) -> dict[str, float]:
+    """A run: seconds, seconds of all its processors, and its largest memory."""
+    command = [sys.executable, "-m", "fedshift.cli", "run", str(folder / "job"), "-w", str(folder / f"run{options}")]
+    began, peak = time.monotonic(), 0
+    used: dict[int, float] = {}
+    process = subprocess.Popen([*command, *options], env=environment(folder), stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        time.sleep(0.2)
+        try:
+            peak = max(peak, memory(process.pid))
+            used.update(processor_seconds(process.pid))
+        except psutil.NoSuchProcess:
+            break
+    if process.wait():
+        raise SystemExit(f"the run failed with exit code {process.returncode}")
+    return {
+        "seconds": time.monotonic() - began,
+        "processor_seconds": sum(used.values()),
+        "memory_mb": peak / 1e6,
+    }
+
+
+def processor_seconds(pid: int) -> dict[int, float]:
+    """Of a process and its children so far, by process: what is not waited for is in no sum of the system's."""
+    told: dict[int, float] = {}
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue  # it has just ended
+        told[process.pid] = times.user + times.system
+    return told
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
