@@ -14,6 +14,9 @@ PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 OVERHEAD: dict[str, Any] = json.loads((RESULTS / "performance" / "flare_overhead.json").read_text(encoding="utf-8"))
 WIRE: dict[str, Any] = json.loads((RESULTS / "performance" / "wire_bytes.json").read_text(encoding="utf-8"))
 PRECISION: dict[str, Any] = json.loads((RESULTS / "performance" / "precision.json").read_text(encoding="utf-8"))
+STEP: dict[str, Any] = json.loads((RESULTS / "performance" / "training_step.json").read_text(encoding="utf-8"))
+ROUNDS: dict[str, Any] = json.loads((RESULTS / "performance" / "many_rounds.json").read_text(encoding="utf-8"))
+MEMORY: dict[str, Any] = json.loads((RESULTS / "performance" / "server_memory.json").read_text(encoding="utf-8"))
 RUNS: dict[str, Any] = json.loads((RESULTS / "flare_round_cost.json").read_text(encoding="utf-8"))["runs"]
 
 
@@ -93,3 +96,50 @@ def test_what_bf16_does() -> None:
     assert f"{PRECISION['rounds']} rounds" in text and ("one seed" in text) is (len(seeds) == 1)
     assert f"`auto` is {PRECISION['auto_is']}" in " ".join(text.split())
     assert all(run["kinds"] == ["patients"] for run in PRECISION["runs"])
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+@pytest.mark.parametrize("name", STEP["seconds_a_step"])
+def test_a_training_step(name: str) -> None:
+    faster = STEP["times_faster_than_papers_loop"][name]
+    assert row(name, "A training step") == [told(STEP["seconds_a_step"][name], 2), f"{faster:.2f}"]
+
+
+def test_what_comes_on_top_of_a_step() -> None:
+    shares = {**STEP["share_of_a_step"], **{name: v["median"] for name, v in STEP["share_of_an_epoch"].items()}}
+    for name, share in shares.items():
+        assert row(name, "A training step") == [percent(share)]
+    limits = {kind: v["median"] for kind, v in STEP["gigaflop_a_second_of_a_matrix_product"].items()}
+    times = limits["bf16"] / limits["fp32"]
+    said = f"({limits['fp32']:.0f} and {limits['bf16']:.0f} billion a second, {times:.1f} times as many)"
+    assert said in " ".join(PAGE.split())
+
+
+def test_many_rounds() -> None:
+    for part in ROUNDS["parts"]:
+        cells = [f"{part['seconds_a_round']:.2f}", str(part["memory_mb"]), f"{part['files_mb']:.0f}"]
+        assert row(str(part["up_to_round"]), "Many rounds") == cells
+
+
+def test_the_servers_memory() -> None:
+    for run in MEMORY["runs"]:
+        assert row(str(run["sites"]), "The server's memory") == [f"{run['models_above']:.1f}"]
+
+
+def test_scale_on_paper() -> None:
+    a_round, sent = OVERHEAD["seconds_a_round"]["fedshift run"]["median"], 6 * 2 * 4.382e-3
+    seconds = a_round / sent
+    assert f"{seconds:.1f} s of two cores for a gigabyte" in PAGE
+    int8 = WIRE["bytes_a_round"]["unet, 32 features"]
+    share = int8["int8"]["up"] / int8["fp32"]["up"]
+    large, small = 2 * 20 * 1.0, 2 * 1000 * 4.382e-3
+    section = "Scale, on paper"
+    assert row("bytes in and out of the server in a round", section) == ["40 GB", f"{large * share:.0f} GB", "8.8 GB"]
+    link = [f"{gigabytes * 8:.0f} s" for gigabytes in (large, large * share, small)]
+    assert row("through the server's link", section) == link
+    site = [f"{2 * 80:.0f} s", f"{2 * 80 * share:.0f} s", f"{2 * 4.382e-3 * 80:.1f} s"]
+    assert row("through a site's link", section) == site
+    assert row("FLARE and the coordinator", section) == [f"{large * seconds:.0f} s", "", f"{small * seconds:.0f} s"]

@@ -59,7 +59,10 @@ def measure(folder: Path, count: int) -> dict[str, float]:
     workspace = folder / "run"
     command = [sys.executable, "-m", "fedshift.cli", "run", str(folder / "job"), "-w", str(workspace)]
     process = subprocess.Popen(
-        [*command, "-t", str(count)], env=environment(folder), stdout=subprocess.DEVNULL, start_new_session=True
+        [*command, "-t", str(count), "--ignore-memory"],
+        env=environment(folder),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     )
     idle, peak, began, server = 0, 0, 0.0, None
     while process.poll() is None:
