@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
 
@@ -21,9 +22,14 @@ def main() -> None:
     """Run it."""
     workspace, folder, data = sys.argv[1:4]
     job = read_job_folder(Path(folder))
+    network = build_task(job).network()
+    # The recipe makes the network anew from its class, with other random numbers.
+    start = Path(workspace).with_suffix(".pt").absolute()
+    torch.save(network.state_dict(), start)
     recipe = FedAvgRecipe(
         name="training",
-        model=build_task(job).network(),
+        model=network,
+        initial_ckpt=str(start),
         min_clients=len(job.task.sites),
         num_rounds=job.task.schedule.rounds,
         train_script=str(SCRIPT),
