@@ -19,7 +19,8 @@ pytestmark = [
 
 WORKER = """
 import os, signal, sys, time
-print(sys.argv[1], "fractions" in sys.modules, os.environ["WHO"], os.getsid(0) == os.getpid(), flush=True)
+said = [sys.argv[1], "fractions" in sys.modules, os.environ["WHO"], os.getsid(0) == os.getpid()]
+os.write(1, (" ".join(map(str, said)) + "\\n").encode())  # all at once: others write there too
 if sys.argv[1] == "waits":
     time.sleep(60)
 if sys.argv[1] == "fails":
