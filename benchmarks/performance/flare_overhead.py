@@ -11,7 +11,6 @@ time between the ends, or the beginnings, of two rounds, averaged over all but t
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -42,11 +41,7 @@ FEATURES = 12
 
 def main() -> None:
     """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--flower", type=Path, help="a Python that has Flower's simulation")
-    args = parser.parse_args()
+    args = record.beside_flower(__doc__, rounds=20)
     load = record.load()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

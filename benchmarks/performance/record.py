@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -13,6 +14,15 @@ from statistics import median
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "performance"
+
+
+def beside_flower(what: str | None, *, rounds: int) -> argparse.Namespace:
+    """The command line of a benchmark that may have Flower beside it: ``rounds``, ``repeats``, ``flower``."""
+    parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--flower", type=Path, help="a Python that has Flower's simulation")
+    return parser.parse_args()
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ first. The last weights of all must agree within rounding, or there are no figur
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -41,11 +40,7 @@ NEAR = 1e-3
 
 def main() -> None:
     """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--flower", type=Path, help="a Python that has Flower's simulation")
-    args = parser.parse_args()
+    args = record.beside_flower(__doc__, rounds=5)
     load = record.load()
     torch.set_num_threads(1)
     whole: dict[str, list[float]] = {}

@@ -11,9 +11,10 @@ from conftest import make_image_site, make_site, small_image_job, small_job
 from methods.cases import job_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedshift.checkpoint import load_checkpoint, load_progress
+from fedshift.checkpoint import ServerState, load_checkpoint, load_progress
 from fedshift.federation import run_in_process
 from fedshift.flare.export import write_job
+from fedshift.job import JobSpec
 from fedshift.reporting.results import BEST, LAST, Results, read_results
 
 from .conftest import JOB, SHIFTS, SimulatorRun, cut, run_simulator
@@ -86,21 +87,27 @@ def _mean(results: Results, round_: int) -> float:
     return sum(site.val["dice"] for site in sites) / len(sites)
 
 
+def both_ways(job: JobSpec, data: dict[str, Path], folder: Path) -> tuple[SimulatorRun, list[ServerState]]:
+    """In one process and in the simulator, with a process a site: the same models. The second run, and both states."""
+    write_job(job, folder / "job")
+    run_in_process(job, data, folder / "one")
+    run = run_simulator(folder / "job", folder / "w", home=folder / "share", threads=3)
+    assert run.code == 0, run.output[-3000:]
+    for file in (BEST, LAST):
+        ours, theirs = (load_checkpoint(where / file)["weights"] for where in (folder / "one", run.server))
+        assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+    states = [state for where in (folder / "one", run.server) if (state := load_progress(where)) is not None]
+    assert len(states) == 2
+    return run, states
+
+
 def test_packed_weights_give_the_same_weights_in_the_simulator(tmp_path: Path) -> None:
     """Each site in a process of its own, which goes on from what its last answer left out."""
     phantom = tmp_path / "share" / "fedshift" / "phantom"
     gains = {"BIDMC": 1.0, "HK": 0.5, "UCL": 1.3}
     data = {site: make_site(phantom, site, gain=gain) for site, gain in gains.items()}
     job = small_job("fedfa+fedrdn", "schedule.rounds=3", "federation.weights_as=int8")
-    write_job(job, tmp_path / "job")
-    run_in_process(job, data, tmp_path / "one")
-    run = run_simulator(tmp_path / "job", tmp_path / "w", home=tmp_path / "share", threads=3)
-    assert run.code == 0, run.output[-3000:]
-    for file in (BEST, LAST):
-        ours, theirs = (load_checkpoint(folder / file)["weights"] for folder in (tmp_path / "one", run.server))
-        assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
-    states = [load_progress(folder) for folder in (tmp_path / "one", run.server)]
-    assert states[0] is not None and states[1] is not None
+    run, states = both_ways(job, data, tmp_path)
     for key, array in states[0].weights.items():
         np.testing.assert_array_equal(array, states[1].weights[key], err_msg=key, strict=True)
     assert _scores(read_results(tmp_path / "one")) == _scores(run.results)
@@ -116,16 +123,8 @@ def test_methods_with_much_to_remember_give_the_same_weights_in_the_simulator(
     data = {site: make(phantom, site, gain=gain) for site, gain in zip(sites, (1.0, 0.5, 1.3), strict=True)}
     held_out = kind == "classification"
     job = small_image_job(names, "held_out=[C]", sites=("A", "B")) if held_out else job_for(names, kind)
-    write_job(job, tmp_path / "job")
-    run_in_process(job, data, tmp_path / "one")
-    run = run_simulator(tmp_path / "job", tmp_path / "w", home=tmp_path / "share", threads=3)
-    assert run.code == 0, run.output[-3000:]
-    for file in (BEST, LAST):
-        ours, theirs = (load_checkpoint(folder / file)["weights"] for folder in (tmp_path / "one", run.server))
-        assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
-    states = [load_progress(folder) for folder in (tmp_path / "one", run.server)]
-    assert states[0] is not None and states[1] is not None
-    remembered = [state.methods[names] for state in states if state is not None]
+    run, states = both_ways(job, data, tmp_path)
+    remembered = [state.methods[names] for state in states]
     assert remembered[0] and remembered[0].keys() == remembered[1].keys()
     for key, array in remembered[0].items():
         np.testing.assert_array_equal(array, remembered[1][key], err_msg=key, strict=True)

@@ -56,8 +56,7 @@ def mend() -> None:
     NumpyArrayDecomposer.native_recompose = lambda self, data, manager=None: unpack(data)
     datum.TEN_MEGA = APART
     Adapter.call = _one_by_one
-    if hasattr(RxTask, "_schedule_remove_task"):
-        RxTask._schedule_remove_task = _forget_later
+    RxTask._schedule_remove_task = _forget_later
 
 
 def share(message: Any) -> None:
