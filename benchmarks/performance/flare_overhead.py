@@ -3,10 +3,11 @@
     python -m benchmarks.performance.flare_overhead --flower FLOWER/bin/python
 
 Compared are ``fedshift run``, which is FLARE's simulator with the sites shared out among as many workers as there are
-cores, and ``fedshift run -t 6``; NVFlare's own `FedAvgRecipe` with its client API, and Flower's simulation (in an
+cores, and ``fedshift run -t 6``; FLARE's bare command, which has one site at work at a time, and with a job in which
+one client hosts all sites; NVFlare's own `FedAvgRecipe` with its client API, and Flower's simulation (in an
 environment of its own: ``pip install 'flwr[simulation]'``), all with clients that send back the weights they got; the
 coordinator alone, in one process, with the same checks and files; and a loop that only averages arrays. A round is the
-time between the ends, or the beginnings, of two rounds, averaged over all but the first.
+time between the ends, or the beginnings, of two rounds, averaged over all but the first. The bare command has fewer.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 
 from benchmarks.performance import record
 from data_prep.phantom import make_phantom
@@ -37,6 +39,10 @@ from fedshift.tasks import build_task
 ROOT = Path(__file__).resolve().parents[2]
 FEATURES = 12
 """Of the U-Net: 4.4 MB."""
+BARE_ROUNDS = 4
+"""Of the bare command, where a round takes seconds."""
+RUN = ("-m", "fedshift.cli", "run")
+BARE = ("-m", "nvflare.private.fed.app.simulator.simulator", "-t", "1")
 
 
 def main() -> None:
@@ -47,17 +53,24 @@ def main() -> None:
         folder = Path(scratch)
         job = idle_job(args.rounds)
         write_idle(job, folder / "job")
+        write_idle(idle_job(BARE_ROUNDS), folder / "bare")
+        write_idle(idle_job(args.rounds, hosts=1), folder / "one_host")
         make_phantom(folder / "share" / "fedshift" / "phantom", cases=3, matrices=(96,))
         launches: dict[str, list[float]] = {}
+        memory: dict[str, list[float]] = {}
 
-        def run(name: str, *options: str) -> float:
-            moments, began = fedshift_run(folder, args.rounds, *options)
+        def run(name: str, *command: str, of: str = "job", rounds: int = args.rounds) -> float:
+            moments, began, largest = simulated(folder, folder / of, rounds, command)
             launches.setdefault(name, []).append(moments[0] - began)
+            if largest:  # one site at a time may be between two workers
+                memory.setdefault(name, []).append(largest)
             return a_round(moments)
 
         measures: dict[str, Callable[[], float]] = {
-            "fedshift run": lambda: run("fedshift run"),
-            "fedshift run -t 6": lambda: run("fedshift run -t 6", "-t", "6"),
+            "fedshift run": lambda: run("fedshift run", *RUN),
+            "fedshift run -t 6": lambda: run("fedshift run -t 6", *RUN, "-t", "6"),
+            "nvflare simulator": lambda: run("nvflare simulator", *BARE, of="bare", rounds=BARE_ROUNDS),
+            "nvflare simulator, one host": lambda: run("nvflare simulator, one host", *BARE, of="one_host"),
             "NVFlare FedAvgRecipe": lambda: a_round(recipe(job, folder)),
         }
         if args.flower:
@@ -70,20 +83,23 @@ def main() -> None:
     content = {
         "what": f"a round of six sites that do not train, a U-Net of {FEATURES} features (4.4 MB, 136 arrays)",
         "rounds": args.rounds,
+        "rounds_of_nvflare_simulator": BARE_ROUNDS,
         "seconds_a_round": rounds,
         "seconds_from_launch_to_first_training_task": {name: record.spread(told) for name, told in launches.items()},
+        "megabytes_of_the_largest_worker": {name: record.spread(told) for name, told in memory.items()},
     }
     print(json.dumps(content, indent=1))
     print(record.write("flare_overhead", content, load=load))
 
 
-def idle_job(rounds: int) -> JobSpec:
+def idle_job(rounds: int, *, hosts: int | None = None) -> JobSpec:
     """FedAvg of the prostate task with a small network."""
     raw = read_job_folder(ROOT / "jobs" / "fedavg_prostate").dump()
     raw["name"] = "idle"
     raw["task"]["network"] = {"name": "unet", "options": {"features": FEATURES}}
     raw["task"]["data"]["matrix"] = 96
     raw["task"]["schedule"] |= {"rounds": rounds, "local_steps": 1}
+    raw["federation"]["hosts"] = hosts
     return JobSpec.parse(raw, where="idle")
 
 
@@ -105,23 +121,38 @@ def environment(folder: Path) -> dict[str, str]:
     return kept | {"XDG_DATA_HOME": str(folder / "share"), "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
 
 
-def fedshift_run(folder: Path, rounds: int, *options: str) -> tuple[list[float], float]:
-    """When the first and the last round of a run in FLARE's simulator began, and when it was launched."""
+def simulated(folder: Path, job: Path, rounds: int, command: Sequence[str]) -> tuple[list[float], float, float]:
+    """When the rounds of a run in FLARE's simulator began, when it was launched, and `worker_memory`."""
     workspace = folder / "run"
-    command = [sys.executable, "-m", "fedshift.cli", "run", str(folder / "job"), "-w", str(workspace), *options]
+    words = [sys.executable, *command, str(job), "-w", str(workspace)]
     shutil.rmtree(workspace, ignore_errors=True)
     began = time.monotonic()
-    process = subprocess.Popen(command, env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(words, env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     moments: dict[int, float] = {}
+    largest = 0.0
     while process.poll() is None:
         seen = read_progress(workspace / "server" / "simulate_job") if workspace.is_dir() else None
-        if seen is not None and 1 <= seen.round <= rounds:
-            moments.setdefault(seen.round, time.monotonic())
+        if seen is not None and 1 <= seen.round <= rounds and seen.round not in moments:
+            moments[seen.round] = time.monotonic()
+            if seen.round == rounds:  # its end is not measured
+                largest = worker_memory(process.pid)
         time.sleep(0.005)
     _, complaint = process.communicate()
     if process.returncode:
         raise SystemExit(f"the run failed: {complaint.decode(errors='replace')[-500:]}")
-    return [moments[number] for number in range(1, rounds + 1)], began
+    return [moments[number] for number in range(1, rounds + 1)], began, largest
+
+
+def worker_memory(pid: int) -> float:
+    """MB of the largest of a simulator's workers; what processes share is shared out among them (Linux)."""
+    largest = 0.0
+    for process in psutil.Process(pid).children(recursive=True):
+        try:
+            if os.getsid(process.pid) == process.pid:  # so does FLARE start workers
+                largest = max(largest, process.memory_full_info().pss / 1e6)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue  # it has just ended
+    return largest
 
 
 def recipe(job: JobSpec, folder: Path) -> list[float]:

@@ -16,7 +16,8 @@ class IdleExecutor(FedshiftExecutor):
         """The received weights as if they had been trained for one step."""
         if task_name != wire.TRAIN:
             return super().answer(task_name, name, broadcast, fl_ctx, abort_signal)
-        info = self._sites[name].info()
+        site = self._sites[name] = self._sites.get(name) or self._open(name, fl_ctx)
+        info = site.info()
         metrics = {"train_loss": 0.0, "seconds": 0.0}
         return wire.Answer(
             Update(name, broadcast.round, info.n_train, 1, weights=broadcast.weights, metrics=metrics), info

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -105,12 +106,14 @@ def copy_site(folder: Path, name: str) -> None:
 
 
 def listener(pid: int) -> int | None:
-    """The process of a run that others connect to."""
+    """The process of a run that others connect to. Workers listen for a moment too, in sessions of their own."""
     for process in psutil.Process(pid).children(recursive=True):
         try:
-            if any(told.status == psutil.CONN_LISTEN for told in process.net_connections("tcp")):
+            if os.getsid(process.pid) != process.pid and any(
+                told.status == psutil.CONN_LISTEN for told in process.net_connections("tcp")
+            ):
                 return int(process.pid)
-        except psutil.Error:
+        except (psutil.Error, ProcessLookupError):
             continue  # it has just ended
     return None
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.performance import record
-from benchmarks.performance.flare_overhead import a_round, environment, fedshift_run
+from benchmarks.performance.flare_overhead import RUN, a_round, environment, simulated
 from benchmarks.performance.plain_party import Party, Weights, average
 from data_prep.phantom import make_phantom
 from fedshift.checkpoint import load_checkpoint
@@ -107,7 +107,7 @@ def plain(job: JobSpec, folder: Path) -> tuple[list[float], Weights]:
 
 def ours(job: JobSpec, folder: Path) -> tuple[list[float], Weights]:
     """``fedshift run``."""
-    moments, _ = fedshift_run(folder, job.task.schedule.rounds)
+    moments, *_ = simulated(folder, folder / "job", job.task.schedule.rounds, RUN)
     loaded = load_checkpoint(folder / "run" / "server" / "simulate_job" / LAST)
     return moments, {key: value.numpy() for key, value in loaded["weights"].items()}
 

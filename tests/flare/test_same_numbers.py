@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fedshift.checkpoint import ServerState, load_checkpoint, load_progress
 from fedshift.federation import run_in_process
 from fedshift.flare.export import write_job
+from fedshift.flare.server_memory import LARGE
 from fedshift.job import JobSpec
 from fedshift.reporting.results import BEST, LAST, Results, read_results
 
@@ -111,6 +112,15 @@ def test_packed_weights_give_the_same_weights_in_the_simulator(tmp_path: Path) -
     for key, array in states[0].weights.items():
         np.testing.assert_array_equal(array, states[1].weights[key], err_msg=key, strict=True)
     assert _scores(read_results(tmp_path / "one")) == _scores(run.results)
+
+
+def test_answers_that_wait_in_files_give_the_same_weights_in_the_simulator(tmp_path: Path) -> None:
+    """So do answers of this size at the server, and here all three come at about the same moment."""
+    phantom = tmp_path / "share" / "fedshift" / "phantom"
+    data = {site: make_site(phantom, site, gain=gain) for site, gain in (("BIDMC", 1.0), ("HK", 0.5), ("UCL", 1.3))}
+    job = small_job("fedavg", "schedule.rounds=1", "network.options.features=18")
+    _, states = both_ways(job, data, tmp_path)
+    assert sum(array.nbytes for array in states[1].weights.values()) > LARGE
 
 
 @pytest.mark.parametrize(("names", "kind"), [("scaffold", "segmentation"), ("fraug", "classification")])

@@ -15,6 +15,8 @@ from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
 from nvflare.fuel.f3.cellnet.cell import Adapter
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamFuture
@@ -132,34 +134,43 @@ def test_what_is_shared_is_packed_once() -> None:
     array = np.arange(6, dtype=np.float32)
     message = {"DXO": {"data": {"weights": DXO(DataKind.WEIGHTS, data={"conv": array})}}}
     assert transport.pack(array) is not transport.pack(array)
-    transport.share(message)
-    assert transport.pack(array) is transport.pack(array)
-    np.testing.assert_array_equal(transport.unpack(transport.pack(array)), array)
-    transport.share({})
+    transport.share(message, clients=3)
+    packed = transport.pack(array)
+    assert transport.pack(array) is packed
+    assert transport.pack(array) is packed
+    assert transport.pack(array) is not packed, "all have got it: nothing is kept for a fourth"
+    np.testing.assert_array_equal(transport.unpack(packed), array)
+    transport.share(message, clients=3)
+    packed = transport.pack(array)
+    transport.share({}, clients=3)
+    assert transport.pack(array) is not packed, "it is forgotten with the next message"
     assert transport.pack(array) is not transport.pack(array)
 
 
-def test_answers_are_unpacked_one_after_another() -> None:
-    """Also where FLARE works on them in the background."""
-    pool, at_once, most = ThreadPoolExecutor(8), [0], [0]
+@pytest.mark.parametrize("topic", [ServerCommandNames.SUBMIT_UPDATE, ServerCommandNames.GET_TASK])
+def test_answers_are_unpacked_one_after_another(topic: str) -> None:
+    """Also where FLARE works on them in the background, and by what it had registered before this was mended."""
+    pool, at_once, most, replies = ThreadPoolExecutor(8), [0], [0], FakeCell()
 
-    def work() -> str:
+    def work() -> Message:
         at_once[0] += 1
         most[0] = max(most[0], at_once[0])
-        time.sleep(0.02)
+        time.sleep(0.05)
         at_once[0] -= 1
-        return "done"
+        return Message({}, b"")
 
-    adapter = Adapter(lambda request: pool.submit(work), SimpleNamespace(fqcn="server"), FakeCell())
-    headers = {StreamHeaderKey.TOPIC: ServerCommandNames.SUBMIT_UPDATE}
+    adapter = Adapter(lambda request: pool.submit(work), SimpleNamespace(fqcn="server"), replies)
+    handler = BlobHandler(adapter.call)
     futures = []
-    for _ in range(4):
-        future = StreamFuture(1, dict(headers))
+    for number in range(4):
+        future = StreamFuture(number, {StreamHeaderKey.TOPIC: topic, StreamHeaderKey.STREAM_REQ_ID: number + 1})
         future.set_result(b"")
         futures.append(future)
     with ThreadPoolExecutor(4) as callers:
-        list(callers.map(adapter.call, futures))
-    assert most == [1]
+        list(callers.map(lambda future: handler._run_blob_cb(future, SimpleNamespace(), (), {}), futures))
+    pool.shutdown()
+    assert (most[0] == 1) is (topic == ServerCommandNames.SUBMIT_UPDATE)
+    assert sorted(replies.answered) == [1, 2, 3, 4]
 
 
 class FakeCell:
@@ -168,5 +179,12 @@ class FakeCell:
     decode_pass_through_channels: frozenset[str] = frozenset()
     decode_pass_through_topics: frozenset[str] = frozenset()
 
+    def __init__(self) -> None:
+        self.answered: list[int] = []
+
     def get_fobs_context(self, props: object = None) -> dict[str, object]:
         return {}
+
+    def send_blob(self, channel: str, topic: str, to: str, message: Message, *others: object, **named: object) -> Any:
+        self.answered.append(message.get_header(StreamHeaderKey.STREAM_REQ_ID))
+        return StreamFuture(0)

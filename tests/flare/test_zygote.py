@@ -29,7 +29,7 @@ sys.exit(int(sys.argv[2]))
 """
 MAIN = """
 import multiprocessing, subprocess, sys
-from fedshift.flare.zygote import Forks, Zygote
+from fedshift.flare.zygote import Forks, fork_with_zygote
 
 def inside(socket, queue):
     forks = Forks(socket)
@@ -53,7 +53,7 @@ def simulator(socket):
     return 7
 
 {before}
-sys.exit(Zygote(simulator).run())
+sys.exit(fork_with_zygote(simulator))
 """
 PREPARED = "import fractions"
 SPOILT = """

@@ -20,6 +20,7 @@ from fedshift.data.locate import find_site, read_settings
 from fedshift.errors import ConfigError, FedshiftError, PolicyError
 from fedshift.flare import wire
 from fedshift.flare.hosts import hosts
+from fedshift.flare.server_memory import limit
 from fedshift.flare.stats import SiteWork, add_stats
 from fedshift.job import FILE_NAME, JobSpec, read_job
 from fedshift.machine import WORKERS
@@ -91,7 +92,9 @@ class FedshiftExecutor(Executor):
         return wire.Answer(wire.Failure(name, broadcast.round, reason))
 
     def _read_job(self, fl_ctx: FLContext) -> JobSpec:
-        self._job = self._job or job_of(fl_ctx)
+        if self._job is None:
+            self._job = job_of(fl_ctx)
+            limit(clients=len(hosts(self._job)))
         return self._job
 
     def _encrypted(self, fl_ctx: FLContext) -> SiteEncryption | None:

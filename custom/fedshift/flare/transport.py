@@ -7,7 +7,7 @@ read once. And it remembers each message for a minute, with a thread that does n
 forgets them all.
 
 A server's memory is spared: what all clients get is packed once (`share`), large arrays are not copied into one block,
-and answers that came at the same time are unpacked one after another.
+and answers that came at the same time wait on disk (`fedshift.flare.server_memory`) and are unpacked one after another.
 
 What is sent stays a NumPy file, which FLARE reads without us: an answer may reach a server's process that has just
 been started and has not loaded the job yet, and FLARE ends a process that cannot read an answer.
@@ -24,7 +24,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BytesIO
 from typing import Any
 
@@ -34,10 +34,13 @@ from nvflare.apis.dxo import DXO
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
 from nvflare.fuel.f3.cellnet.cell import Adapter
+from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 from nvflare.fuel.utils.fobs import datum
+
+from fedshift.flare import server_memory
 
 KINDS = "biufSU"
 """Of `numpy.dtype.kind`: whatever is no Python object."""
@@ -55,14 +58,15 @@ def mend() -> None:
     NumpyArrayDecomposer.native_decompose = lambda self, target, manager=None: pack(target)
     NumpyArrayDecomposer.native_recompose = lambda self, data, manager=None: unpack(data)
     datum.TEN_MEGA = APART
-    Adapter.call = _one_by_one
+    BlobHandler._run_blob_cb = _take
     RxTask._schedule_remove_task = _forget_later
+    server_memory.mend()
 
 
-def share(message: Any) -> None:
-    """Pack the arrays of this message once, however many clients it goes to; those of an earlier one are forgotten."""
+def share(message: Any, *, clients: int) -> None:
+    """Pack the arrays of this message once for so many clients; those of an earlier one are forgotten."""
     _SHARED.clear()
-    _SHARED.update({id(array): _Once(array) for array in _arrays(message)})
+    _SHARED.update({id(array): _Once(array, clients) for array in _arrays(message)})
 
 
 def _arrays(part: Any) -> Iterator[np.ndarray]:
@@ -76,18 +80,19 @@ def _arrays(part: Any) -> Iterator[np.ndarray]:
 
 
 class _Once:
-    """An array, kept while it is shared, and what it is packed to."""
+    """An array, and what it is packed to until it has been asked for so many times."""
 
-    def __init__(self, array: np.ndarray) -> None:
-        self._array = array
+    def __init__(self, array: np.ndarray, times: int) -> None:
+        self._array, self._times = array, times
         self._lock = threading.Lock()
         self._packed: bytes | None = None
 
     def packed(self) -> bytes:
         with self._lock:
-            if self._packed is None:
-                self._packed = _packed(self._array)
-            return self._packed
+            packed = _packed(self._array) if self._packed is None else self._packed
+            self._times -= 1
+            self._packed = packed if self._times > 0 else None
+            return packed
 
 
 _SHARED: dict[int, _Once] = {}
@@ -142,25 +147,32 @@ def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
     return shape, turned, dtype
 
 
-def _one_by_one(self: Adapter, future: Any, *args: Any, **kwargs: Any) -> Any:
+def _take(self: BlobHandler, future: Any, *others: Any) -> None:
+    """In place of `BlobHandler._run_blob_cb`. An `Adapter` may have been registered long before this was mended."""
+    adapter = getattr(self.blob_cb, "__self__", None)
+    if isinstance(adapter, Adapter) and future.headers.get(StreamHeaderKey.TOPIC) == ServerCommandNames.SUBMIT_UPDATE:
+        self = copy.copy(self)
+        self.blob_cb = partial(_one_by_one, adapter)
+    _TAKE(self, future, *others)
+
+
+def _one_by_one(adapter: Adapter, future: Any, *args: Any, **kwargs: Any) -> Any:
     """In place of `Adapter.call`, which begins when the first bytes come, and waits for the rest."""
-    if future.headers.get(StreamHeaderKey.TOPIC) != ServerCommandNames.SUBMIT_UPDATE:
-        return _CALL(self, future, *args, **kwargs)
 
     def taken(*args: Any, **kwargs: Any) -> Any:
-        response = self.cb(*args, **kwargs)
+        response = adapter.cb(*args, **kwargs)
         if isinstance(response, concurrent.futures.Future):
             concurrent.futures.wait([response])
         return response
 
-    adapter = copy.copy(self)
-    adapter.cb = taken
+    patient = copy.copy(adapter)
+    patient.cb = taken
     future.result()
     with _UNPACKING:
-        return _CALL(adapter, future, *args, **kwargs)
+        return patient.call(future, *args, **kwargs)
 
 
-_CALL = Adapter.call
+_TAKE = BlobHandler._run_blob_cb
 _UNPACKING = threading.Lock()
 
 

@@ -33,7 +33,9 @@ from fedshift.flare.hosts import hosts
 from fedshift.flare.local_data import find_sites
 from fedshift.flare.patience import Patience
 from fedshift.flare.readmission import update_clients
+from fedshift.flare.server_memory import limit, spare
 from fedshift.flare.stats import add_stats, server_stats
+from fedshift.flare.warm import warm
 from fedshift.reporting.events import Events
 from fedshift.reporting.progress import ProgressFile
 from fedshift.reporting.results import Rejection
@@ -68,7 +70,9 @@ class FedshiftWorkflow(Controller):
         add_stats(event_type, fl_ctx, lambda: server_stats(None if progress is None else progress.latest()))
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Find the aggregator."""
+        """Find the aggregator; in FLARE's simulator, see to its workers, of which there are none yet."""
+        if _simulated(fl_ctx):
+            warm()
         self._aggregator: FedshiftAggregator = self._engine.get_component(self._aggregator_id)
         if not isinstance(self._aggregator, FedshiftAggregator):
             self.system_panic(f"the job has no FedshiftAggregator named {self._aggregator_id!r}", fl_ctx)
@@ -124,6 +128,8 @@ class FedshiftWorkflow(Controller):
         if _simulated(fl_ctx):
             find_sites(job)
         self._handout.attach(fl_ctx, clients=len(hosts(job)))
+        spare(folder)
+        limit(clients=len(hosts(job)))
         aggregator, federation = self._aggregator, job.federation
         patience = Patience(frozenset(hosts(job)), federation.min_sites, federation.round_timeout, federation.grace)
         events = Events(folder)
@@ -184,7 +190,7 @@ class FedshiftWorkflow(Controller):
         patience = replace(patience, clients=asked, min_sites=coordinator.needed, awaited=awaited)
         task = Task(name, data=data, result_received_cb=self._receive)
         task._broadcast_data = data  # FLARE would copy it, lest somebody changes it; nobody can
-        transport.share(data)
+        transport.share(data, clients=len(asked))
         started = time.monotonic()
         quorum_after: float | None = None
         with self._changed:

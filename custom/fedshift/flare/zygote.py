@@ -1,8 +1,8 @@
 """FLARE's workers as forks of one process that has imported what they need: no worker imports torch for itself.
 
-`Zygote` is that process: it has imported everything, forks the simulator off, and then forks a worker whenever the
-simulator asks for one over a socket. It stays a process of one thread, which alone can be forked safely. In the
-simulator `Forks` stands where FLARE expects Python's ``subprocess``. All their memory that nobody writes to is shared.
+`Zygote` is that process: it has imported everything, and forks a worker whenever the simulator asks for one over a
+socket. It stays a process of one thread, which alone can be forked safely. In the simulator `Forks` stands where FLARE
+expects Python's ``subprocess``. All their memory that nobody writes to is shared.
 
 CUDA cannot be used in a fork of a process that has used it, were it only to count GPUs. So nothing here may; what has
 to be asked is asked in a child (`apart`), and a worker that finds CUDA spoilt begins anew as a process of its own.
@@ -25,6 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+CAN_FORK = sys.platform == "linux"
+"""Elsewhere a process that has loaded libraries is not safe to fork."""
 LOOK = 0.02
 """Seconds between looks at who has ended."""
 PATIENCE = 60.0
@@ -32,54 +34,68 @@ PATIENCE = 60.0
 
 
 class Zygote:
-    """The process that is forked."""
+    """The process that is forked, into a worker for every line that comes through its socket."""
 
-    def __init__(self, simulator: Callable[[socket.socket], int]) -> None:
-        """``simulator`` runs in a process of its own and asks through its socket. Forks have what is imported here."""
-        self._simulator = simulator
+    def __init__(self, asked: socket.socket, simulator: int | None = None) -> None:
+        """``simulator`` is the process that asks, if it is a child of this one. Forks have what is imported here."""
+        self._asked, self._simulator = asked, simulator
         self._workers: dict[int, int] = {}
 
     def run(self) -> int:
-        """Serve until the simulator has ended; returns its exit code."""
-        ours, theirs = socket.socketpair()
-        main = _fork(lambda: self._simulator(theirs), ours)
-        theirs.close()
+        """Serve until the simulator has ended; returns its exit code, or 0 where it is no child."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the simulator ends this too
         received = b""
-        with ours:
-            while True:
-                ended = self._reap(main, ours)
-                if ended is not None:
-                    return ended
-                if not select.select([ours], [], [], LOOK)[0]:
-                    continue
-                some = ours.recv(1 << 16)
-                if not some:
-                    time.sleep(LOOK)  # the simulator is ending
-                *lines, received = (received + some).split(b"\n")
-                for line in lines:
-                    self._start(json.loads(line), ours)
+        while True:
+            ended = self._reap()
+            if ended is not None:
+                return self._close(ended)
+            if not select.select([self._asked], [], [], LOOK)[0]:
+                continue
+            try:
+                some = self._asked.recv(1 << 16)
+            except ConnectionResetError:
+                some = b""
+            if not some:
+                if self._simulator is None:
+                    return self._close(0)
+                time.sleep(LOOK)  # the simulator is ending
+            *lines, received = (received + some).split(b"\n")
+            for line in lines:
+                self._start(json.loads(line))
 
-    def _start(self, asked: dict[str, Any], ours: socket.socket) -> None:
-        pid = _fork(lambda: _work(asked["argv"], asked["env"]), ours)
+    def _start(self, asked: dict[str, Any]) -> None:
+        pid = _fork(lambda: _work(asked["argv"], asked["env"]), self._asked)
         self._workers[pid] = asked["number"]
-        _tell(ours, number=asked["number"], pid=pid)
+        _tell(self._asked, number=asked["number"], pid=pid)
 
-    def _reap(self, main: int, ours: socket.socket) -> int | None:
+    def _reap(self) -> int | None:
         """Tell of workers that have ended; the simulator's exit code once it has."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return 1
-            if pid == main:
-                for worker in self._workers:
-                    with suppress(ProcessLookupError):
-                        os.kill(worker, signal.SIGTERM)
-                return os.waitstatus_to_exitcode(status)
+            except ChildProcessError:  # there are none
+                return None if self._simulator is None else 1
             if not pid:
                 return None
-            _tell(ours, number=self._workers.pop(pid), code=os.waitstatus_to_exitcode(status))
+            code = os.waitstatus_to_exitcode(status)
+            if pid == self._simulator:
+                return code
+            _tell(self._asked, number=self._workers.pop(pid), code=code)
+
+    def _close(self, code: int) -> int:
+        for worker in self._workers:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGTERM)
+        return code
+
+
+def fork_with_zygote(simulator: Callable[[socket.socket], int]) -> int:
+    """Run ``simulator`` in a child and be its zygote, which it asks through its socket; the child's exit code."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        main = _fork(lambda: simulator(theirs), ours)
+        theirs.close()
+        return Zygote(ours, main).run()
 
 
 class Forks:
@@ -145,7 +161,7 @@ class Worker:
         Raises:
             OSError: it does not come.
         """
-        if not self._there.wait(PATIENCE):
+        if not self._there.wait(PATIENCE) or not self.pid:
             raise OSError("no worker could be started")
 
     def poll(self) -> int | None:

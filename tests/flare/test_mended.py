@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 
-from fedshift.flare.simulator import NAME, OwnNames
+from fedshift.flare.mended import NAME, OwnNames
 
 
 def test_threads_that_start_at_the_same_moment_send_their_own_names() -> None:

@@ -1,0 +1,77 @@
+"""FLARE's bare command forks its workers too, and nobody is left behind when it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from fedshift.flare.zygote import Forks
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only"),
+]
+
+WORKER = """
+import sys, time
+print("has torch" if "torch" in sys.modules else "would import torch", flush=True)
+time.sleep(60)
+"""
+SIMULATOR = """
+from nvflare.private.fed.app.simulator import simulator_runner
+from fedshift.flare.mended import Clock, ClientRunner
+from fedshift.flare.warm import warm
+from fedshift.flare.zygote import Forks
+
+warm()
+forks = simulator_runner.subprocess
+assert isinstance(forks, Forks), forks
+assert simulator_runner.time is Clock and simulator_runner.SimulatorClientRunner is ClientRunner
+warm()
+assert simulator_runner.subprocess is forks, "it is warm already"
+import os, sys
+worker = forks.Popen([sys.executable, "-m", "the_worker"], env=dict(os.environ))
+print(worker.pid, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_workers_of_the_bare_simulator_have_imported_all_and_end_with_it(tmp_path: Path) -> None:
+    (tmp_path / "the_worker.py").write_text(WORKER, encoding="utf-8")
+    paths = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
+    simulator = subprocess.Popen(
+        [sys.executable, "-c", SIMULATOR],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    assert simulator.stdout is not None and simulator.stderr is not None
+    said = sorted([simulator.stdout.readline().strip(), simulator.stdout.readline().strip()])
+    assert len(said[0]) and said[1:] == ["has torch"], (said, simulator.stderr.read())
+    worker = psutil.Process(int(said[0]))
+    zygote = worker.parent()
+    assert zygote is not None and "fedshift.flare.warm" in zygote.cmdline()
+    simulator.kill()
+    simulator.communicate()
+    gone, alive = psutil.wait_procs([zygote, worker], timeout=20)
+    assert not alive, f"{[process.cmdline() for process in alive]} go on without their simulator"
+    assert len(gone) == 2
+
+
+def test_a_zygote_that_cannot_start_is_an_error_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    forks = Forks(ours)
+    theirs.close()
+    started = time.monotonic()
+    with pytest.raises(OSError, match="no worker could be started"):
+        forks.Popen([sys.executable, "-m", "anything"], env={})
+    assert time.monotonic() - started < 30
