@@ -8,11 +8,14 @@ three on, and the others for training.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping
+
+import numpy as np
 
 from data_prep.pictures import Dealing, Hashed
 from fedshift.data.manifest import Split
+from fedshift.errors import DataError
 
 TEST = "test/"
 """Ids of an official test part begin with this."""
@@ -76,6 +79,40 @@ def keep_together(split_of: Mapping[str, Split], pictures: Hashed) -> dict[str, 
         parts.setdefault(sha, set()).add(split_of[picture.id])
     test, val = ({sha for sha, splits in parts.items() if split in splits} for split in ("test", "val"))
     return _split_of(pictures, test=test, val=val)
+
+
+def deal_counts(
+    pictures: Hashed, counts: Mapping[Split, int], *, seed: int, known: Mapping[str, Split] | None = None
+) -> dict[str, Split]:
+    """Split by id, at random by seed, of given sizes, where pictures of the same content are in one split together.
+
+    Every picture goes to a split with a chance in proportion to the room left in it: without copies, these are the
+    splits of a shuffled list. Copies are dealt first, as they need the most room.
+
+    Args:
+        pictures: as many as ``counts`` has together.
+        counts: pictures of each split.
+        seed: of all draws; pictures are put in the order of their hash before.
+        known: split by content, of contents that have theirs already.
+
+    Raises:
+        DataError: too few or too many pictures, or copies for which no split has room.
+    """
+    if len(pictures) != sum(counts.values()):
+        raise DataError(f"{len(pictures)} pictures that can be read, where the split needs {sum(counts.values())}")
+    rng, known = np.random.default_rng([seed, 7]), known or {}
+    copies = Counter(sha for _, sha in pictures)
+    mixed = rng.permutation(sorted(copies)).tolist()
+    left, dealt = dict(counts), dict[str, Split]()
+    for sha in sorted(mixed, key=lambda sha: (sha not in known, -copies[sha])):
+        fits = [split for split in left if left[split] >= copies[sha] and known.get(sha, split) == split]
+        if not fits:
+            raise DataError(f"the {copies[sha]} copies of one picture fit into no split together")
+        room = np.cumsum([left[split] for split in fits])
+        split = fits[int(np.searchsorted(room, rng.integers(room[-1]), side="right"))]
+        left[split] -= copies[sha]
+        dealt[sha] = split
+    return {picture.id: dealt[sha] for picture, sha in pictures}
 
 
 BY_CONTENT = Dealing(deal_by_content, "by content 60/20/20 within each class")

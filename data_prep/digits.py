@@ -6,7 +6,7 @@ makes it is found too). Any of these forms; idx and LIBSVM files may be packed o
     mnist   train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz,
             t10k-labels-idx1-ubyte.gz: 60,000 and 10,000 grey images of 28 x 28, 12 MB
     mnistm  mnist_m_train/*.png with mnist_m_train_labels.txt, mnist_m_test/*.png with mnist_m_test_labels.txt:
-            59,001 and 9,001 images of 32 x 32 in colour (mnist_m.tar.gz, unpacked); or mnistm_data.pkl or
+            59,001 and 9,001 images of 32 x 32 in colour (mnist_m.tar.gz, unpacked: 68,004 files); or mnistm_data.pkl or
             keras_mnistm.pkl.gz, 28 x 28, which have MNIST's labels and so need its files beside them
     svhn    train_32x32.mat (73,257 images of 32 x 32, 182 MB), test_32x32.mat (26,032, 64 MB); label 10 means 0
     usps    usps.bz2 and usps.t.bz2 as LIBSVM's page has them: 7,291 and 2,007 images of 16 x 16, 8 MB

@@ -7,7 +7,7 @@ need not be unpacked; unpacked folders ``<domain>/<class>`` will do too. Only pi
 Described at http://ai.bu.edu/M3SDA, and in Peng, Bai, Xia, Huang, Saenko, Wang, "Moment matching for multi-source
 domain adaptation", ICCV 2019.
 
-Two splits. ``hash`` keeps the official test part where the official lists, ``<domain>_train.txt`` and
+Three splits. ``hash`` keeps the official test part where the official lists, ``<domain>_train.txt`` and
 ``<domain>_test.txt`` with lines ``<domain>/<class>/<file> <number of the class>``, lie beside the downloads; a fifth
 of the training part of each class is for validation, by content. Without these lists all goes by content, see
 `data_prep.dealing`.
@@ -28,6 +28,12 @@ FedFA's Table 12 takes 0.4 of the training images (FedRDN's Table 6 has the same
 that is ``data.fraction`` of the task: drawn by seed, where FedFA takes the first, and rounded, which makes one image
 more at clipart (0.4) and real (0.6). FedBN's code cuts all sites to 105 images, a twentieth of clipart's list; so,
 going by its scores, does FedRDN, whatever its table says. That is ``data.images``.
+
+``seeded`` needs the zips alone and makes splits of the papers' sizes, in a data set of its own, ``domainnet_seeded``:
+of each domain as many pictures as these have together are drawn by ``--seed`` and divided, a fifth for testing as in
+FedBN's lists (rounded up), the others as in ``papers``. Pictures of the same content are in one split, those of several
+domains too. Which pictures are in which split is not as in FedBN's lists, so scores compare with the papers' only as
+far as another draw of the same sizes does.
 """
 
 from __future__ import annotations
@@ -38,9 +44,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from data_prep.dealing import BY_CONTENT, deal_official
+import numpy as np
+
+from data_prep.dealing import BY_CONTENT, deal_counts, deal_official
 from data_prep.lists import PARTS, Part, ids_of, keep_listed, read_fedbn, split_of
-from data_prep.pictures import Dealing, Hashed, PictureSet, Plan
+from data_prep.partition import require_seed
+from data_prep.pictures import Dealing, Found, Hashed, PictureSet, Plan
 from data_prep.trees import Tree
 from fedshift.data.manifest import Split
 from fedshift.errors import DataError
@@ -60,6 +69,15 @@ DOMAINNET = PictureSet(
 )
 SIZES = (128, 256)  # the task's default, and the papers'
 PAPERS_RULE = "papers: FedBN's lists, training part 80/20"
+FEDBN: Mapping[str, Mapping[Part, int]] = {
+    "clipart": {"train": 2103, "test": 526},
+    "infograph": {"train": 2626, "test": 657},
+    "painting": {"train": 2472, "test": 619},
+    "quickdraw": {"train": 4000, "test": 1000},
+    "real": {"train": 4864, "test": 1217},
+    "sketch": {"train": 2213, "test": 554},
+}
+"""Pictures in FedBN's lists."""
 OFFICIAL_RULE = "official test part, training part 80/20 by content"
 
 
@@ -67,20 +85,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of `plan` for the command line."""
     parser.add_argument(
         "--split",
-        choices=["hash", "papers"],
+        choices=["hash", "papers", "seeded"],
         default="hash",
-        help="by content but for the official test part (default), or FedFA's by FedBN's lists",
+        help="by content but for the official test part (default), FedFA's by FedBN's lists, or as many by seed",
     )
+    parser.add_argument("--seed", type=int, metavar="N", help="of the seeded split (default: 0)")
 
 
-def plan(source: Path, *, split: Literal["papers", "hash"] = "hash") -> Plan:
+def plan(source: Path, *, split: Literal["papers", "hash", "seeded"] = "hash", seed: int | None = None) -> Plan:
     """The pictures of the ten classes, domain by domain; of those in lists, where lists are used.
 
     Raises:
-        DataError: an unknown layout, or lists that are absent, broken or name a picture that is not there.
+        DataError: an unknown layout, lists that are absent, broken or name a picture that is not there, too few
+            pictures for the papers' counts, or a seed without the seeded split.
     """
+    if seed is not None and split != "seeded":
+        raise DataError("--seed is about the seeded split: name --split seeded too, or leave it away")
+    require_seed(seed or 0)
     tree = Tree(source, DOMAINNET)
     found = tree.pictures(some_classes=True)
+    if split == "seeded":
+        return _seeded(found, source=tree.top, seed=seed or 0)
     if split == "papers":
         parts = {site: papers(read_fedbn(tree, site)) for site in DOMAINNET.sites}
         name, otherwise = "FedBN's lists", "use --split hash"
@@ -108,6 +133,39 @@ def papers(lists: Mapping[Part, Sequence[str]]) -> dict[Split, Sequence[str]]:
     """
     train, n = lists["train"], len(lists["train"])
     return {"train": train[: int(0.8 * n)], "val": train[n - int(0.2 * n) :], "test": lists["test"]}
+
+
+def counts(site: str) -> dict[Split, int]:
+    """The papers' number of pictures in each split of a site."""
+    lists = {part: [str(k) for k in range(n)] for part, n in FEDBN[site].items()}
+    return {split: len(ids) for split, ids in papers(lists).items()}
+
+
+def _seeded(found: Found, *, source: object, seed: int) -> Plan:
+    """As many pictures as the papers' splits have, drawn by seed; those of the same content are dealt together."""
+    drawn: Found = {}
+    for number, (site, pictures) in enumerate(found.items()):
+        needed = sum(counts(site).values())
+        if len(pictures) < needed:
+            raise DataError(
+                f"{source}/{site} has {len(pictures)} pictures of the ten classes, too few for the papers' {needed}: "
+                "download it again, or use --split hash"
+            )
+        chosen = np.random.default_rng([seed, number, 8]).choice(len(pictures), needed, replace=False)
+        drawn[site] = [pictures[n] for n in sorted(chosen)]
+    known: dict[str, Split] = {}  # by content, of the sites that are dealt already
+
+    def deal(site: str, pictures: Hashed) -> dict[str, Split]:
+        try:
+            split_of = deal_counts(pictures, counts(site), seed=8 * seed + list(found).index(site), known=known)
+        except DataError as error:
+            raise DataError(f"{source}/{site}: {error}: download it again, or use --split hash") from None
+        known.update({sha: split_of[picture.id] for picture, sha in pictures})
+        return split_of
+
+    of = replace(DOMAINNET, dataset=f"{DOMAINNET.dataset}_seeded")
+    rule = f"the papers' counts, by seed {seed}: FedBN's 80/20, training part 80/20, copies together"
+    return Plan(of, drawn, SIZES, Dealing(deal, rule, keep_copies=True, notes={"split_seed": seed}))
 
 
 def _read_official(tree: Tree) -> dict[str, dict[Split, Sequence[str]]]:

@@ -25,13 +25,15 @@ def fedbn_names(site: str) -> dict[Part, str]:
     return {part: f"{site}_{part}.pkl" for part in PARTS}
 
 
-def read_fedbn(tree: Tree, site: str) -> dict[Part, list[str]]:
+def read_fedbn(tree: Tree, site: str, *, instead: str | None = None) -> dict[Part, list[str]]:
     """FedBN's lists of a site, ``<site>_train.pkl`` and ``<site>_test.pkl``: ids of pictures in their order.
+
+    ``instead`` is the name of a file that would do as well, for the error.
 
     Raises:
         DataError: absent, no such lists, or a picture of another site.
     """
-    return {part: _read_pickled(tree, name, site) for part, name in fedbn_names(site).items()}
+    return {part: _read_pickled(tree, name, site, instead) for part, name in fedbn_names(site).items()}
 
 
 def split_of(site: str, parts: Mapping[Split, Sequence[str]], name: str) -> dict[str, Split]:
@@ -93,10 +95,11 @@ def keep_listed(
     return kept
 
 
-def _read_pickled(tree: Tree, name: str, site: str) -> list[str]:
+def _read_pickled(tree: Tree, name: str, site: str, instead: str | None) -> list[str]:
     if name not in tree.files():
+        which = f"neither {name} nor {instead}" if instead else f"no {name}"
         raise DataError(
-            f"{tree.top} has no {name}, the papers' split needs FedBN's lists beside the pictures: download them from "
+            f"{tree.top} has {which}, the papers' split needs FedBN's lists beside the pictures: download them from "
             "where https://github.com/med-air/FedBN says, or use --split hash"
         )
     where = f"{tree.top}/{name}"

@@ -1,9 +1,9 @@
 """Office-Caltech 10: ten kinds of objects in shop pictures, a picture collection, and two cameras' pictures.
 
 Expected is the download, unpacked or as the zip, ``<domain>/<class>/*.jpg`` with the domains amazon (958 pictures),
-caltech (1123), dslr (157) and webcam (295). It is described at https://github.com/med-air/FedBN (section on data), and
-the same pictures are at https://github.com/ChristophRaab/Office_Caltech_DA_Dataset. Described in Gong, Shi, Sha,
-Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CVPR 2012.
+caltech (1123), dslr (157) and webcam (295), 2533 in all. It is described at https://github.com/med-air/FedBN (section
+on data), and the same pictures are at https://github.com/ChristophRaab/Office_Caltech_DA_Dataset. Described in Gong,
+Shi, Sha, Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CVPR 2012.
 
 Two splits. ``hash`` goes by content, see `data_prep.dealing`: the data hold copies, mostly at amazon. ``papers`` is
 that of FedFA, in a data set of its own, ``office_caltech_papers``: FedBN's lists, of which the first 60 % of the
@@ -76,7 +76,10 @@ def plan(source: Path, *, split: Literal["papers", "hash"] = "hash") -> Plan:
     if split == "hash":
         return Plan(OFFICE_CALTECH, found, SIZES, BY_CONTENT)
     name = LISTS if LISTS in tree.files() else "FedBN's lists"
-    listed = _read_json(tree) if name == LISTS else {site: read_fedbn(tree, site) for site in OFFICE_CALTECH.sites}
+    if name == LISTS:
+        listed = _read_json(tree)
+    else:
+        listed = {site: read_fedbn(tree, site, instead=LISTS) for site in OFFICE_CALTECH.sites}
     splits = {site: split_of(site, _papers(parts), name) for site, parts in listed.items()}
     found = keep_listed(found, splits, source=tree.top, name=name, otherwise="use --split hash")
     of = replace(OFFICE_CALTECH, dataset=f"{OFFICE_CALTECH.dataset}_papers")

@@ -9,14 +9,19 @@ Art, 38 or more at Product.
 The split goes by content, see `data_prep.dealing`; the papers publish no lists that could be repeated. FRAug and
 "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation" keep a random tenth of each domain for
 validation and have no test part of their own, except for a domain that is held out, which is a test part as a whole.
+
+``--subsites 4`` makes the data set ``officehome_subsites`` of the second of them, which has the same settings as with
+PACS: each domain but Clipart becomes four sites, ``Art_1`` to ``Real_World_4``, see `data_prep.subsites`, and Clipart,
+which the paper holds out, stays one site with the split by content. ``--whole`` names another domain to hold out.
 """
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
-from data_prep.dealing import BY_CONTENT
 from data_prep.pictures import PictureSet, Plan
+from data_prep.subsites import SubSites, add_subsite_options, plan_domains
 from data_prep.trees import Tree
 
 OFFICEHOME = PictureSet(
@@ -40,12 +45,21 @@ OFFICEHOME = PictureSet(
 FOLDERS = {"Real_World": ("Real World", "Real_World", "RealWorld")}
 """Names of the folder in the download and in copies of it."""
 SIZES = (96, 224)  # the task's default, and the papers'
+HELD_OUT = "Clipart"
+"""By the augmentation paper."""
 
 
-def plan(source: Path) -> Plan:
-    """The pictures of a download, domain by domain.
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `plan` for the command line."""
+    add_subsite_options(parser, OFFICEHOME, whole=HELD_OUT)
+
+
+def plan(source: Path, *, subsites: int | None = None, whole: str | None = None, seed: int | None = None) -> Plan:
+    """The pictures of a download, domain by domain, or divided into sub-sites.
 
     Raises:
-        DataError: an unknown layout.
+        DataError: an unknown layout, sub-sites that cannot be, or options of theirs without them.
     """
-    return Plan(OFFICEHOME, Tree(source, OFFICEHOME, folders=FOLDERS).pictures(), SIZES, BY_CONTENT)
+    asked = SubSites(count=subsites, whole=whole, seed=seed)
+    domains = Tree(source, OFFICEHOME, folders=FOLDERS).pictures()
+    return plan_domains(OFFICEHOME, domains, SIZES, asked, whole=HELD_OUT, source=source)

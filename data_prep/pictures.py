@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from data_prep.decode import picture_sha256, resize_picture
 from data_prep.whole import write_whole
-from fedshift.data.manifest import FILE_NAME, Manifest, Picture, Split
+from fedshift.data.manifest import FILE_NAME, Manifest, Picture, Split, count
 from fedshift.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -163,6 +163,7 @@ def write_pictures(
                     "pictures_left_out_as_damaged": unreadable,
                 },
                 classes=of.classes,
+                counts=count(pictures, of.classes),
                 pictures=tuple(pictures),
                 licence=of.licence,
                 citation=of.citation,

@@ -39,6 +39,13 @@ def write_picture(path: Path, seed: int) -> Path:
     return path
 
 
+def write_16_bits(path: Path, seed: int) -> np.ndarray:
+    """A grey picture of 16 bits, most of whose values are no multiples of 257; returns what it shall be read as."""
+    values = pixels(seed, channels=1)[..., 0].astype(np.uint16) * 200 + 99
+    Image.fromarray(values).save(path)
+    return np.stack([np.rint(values / 257).astype(np.uint8)] * 3, -1)
+
+
 def write_tree(
     root: Path,
     sites: Sequence[str],

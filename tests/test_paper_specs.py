@@ -7,6 +7,7 @@ import csv
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fedshift import methods, networks, resolve
-from fedshift.comparison.cells import Cell, make_cells
+from fedshift import cli, methods, networks, resolve
+from fedshift.comparison import estimate
+from fedshift.comparison.cells import Cell, Work, make_cells
 from fedshift.comparison.collect import collect
 from fedshift.comparison.published import COLUMNS
+from fedshift.comparison.significance import Paired, printed_p
 from fedshift.comparison.spec import Spec, read_spec
 from fedshift.comparison.store import Store
 from fedshift.job import TaskSpec
@@ -38,6 +41,29 @@ SHOWN = (
     + [f"augmentation_figure{number}" for number in (3, 4, 5)]
 )
 """Tables and figures of the four papers that the project repeats."""
+
+
+SHARED: dict[tuple[str, str], set[str]] = {
+    ("augmentation_figure3_rotated_mnist", "augmentation_table3"): {"60 rotation"},
+    ("augmentation_figure3_pacs", "augmentation_table4"): set(),
+    ("augmentation_figure3_officehome", "augmentation_table5"): set(),
+    ("augmentation_figure4_rotated_mnist", "augmentation_table7"): set(),
+    ("augmentation_figure4_pacs", "augmentation_table8"): set(),
+    ("augmentation_figure4_officehome", "augmentation_table9"): set(),
+    ("augmentation_figure5_gap", "augmentation_table3"): {"60 rotation"},
+    ("augmentation_figure5_steps", "augmentation_table6"): set(),
+    ("fedrdn_figure1_office", "fedrdn_table1_office"): set(),
+    ("fedrdn_figure1_domainnet", "fedrdn_table1_domainnet"): set(),
+    ("fedrdn_figure1_prostate", "fedrdn_table2"): set(),
+    ("fedrdn_figure3", "fedrdn_table3"): set(),
+    ("fedrdn_table4_office", "fedrdn_table1_office"): {"FedAvg + FedRDN-V"},
+    ("fedrdn_table4_domainnet", "fedrdn_table1_domainnet"): {"FedAvg + FedRDN-V"},
+    ("fedrdn_table4_prostate", "fedrdn_table2"): {"FedAvg + FedRDN-V"},
+    ("fedrdn_table7_office", "fedrdn_table1_office"): set(),
+    ("fedrdn_table7_domainnet", "fedrdn_table1_domainnet"): set(),
+    ("fedrdn_table8", "fedrdn_table2"): set(),
+}
+"""What shows runs of another table, that table, and the labels that are the former's alone. Of seed 0."""
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +129,22 @@ def test_a_papers_spec_resolves_and_finds_the_printed_numbers(
     assert bool(comparison.published) is (spec.published is not None)
 
 
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", ["fedrdn_table7_office", "fedrdn_table7_domainnet", "fedrdn_table8"])
+def test_every_paired_test_of_a_paper_finds_the_printed_p_value(
+    name: str, scale: str, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]], tmp_path: Path
+) -> None:
+    path = BENCHMARKS / "papers" / f"{name}.yaml"
+    spec, cells = cells_of(path, scale)
+    comparison = collect(spec, scale, cells, Store(tmp_path), folder=path.parent)
+    with (BENCHMARKS / "published" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        printed = {line["row"]: line["value"] for line in csv.DictReader(file) if line["column"] == "p-value"}
+    assert spec.tests
+    for row, against in spec.tests:
+        test = Paired(row, against, "", n=2, difference=0.0, t=None, p=None)
+        assert printed_p(test, comparison) == printed[against]
+
+
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_the_quick_scale_is_less_work_than_the_papers(
     path: Path, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]]
@@ -113,6 +155,65 @@ def test_the_quick_scale_is_less_work_than_the_papers(
         return sum(job.task.schedule.rounds for cell in cells_of(path, scale)[1] for job in cell.plan.jobs.values())
 
     assert rounds("quick") < rounds("paper")
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_a_dry_run_tells_of_every_spec_what_it_takes_and_what_lacks(
+    path: Path,
+    scale: str,
+    cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With what a step takes made up, as measuring 64 specs' networks would take minutes."""
+    made_up = estimate.Step(train=0.01, evaluate=0.005, activations=2**20, network=2**22)
+    monkeypatch.setattr(estimate, "measure", lambda job, device: made_up)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["compare", str(path), "--scale", scale, "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    spec, cells = cells_of(path, scale)
+    assert f"{len(cells)} of {len(cells)} cells" in told
+    for label in spec.rows:
+        assert re.search(rf"^{re.escape(label)} +\d+ +0 +\S.* \d+\.\d GiB$", told, re.MULTILINE), label
+    assert re.search(r"^time: about .*[1-9].* with \d+ at a time", told, re.MULTILINE)
+    (most,) = re.findall(r"^memory: up to (\d+\.\d) GiB a cell", told, re.MULTILINE)
+    assert float(most) > 0
+    # What is lacking, without the folder where it was looked for, which every test has of its own.
+    lacking = {re.split(" \\(|: ", sentence)[0] for cell in cells for sentence in cell.lacking}
+    named = [line.removeprefix("lacking: ") for line in told.splitlines() if line.startswith("lacking: ")]
+    assert {re.split(" \\(|: ", sentence)[0] for sentence in named} == lacking
+    assert {cell.plan.job.task.dataset for cell in cells} == {
+        found for sentence in lacking for found in re.findall(r"^data of (\S+) at ", sentence)
+    }
+    assert "where data are lacking, sites are taken to have" in told
+    assert not (tmp_path / "runs" / f"{spec.name}_{scale}").exists()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(("shows", "table"), SHARED)
+def test_what_shows_a_tables_runs_has_the_very_cells_of_the_table(
+    shows: str, table: str, scale: str, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]]
+) -> None:
+    """So that they are run once: the same labels are the same cell, whatever the order of the axes."""
+
+    def keys(name: str) -> dict[frozenset[str], str]:
+        _, cells = cells_of(BENCHMARKS / "papers" / f"{name}.yaml", scale)
+        return {
+            frozenset(cell.labels.values()): Work(
+                kind=cell.plan.kind, name=cell.plan.name, jobs=cell.plan.at(cell.seed), data={}
+            ).key
+            for cell in cells
+            if cell.seed == 0
+        }
+
+    own, others = keys(shows), keys(table)
+    alone = {labels for labels in own if labels & SHARED[shows, table]}
+    assert own.keys() - others.keys() == alone
+    assert {labels: own[labels] for labels in own.keys() - alone} == {
+        labels: others[labels] for labels in own.keys() - alone
+    }
 
 
 @pytest.mark.parametrize("shown", SHOWN)

@@ -193,8 +193,14 @@ def _tell_site(folder: Path) -> None:
     counts = ", ".join(f"{len(manifest.by_split(split))} {split}" for split in ("train", "val", "test"))
     what = "case(s)" if manifest.cases else "picture(s)"
     console.print(f"{manifest.site}: {len(manifest.entries)} {what} ({counts}) in {folder}", markup=False)
+    about = []
+    if manifest.counts is not None:
+        totals = [sum(of_class[label] for of_class in manifest.counts.values()) for label in manifest.classes]
+        about.append(f"{len(totals)} classes of {min(totals)} to {max(totals)} pictures")
     if (folder / "montage.png").is_file():
-        console.print(f"  look at {folder / 'montage.png'}", markup=False)
+        about.append(f"look at {folder / 'montage.png'}")
+    if about:
+        console.print(f"  {'; '.join(about)}", markup=False)
 
 
 @contextmanager

@@ -6,8 +6,16 @@ from collections import Counter
 
 import pytest
 
-from data_prep.dealing import deal_by_content, deal_official, deal_small, deal_small_official, keep_together
+from data_prep.dealing import (
+    deal_by_content,
+    deal_counts,
+    deal_official,
+    deal_small,
+    deal_small_official,
+    keep_together,
+)
 from data_prep.pictures import Hashed, Source
+from fedshift.errors import DataError
 
 
 def hashed(*ids: str) -> Hashed:
@@ -102,3 +110,32 @@ def test_a_given_split_keeps_copies_together() -> None:
     pictures = hashed("a/0=x", "a/1=x", "a/2=y", "a/3=y", "a/4=z", "a/5=w")
     expected = {"a/0": "val", "a/1": "val", "a/2": "test", "a/3": "test", "a/4": "train", "a/5": "test"}
     assert keep_together(given, pictures) == expected  # type: ignore[arg-type]
+
+
+def test_given_counts_are_met_exactly_with_copies_together() -> None:
+    pictures = hashed(*(f"cup/{k:02d}" for k in range(20)), *(f"pen/{k}=many" for k in range(6)), "pen/6=cup/00")
+    dealt = [deal_counts(pictures, {"train": 15, "val": 6, "test": 6}, seed=seed) for seed in range(40)]
+    for split_of in dealt:
+        assert counts(split_of) == [15, 6, 6]
+        of_content: dict[str, set[str]] = {}
+        for picture, sha in pictures:
+            of_content.setdefault(sha, set()).add(split_of[picture.id])
+        assert {len(splits) for splits in of_content.values()} == {1}
+    many = {split_of[pictures[20][0].id] for split_of in dealt}
+    assert many == {"train", "val", "test"}, "by chance, not always where most room is"
+    again = deal_counts(pictures[::-1], {"train": 15, "val": 6, "test": 6}, seed=3)
+    assert again == dealt[3], "whatever their order"
+
+
+def test_a_content_s_known_split_is_kept() -> None:
+    pictures = hashed("cup/a=a", "cup/b=b", "pen/c=c", "pen/d=d")
+    for seed in range(20):
+        split_of = deal_counts(pictures, {"train": 2, "val": 1, "test": 1}, seed=seed, known={"c": "test", "x": "val"})
+        assert split_of[pictures[2][0].id] == "test"
+
+
+def test_counts_that_cannot_be() -> None:
+    with pytest.raises(DataError, match="3 pictures that can be read, where the split needs 4"):
+        deal_counts(hashed("cup/a", "cup/b", "pen/c"), {"train": 2, "test": 2}, seed=0)
+    with pytest.raises(DataError, match="the 3 copies of one picture fit into no split together"):
+        deal_counts(hashed("cup/a=a", "cup/b=a", "pen/c=a", "pen/d"), {"train": 2, "test": 2}, seed=0)

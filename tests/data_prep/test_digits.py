@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import os
 import pickle
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from digitfiles import (
     write_usps,
 )
 from forbidding import forbid
+from picturefiles import write_16_bits
 from PIL import Image
 
 from data_prep.dealing import OFFICIAL
@@ -295,11 +298,23 @@ def test_pictures_of_any_kind_become_rgb(downloads: Path, tmp_path: Path) -> Non
     grey.save(folder / "00000000.png")
     Image.fromarray(np.asarray(grey).astype(np.uint16) * 257).save(folder / "00000001.png")
     grey.convert("P").save(folder / "00000002.png")
+    rounded = write_16_bits(folder / "00000003.png", 5)
     folders = write_pictures(plan(downloads, sites=["mnistm"]), tmp_path / "out", sizes=[32])
     images = open_images(folders[0], size=32, channels=3).images
     assert (images[:3] == np.asarray(grey)).all()
+    read = plan(downloads, sites=["mnistm"]).found["mnistm"][3].read()
+    np.testing.assert_array_equal(np.asarray(read), rounded)
     grey.convert("CMYK").save(folder / "00000000.png", format="JPEG")
     assert plan(downloads, sites=["mnistm"]).found["mnistm"][0].read().mode == "RGB"
+
+
+def test_a_file_in_no_list_of_mnistm_is_passed_over_whatever_its_name(downloads: Path) -> None:
+    folder = downloads / "mnist_m" / "mnist_m_train"
+    before = [picture.id for picture in plan(downloads, sites=["mnistm"]).found["mnistm"]]
+    shutil.copy(folder / "00000000.png", folder / "other.png")
+    with suppress(OSError):  # some file systems have UTF-8 names only
+        (folder / "other.png").rename(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.png"))
+    assert [picture.id for picture in plan(downloads, sites=["mnistm"]).found["mnistm"]] == before
 
 
 def test_a_digit_in_both_parts_is_only_tested_on(downloads: Path, tmp_path: Path) -> None:

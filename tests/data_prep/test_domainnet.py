@@ -14,10 +14,11 @@ from picklefiles import calling
 from picturefiles import pixels, write_picture, write_zip
 from PIL import Image
 
+from data_prep import domainnet
 from data_prep.dealing import BY_CONTENT
 from data_prep.decode import picture_sha256
 from data_prep.domainnet import DOMAINNET, OFFICIAL_RULE, PAPERS_RULE, papers, plan
-from data_prep.pictures import write_pictures
+from data_prep.pictures import Plan, Source, write_pictures
 from fedshift import cli
 from fedshift.data.check import check
 from fedshift.data.images import open_images
@@ -159,6 +160,108 @@ def test_the_papers_counts() -> None:
     for parts, n in zip(split, sizes.values(), strict=True):
         assert parts["train"][0] == "0" and parts["val"][-1] == str(n - 1) and not {*parts["train"]} & {*parts["val"]}
     assert papers({"train": ["a"], "test": []})["val"] == []
+
+
+# --- by seed from the zips alone ----------------------------------------------------------------------
+
+IN_THE_ZIPS = {"clipart": 2629, "infograph": 3283, "painting": 3091, "quickdraw": 5000, "real": 6081, "sketch": 2767}
+"""Pictures of the ten classes, as many as in FedBN's lists together."""
+
+
+def listed(site: str, n: int) -> list[Source]:
+    """Names only."""
+    classes = [DOMAINNET.classes[k % 10] for k in range(n)]
+    return [Source(f"{label}/{site}_{k:06d}.jpg", label, lambda: None) for k, label in enumerate(classes)]  # type: ignore[arg-type,return-value]
+
+
+def seeded(sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch, *, seed: int) -> Plan:
+    found = {site: listed(site, n) for site, n in sizes.items()}
+    monkeypatch.setattr(domainnet.Tree, "__init__", lambda self, source, of: setattr(self, "top", source))
+    monkeypatch.setattr(domainnet.Tree, "pictures", lambda self, some_classes: found)
+    return plan(Path("zips"), split="seeded", seed=seed)
+
+
+def test_by_seed_there_are_the_papers_counts_and_copies_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the true sizes; every 20th picture is a copy of the one before, and every 50th is at all sites."""
+
+    def content(site: str, source: Source) -> str:
+        k = int(source.id[-10:-4])
+        return f"everywhere {k}" if k % 50 == 7 else f"{site} {k - (k % 20 == 19)}"
+
+    def deal(seed: int) -> dict[str, dict[str, str]]:
+        planned = seeded(IN_THE_ZIPS, monkeypatch, seed=seed)
+        return {
+            site: dict(planned.dealing.deal(site, [(source, content(site, source)) for source in sources]))
+            for site, sources in planned.found.items()
+        }
+
+    first = deal(0)
+    sizes = {part: [sum(of == part for of in splits.values()) for splits in first.values()] for part in PARTS}
+    assert sizes["train"] == [1682, 2100, 1977, 3200, 3891, 1770]
+    assert sizes["val"] == [420, 525, 494, 800, 972, 442]
+    assert sizes["test"] == [526, 657, 619, 1000, 1217, 554]
+    splits_of: dict[str, set[str]] = {}
+    for site, splits in first.items():
+        for source in listed(site, IN_THE_ZIPS[site]):
+            if source.id in splits:
+                splits_of.setdefault(content(site, source), set()).add(splits[source.id])
+    assert {len(splits) for splits in splits_of.values()} == {1}, "nothing straddles, in a site or between sites"
+    by_class = [
+        [splits[i] for i in splits if i.startswith(label)] for splits in first.values() for label in ("bird", "zebra")
+    ]
+    assert all(0.5 < of_class.count("train") / len(of_class) < 0.75 for of_class in by_class), "not in their order"
+    assert deal(0) == first and deal(1) != first
+    assert deal(1)["quickdraw"].keys() == first["quickdraw"].keys(), "all are needed there"
+
+
+def test_more_pictures_than_the_papers_have_are_cut_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    more = {site: 2 * n for site, n in IN_THE_ZIPS.items()}
+    one, other = (seeded(more, monkeypatch, seed=seed).found["clipart"] for seed in (0, 1))
+    assert len(one) == len(other) == 1682 + 420 + 526 and one != other
+    assert [source.id[-10:] for source in one] == sorted(source.id[-10:] for source in one), "in the download's order"
+
+
+def test_too_few_pictures_for_the_papers_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        DataError, match=r"zips/real has 6079 pictures .* too few for the papers' 6080: download it again"
+    ):
+        seeded({**IN_THE_ZIPS, "real": 6079}, monkeypatch, seed=0)
+    planned = seeded(IN_THE_ZIPS, monkeypatch, seed=0)
+    damaged = [(source, source.id) for source in planned.found["sketch"][1:]]
+    with pytest.raises(
+        DataError, match=r"zips/sketch: 2765 pictures that can be read, where the split needs 2766: down"
+    ):
+        planned.dealing.deal("sketch", damaged)
+
+
+def test_the_seeded_split_is_written(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With small lists: 40 and 10 pictures of a site's 50."""
+    monkeypatch.setattr(domainnet, "FEDBN", {site: {"train": 40, "test": 10} for site in DOMAINNET.sites})
+    whale, zebra = folders / "sketch" / "whale", folders / "clipart" / "zebra" / name_of("clipart", "zebra", 0)
+    for k in (0, 2, 3, 4):
+        shutil.copy(whale / name_of("sketch", "whale", 1), whale / name_of("sketch", "whale", k))
+    shutil.copy(zebra, folders / "real" / "zebra" / name_of("real", "zebra", 0))
+    command = ["data", "prepare", "domainnet", "--source", str(folders), "--out", str(tmp_path / "out"), "--size", "64"]
+    assert cli.main([*command, "--split", "seeded", "--seed", "5"]) == 0
+    prepared = [tmp_path / "out" / "domainnet_seeded" / site for site in DOMAINNET.sites]
+    assert counts(prepared) == {site: [32, 8, 10] for site in DOMAINNET.sites}
+    preparation = read_manifest(prepared[0]).preparation
+    assert preparation["split_seed"] == 5 and str(preparation["split_rule"]).startswith(
+        "the papers' counts, by seed 5:"
+    )
+    whales = {splits(prepared[5])[f"whale/{name_of('sketch', 'whale', k)}"] for k in range(EACH)}
+    assert len(whales) == 1
+    assert splits(prepared[0])[f"zebra/{zebra.name}"] == splits(prepared[4])[f"zebra/{name_of('real', 'zebra', 0)}"]
+    job = resolve("domainnet", "fedavg", protocol="fedfa", options=["dataset=domainnet_seeded", "data.size=64"])
+    x, _ = next(build_task(job).open(prepared[2], "painting").chunks())
+    assert x.shape == (13, 3, 64, 64), "0.4 of 32"
+
+
+def test_a_seed_needs_the_seeded_split(folders: Path) -> None:
+    with pytest.raises(DataError, match="--seed is about the seeded split: name --split seeded too"):
+        plan(folders, seed=1)
+    with pytest.raises(DataError, match="seed must be 0 or more, not -1"):
+        plan(folders, split="seeded", seed=-1)
 
 
 def text_array(lists: Any) -> np.ndarray:

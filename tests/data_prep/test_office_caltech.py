@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from data_prep.office_caltech import LISTS, OFFICE_CALTECH, plan
 from data_prep.pictures import write_pictures
 from fedshift import cli
 from fedshift.data.images import open_images
-from fedshift.data.manifest import read_manifest
+from fedshift.data.manifest import Picture, read_manifest
 from fedshift.errors import DataError
 from fedshift.resolve import resolve
 from fedshift.tasks import build_task
@@ -49,6 +50,17 @@ def change_lists(root: Path, site: str, part: str, names: list[str]) -> None:
 
 def counts(folders: list[Path]) -> dict[str, list[int]]:
     return {folder.name: [len(read_manifest(folder).by_split(part)) for part in PARTS] for folder in folders}
+
+
+def groups_of_copies(folders: list[Path]) -> list[list[tuple[str, Picture]]]:
+    """Pictures with their sites that have the same content, of every content that several have."""
+    found = defaultdict(list)
+    for folder in folders:
+        for picture in read_manifest(folder).pictures:
+            found[picture.sha256].append((folder.name, picture))
+    return sorted(
+        (group for group in found.values() if len(group) > 1), key=lambda group: (group[0][0], group[0][1].sha256)
+    )
 
 
 def test_the_first_three_fifths_of_the_training_list_are_trained_on(office: Path, tmp_path: Path) -> None:
@@ -105,7 +117,10 @@ def test_pictures_in_no_list_are_passed_over(office: Path, caplog: pytest.LogCap
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda r: (r / LISTS).unlink(), r"has no amazon_train\.pkl, the papers' split needs FedBN's lists"),
+        (
+            lambda r: (r / LISTS).unlink(),
+            r"has neither amazon_train\.pkl nor fedbn_split\.json, the papers' split needs FedBN's lists",
+        ),
         (lambda r: (r / LISTS).write_text("[1]", encoding="utf-8"), "not in the form of FedBN's lists"),
         (lambda r: (r / LISTS).write_text("{", encoding="utf-8"), "not in the form of FedBN's lists"),
         (
@@ -138,6 +153,7 @@ def test_the_command(office: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         f"webcam: 50 picture(s) (24 train, 16 val, 10 test) in {tmp_path / 'out' / 'office_caltech_papers' / 'webcam'}"
         in said
     )
+    assert "10 classes of 5 to 5 pictures; look at" in said
     assert "montage.png" in said and said.count("\n") == 8
     assert (tmp_path / "out" / "office_caltech_papers" / "dslr" / "arrays" / "12").is_dir()
     shutil.rmtree(office / "amazon")
@@ -151,6 +167,16 @@ def test_the_tasks_protocols_are_the_papers(office: Path, tmp_path: Path) -> Non
     job = resolve("office_caltech", "fedrdn", protocol="fedrdn", options=["data.size=64", "data.images=7"])
     assert job.task.optimizer.weight_decay == 1e-5 and not job.task.optimizer.keep
     assert resolve("office_caltech", "fedrdn", protocol="fedrdn").task.data["images"] == 62
+    fedbn = resolve("office_caltech", "fedbn+augmentation", protocol="fedbn")
+    assert fedbn.task.dataset == "office_caltech_papers" and fedbn.task.data["images"] == 62
+    assert fedbn.task.network.options == {"hidden": 4096} and fedbn.task.schedule.rounds == 300
+    assert (fedbn.task.schedule.local_epochs, fedbn.task.schedule.batch_size) == (1, 32)
+    assert fedbn.task.optimizer.momentum == 0 and not fedbn.task.optimizer.keep
+    turning = fedbn.methods["augmentation"]
+    assert (turning["level"], turning["flip"], turning["rotation"]) == ("none", 0.5, 30)
+    assert fedbn.methods["fedavg"]["weights"] == "uniform"
+    fedprox = resolve("office_caltech", "fedprox", protocol="fedbn")
+    assert fedprox.methods["fedprox"]["mu"] == 0.001
     folders = write_pictures(plan(office, split="papers"), tmp_path / "out", sizes=[64])
     data = build_task(job).open(folders[0], "amazon")
     assert isinstance(data, Images) and data.count("train") == 7 and data.count("val") == 16
@@ -167,17 +193,25 @@ def test_the_papers_counts_on_the_real_pictures(shared_data: Path, tmp_path: Pat
         "dslr": [75, 50, 32],
         "webcam": [141, 95, 59],
     }
-    straddling = [read_manifest(folder).preparation["pictures_straddling"] for folder in folders]
-    assert straddling[0] > 0 and straddling[2:] == [0, 0]
+    noted = [read_manifest(folder).preparation for folder in folders]
+    assert [notes["pictures_same_as_another"] for notes in noted] == [25, 1, 0, 0]
+    assert [notes["pictures_straddling"] for notes in noted] == [30, 2, 0, 0]
+    copies = groups_of_copies(folders)
+    assert len(copies) == 18 and sum(map(len, copies)) == 44
+    assert Counter(site for group in copies for site, _ in group) == {"amazon": 42, "caltech": 2}
+    assert all(len({(site, picture.label) for site, picture in group}) == 1 for group in copies)
+    assert sum(len({picture.split for _, picture in group}) > 1 for group in copies) == 12
     amazon = open_images(folders[0], size=32, channels=3)
     assert len(amazon.images) == 958 and np.asarray(amazon.images).std() > 0
     assert np.bincount(amazon.labels).min() >= 82
 
     by_content = write_pictures(plan(shared_data / "office_caltech_10"), tmp_path, sizes=[32])
-    place: dict[str, tuple[str, str]] = {}
-    for folder in by_content:
-        for picture in read_manifest(folder).pictures:
-            assert place.setdefault(picture.sha256, (folder.name, picture.split)) == (folder.name, picture.split)
-    assert len(place) < 2533
+    together = groups_of_copies(by_content)
+    assert [{picture.id for _, picture in group} for group in together] == [
+        {picture.id for _, picture in group} for group in copies
+    ], "the same copies, none left out"
+    assert all(len({picture.split for _, picture in group}) == 1 for group in together)
+    assert [read_manifest(folder).preparation["pictures_straddling"] for folder in by_content] == [0, 0, 0, 0]
+    assert sum(map(sum, counts(by_content).values())) == 2533
     for train, val, test in counts(by_content).values():
         assert 0.55 < train / (train + val + test) < 0.65 and abs(val - test) <= 10

@@ -112,16 +112,7 @@ def test_the_task_opens_what_was_prepared(prepared: Path) -> None:
     assert x.shape == (13, 3, 32, 32) and x.min() < 0 < x.max(), "normalised as ImageNet is"
 
 
-def test_the_tasks_protocols_are_the_papers() -> None:
-    held_out = resolve("officehome", "afl+fedrdn", protocol="augmentation").task
-    assert (held_out.sites, held_out.held_out) == (("Art", "Product", "Real_World"), ("Clipart",))
-    assert held_out.network.options["norm"] == "group" and held_out.optimizer.lr == 5e-5
-    assert (held_out.schedule.rounds, held_out.schedule.local_steps, held_out.schedule.batch_size) == (80, 200, 32)
-    moderate = resolve(
-        "officehome", "vm+augmentation+fedrdn", protocol="augmentation", options=["augmentation.level=moderate"]
-    )
-    assert moderate.methods["vm"]["beta"] == 0.5 and moderate.task.data["mean"] == [0]
-    assert moderate.methods["fedrdn"]["mode"] == "fixed" and moderate.methods["fedrdn"]["fixed_mean"][0] == 0.485
+def test_fraug_s_protocol() -> None:
     fraug = resolve("officehome", "fraug", protocol="fraug")
     assert fraug.task.sites == OFFICEHOME.sites and fraug.task.classes == OFFICEHOME.classes
     assert (fraug.task.schedule.batch_size, fraug.task.schedule.local_steps, fraug.task.schedule.rounds) == (
@@ -132,3 +123,66 @@ def test_the_tasks_protocols_are_the_papers() -> None:
     assert fraug.task.data["fraction"] == 0.1 and not fraug.methods["fraug"]["share_generator_bn"]
     assert fraug.methods["fraug"]["generator_distance"] == fraug.methods["fraug"]["rtnet_distance"] == "mmd"
     assert (fraug.methods["fraug"]["lr_generator"], fraug.methods["fraug"]["lr_rtnet"]) == (0.05, 0.025)
+
+
+# --- sub-sites ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough pictures to be divided: of six, one is for validation."""
+    return write_tree(tmp_path_factory.mktemp("wide"), DOMAINS, OFFICEHOME.classes, each=6)
+
+
+def test_the_sub_sites_that_are_prepared_are_those_of_the_protocol(
+    wide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["data", "prepare", "officehome", "--source", str(wide), "--out", str(tmp_path), "--size", "32"]
+    assert cli.main([*command, "--subsites", "4", "--seed", "3"]) == 0
+    assert "Clipart: 390 picture(s) (260 train, 65 val, 65 test)" in capsys.readouterr().out
+    folders = {folder.name: folder for folder in (tmp_path / "officehome_subsites").iterdir()}
+    job = resolve("officehome", "vm+fedrdn", protocol="augmentation", options=["data.size=32"])
+    assert set(folders) == {*job.task.sites, "Clipart"} and job.task.dataset == "officehome_subsites"
+    for domain in ("Art", "Product", "Real_World"):
+        manifests = [read_manifest(folders[f"{domain}_{k}"]) for k in (1, 2, 3, 4)]
+        ids = [picture.id for manifest in manifests for picture in manifest.pictures]
+        assert len(ids) == len(set(ids)) >= 380, "disjoint"
+        counts = np.array([[len(m.by_split(part)) for part in ("train", "val", "test")] for m in manifests])
+        assert counts[:, 0].min() > 0 and 150 < counts.sum(0)[0] <= 325 and 55 <= counts.sum(0)[1] <= 65
+        rule = "4 sub-sites a domain, seed 3, Clipart whole by content"
+        assert {manifest.preparation["split_rule"] for manifest in manifests} == {rule}
+    assert [finding for finding in check(tmp_path) if finding.level == "error"] == []
+    x, _ = next(build_task(job).open(folders["Real_World_4"], "Real_World_4").chunks())
+    assert x.shape[1:] == (3, 32, 32)
+
+
+def test_another_domain_may_stay_whole(wide: Path) -> None:
+    found = plan(wide, subsites=2, whole="Real_World").found
+    assert list(found) == ["Art_1", "Art_2", "Clipart_1", "Clipart_2", "Product_1", "Product_2", "Real_World"]
+    with pytest.raises(DataError, match="--whole and --seed are about sub-sites: name --subsites too"):
+        plan(wide, whole="Art")
+    with pytest.raises(DataError, match="Art: 6 sub-sites of a fifth of a domain each are more than it has"):
+        plan(wide, subsites=6)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "dataset", "sites"),
+    [
+        (
+            "augmentation",
+            "officehome_subsites",
+            tuple(f"{domain}_{k}" for domain in ("Art", "Product", "Real_World") for k in (1, 2, 3, 4)),
+        ),
+        ("augmentation_domains", "officehome", ("Art", "Product", "Real_World")),
+    ],
+)
+def test_the_augmentation_papers_protocols(protocol: str, dataset: str, sites: tuple[str, ...]) -> None:
+    task = resolve("officehome", "afl+fedrdn", protocol=protocol).task
+    assert (task.dataset, task.sites, task.held_out) == (dataset, sites, ("Clipart",))
+    assert task.network.options["norm"] == "group" and task.optimizer.lr == 5e-5
+    assert (task.schedule.rounds, task.schedule.local_steps, task.schedule.batch_size) == (80, 200, 32)
+    moderate = resolve(
+        "officehome", "vm+augmentation+fedrdn", protocol=protocol, options=["augmentation.level=moderate"]
+    )
+    assert moderate.methods["vm"]["beta"] == 0.5 and moderate.task.data["mean"] == [0]
+    assert moderate.methods["fedrdn"]["mode"] == "fixed" and moderate.methods["fedrdn"]["fixed_mean"][0] == 0.485

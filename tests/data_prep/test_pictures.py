@@ -304,6 +304,7 @@ def test_check_finds_what_was_changed_afterwards(tree: Path) -> None:
     copy = manifest["pictures"][0] | {"id": "cup/again.png", "split": "val"}
     copy["split"] = "val" if manifest["pictures"][0]["split"] != "val" else "train"
     manifest["pictures"].append(copy)
+    manifest["counts"][copy["split"]]["cup"] += 1
     (here / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     np.save(there / "arrays" / "8" / "labels.npy", np.zeros(10, np.uint8))
     found = [finding.sentence() for finding in check(tree.parent / "out") if finding.level == "error"]
@@ -311,6 +312,38 @@ def test_check_finds_what_was_changed_afterwards(tree: Path) -> None:
     assert any(
         "arrays/8" in line and "says cup of picture pen/frame_0001.png, the manifest pen" in line for line in found
     )
+
+
+def test_a_manifest_counts_its_pictures_and_is_held_to_it(tree: Path) -> None:
+    (tree / "here" / "cup" / "frame_0001.png").unlink()
+    here, _ = prepare(tree)
+    manifest = read_manifest(here)
+    assert manifest.counts is not None
+    for split in ("train", "val", "test"):
+        labels = [picture.label for picture in manifest.by_split(split)]
+        assert manifest.counts[split] == {label: labels.count(label) for label in TREE.classes}
+    assert sum(manifest.counts[split]["cup"] for split in manifest.counts) == 4
+    path = here / "manifest.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+
+    def refused(message: str) -> None:
+        path.write_text(json.dumps(content), encoding="utf-8")
+        with pytest.raises(ConfigError, match=rf"manifest\.json: .*{message}: prepare the site again"):
+            read_manifest(here)
+
+    content["counts"]["test"]["pen"] += 1
+    refused("'counts' says 2 test picture\\(s\\) of 'pen', 'pictures' lists 1")
+    content["counts"]["test"] = {"pen": 1, "fork": 2, "cup": manifest.counts["test"]["cup"]}
+    refused("'counts' says 2 test picture\\(s\\) of 'fork', 'pictures' lists 0")
+    del content["counts"]["val"]
+    content["counts"]["test"].pop("fork")
+    refused("'counts' says 0 val picture\\(s\\) of 'cup', 'pictures' lists 1")
+    del content["counts"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    earlier = read_manifest(here)
+    assert earlier.counts is None and earlier.pictures == manifest.pictures
+    earlier.write(here)
+    assert json.loads(path.read_text(encoding="utf-8")) == content, "what was prepared earlier stays as it was"
 
 
 def test_a_manifest_holds_volumes_or_pictures(tree: Path) -> None:

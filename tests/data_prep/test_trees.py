@@ -8,14 +8,15 @@ import shutil
 import struct
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 from forbidding import forbid
-from picturefiles import TREE, patch_zip, pixels, write_picture, write_tree, write_zip
+from picturefiles import TREE, patch_zip, pixels, write_16_bits, write_picture, write_tree, write_zip
 from PIL import Image
 
-from data_prep import office_caltech, pacs
+from data_prep import office_caltech, officehome, pacs
 from data_prep.dealing import BY_CONTENT
 from data_prep.office_caltech import OFFICE_CALTECH
 from data_prep.pacs import PACS
@@ -129,6 +130,23 @@ def test_a_name_that_is_not_utf8_has_the_same_id_in_folder_and_zip(tree: Path) -
     with suppress(OSError):  # some file systems have UTF-8 names only
         (cup / "caf_.png").rename(os.fsdecode(os.fsencode(cup) + b"/caf\xe9.png"))
         assert [picture.id for picture in find_pictures(tree, TREE)["here"]] == ids
+
+
+@pytest.mark.parametrize("module", [office_caltech, officehome, pacs], ids=lambda module: module.__name__)
+def test_odd_names_and_16_bits_in_the_data_sets_trees(module: ModuleType, tmp_path: Path) -> None:
+    """In zips; `Tree` reads folders alike, as the tests before say."""
+    of = {office_caltech: OFFICE_CALTECH, officehome: officehome.OFFICEHOME, pacs: PACS}[module]
+    label, site = of.classes[1], of.sites[-1]
+    folders = {name: name.replace("Real_World", "Real World") for name in of.sites}
+    raw = write_tree(tmp_path / "raw", list(folders.values()), of.classes, each=1, suffix=".jpg", name="{:05d}")
+    expected = write_16_bits(raw / folders[site] / label / "caf_.png", 5)
+    source = write_zip(tmp_path / "raw.zip", raw)
+    source.write_bytes(source.read_bytes().replace(b"caf_.png", b"caf\xe9.png"))
+    found = {picture.id: picture for picture in module.plan(source).found[site]}
+    assert len(found) == len(of.classes) + 1
+    odd = found[f"{label}/caf\\xe9.png"]
+    assert odd.label == label
+    np.testing.assert_array_equal(np.asarray(odd.read()), expected)
 
 
 def test_paths_that_lead_out_of_a_zip_are_passed_over(tree: Path) -> None:

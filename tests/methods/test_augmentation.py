@@ -19,6 +19,14 @@ from fedshift.methods import augmentation, base
 from fedshift.reporting.results import LAST
 
 
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Every device that batches are changed on."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device: run it on a machine with one")
+    return torch.device(request.param)
+
+
 def augmented(
     x: Tensor, y: Tensor | None = None, *, seed: int = 0, slices: bool = False, **options: object
 ) -> base.Batch:
@@ -64,13 +72,29 @@ def test_the_seed_decides_and_every_image_and_batch_is_drawn_anew() -> None:
     assert not torch.equal(client.augment(batch, ctx).x, client.augment(batch, ctx).x)
 
 
+@pytest.mark.parametrize("slices", [False, True])
+@pytest.mark.parametrize("level", ["none", "weak", "moderate"])
+def test_a_device_changes_no_draw(level: str, slices: bool, device: torch.device) -> None:
+    """As on the CPU, but for rounding: a GPU may multiply with fewer bits when it blurs."""
+    coarse = torch.rand(32, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    x = functional.interpolate(coarse, size=(48, 48), mode="bilinear")
+    masks = (x[:, 0] > 0.5).long()
+    options = {"level": level, "rotation": 20, "flip": 0.3, "blur": 0.5}
+    expected = augmented(x, masks, slices=slices, **options)
+    found = augmented(x.to(device), masks.to(device), slices=slices, **options)
+    assert found.x.device.type == found.y.device.type == device.type
+    torch.testing.assert_close(found.x.cpu(), expected.x, atol=2e-3, rtol=0)
+    assert (found.y.cpu() != expected.y).double().mean() < 1e-3, "but for pixels halfway between two"
+    assert (expected.x != x).double().mean() > 0.5
+
+
 # --- where pixels come from ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 @pytest.mark.parametrize("turns", [1, 2, 3])
-def test_a_quarter_turn_is_counter_clockwise_and_exact(turns: int, mode: str) -> None:
-    x = torch.rand(2, 3, 7, 7)
+def test_a_quarter_turn_is_counter_clockwise_and_exact(turns: int, mode: str, device: torch.device) -> None:
+    x = torch.rand(2, 3, 7, 7).to(device)
     matrices = torch.cat([augmentation.turned(torch.tensor([90.0 * turns] * 2)), torch.zeros(2, 2, 1)], 2)
     torch.testing.assert_close(augmentation.sample(x, matrices, mode), torch.rot90(x, turns, (-2, -1)))
 
@@ -127,13 +151,28 @@ def test_flips_alone_mirror_images_exactly_and_as_often_as_asked() -> None:
     assert torch.equal(y[~mirrored], x[~mirrored]) and 0.2 < mirrored.float().mean() < 0.3
 
 
+def test_a_given_flip_wins_over_the_level_s_own() -> None:
+    x = ramps(400, 16)
+
+    def mirrored(level: str, **options: object) -> Tensor:
+        y = augmented(x, level=level, **options).x
+        return y[:, 0, 8, 12] < y[:, 0, 8, 4]
+
+    assert not mirrored("weak", flip=0).any() and mirrored("weak", flip=1).all()
+    assert 70 < int(mirrored("weak", flip=0.25).sum()) < 130
+    assert not torch.equal(augmented(x, flip=0).x, x), "the crop stays"
+    for level, own in {"none": 0.0, "weak": 0.5, "moderate": 0.5}.items():
+        assert torch.equal(augmented(x, level=level, flip=own).x, augmented(x, level=level).x)
+
+
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
-def test_masks_move_with_their_images(interpolation: str) -> None:
-    at = ramps(8, 48)
+def test_masks_move_with_their_images(interpolation: str, device: torch.device) -> None:
+    at = ramps(8, 48).to(device)
     y = (((at[:, 0] - 0.3) ** 2 / 0.2 + (at[:, 1] + 0.2) ** 2 / 0.05) < 1).long()
     x = y[:, None].float().repeat(1, 3, 1, 1)
     out = augmented(x, y, slices=True, level="weak", rotation=90, interpolation=interpolation)
-    assert out.y.dtype == torch.int64 and out.y.shape == y.shape and set(out.y.unique().tolist()) == {0, 1}
+    assert out.y.dtype == torch.int64 and out.y.shape == y.shape and out.y.device == out.x.device == y.device
+    assert set(out.y.unique().tolist()) == {0, 1}
     assert (out.y != y).float().mean() > 0.05
     if interpolation == "nearest":
         assert torch.equal(out.x[:, 0], out.y.float())
@@ -145,25 +184,26 @@ def test_masks_move_with_their_images(interpolation: str) -> None:
 # --- colours and blur ---------------------------------------------------------------------------------
 
 
-def test_hue_is_turned_as_the_standard_library_does() -> None:
+def test_hue_is_turned_as_the_standard_library_does(device: torch.device) -> None:
     x = torch.rand(4, 3, 3, 5, dtype=torch.float64)
     x[0, :, 0, 0] = 0.4  # grey
     x[0, :, 0, 1] = 0  # black
     x[0, :, 0, 2] = torch.tensor([0.7, 0.7, 0.1])  # a tie
     turns = torch.tensor([0.0, 0.25, -0.3, 0.1], dtype=torch.float64)
-    y = augmentation.turn_hue(x, turns[:, None, None])
+    y = augmentation.turn_hue(x.to(device), turns[:, None, None].to(device)).cpu()
     for i, r, c in np.ndindex(4, 3, 5):
         h, s, v = colorsys.rgb_to_hsv(*x[i, :, r, c].tolist())
         expected = colorsys.hsv_to_rgb((h + float(turns[i])) % 1, s, v)
         np.testing.assert_allclose(y[i, :, r, c].numpy(), expected, atol=1e-12)
 
 
-def test_jitter_is_brightness_contrast_saturation_hue_in_that_order() -> None:
+def test_jitter_is_brightness_contrast_saturation_hue_in_that_order(device: torch.device) -> None:
     x = 0.2 + 0.3 * torch.rand(2, 3, 4, 4, dtype=torch.float64)
     x[0, :, 0, 0], x[0, :, 0, 1] = 0, 1  # room, so that nothing is cut off
     factors = torch.tensor([[0.9, 1.1], [1.2, 0.8], [0.75, 1.25]], dtype=torch.float64).reshape(3, 2, 1, 1, 1)
     luma = np.array([0.299, 0.587, 0.114])
-    y = augmentation.jitter(x, factors, torch.zeros(2, 1, 1, dtype=torch.float64)).numpy()
+    still = torch.zeros(2, 1, 1, dtype=torch.float64)
+    y = augmentation.jitter(x.to(device), factors.to(device), still.to(device)).cpu().numpy()
     for i in range(2):
         brightness, contrast, saturation = factors[:, i].flatten().tolist()
         image = np.clip(x[i].numpy() * brightness, 0, 1)
@@ -197,11 +237,11 @@ def test_slices_and_grey_images_get_brightness_and_contrast_only() -> None:
     assert grey.shape == (8, 1, 8, 8) and torch.isfinite(grey).all()
 
 
-def test_blur_is_a_normalised_gaussian_of_five_pixels() -> None:
+def test_blur_is_a_normalised_gaussian_of_five_pixels(device: torch.device) -> None:
     x = torch.zeros(2, 3, 11, 11, dtype=torch.float64)
     x[:, 1, 5, 5] = 1
     sigma = torch.tensor([0.5, 1.7], dtype=torch.float64)
-    y = augmentation.gaussian_blur(x, sigma).numpy()
+    y = augmentation.gaussian_blur(x.to(device), sigma.to(device)).cpu().numpy()
     for i in range(2):
         line = np.exp(-0.5 * (np.arange(-2, 3) / float(sigma[i])) ** 2)
         line /= line.sum()

@@ -31,6 +31,7 @@ from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.methods import base, fraug
 from fedshift.reporting.results import LAST
+from fedshift.resolve import resolve
 from fedshift.tasks import build_task
 from fedshift.training.mmd import mmd
 from fedshift.training.state import StateStore
@@ -583,3 +584,24 @@ def test_tasks_networks_batches_and_methods_that_do_not_fit_are_refused() -> Non
 def test_options_out_of_bounds_are_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=f"method fraug: '{option.split('=')[0]}'"):
         small_image_job("fraug", f"fraug.{option}")
+
+
+@pytest.mark.parametrize(("task", "flip"), [("pacs", None), ("officehome", None), ("digits", 0)])
+def test_the_protocols_with_the_codes_augmentation(task: str, flip: float | None) -> None:
+    plain = resolve(task, "fraug", protocol="fraug")
+    job = resolve(task, "fraug+augmentation+fedrdn", protocol="fraug_augmented")
+    assert job.methods["augmentation"]["level"] == "moderate" and job.methods["augmentation"]["flip"] == flip
+    assert job.methods["fedrdn"]["mode"] == "fixed"
+    assert job.methods["fedrdn"]["fixed_mean"] == plain.task.data["mean"], "normalised alike, but afterwards"
+    assert job.methods["fedrdn"]["fixed_std"] == plain.task.data["std"]
+    assert list(job.methods).index("augmentation") < list(job.methods).index("fedrdn")
+    assert job.task.data == {**plain.task.data, "mean": [0], "std": [1]}
+    for method in ("fraug", "fedavg"):
+        assert job.methods[method] == plain.methods[method]
+    assert (job.task.schedule, job.task.optimizer, job.task.network) == (
+        plain.task.schedule,
+        plain.task.optimizer,
+        plain.task.network,
+    )
+    with pytest.raises(ConfigError, match="needs the method augmentation"):
+        resolve(task, "fraug+fedrdn", protocol="fraug_augmented")

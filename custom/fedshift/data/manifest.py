@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -15,6 +17,8 @@ from fedshift.whole import write_text
 
 Split = Literal["train", "val", "test"]
 FILE_NAME = "manifest.json"
+Counts = dict[Split, dict[str, int]]
+"""Pictures by split and class, those that have none too."""
 
 
 class Case(Strict):
@@ -48,10 +52,18 @@ class Picture(Strict):
     split: Split
 
 
+def count(pictures: Iterable[Picture], classes: Iterable[str]) -> Counts:
+    """How many pictures each split has of each class."""
+    found = Counter((picture.split, picture.label) for picture in pictures)
+    classes = tuple(classes)
+    return {split: {label: found[split, label] for label in classes} for split in get_args(Split)}
+
+
 class Manifest(Strict):
     """All that is known of a prepared site. Written once by data_prep, read by everything else.
 
-    A site holds volumes (``cases``) or ``pictures``, never both.
+    A site holds volumes (``cases``) or ``pictures``, never both. ``counts`` are of the pictures; manifests from before
+    they were there have none.
     """
 
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -60,6 +72,7 @@ class Manifest(Strict):
     kind: Literal["patients", "images", "phantom"]
     preparation: dict[str, Any]
     classes: tuple[str, ...]
+    counts: Counts | None = None
     cases: tuple[Case, ...] = ()
     pictures: tuple[Picture, ...] = ()
     licence: str
@@ -72,6 +85,21 @@ class Manifest(Strict):
         unknown = {picture.label for picture in self.pictures} - set(self.classes)
         if unknown:
             raise ValueError(f"a picture's label {min(unknown)!r} is none of the classes: prepare the site again")
+        return self
+
+    @model_validator(mode="after")
+    def _counted(self) -> Self:
+        if self.counts is None:
+            return self
+        listed = count(self.pictures, self.classes)
+        for split, of_class in listed.items():
+            said = self.counts.get(split, {})
+            for label in dict.fromkeys((*of_class, *said)):
+                if said.get(label, 0) != of_class.get(label, 0):
+                    raise ValueError(
+                        f"'counts' says {said.get(label, 0)} {split} picture(s) of {label!r}, 'pictures' lists "
+                        f"{of_class.get(label, 0)}: prepare the site again"
+                    )
         return self
 
     @property
@@ -101,7 +129,8 @@ class Manifest(Strict):
 
     def write(self, folder: Path) -> None:
         """Write ``folder/manifest.json`` (whole or not at all)."""
-        content = self.model_dump(by_alias=True, exclude={"pictures" if self.cases else "cases"})
+        absent = {"pictures" if self.cases else "cases", *(("counts",) if self.counts is None else ())}
+        content = self.model_dump(by_alias=True, exclude=absent)
         write_text(folder / FILE_NAME, json.dumps(content, indent=1))
 
 

@@ -7,7 +7,7 @@
               with probability 0.1
     rotation  by U(−α, α) degrees (Rotated MNIST), filled with 0
     blur      Gaussian of 5 pixels, deviation U(0.1, 2) (the paper's example of an augmentation that does not help)
-    flip      horizontal flip alone (FedFA and FedRDN turn and flip)
+    flip      horizontal flip, beside level none (FedFA and FedRDN turn and flip), or in place of a level's own 0.5
 
 A mask moves with its image. Flip, crop and rotation are one map of coordinates, so an image is sampled once.
 
@@ -36,6 +36,7 @@ from fedshift.job import JobSpec
 from fedshift.methods import base
 from fedshift.strict import Strict
 
+FLIP = 0.5
 AREA, ASPECT, TRIES = (0.7, 1.0), (3 / 4, 4 / 3), 10
 JITTER, HUE, GREY = 0.3, 0.3, 0.1
 KERNEL, SIGMA = 5, (0.1, 2.0)
@@ -47,8 +48,8 @@ class Config(Strict):
 
     level: Literal["none", "weak", "moderate"] = "weak"
     rotation: float = Field(default=0.0, ge=0, le=180)
-    flip: float = Field(default=0.0, ge=0, le=1)
-    """Probability; a level but ``none`` has its own."""
+    flip: float | None = Field(default=None, ge=0, le=1)
+    """Probability; null is the level's own. Rotation and blur come on top of a level, none has its own."""
     blur: float = Field(default=0.0, ge=0, le=1)
     """Probability."""
     interpolation: Literal["bilinear", "nearest"] = "bilinear"
@@ -162,16 +163,17 @@ class Client(base.Client[Config]):
 
     def _move(self, batch: base.Batch, ctx: base.Context) -> tuple[Tensor, Tensor]:
         config, count = self.config, len(batch.x)
-        if config.level == "none" and not config.rotation and not config.flip:
+        own = 0.0 if config.level == "none" else FLIP
+        flip = own if config.flip is None else config.flip
+        if config.level == "none" and not config.rotation and not flip:
             return batch.x, batch.y
         rng = ctx.rng("place")
         matrices = torch.eye(2, 3).repeat(count, 1, 1)
         if config.level != "none":
             box = crops(count, rng)
-            flip = 1 - 2 * (torch.rand(count, generator=rng) < 0.5).float()
-            matrices[:, 0, 0], matrices[:, 1, 1], matrices[:, :, 2] = flip * box[:, 0], box[:, 1], box[:, 2:]
-        elif config.flip:
-            matrices[:, 0, 0] -= 2 * (torch.rand(count, generator=rng) < config.flip).float()
+            matrices[:, 0, 0], matrices[:, 1, 1], matrices[:, :, 2] = box[:, 0], box[:, 1], box[:, 2:]
+        if flip:
+            matrices[:, 0, 0] *= 1 - 2 * (torch.rand(count, generator=rng) < flip).float()
         if config.rotation:
             matrices = turned(uniform(-config.rotation, config.rotation, (count,), rng)) @ matrices
         x = sample(batch.x, matrices, config.interpolation)

@@ -1,0 +1,117 @@
+"""Domains of a data set divided into sub-sites, one of them left whole to be held out.
+
+This follows the released code of "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation": a tenth
+of each class of a domain is for validation; of the others the sub-sites get about 80 % to train on, in unequal sizes
+and class proportions, see `data_prep.partition`. What they leave over, which is not used there, is the test part. Both
+are shared out in the sub-sites' class proportions. The domain that stays whole is split by content.
+
+The data set is named ``<data set>_subsites``, its sites ``<domain>_1``, ``<domain>_2``, … and the whole domain.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.dealing import BY_CONTENT, deal_by_content, keep_together
+from data_prep.partition import like, require_seed, sub_sites
+from data_prep.pictures import Dealing, Found, Hashed, PictureSet, Plan
+from fedshift.data.manifest import Split
+from fedshift.errors import DataError
+
+VALIDATION = 10
+"""One of so many pictures of a divided domain is for validation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubSites:
+    """What the command line asks for: ``count`` sub-sites a domain, or none at all, and what goes with them.
+
+    Raises:
+        DataError: options of sub-sites without them, or a negative seed.
+    """
+
+    count: int | None = None
+    whole: str | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count is None and (self.whole is not None or self.seed is not None):
+            raise DataError("--whole and --seed are about sub-sites: name --subsites too, or leave them away")
+        require_seed(self.seed or 0)
+
+
+def add_subsite_options(parser: argparse.ArgumentParser, of: PictureSet, *, whole: str) -> None:
+    """``--subsites``, ``--whole`` and ``--seed`` for the command line; ``whole`` is the domain the paper holds out."""
+    parser.add_argument("--subsites", type=int, metavar="N", help="divide the domains into N sites each (the paper: 4)")
+    parser.add_argument(
+        "--whole", choices=of.sites, help=f"with --subsites, the domain that stays one site (default: {whole})"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of the sub-sites (default: 0)")
+
+
+def plan_domains(
+    of: PictureSet, domains: Found, sizes: tuple[int, ...], asked: SubSites, *, whole: str, source: Path
+) -> Plan:
+    """The pictures domain by domain, split by content, or divided into sub-sites if these are asked for.
+
+    Args:
+        of: the data set, a site a domain.
+        domains: its pictures.
+        sizes: sides to cache the pictures at.
+        asked: the sub-sites.
+        whole: the domain that is not divided, unless another is asked for.
+        source: the download, as errors call it.
+
+    Raises:
+        DataError: sub-sites that cannot be.
+    """
+    if asked.count is None:
+        return Plan(of, domains, sizes, BY_CONTENT)
+    whole, seed = asked.whole or whole, asked.seed or 0
+    found: Found = {}
+    split_of: dict[str, dict[str, Split]] = {}
+    for number, (domain, pictures) in enumerate(domains.items()):
+        if domain == whole:
+            found[domain] = pictures
+            continue
+        try:
+            splits = _divide(np.array([picture.label for picture in pictures]), asked.count, seed=8 * seed + number)
+        except DataError as error:
+            raise DataError(f"{source / domain}: {error}") from None
+        for k, of_site in enumerate(splits, start=1):
+            numbers = sorted(of_site)
+            found[f"{domain}_{k}"] = [pictures[n] for n in numbers]
+            split_of[f"{domain}_{k}"] = {pictures[n].id: of_site[n] for n in numbers}
+
+    def deal(site: str, pictures: Hashed) -> dict[str, Split]:
+        return keep_together(split_of[site], pictures) if site in split_of else deal_by_content(site, pictures)
+
+    divided = replace(of, dataset=f"{of.dataset}_subsites", sites=tuple(found))
+    rule = f"{asked.count} sub-sites a domain, seed {seed}, {whole} whole by content"
+    dealing = Dealing(deal, rule, notes={"partition": f"{rule}; see data_prep.subsites"}, whole=True)
+    return Plan(divided, found, sizes, dealing)
+
+
+def _divide(labels: np.ndarray, count: int, *, seed: int) -> list[dict[int, Split]]:
+    """Split of each picture of each sub-site, by number.
+
+    All pictures of the domain are at one of them, but for validation and test pictures of a class that none of them
+    has to train on.
+    """
+    rng = np.random.default_rng([seed, 6])
+    mixed = rng.permutation(len(labels))
+    members = [mixed[labels[mixed] == label] for label in np.unique(labels)]
+    val = np.concatenate([items[: round(len(items) / VALIDATION)] for items in members])
+    rest = np.concatenate([items[round(len(items) / VALIDATION) :] for items in members])
+    parts = sub_sites(labels[rest], count, seed=seed)
+    test = np.delete(rest, np.concatenate(parts))
+    shared: list[tuple[Split, np.ndarray]] = [("val", val), ("test", test)]
+    splits: list[dict[int, Split]] = [dict.fromkeys(rest[part].tolist(), "train") for part in parts]
+    for split, items in shared:
+        for of_site, part in zip(splits, like(parts, labels[rest], labels[items], seed=seed), strict=True):
+            of_site.update(dict.fromkeys(items[part].tolist(), split))
+    return splits
