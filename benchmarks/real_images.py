@@ -49,7 +49,8 @@ class Run:
     @property
     def name(self) -> str:
         """Also the run's folder."""
-        return "_".join(re.findall(r"[A-Za-z0-9_-]+", f"{self.campaign} {self.cell.name} seed{self.seed}"))
+        words = f"{CAMPAIGNS[self.campaign].jobs or self.campaign} {self.cell.name} seed{self.seed}"
+        return "_".join(re.findall(r"[A-Za-z0-9_-]+", words))
 
     @property
     def arguments(self) -> list[str]:
@@ -62,6 +63,11 @@ class Run:
             *(("--sites", ",".join(of.sites)) if of.sites else ()),
             *(("--set", *options) if options else ()),
         ]
+
+    @property
+    def command(self) -> str:
+        """That makes its job; it says all that is needed to repeat it."""
+        return shlex.join(["fedshift", "job", *self.arguments])
 
 
 def main() -> int:
@@ -122,18 +128,19 @@ def cost(run: Run) -> int:
 
 def missing(name: str, out: Path, seeds: list[int] | None) -> Iterator[Run]:
     """Runs of a campaign without a record."""
-    done = {(record["cell"], record["seed"]) for record in read(name, out)}
+    done = {record["command"] for record in read(name, out)}
     for cell in CAMPAIGNS[name].cells:
         for seed in seeds or CAMPAIGNS[name].seeds:
-            if (cell.name, seed) not in done:
-                yield Run(name, cell, seed)
+            run = Run(name, cell, seed)
+            if run.command not in done:
+                yield run
 
 
 def one(run: Run, work: Path, *, flare: bool, end: float) -> dict[str, Any] | str:
     """A run's record, or why there is none."""
     if time.monotonic() > end:
         return "no time left"
-    folder = work / run.name
+    folder = work / run.campaign / run.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     job = [sys.executable, "-m", "fedshift.cli", "job", *run.arguments, "--out", str(folder)]
@@ -151,7 +158,7 @@ def one(run: Run, work: Path, *, flare: bool, end: float) -> dict[str, Any] | st
     return {
         "cell": run.cell.name,
         "seed": run.seed,
-        "command": shlex.join(["fedshift", "job", *run.arguments]),
+        "command": run.command,
         "way": "FLARE simulator" if flare else "in process",
         "seconds": round(time.monotonic() - started),
         **record,
@@ -212,10 +219,15 @@ def add(name: str, record: dict[str, Any], out: Path) -> None:
 
 def write_table(name: str, out: Path) -> None:
     """``<campaign>.md``: mean and standard deviation over seeds, beside the paper's figure."""
-    runs = read(name, out)
+    of: Campaign = CAMPAIGNS[name]
+    cells = {cell.name: cell for cell in of.cells}
+    runs = [
+        run
+        for run in read(name, out)
+        if run["cell"] in cells and run["command"] == Run(name, cells[run["cell"]], run["seed"]).command
+    ]
     if not runs:
         return
-    of: Campaign = CAMPAIGNS[name]
     common = [site for site in runs[0]["best"] if all(site in run["best"] for run in runs)]
     sites = common if len(common) <= MOST else []
     out_of_domain = [s for s in runs[0]["held_out_best"] if all(s in run["held_out_best"] for run in runs)]
@@ -242,7 +254,12 @@ def write_table(name: str, out: Path) -> None:
         "",
         images_line(n),
         f"Weights: {runs[0]['initial_weights']}. Torch {runs[0]['versions']['torch']}, {runs[0]['precision']}.",
-        f"\n{of.differences}" if of.differences else "",
+        *(f"\n{text}" for text in (of.outcome, of.differences) if text),
+        "\nThe mean is over sites, each counting as much.",
+        "\n```",
+        f"fedshift data prepare {of.prepare}",
+        *(run["command"] for run in runs),
+        "```",
     ]
     (out / f"{name}.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
