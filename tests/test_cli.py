@@ -34,7 +34,7 @@ def test_the_help_lists_every_data_set_and_its_options(capsys: pytest.CaptureFix
     assert "rotated_mnist Rotated MNIST: six sites with disjoint images of MNIST" in every
     pacs = said("pacs")
     assert "--source DIR" in pacs and "--subsites N" in pacs and "Li, Yang, Song, Hospedales" in pacs
-    assert "--subsites" not in said("officehome")
+    assert "(default: Clipart)" in said("officehome") and "--subsites" not in said("digits")
 
 
 @pytest.mark.parametrize("command", ["tasks", "tasks --help"])

@@ -27,8 +27,9 @@ def add_parsers(subparsers: Any) -> None:
     compare = subparsers.add_parser(
         "compare",
         help="run a grid of tasks, methods, options and seeds, and make its tables",
-        description="Run the cells of a comparison side by side, none twice, and write cells.json, table.csv, table.md "
-        "and table.tex. Repeated, the command goes on where it was. Exit code 1: some cells failed.",
+        description="Run the cells of a comparison side by side, none twice, and write cells.json, table.csv, "
+        "table.md, table.tex, curves.csv and curves.svg. Repeated, the command goes on where it was. Exit code 1: some "
+        "cells failed.",
     )
     compare.add_argument("spec", type=Path, metavar="SPEC", help="a .yaml file; with --tables-only also cells.json")
     compare.add_argument("--scale", metavar="NAME", help="one of the spec's (default: quick, else as it stands)")
@@ -212,13 +213,17 @@ class _Command:
 
 
 def _show(comparison: Comparison, out: Path) -> int:
-    """Tables into files and onto the terminal."""
+    """Tables into files and onto the terminal, and scores over rounds into files."""
+    from fedshift.comparison.curves import write_curves
     from fedshift.comparison.tables import rich_tables, write_tables
 
     paths = write_tables(comparison, out)
     for table in rich_tables(comparison):
         console.print(table)
     print(f"tables: {', '.join(str(path) for path in paths)}")
+    curves = write_curves(comparison, out)
+    if curves:
+        print(f"scores over rounds: {', '.join(str(path) for path in curves)}")
     return 0
 
 

@@ -112,6 +112,9 @@ def test_a_command_from_the_spec_to_the_tables(home: Path, capsys: pytest.Captur
     assert len(first.curve) == 2 and first.curve[-1] is not None
     with (home / "runs" / "small_paper" / "table.csv").open(encoding="utf-8") as file:
         lines = {(line["method"], line["column"]): line["value"] for line in csv.DictReader(file)}
+    with (home / "runs" / "small_paper" / "curves.csv").open(encoding="utf-8") as file:
+        curves = [float(line["score"]) for line in csv.DictReader(file) if line["method"] == "by another name"]
+    assert curves == pytest.approx([100 * value for value in same.curve if value is not None], rel=1e-5)
     mean = sum(found["accuracy"] for found in first.scores["best"]["test"].values()) / 3
     assert float(lines["by another name", "average"]) == pytest.approx(100 * mean, rel=1e-5)
     assert lines["too fast", "average"] == ""

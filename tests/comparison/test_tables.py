@@ -104,6 +104,32 @@ def test_published_figures_stand_beside_ours_as_they_are_printed() -> None:
     assert [line["published"] for line in lines if line["column"] == "A"] == ["62.51", ""]
 
 
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [("FedFA", "p-value against FedAvg"), ("FedAvg", "p-value against FedFA")],
+    ids=["same", "turned"],
+)
+def test_the_papers_p_value_stands_beside_ours_at_whichever_row_it_is_printed(row: str, column: str) -> None:
+    printed = [{"row": row, "column": column, "value": "0.0128"}]
+    numbers = {**FULL, ("FedProx",): [{"A": 0.51, "B": 0.70}, {"A": 0.55, "B": 0.73}]}
+    comparison = made(numbers, tests=[("FedFA", "FedAvg"), ("FedFA", "FedProx")], published=printed)
+    (with_theirs, without) = [line for line in remarks(comparison) if line.startswith("FedFA against")]
+    assert re.search(r"p = 0\.\d{4} \(n = 4; in the paper p = 0\.0128\)\.$", with_theirs)
+    assert without.endswith("(n = 4).") and "paper" not in without
+    lines = csv.DictReader(io.StringIO(long_csv(comparison)))
+    values = {line["column"]: line["published"] for line in lines if line["column"].startswith("p-value")}
+    assert values == {"p-value against FedAvg": "0.0128", "p-value against FedProx": ""}
+
+
+def test_the_papers_p_value_is_that_of_the_tests_own_block() -> None:
+    numbers = {(row, size): [{"A": 0.5, "B": 0.7 if row == "X" else 0.6}] for row in "XY" for size in ("5%", "all")}
+    printed = [{"row": "Y", "column": "all/p-value against X", "value": "0.03"}]
+    axes = {"method": ["X", "Y"], "size": ["5%", "all"]}
+    comparison = made(numbers, axes=axes, tests=[("X", "Y")], published=printed)
+    small, every = (line for line in remarks(comparison) if line.startswith("X against"))
+    assert "(n = 2)." in small and "(n = 2; in the paper p = 0.03)." in every
+
+
 def test_further_axes_are_columns_and_then_tables_of_their_own() -> None:
     axes = {"method": ["X", "Y"], "size": ["5%", "all"]}
     numbers = {(row, size): [{"A": 0.5, "B": 0.7 if row == "X" else 0.6}] for row in "XY" for size in ("5%", "all")}

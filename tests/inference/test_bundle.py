@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 import torch
-from conftest import small_image_job, small_job
+from conftest import make_image_site, small_image_job, small_job
 from scanfiles import rotation
 
 import fedshift
 from fedshift.cli import main
+from fedshift.federation import run_in_process
 from fedshift.inference import export
 from fedshift.inference.bundle import script
 from fedshift.inference.model import Choice, make_ready, open_model
+from fedshift.reporting.results import LAST
 
 from .conftest import Run, save_model, write_ball
 
@@ -100,10 +102,22 @@ def test_a_bundles_network_holds_on_to_no_device(methods: str, trained: Run, tmp
 
 @pytest.mark.parametrize("methods", ["fedavg", "fedfa+fedrdn", "harmofl"])
 def test_other_formats_give_the_models_logits(methods: str, trained: Run, tmp_path: Path) -> None:
-    model = open_model(trained(methods)[0])
-    ready = make_ready(model, Choice(site="HK"), device="cpu")
+    _same_logits(trained(methods)[0], "HK", torch.rand(5, 3, 32, 32), (5, 2, 32, 32), tmp_path)
+
+
+@pytest.mark.parametrize("methods", ["fedavg", "fedfa+fedrdn"])
+def test_other_formats_give_a_classifiers_logits(methods: str, tmp_path: Path) -> None:
+    sites = {site: make_image_site(tmp_path / "data", site) for site in "ABC"}
+    run_in_process(small_image_job(methods, "schedule.rounds=1"), sites, tmp_path / "run")
+    _same_logits(tmp_path / "run" / LAST, "A", torch.rand(5, 3, 16, 16), (5, 3), tmp_path)
+
+
+def _same_logits(file: Path, site: str, x: torch.Tensor, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Of a batch of another size than the export was made with."""
+    model = open_model(file)
+    ready = make_ready(model, Choice(site=site), device="cpu")
+    assert ready.predictor(x).shape == shape
     assert export.write_torch_export(model, ready, tmp_path / "model.pt2") < 1e-5
-    x = torch.rand(5, 3, 32, 32)
     program = torch.export.load(tmp_path / "model.pt2").module()
     torch.testing.assert_close(program(x), ready.predictor(x), rtol=1e-4, atol=1e-4)
     onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'fedshift[export]'")

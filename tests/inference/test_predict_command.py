@@ -31,19 +31,20 @@ def predict(*words: object) -> int:
     return main(["predict", *map(str, words)])
 
 
-def test_masks_volumes_and_overlays_of_scans_in_three_formats(
+def test_masks_volumes_and_overlays_of_scans_in_four_formats(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = brightness_model(tmp_path / "model.pt")
     truth = write_ball(tmp_path / "a.nii.gz")
     write_ball(tmp_path / "b.nrrd", direction=(0, 1, 0, 1, 0, 0, 0, 0, -1))
     write_dicom(tmp_path / "c", volume(**BALL)[0])
+    write_ball(tmp_path / "d.mha")
     out = tmp_path / "out" / "deep"
-    names = ("a.nii.gz", "b.nrrd", "c")
+    names = ("a.nii.gz", "b.nrrd", "c", "d.mha")
     assert predict(model, *(tmp_path / name for name in names), "--out", out, "--overlay") == 0
     said = capsys.readouterr().out
     assert "simulated data (phantom)" in said and "not a medical device" in said
-    masks = ("a_mask.nii.gz", "b_mask.nrrd", "c_mask.nii.gz")
+    masks = ("a_mask.nii.gz", "b_mask.nrrd", "c_mask.nii.gz", "d_mask.mha")
     for name, mask, row in zip(names, masks, rows(out), strict=True):
         found = sitk.ReadImage(out / mask)
         if name != "b.nrrd":
@@ -53,7 +54,7 @@ def test_masks_volumes_and_overlays_of_scans_in_three_formats(
         assert float(row["volume_ml"]) == pytest.approx(voxels * np.prod(found.GetSpacing()) / 1000, abs=1e-3)
         assert float(row["volume_ml"]) == pytest.approx(4 / 3 * np.pi * 1.1**3, rel=0.08)
         assert f"{name}: {float(row['volume_ml']):.1f} ml" in said
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c", "d"):
         with Image.open(out / f"{name}_overlay.png") as picture:
             pixels = np.asarray(picture.convert("RGB"))
         assert pixels.shape[0] > 500 and ((pixels == (255, 196, 0)).all(-1)).sum() > 200, "an outline"

@@ -15,7 +15,7 @@ from scipy import stats
 
 from fedshift import cli
 from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation import run_in_process, run_pooled
 from fedshift.flare.export import read_job_folder
 from fedshift.reporting.protocols import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.reporting.report.runs import read
@@ -119,6 +119,23 @@ def test_the_commands_make_the_job_again(run: Path, tmp_path: Path, monkeypatch:
     assert cli.main(command[1:]) == 0
     (folder,) = (tmp_path / "jobs").iterdir()
     assert read_job_folder(folder).dump() == small_job("fedfa+fedrdn", "schedule.rounds=3", seed=4).dump()
+
+
+def test_a_centralised_reference_is_repeated_by_a_command_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = scan_sites(tmp_path / "data")
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
+    job = small_job("irm", "schedule.rounds=1", seed=4)
+    run_pooled(job, data, tmp_path / "run")
+    html = html_of(tmp_path / "run")
+    block = html[html.index("<pre") : html.index("</pre>")]
+    lines = Page(block).text
+    assert "the very job" not in html and "fedshift run" not in lines and "fedshift job" not in lines
+    command = shlex.split(lines[lines.index("fedshift pooled") :])
+    assert command[:4] == ["fedshift", "pooled", "irm", "prostate"]
+    assert cli.main([*command[1:], "-w", str(tmp_path / "again")]) == 0
+    assert read_results(tmp_path / "again").final == read_results(tmp_path / "run").final
 
 
 def test_nothing_in_a_record_becomes_markup(tmp_path: Path) -> None:
@@ -290,6 +307,46 @@ def test_tables_of_many_models_are_reported_too(tmp_path: Path) -> None:
     assert '--shade: 1.000">90.0' in html and '--shade: 0.000">30.0' in html
     assert "Mean at home 90.0 %, elsewhere 30.0 %." in Page(html).text
     assert "mean 41.0 – – –" in Page(html).text
+
+
+def test_a_site_held_out_has_intervals_data_settings_and_its_command(tmp_path: Path) -> None:
+    results = record(GOOD, split="slice-legacy")
+    assert results.final is not None
+    spread = results.final.best.evaluations["HK"]["test"]
+    model = ModelScores(
+        round=2, scores={"all": {"dice": 0.5}, "test": {"dice": 0.55}}, evaluations={"all": spread, "test": spread}
+    )
+    sites = {site: HeldOutSite(data=told, best=model, last=model) for site, told in results.data.items()}
+    mean = {"best": {"all": {"dice": 0.5}}, "last": {}}
+    out = LeaveOneOut(job=results.job, versions={"torch": "9.8.7"}, sites=sites, mean=mean)
+    out.write(tmp_path)
+    text = Page(html_of(tmp_path)).text
+    low, high = spread.distributions["dice"].interval or (0.0, 0.0)
+    assert text.count(f"[{100 * low:.1f}, {100 * high:.1f}]") == 8
+    assert "2 sites held out in turn: mean Dice 50.0 % on all samples" in text
+    assert "slices of one patient are in training and in test" in text and "held out in turn patients 9 3 3" in text
+    assert "torch 9.8.7" in text and "Rounds 3 " in text
+    assert "fedshift leave-one-out fedavg prostate --sites BIDMC,HK --set schedule.rounds=3" in text
+    assert "fedshift run" not in text and "fedshift job" not in text
+
+
+def test_the_run_beside_a_cross_site_record_is_reported_with_it(tmp_path: Path) -> None:
+    results = record(GOOD)
+    scores = {a: {b: {"dice": 0.9 if a == b else 0.3} for b in GOOD} for a in GOOD}
+    means = {"mean_own": {"dice": 0.9}, "mean_elsewhere": {"dice": 0.3}}
+    cross = CrossSite(job=results.job, versions=results.versions, data=results.data, scores=scores, **means)
+    cross.write(tmp_path)
+    alone = Page(html_of(tmp_path)).text
+    assert "Own models of 2 sites, mean test Dice: 90.0 % at home, 30.0 % elsewhere." in alone
+    assert "fedshift cross-site prostate --methods fedavg --sites BIDMC,HK" in alone
+    assert "trains patients 9 3 3" in alone and "Over the rounds" not in alone and "Scores of every site" not in alone
+    results.write(tmp_path)
+    both = Page(html_of(tmp_path)).text
+    assert "Over the rounds" in both and "Scores of every site" in both and "Rounds 3 of 3" in both
+    assert "Every site answered in every round" in both
+    other = results.model_copy(update={"job": results.job.model_copy(update={"seed": 5})})
+    other.write(tmp_path)
+    assert Page(html_of(tmp_path)).text == alone, "the run of another job"
 
 
 def test_of_many_sites_the_curves_show_a_median(tmp_path: Path) -> None:

@@ -12,6 +12,12 @@ from conftest import small_job
 from reports import HOSTILE, html_of, record, scan_sites, written
 
 from fedshift.federation import run_in_process
+from fedshift.reporting.protocols import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
+from fedshift.reporting.report import page as report
+from fedshift.reporting.report.images import sections
+from fedshift.reporting.report.runs import Run, read
+from fedshift.reporting.report.section import Section
+from fedshift.reporting.results import Results
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'fedshift[dev]'")
 
@@ -53,18 +59,50 @@ WORST = """() => {
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report with every kind of section: a run, one to compare it with, hostile names and all."""
+    """A report with every kind of section: a run with its images, one to compare it with, hostile names and all."""
     root = tmp_path_factory.mktemp("page")
-    run_in_process(small_job("fedfa+fedrdn", "schedule.rounds=3"), scan_sites(root / "data"), root / "run")
+    data = scan_sites(root / "data")
+    run_in_process(small_job("fedfa+fedrdn", "schedule.rounds=3"), data, root / "run")
     results = record({HOSTILE: [0.1, 0.9, 0.3, 0.5, 0.6], "x" * 200: [0.2, 0.4, 0.5]}, kind="phantom")
     results.job.protocol = results.versions["torch"] = HOSTILE + "y" * 200
     assert results.final is not None
     told = results.final.best.evaluations[HOSTILE]
     told["test"] = told["test"].model_copy(update={"confusion": [[40 * i + j for j in range(12)] for i in range(12)]})
-    html = html_of(root / "run", written(results, root / "hostile"))
+    folders = [root / "run", written(results, root / "hostile"), *many_models(results, root)]
+
+    def pictures(run: Run) -> list[Section]:
+        return [] if run.model is None else sections(run, folders=data, most_sites=3, tell=lambda line: None)
+
     path = root / "report.html"
+    html = report.render(report.chapters([read(folder) for folder in folders], pictures=pictures))
     path.write_text(html, encoding="utf-8")
+    kinds = ("cross-site", "leave-one-out", "data:image/png", "As the images are", "t-SNE", "Worst, median and best")
+    assert [kind for kind in kinds if kind not in html] == []
     return path
+
+
+def many_models(results: Results, root: Path) -> list[Path]:
+    """The folders of a cross-site and of a leave-one-out record at the sites of a run."""
+    shared = {"job": results.job, "versions": results.versions}
+    sites = list(results.data)
+    scores = {a: {b: {"dice": 0.9 if a == b else 0.3} for b in sites} for a in sites}
+    means = {"mean_own": {"dice": 0.9}, "mean_elsewhere": {"dice": 0.3}}
+    assert results.final is not None
+    evaluations = results.final.best.evaluations
+    turns = {}
+    for site, data in results.data.items():
+        told = evaluations[site]["test"]
+        model = ModelScores(
+            round=2, scores={"all": told.scores, "test": told.scores}, evaluations={"all": told, "test": told}
+        )
+        turns[site] = HeldOutSite(data=data, best=model, last=model)
+    cross = CrossSite(**shared, data=results.data, scores=scores, **means)
+    out = LeaveOneOut(**shared, sites=turns, mean={"best": {"all": {"dice": 0.5}}, "last": {}})
+    written(results, root / "cross")
+    cross.write(root / "cross")
+    (root / "out").mkdir()
+    out.write(root / "out")
+    return [root / "cross", root / "out"]
 
 
 @pytest.fixture(scope="module")

@@ -69,12 +69,18 @@ def extra(cell: CellRecord) -> list[str]:
     return cell.shown.get("held_out", []) if len(cell.shown) > 1 else []
 
 
+def p_value(against: str) -> str:
+    """The column of a paired test's p-value, in CSV and for published figures."""
+    return f"p-value against {against}"
+
+
 def column_keys(comparison: Comparison) -> list[str]:
     """Every column's key, by which published figures find it."""
     keys = []
     for block in blocks(comparison):
         keys += [block.name(column) for column in (*block.sites, *SUMMED)]
         keys += [block.key] if block.key else []
+        keys += [block.name(p_value(label)) for pair in comparison.tests for label in pair]
     return list(dict.fromkeys(keys))
 
 

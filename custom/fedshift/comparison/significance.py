@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedshift.comparison.columns import Block, blocks, main, site_score
+from fedshift.comparison.columns import Block, blocks, main, p_value, site_score
 from fedshift.comparison.record import Comparison
 
 
@@ -59,6 +59,13 @@ def _test(comparison: Comparison, block: Block, row: str, against: str) -> Paire
     t, p = t_test(a, b)
     difference = sum(x - y for x, y in zip(a, b, strict=True)) / len(pairs)
     return Paired(row, against, block.key, len(pairs), difference, t, p)
+
+
+def printed_p(test: Paired, comparison: Comparison) -> str:
+    """The paper's p-value as it is printed, at either of the two rows; empty if it has none."""
+    prefix = f"{test.block}/" if test.block else ""
+    places = {(test.row, prefix + p_value(test.against)), (test.against, prefix + p_value(test.row))}
+    return next((figure.value for figure in comparison.published if (figure.row, figure.column) in places), "")
 
 
 def t_test(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, float | None]:

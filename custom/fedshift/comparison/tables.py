@@ -13,10 +13,10 @@ from statistics import fmean, stdev
 from rich.table import Table as Rich
 from rich.text import Text
 
-from fedshift.comparison.columns import MOST_SITES, SUMMED, Block, blocks, site_score, summary
+from fedshift.comparison.columns import MOST_SITES, SUMMED, Block, blocks, p_value, site_score, summary
 from fedshift.comparison.measures import Measure, measure
 from fedshift.comparison.record import CellRecord, Comparison
-from fedshift.comparison.significance import Paired, paired_tests
+from fedshift.comparison.significance import Paired, paired_tests, printed_p
 from fedshift.comparison.spec import Summary
 from fedshift.whole import write_text
 
@@ -181,7 +181,9 @@ def test_line(test: Paired, comparison: Comparison) -> str:
     sign = "+" if test.difference >= 0 else "−"
     gap = f"{sign}{shown.text(abs(test.difference))}"
     told = "no t-test is possible" if test.p is None or test.t is None else f"t = {test.t:.2f}, p = {_p(test.p)}"
-    return f"{test.row} against {test.against}{where}: {gap}, {told} (n = {test.n})."
+    printed = printed_p(test, comparison)
+    about = f"n = {test.n}" + (f"; in the paper p = {printed}" if printed else "")
+    return f"{test.row} against {test.against}{where}: {gap}, {told} ({about})."
 
 
 def _p(p: float) -> str:
@@ -324,8 +326,8 @@ def long_csv(comparison: Comparison) -> str:
     for test in paired_tests(comparison):
         labels = next(block.labels for block in blocks(comparison) if block.key == test.block)
         p = "" if test.p is None else f"{test.p:.6g}"
-        column = f"p-value against {test.against}"
-        write.writerow([test.row, *labels.values(), column, p, "", "", test.n, test.n, "", "", *about])
+        numbers = [p, "", "", str(test.n), str(test.n), printed_p(test, comparison), ""]
+        write.writerow([test.row, *labels.values(), p_value(test.against), *numbers, *about])
     return out.getvalue()
 
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -132,6 +133,24 @@ def markup(drawn: Drawing, key: str, description: str) -> Markup:
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _LINK)
     return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def standalone(drawn: Drawing, key: str, description: str) -> str:
+    """The drawing as a file of its own: the page's light colours on its ground. Call it within `style`."""
+    light = _light()
+    svg = str(markup(drawn, key, description)).replace(OWN, "")
+    svg = re.sub(r"var\(--([\w-]+)\)", lambda match: light[match.group(1)], svg)
+    _, _, width, height = ElementTree.fromstring(svg).attrib["viewBox"].split()
+    family = "font-family: 'DejaVu Sans', Verdana, sans-serif; white-space: pre"
+    ground = f'<rect width="{width}" height="{height}" style="fill: {light["ground"]}"/>'
+    start, end = svg.split(">", 1)
+    return f'{start} width="{width}" height="{height}" style="{family}">{ground}{end}\n'
+
+
+def _light() -> dict[str, str]:
+    """The colours of the page's light scheme, by the names of their variables."""
+    css = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", css.partition("@media")[0]))
 
 
 def placed(drawn: Figure, prefix: str) -> Figure:

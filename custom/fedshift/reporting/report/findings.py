@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import fmean
 
 from fedshift.reporting.report.runs import Run, distribution, evaluation
@@ -40,6 +41,14 @@ def summary(run: Run) -> Section:
         "Read this first; the sections below hold the numbers that each sentence is made from.",
         [Findings(found)],
     )
+
+
+def of_many_models(run: Run, sentence: str) -> Section:
+    """What to be careful about where a run's own scores are not what is reported; ``sentence`` says what is."""
+    plain = replace(run, results=run.results.model_copy(update={"final": None}))
+    found = [Finding("result", sentence), *_cautions(plain)]
+    found.sort(key=lambda finding: ORDER.index(finding.tone))
+    return Section("summary", "Summary", "Read this first; the tables below hold the numbers.", [Findings(found)])
 
 
 def mean_with_interval(scores: FinalScores, sites: list[str], name: str) -> tuple[float, tuple[float, float] | None]:

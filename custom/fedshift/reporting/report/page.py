@@ -11,7 +11,6 @@ from markupsafe import Markup
 
 import fedshift
 from fedshift.errors import ConfigError
-from fedshift.reporting.protocols import CrossSite, LeaveOneOut
 from fedshift.reporting.report import (
     classes,
     comparison,
@@ -26,7 +25,7 @@ from fedshift.reporting.report import (
     traffic,
     transfer,
 )
-from fedshift.reporting.report.runs import Given, Run, named
+from fedshift.reporting.report.runs import Given, Run, Transfer, named
 from fedshift.reporting.report.section import Chapter, Figures, Section
 from fedshift.reporting.report.wording import listed
 from fedshift.reporting.table import PHANTOM
@@ -63,19 +62,11 @@ def chapters(given: Sequence[Given], *, pictures: Pictures | None = None) -> lis
         found += methods.sections(run)
         shown = list(pictures(run)) if pictures is not None else []
         found += [*shown, repeat.again(run)]
-        about = f"{run.methods} on {run.results.job.task}, seed {run.results.job.seed}"
-        made.append(Chapter("run", run.label, found, about, run.results.is_phantom, bool(shown)))
-    for record in given:
-        if isinstance(record, CrossSite):
-            phantom = any(site.kind == "phantom" for site in record.data.values())
-            made.append(Chapter("cross-site", "Cross-site", [transfer.cross_site(record)], _about(record), phantom))
-        elif isinstance(record, LeaveOneOut):
-            phantom = any(site.data.kind == "phantom" for site in record.sites.values())
-            made.append(
-                Chapter(
-                    "leave-one-out", "Leave one site out", [transfer.leave_one_out(record)], _about(record), phantom
-                )
-            )
+        made.append(Chapter("run", run.label, found, _about(run), run.results.is_phantom, bool(shown)))
+    for one in given:
+        if isinstance(one, Transfer):
+            key, title = transfer.heading(one)
+            made.append(Chapter(key, title, transfer.sections(one), _about(one.run), one.run.results.is_phantom))
     return [_unique(chapter, f"c{number}") for number, chapter in enumerate(made)]
 
 
@@ -122,8 +113,8 @@ def _heading(made: Sequence[Chapter]) -> str:
     return made[0].about if len(made) == 1 or made[0].title == COMPARISON else f"{len(made)} records"
 
 
-def _about(record: CrossSite | LeaveOneOut) -> str:
-    return f"{' + '.join(method.name for method in record.job.methods)} on {record.job.task}, seed {record.job.seed}"
+def _about(run: Run) -> str:
+    return f"{run.methods} on {run.results.job.task}, seed {run.results.job.seed}"
 
 
 def _unique(chapter: Chapter, prefix: str) -> Chapter:

@@ -13,23 +13,36 @@ from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Block, Commands, Section, Text
 from fedshift.reporting.results import FROM_SCRATCH, JobRecord
 
+JOB, POOLED, CROSS_SITE = "job", "pooled", "cross-site"
+"""Commands: of a job, which is then run; of a centralised reference, which no federation can run; of models abroad."""
 
-def again(run: Run) -> Section:
-    """From the job in the model file, or from what the record says of it."""
+
+def again(run: Run, *, command: str | None = None) -> Section:
+    """From the job in the model file, or from what the record says of it.
+
+    ``command`` is that which did it all, by default of the methods: ``fedshift job``, and then ``run``, or ``pooled``.
+    """
     results = run.results
     job = None if run.model is None else run.model.job
-    words, whole = _command(job, results.job, list(run.trained))
-    name = job.name if job is not None else results.job.name
-    lines = [shlex.join(words), shlex.join(["fedshift", "run", f"jobs/{name}"])]
+    methods, options, whole = _words(job, results.job, list(run.trained))
+    command = command or (POOLED if _is_pooled(results.job) else JOB)
+    what = [results.job.task, "--methods", methods] if command == CROSS_SITE else [methods, results.job.task]
+    lines = [shlex.join(["fedshift", command, *what, *options])]
+    if command == JOB:
+        name = job.name if job is not None else results.job.name
+        lines.append(shlex.join(["fedshift", "run", f"jobs/{name}"]))
     if results.is_phantom:
         lines = ["fedshift data phantom", *lines]
-    said = (
-        "These commands make the very job that the model file holds."
-        if whole
-        else "These commands are put together from what the record says; compare the settings above with the job they "
-        "make."
-    )
-    blocks: list[Block] = [Commands(lines), Text(said)]
+    blocks: list[Block] = [Commands(lines)]
+    if not whole:
+        blocks.append(
+            Text(
+                "These commands are put together from what the record says; compare the settings above with the job "
+                "they make."
+            )
+        )
+    elif command != POOLED:
+        blocks.append(Text("These commands make the very job that the model file holds."))
     if "auto" in (results.job.precision, results.job.threads):
         blocks.append(Text("What the job leaves to the machine (auto) is above, as the sites computed."))
     if len({machine.precision for machine in results.machines.values()}) > 1:
@@ -46,14 +59,14 @@ def again(run: Run) -> Section:
     )
 
 
-def _command(job: JobSpec | None, record: JobRecord, sites: list[str]) -> tuple[list[str], bool]:
-    """The words of ``fedshift job``, and whether they were seen to make the same job."""
+def _words(job: JobSpec | None, record: JobRecord, sites: list[str]) -> tuple[str, list[str], bool]:
+    """A command's methods and options, and whether they were seen to make the same job."""
     from fedshift.resolve import resolve
 
     methods = "+".join(_named([method.name for method in record.methods]))
     protocol = None if record.protocol == "default" else record.protocol
     told = _told(job, record)
-    words = ["fedshift", "job", methods, record.task]
+    words: list[str] = []
     trained = list(job.task.sites) if job is not None else sites
     held_out = list(job.task.held_out) if job is not None else record.held_out
     chosen: dict[str, Any] = {"protocol": protocol, "seed": record.seed}
@@ -84,7 +97,17 @@ def _command(job: JobSpec | None, record: JobRecord, sites: list[str]) -> tuple[
     default = "_".join([*methods.split("+"), record.task])
     if record.name != default:
         words += ["--name", record.name]
-    return words, whole
+    return methods, words, whole
+
+
+def _is_pooled(record: JobRecord) -> bool:
+    """Whether a centralised reference was trained."""
+    from fedshift import methods
+
+    try:
+        return methods.reference_in(methods.load({method.name: {} for method in record.methods})) is not None
+    except ConfigError:  # a method that this version does not have
+        return False
 
 
 def _named(names: list[str]) -> list[str]:

@@ -60,7 +60,16 @@ class Run:
         return " + ".join(method.name for method in self.results.job.methods)
 
 
-Given = Run | LeaveOneOut | CrossSite
+@dataclass(frozen=True)
+class Transfer:
+    """A record of models at sites that they were not trained at."""
+
+    record: LeaveOneOut | CrossSite
+    run: Run
+    """The run beside a cross-site record; else job, versions and data of the record, as a run without rounds."""
+
+
+Given = Run | Transfer
 
 
 def read(path: Path) -> Given:
@@ -73,10 +82,27 @@ def read(path: Path) -> Given:
         raise ConfigError(f"{path} does not exist: name a run's folder or its {FILE_NAME}")
     for kind in (LeaveOneOut, CrossSite):
         if path.name == kind.FILE_NAME:
-            return kind.read(path.parent)
+            return _transfer(kind.read(path.parent), path.parent)
         if (path / kind.FILE_NAME).is_file():
-            return kind.read(path)
-    source = path if path.is_file() else _find(path)
+            return _transfer(kind.read(path), path)
+    return _read_run(path if path.is_file() else _find(path))
+
+
+def _transfer(record: LeaveOneOut | CrossSite, folder: Path) -> Transfer:
+    source = folder / FILE_NAME
+    if isinstance(record, LeaveOneOut):
+        data = {site: told.data for site, told in record.sites.items()}
+    else:
+        data = record.data
+        if source.is_file():
+            run = _read_run(source)
+            if run.results.job == record.job and run.results.data == data:
+                return Transfer(record, run)
+    told = Results(job=record.job, versions=record.versions, data=data)
+    return Transfer(record, Run(folder / record.FILE_NAME, told))
+
+
+def _read_run(source: Path) -> Run:
     results = read_results(source)
     file = source.parent / BEST
     if not file.is_file():

@@ -15,8 +15,8 @@ _RULES = {
 }
 
 
-def what_was_run(run: Run) -> Section:
-    """Task, methods, network, schedule, seed, versions."""
+def what_was_run(run: Run, *, has_rounds: bool = True) -> Section:
+    """Task, methods, network, schedule, seed, versions. Without ``has_rounds`` the record holds none of its rounds."""
     job, model = run.results.job, run.model
     facts = [
         ("Job", job.name),
@@ -25,7 +25,7 @@ def what_was_run(run: Run) -> Section:
         ("Network", f"{job.network.get('name', '?')}: {_options(job.network.get('options', {}))}"),
         ("Initial weights", job.initial_weights),
         ("Data settings", _options(job.data)),
-        ("Rounds", f"{len(run.results.rounds)} of {job.rounds}"),
+        ("Rounds", f"{len(run.results.rounds)} of {job.rounds}" if has_rounds else str(job.rounds)),
     ]
     if model is not None:
         task = model.job.task
@@ -51,8 +51,8 @@ def what_was_run(run: Run) -> Section:
     )
 
 
-def data(run: Run) -> Section | None:
-    """Counts, kinds, splits and fingerprints."""
+def data(run: Run, *, role: str = "trains") -> Section | None:
+    """Counts, kinds, splits and fingerprints; ``role`` is that of sites that are not held out."""
     results = run.results
     if not results.data:
         return None
@@ -67,7 +67,7 @@ def data(run: Run) -> Section | None:
     rows = [
         [
             site,
-            "held out" if site in results.job.held_out else "trains",
+            "held out" if site in results.job.held_out else role,
             record.kind,
             *(f"{record.n.get(split, 0):,}" for split in SPLITS),
             record.split_rule,

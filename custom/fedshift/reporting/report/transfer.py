@@ -5,11 +5,40 @@ from __future__ import annotations
 import math
 
 from fedshift.reporting.protocols import CrossSite, LeaveOneOut
+from fedshift.reporting.report import curves, findings, repeat, scores, setup, traffic
+from fedshift.reporting.report.runs import Transfer
 from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, Text
 from fedshift.reporting.report.wording import metric, ordered, short
 from fedshift.reporting.results import Metrics
 
 _PARTS = ("all", "test")
+
+
+def heading(given: Transfer) -> tuple[str, str]:
+    """A chapter's key, which is also the command that made it, and its title."""
+    if isinstance(given.record, CrossSite):
+        return repeat.CROSS_SITE, "Cross-site"
+    return "leave-one-out", "Leave one site out"
+
+
+def sections(given: Transfer) -> list[Section]:
+    """What to be careful about, the scores, then what a run's report says of data, settings and how to repeat it."""
+    record, run = given.record, given.run
+    name, sites = metric(record.job.metric), len(run.results.data)
+    has_rounds = bool(run.results.rounds)
+    found: list[Section | None]
+    if isinstance(record, CrossSite):
+        own, elsewhere = (name.said(mean.get(record.job.metric)) for mean in (record.mean_own, record.mean_elsewhere))
+        told = f"Own models of {sites} sites, mean test {name.word}: {own} at home, {elsewhere} elsewhere."
+        found = [findings.of_many_models(run, told), cross_site(record)]
+        found += [scores.per_site(run), curves.over_rounds(run), setup.data(run)]
+    else:
+        mean = name.said(record.mean["best"].get("all", {}).get(record.job.metric))
+        told = f"{sites} sites held out in turn: mean {name.word} {mean} on all samples of a site that never trained."
+        found = [findings.of_many_models(run, told), leave_one_out(record), setup.data(run, role="held out in turn")]
+    found += [setup.what_was_run(run, has_rounds=has_rounds), traffic.cost(run), traffic.faults(run)]
+    found.append(repeat.again(run, command=heading(given)[0]))
+    return [section for section in found if section is not None]
 
 
 def cross_site(record: CrossSite) -> Section:
@@ -52,7 +81,7 @@ def cross_site(record: CrossSite) -> Section:
 
 def leave_one_out(record: LeaveOneOut) -> Section:
     """A row a site that was held out."""
-    names = ordered(name for site in record.sites.values() for scores in site.best.scores.values() for name in scores)
+    names = ordered(name for site in record.sites.values() for told in site.best.scores.values() for name in told)
     columns = [Column("Held out", numeric=False), Column("Samples")]
     columns += [Column(f"{which} model", detail=f"{part} samples") for which in ("best", "last") for part in _PARTS]
     blocks: list[Block] = []
@@ -60,8 +89,12 @@ def leave_one_out(record: LeaveOneOut) -> Section:
         of = metric(name)
         rows: list[Row] = []
         for site, told in record.sites.items():
-            found = [model.scores.get(part, {}).get(name) for model in (told.best, told.last) for part in _PARTS]
-            rows.append([site, f"{sum(told.data.n.values()):,}", *(of.number(value) for value in found)])
+            cells = [
+                scores.score_cell(name, model.scores.get(part, {}), model.evaluations.get(part))
+                for model in (told.best, told.last)
+                for part in _PARTS
+            ]
+            rows.append([site, f"{sum(told.data.n.values()):,}", *cells])
         means = [mean.get(part, {}).get(name) for mean in (record.mean["best"], record.mean["last"]) for part in _PARTS]
         foot: Row = [Cell("mean", strong=True), "", *(Cell(of.number(value), strong=True) for value in means)]
         blocks.append(Table(columns, rows, [foot], caption=of.heading))
@@ -69,6 +102,7 @@ def leave_one_out(record: LeaveOneOut) -> Section:
         "leave-one-out",
         "Every site held out in turn",
         "What a hospital that takes no part can expect of the model: each row is scored by a model that the other "
-        "sites trained.",
+        "sites trained. In brackets the 95 % interval over other cases of the same site (bootstrap), "
+        f"from {scores.FEWEST_FOR_INTERVAL} cases on.",
         blocks,
     )

@@ -1,0 +1,84 @@
+"""Scores over rounds: the numbers, what a line is made of, and a picture that needs nothing else."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import stdev
+from xml.etree import ElementTree
+
+import pytest
+
+from fedshift.comparison.curves import CSV, PICTURE, curves_csv, curves_svg, line, write_curves
+from fedshift.comparison.record import Comparison
+
+from .made import made, record
+
+Curves = Mapping[tuple[str, ...], Sequence[list[float | None]]]
+
+
+def curved(curves: Curves, *, axes: dict[str, list[str]] | None = None, kind: str = "images") -> Comparison:
+    """A comparison with these curves, labels -> one a seed; an empty one is a cell that has not ended."""
+    comparison = made({labels: [{"A": 0.5} if c else None for c in told] for labels, told in curves.items()}, axes=axes)
+    flat = [curve for told in curves.values() for curve in told]
+    cells = [
+        cell.model_copy(update={"curve": curve, "metric": "accuracy", "data": {"A": record("A", kind)}})
+        for cell, curve in zip(comparison.cells, flat, strict=True)
+    ]
+    return comparison.model_copy(update={"cells": cells})
+
+
+def words(svg: str) -> list[str]:
+    return [text for element in ElementTree.fromstring(svg).iter() if (text := (element.text or "").strip())]
+
+
+def test_every_score_of_every_cell_is_a_line_of_the_file() -> None:
+    told = curved({("X",): [[0.1, None, 0.3], []], ("Y",): [[0.4, 0.5, 0.625], [0.5, 0.6, 0.7]]})
+    lines = list(csv.DictReader(io.StringIO(curves_csv(told))))
+    assert [(one["method"], one["seed"], one["round"], one["score"]) for one in lines[:3]] == [
+        ("X", "0", "1", "10"),
+        ("X", "0", "3", "30"),
+        ("Y", "0", "1", "40"),
+    ]
+    assert len(lines) == 8 and {one["unit"] for one in lines} == {"%"} and {o["metric"] for o in lines} == {"accuracy"}
+
+
+def test_a_line_is_the_mean_of_the_seeds_that_ended_where_all_of_them_have_a_score() -> None:
+    found = line(curved({("X",): [[0.1, 0.2, 0.3, 0.4], [0.3, None, 0.5], []]}).cells)
+    assert found is not None and found.rounds == [1, 3] and found.stds is not None
+    assert found.means == pytest.approx([20, 40])
+    assert found.stds == pytest.approx([stdev([10, 30]), stdev([30, 50])])
+    alone = line(curved({("X",): [[0.1, 0.2]]}).cells)
+    assert alone is not None and alone.stds is None
+    assert line(curved({("X",): [[0.1]]}).cells) is None
+
+
+def test_the_picture_has_a_row_a_line_units_and_nothing_from_elsewhere(tmp_path: Path) -> None:
+    hostile = "_<b>&'\"$x_{$"
+    told = curved({(hostile,): [[0.1, 0.2], [0.2, 0.3]], ("Y",): [[0.3, 0.4], [0.4, 0.6]], ("Z",): [[], []]})
+    assert write_curves(told, tmp_path) == [tmp_path / CSV, tmp_path / PICTURE]
+    svg = (tmp_path / PICTURE).read_text(encoding="utf-8")
+    shown = words(svg)
+    assert {hostile, "Y", "round", "validation accuracy, %", "method", "Made by hand (quick)"} <= set(shown)
+    assert "Z" not in shown, "it has no line"
+    assert "2 seeds; band: sample standard deviation" in " ".join(shown)
+    assert "var(" not in svg and "url(http" not in svg and "#10000" not in svg and "#20000" not in svg
+    assert svg == curves_svg(told), "equal cells, equal bytes"
+
+
+def test_further_axes_are_panels_and_simulated_data_are_named() -> None:
+    axes = {"method": ["X", "Y"], "size": ["5%", "all"]}
+    told = curved({(row, size): [[0.1, 0.2]] for row in "XY" for size in axes["size"]}, axes=axes, kind="phantom")
+    svg = curves_svg(told)
+    assert svg is not None
+    shown = words(svg)
+    assert {"size 5%", "size all"} <= set(shown) and shown.count("round") == 2 and shown.count("X") == 1
+    assert "The data are the phantom: simulated scans, no patients." in " ".join(shown)
+    assert "one seed" in " ".join(shown) and "band" not in " ".join(shown)
+
+
+def test_without_rounds_there_is_nothing_to_draw(tmp_path: Path) -> None:
+    assert write_curves(curved({("X",): [[0.5]], ("Y",): [[]]}), tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
