@@ -15,7 +15,7 @@ from conftest import small_image_job
 
 from fedshift import checkpoint
 from fedshift.coordinator import Coordinator
-from fedshift.guard import Change, Rejected, check_scores, check_update, medians, outliers
+from fedshift.guard import Change, Received, Rejected, check_scores, check_update, medians, outliers
 from fedshift.job import JobSpec
 from fedshift.messages import Scores, SiteInfo, Update
 from fedshift.methods.base import ArraySpec
@@ -41,13 +41,16 @@ GOOD = Update(
 
 
 def check(update: Update, **options: Any) -> Change:
+    received = Received(
+        options.pop("weights", WEIGHTS),
+        trainable=frozenset({"conv.weight"}),
+        withheld=options.pop("withheld", frozenset()),
+    )
     return check_update(
         update,
         **{
             "round_": 3,
-            "weights": WEIGHTS,
-            "trainable": frozenset({"conv.weight"}),
-            "withheld": frozenset(),
+            "received": received,
             "specs": SPECS,
             "metrics": {"dice": (0, 1)},
             "n_samples": 10,

@@ -29,7 +29,17 @@ from fedshift.compression import Packed, packed_keys
 from fedshift.data.samples import epoch_starts
 from fedshift.errors import ConfigError, MixedDataError, QuorumError
 from fedshift.evaluation.record import Evaluation
-from fedshift.guard import TRAINING, Change, Rejected, check_packed, check_scores, check_update, medians, outliers
+from fedshift.guard import (
+    TRAINING,
+    Change,
+    Received,
+    Rejected,
+    check_packed,
+    check_scores,
+    check_update,
+    medians,
+    outliers,
+)
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.methods.base import ServerContext
@@ -178,6 +188,7 @@ class Coordinator:
         self._record = RoundRecord(round=round_)
         self._started = time.monotonic()
         self._scoring = round_ - 1
+        self._received = self._compared_with()
         broadcast = self._broadcast(round_, self._weights)
         self._down_bytes = payload_bytes(broadcast)
         self._on_progress(self)
@@ -489,14 +500,16 @@ class Coordinator:
         check_packed(update, self._weights, keys, self.job.federation.weights_as)
         return update.restored(self._weights)
 
+    def _compared_with(self) -> Received:
+        """What updates of the open round are compared with."""
+        return Received(self._weights, trainable=self._trainable, withheld=self._withheld)
+
     def _check(self, update: Update, n_samples: int) -> Change:
         """Compare an update of the open round with what it may be; ``Rejected`` is raised if it is something else."""
         return check_update(
             update,
             round_=self.round,
-            weights=self._weights,
-            trainable=self._trainable,
-            withheld=self._withheld,
+            received=self._received,
             specs=self._specs,
             metrics=self._task.metrics,
             n_samples=n_samples,

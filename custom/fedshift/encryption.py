@@ -35,7 +35,7 @@ from fedshift import methods
 from fedshift.checkpoint import header_of, load_checkpoint, save_checkpoint
 from fedshift.coordinator import Coordinator
 from fedshift.errors import ConfigError, DataError
-from fedshift.guard import Change, Rejected, check_update
+from fedshift.guard import Change, Received, Rejected, check_update
 from fedshift.job import JobSpec
 from fedshift.messages import Arrays, Broadcast, MethodArrays, Update, Weights
 from fedshift.methods.base import ServerContext
@@ -456,6 +456,11 @@ class EncryptedCoordinator(Coordinator):
         self._keys, self._layout = keys, Layout(job, keys.slots)
         super().__init__(job, folder, on_progress=on_progress, on_reject=on_reject)
 
+    def _compared_with(self) -> Received:
+        """What is in clear: buffers."""
+        clear = {key: value for key, value in self._weights.items() if key in self._layout.clear}
+        return Received(clear, trainable=frozenset(), withheld=self._withheld)
+
     def _check(self, update: Update, n_samples: int) -> Change:
         """All that can be checked without reading: everything in clear, and that ciphertexts can be added."""
         if self.round == 0:
@@ -464,9 +469,7 @@ class EncryptedCoordinator(Coordinator):
         check_update(
             replace(update, weights={key: value for key, value in update.weights.items() if key not in sealed}),
             round_=self.round,
-            weights={key: value for key, value in self._weights.items() if key in self._layout.clear},
-            trainable=frozenset(),
-            withheld=self._withheld,
+            received=self._received,
             specs={},
             metrics=self._task.metrics,
             n_samples=n_samples,

@@ -62,6 +62,20 @@ class Change:
     arrays: Mapping[str, float] = field(default_factory=dict)
 
 
+class Received:
+    """What sites received in a round, looked at once: what the round's updates are compared with."""
+
+    def __init__(self, weights: Weights, *, trainable: frozenset[str], withheld: frozenset[str]) -> None:
+        """``trainable`` are the keys of parameters, as against buffers; ``withheld`` those that never leave a site."""
+        self.weights = {key: value for key, value in weights.items() if key not in withheld}
+        self.parameters = {key: self.weights[key] for key in sorted(trainable & self.weights.keys())}
+        self.counters = frozenset(key for key, v in self.weights.items() if np.issubdtype(v.dtype, np.integer))
+        rest = {key: v for key, v in self.weights.items() if key not in trainable and key not in self.counters}
+        self.buffers = {key: v for key, v in rest.items() if np.issubdtype(v.dtype, np.floating)}
+        self.most = {key: LARGEST_BUFFER * max(1.0, float(np.abs(v).max(initial=0))) for key, v in rest.items()}
+        self.norm = _norm(self.parameters.values())
+
+
 class Measured(Protocol):
     """An update that passed `check_update`."""
 
@@ -105,9 +119,7 @@ def check_update(
     update: Update,
     *,
     round_: int,
-    weights: Weights,
-    trainable: frozenset[str],
-    withheld: frozenset[str],
+    received: Received,
     specs: Mapping[str, Mapping[str, ArraySpec]],
     metrics: Ranges,
     n_samples: int,
@@ -120,9 +132,7 @@ def check_update(
     Args:
         update: a site's answer.
         round_: the round that is open; 0 is the statistics round, which carries no weights.
-        weights: what the site received in that round.
-        trainable: keys of parameters, as against buffers.
-        withheld: keys that never leave the site.
+        received: what the site received in that round.
         specs: arrays by method, as ``fedshift.methods.array_specs`` gives them.
         metrics: the task's scores and their ranges.
         n_samples: what the site said of its data.
@@ -150,26 +160,7 @@ def check_update(
             raise Rejected("n_steps", f"{update.n_steps} is not between 1 and {MOST_SAMPLES}")
         if n_steps is not None and update.n_steps != n_steps:
             raise Rejected("n_steps", f"is {update.n_steps}, but the job makes {n_steps} of {n_samples} samples")
-        expected = {key: value for key, value in weights.items() if key not in withheld}
-        _check_keys(update.weights, expected, "weights")
-        for key, reference in expected.items():
-            _check_array(key, update.weights[key], ArraySpec(reference.shape, str(reference.dtype)))
-            if key.endswith("running_var") and update.weights[key].min(initial=0) < 0:
-                raise Rejected(key, "a variance is negative")
-            if np.issubdtype(reference.dtype, np.integer):
-                _check_counter(key, update.weights[key], reference, PASSES_PER_STEP * update.n_steps)
-            elif key not in trainable:
-                most = LARGEST_BUFFER * max(1.0, float(np.abs(reference).max(initial=0)))
-                _check_array(
-                    key, update.weights[key], ArraySpec(reference.shape, str(reference.dtype), low=-most, high=most)
-                )
-        parameters = {key: expected[key] for key in sorted(trainable & set(expected))}
-        moved = _distance(update.weights, parameters)
-        limit = max_norm * max(1.0, _norm(parameters.values()))
-        if not moved <= limit:
-            raise Rejected("weights", f"moved by {moved:.3g} in one round, allowed is {limit:.3g}")
-        floating = {k: v for k, v in expected.items() if k not in trainable and np.issubdtype(v.dtype, np.floating)}
-        buffers = _distance(update.weights, floating)
+        moved, buffers = _check_weights(update, received, max_norm)
     _check_metrics(update.metrics, {**metrics, **TRAINING})
     when = "once" if round_ == 0 else "round"
     wanted = {
@@ -387,6 +378,29 @@ def _check_counter(key: str, new: np.ndarray, old: np.ndarray, most: int) -> Non
         raise Rejected(key, f"counted more than {most} batches in one round, or backwards")
 
 
+def _check_weights(update: Update, received: Received, max_norm: float) -> tuple[float, float]:
+    """How far parameters and buffers have moved."""
+    _check_keys(update.weights, received.weights, "weights")
+    for key, reference in received.weights.items():
+        array = update.weights[key]
+        _check_form(key, array, reference.shape, reference.dtype)
+        if key in received.counters:
+            _check_counter(key, array, reference, PASSES_PER_STEP * update.n_steps)
+        elif key in received.most:
+            most = received.most[key]
+            _check_range(key, array, -most, most)
+            if key.endswith("running_var") and array.min(initial=0) < 0:
+                raise Rejected(key, "a variance is negative")
+    moved = _distance(update.weights, received.parameters)
+    if not np.isfinite(moved):  # looked for only now: the distance has seen every number
+        for key in received.parameters:
+            _check_finite(key, update.weights[key])
+    limit = max_norm * max(1.0, received.norm)
+    if not moved <= limit:
+        raise Rejected("weights", f"moved by {moved:.3g} in one round, allowed is {limit:.3g}")
+    return moved, _distance(update.weights, received.buffers)
+
+
 def _check_keys(got: Mapping[str, object], expected: Mapping[str, object], what: str) -> None:
     missing, extra = sorted(set(expected) - set(got)), sorted(map(str, set(got) - set(expected)))
     if missing:
@@ -396,20 +410,38 @@ def _check_keys(got: Mapping[str, object], expected: Mapping[str, object], what:
 
 
 def _check_array(key: str, array: np.ndarray, spec: ArraySpec) -> None:
+    _check_form(key, array, spec.shape, np.dtype(spec.dtype))
+    _check_finite(key, array)
+    if spec.low > -np.inf or spec.high < np.inf:
+        _check_range(key, array, spec.low, spec.high)
+
+
+def _check_form(key: str, array: np.ndarray, shape: Sequence[int | str], dtype: np.dtype) -> None:
     if type(array) is not np.ndarray:  # a masked array would hide what it masks
         raise Rejected(key, f"is a {type(array).__name__}, not an array")
-    fits = len(array.shape) == len(spec.shape) and all(
-        isinstance(want, str) or have == want for have, want in zip(array.shape, spec.shape, strict=True)
+    fits = array.shape == shape or (
+        len(array.shape) == len(shape)
+        and all(isinstance(want, str) or have == want for have, want in zip(array.shape, shape, strict=True))
     )
     if not fits:
-        raise Rejected(key, f"has shape {array.shape}, expected {spec.shape}")
-    if array.dtype != np.dtype(spec.dtype):
-        raise Rejected(key, f"has type {array.dtype}, expected {spec.dtype}")
+        raise Rejected(key, f"has shape {array.shape}, expected {shape}")
+    if array.dtype != dtype:
+        raise Rejected(key, f"has type {array.dtype}, expected {dtype}")
+
+
+def _check_finite(key: str, array: np.ndarray) -> None:
     if not np.isfinite(array).all():
         raise Rejected(key, "holds NaN or infinity")
-    bounded = spec.low > -np.inf or spec.high < np.inf
-    if bounded and array.size and (array.min() < spec.low or array.max() > spec.high):
-        raise Rejected(key, f"goes from {array.min():g} to {array.max():g}, allowed is {spec.low:g} to {spec.high:g}")
+
+
+def _check_range(key: str, array: np.ndarray, low: float, high: float) -> None:
+    if not array.size:
+        return
+    least, most = array.min(), array.max()
+    if not (np.isfinite(least) and np.isfinite(most)):
+        raise Rejected(key, "holds NaN or infinity")
+    if least < low or most > high:
+        raise Rejected(key, f"goes from {least:g} to {most:g}, allowed is {low:g} to {high:g}")
 
 
 def _check_free_sizes(method: str, arrays: Arrays, specs: Mapping[str, ArraySpec], n_samples: int) -> None:
