@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from data_prep.office_caltech import LISTS, OFFICE_CALTECH
 from data_prep.pictures import PictureSet
 
 TREE = PictureSet(
@@ -60,6 +62,20 @@ def write_tree(
         for c, label in enumerate(classes):
             for k in range(each):
                 write_picture(root / site / label / f"{name.format(k + 1)}{suffix}", 10_000 * s + 100 * c + k)
+    return root
+
+
+def write_office(root: Path) -> Path:
+    """Office-Caltech 10 with five pictures of each class at each site; the lists train on the first four, backwards."""
+    write_tree(root, OFFICE_CALTECH.sites, OFFICE_CALTECH.classes, suffix=".jpg")
+    lists = {
+        site: {
+            "train": [f"{site}/{c}/frame_{k:04d}.jpg" for k in (4, 3, 2, 1) for c in OFFICE_CALTECH.classes],
+            "test": [f"{site}/{c}/frame_0005.jpg" for c in OFFICE_CALTECH.classes],
+        }
+        for site in OFFICE_CALTECH.sites
+    }
+    (root / LISTS).write_text(json.dumps(lists), encoding="utf-8")
     return root
 
 

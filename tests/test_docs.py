@@ -3,7 +3,7 @@
 A page's commands are typed in their order, in a folder of its own, with a home and a checkout that are copies, and each
 must end with 0. Data are the phantom and made-up scans; `RUN` has what is added to a command so that it ends in
 seconds. What no test machine has is in `PARSED`, with the reason, and is only given to the command's own parser. A
-command that is in neither fails.
+command that is in neither fails. The runbook's commands are typed in tests/flare/test_runbook.py.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ from pathlib import Path
 import psutil
 import pytest
 import SimpleITK
+import torch
 from nvflare import cli as nvflare_cli
-from scanfiles import volume, write_dicom
+from picturefiles import write_office, write_tree
+from scanfiles import volume, write_dicom, write_pair
 
+from data_prep.pacs import PACS
+from fedshift import cli, networks
 from fedshift.cli import _parser
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 RUNBOOK = "deploy/RUNBOOK.md"
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")), RUNBOOK]
-TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in (*PAGES, RUNBOOK)}
 
 MAKE_PHANTOM = ["fedshift", "data", "phantom"]
 SMALL_DATA = ["--sites", "BIDMC,HK,UCL", "--cases", "3", "--matrix", "32"]
@@ -39,6 +43,7 @@ SMALL_JOB = [
     *("--sites", "BIDMC,HK,UCL", "--set", "data.matrix=32", "network.options.features=4", "schedule.rounds=2"),
     *("schedule.local_epochs=1", "schedule.batch_size=8", "schedule.precision=fp32"),
 ]
+SMALL_PICTURES = ["--set", "data.size=64", "schedule.rounds=1", "schedule.local_epochs=1", "schedule.precision=fp32"]
 SMALL_SHAPES = ["--set", "schedule.rounds=2", "schedule.local_epochs=1"]
 
 RUN: dict[str, list[str]] = {
@@ -47,17 +52,22 @@ RUN: dict[str, list[str]] = {
     r"fedshift --version": [],
     r"fedshift (tasks|methods)\b.*": [],
     r"fedshift data phantom": SMALL_DATA,  # once: pages that repeat it get what it made
-    r"fedshift data (check|prepare own) (?!DIR|--images DIR).*": [],
+    r"fedshift data (check|prepare own) .*": [],
     r"fedshift data prepare shapes .*": [],
     r"fedshift job \S+ prostate .*federation\.robust\..*": [],  # of the task's six sites
     r"fedshift (job|pooled|leave-one-out|cross-site)( \S+)? prostate\b.*": SMALL_JOB,
     r"fedshift job \S+ our_prostate\.yaml": SMALL_JOB[2:],
     r"fedshift (job|leave-one-out) \S+ shapes\b.*": SMALL_SHAPES,
     r"fedshift job \S+ pacs\b.*": [],
+    r"fedshift data prepare prostate .*": ["--out", "prepared"],  # beside the phantom, with which pages go on
+    r"fedshift data prepare office_caltech .*": ["--out", "prepared"],
+    r"fedshift (leave-one-out|cross-site|pooled) .*\b(office_caltech|pacs)\b.*": SMALL_PICTURES,
+    r"fedshift compare benchmarks/.*": ["--dry-run"],  # all but the hours that it takes, and on downloads
     r"fedshift run jobs/first": [],  # under FLARE, as it stands
     r"fedshift run .*--in-process.*": [],
     r"fedshift run jobs/(?!long)\S+": ["--in-process"],  # the same numbers, in seconds
     r"fedshift (report|predict|export) runs/(?!fedavg_).*": [],
+    r"fedshift (predict|export) MODEL .*": ["--site", "BIDMC"],  # the model that is there has FedRDN
     r"fedshift compare phantom_methods\.yaml.*": ["--only", "FedAvg", "FedFA"],
 }
 """Commands that are run (a pattern for the whole of it), and what is added to them so that they end in seconds."""
@@ -69,24 +79,21 @@ PARSED: dict[str, str] = {
     r"python benchmarks/": "a quarter of an hour",
     r"python -m monai\.bundle run": "tests/inference/test_bundle.py runs it and compares the masks",
     r"nvflare simulator ": "tests/flare/conftest.py runs FLARE's own command, once a session",
-    r"nvflare provision ": "tests/kits.py provisions with these files",
-    r"fedshift site ": "needs a provisioned kit: tests/flare/test_kit.py and test_deployed.py run it",
-    r"fedshift data (check|prepare own --images) DIR": "DIR is the reader's own; docs/data.md has it with names",
-    r"fedshift data check DATA": "DATA is the reader's own; docs/data.md has it with names",
-    r"fedshift data prepare (prostate|office_caltech) --source DIR": "a download: tests/data_prep/ runs small ones",
-    r"fedshift \S+ .*--weights ": "needs a file of weights: tests/networks/test_pretrained.py makes and gives one",
-    r"fedshift (leave-one-out|cross-site|pooled) .*(office_caltech|pacs)": "a download; tests/test_protocols.py and "
-    "test_pooled_command.py run them on small sites",
-    r"fedshift compare benchmarks/": "hours, on downloads: tests/test_paper_specs.py resolves every cell",
-    r"fedshift (predict|export) MODEL": "MODEL is the reader's own; docs/predict.md has one with a name",
+    r"nvflare provision ": "tests/flare/test_runbook.py types it, in real kits",
+    r"fedshift site ": "tests/flare/test_runbook.py types it, in real kits",
     r"fedshift predict runs/fedavg_": "a download; tests/inference/test_predict_command.py runs a classifier",
-    r"fedshift job .*--production": "tests/flare/test_deployed.py submits such jobs to real processes",
-    r"(nvflare|tensorboard|KIT/startup|LEAD/startup|touch KIT|tar|chmod|ls|cp|grep|python3 -c) ?": "parts of a "
-    "provisioned federation, which tests/flare/test_deployed*.py start by themselves",
-    r"(useradd|chown|systemctl|journalctl) ": "systemd and root; the units are checked by tests/test_deploy_files.py",
-    r"docker ": "a Docker engine; the Dockerfile is checked by tests/test_deploy_files.py",
 }
 """Commands that are only parsed (how they begin), and what a test machine has not, or where else they run."""
+
+MEANT: dict[str, dict[str, str]] = {
+    r"fedshift data check DIR": {"DIR": "promise12"},
+    r"fedshift data prepare own --images DIR .*": {"--images DIR": "--images scans", "--masks DIR": "--masks masks"},
+    r"fedshift data prepare prostate .*": {"DIR": "promise12"},
+    r"fedshift data prepare office_caltech .*": {"DIR": "office"},
+    r"fedshift predict MODEL .*": {"MODEL": "runs/fedfa_fedrdn_prostate/best_global_model.pt"},
+    r"fedshift export MODEL .*": {"MODEL": "runs/fedfa_fedrdn_prostate/best_global_model.pt", "DIR": "bundle"},
+}
+"""What a command's words in capitals stand for."""
 
 SHRUNK: dict[str, dict[str, str]] = {
     "phantom_methods.yaml": {
@@ -132,28 +139,36 @@ def added(command: str) -> list[str] | None:
     return next((more for pattern, more in RUN.items() if re.fullmatch(pattern, command)), None)
 
 
+def meant(command: str) -> str:
+    """A command with its reader's own names."""
+    for pattern, names in MEANT.items():
+        if re.fullmatch(pattern, command):
+            for word, name in names.items():
+                assert word in command
+                command = command.replace(word, name)
+    return command
+
+
 def reason(command: str) -> str | None:
     """Why a command is only parsed."""
     return next((why for pattern, why in PARSED.items() if re.match(pattern, command)), None)
 
 
-def is_run(page: str, command: str) -> bool:
-    """A reason against it outweighs a pattern for it; the runbook's are of several machines."""
-    return page != RUNBOOK and reason(command) is None and added(command) is not None
+def is_run(command: str) -> bool:
+    """A reason against it outweighs a pattern for it."""
+    return reason(command) is None and added(command) is not None
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_a_page_is_run_or_there_is_a_reason_why_not(page: str) -> None:
-    unknown = [c for c in typed(TEXT[page]) if not is_run(page, c) and reason(c) is None]
-    if page == RUNBOOK:  # of the coordinator and of sites, on machines of their own
-        unknown = [c for c in unknown if not re.match(r"fedshift (?:--version|data check|job)", c)]
+    unknown = [c for c in typed(TEXT[page]) if not is_run(c) and reason(c) is None]
     assert not unknown, "put them into RUN or PARSED"
 
 
 def test_no_pattern_is_left_over() -> None:
-    everything = [(page, c) for page in PAGES for c in typed(TEXT[page])]
-    run = [p for p in RUN if not any(re.fullmatch(p, c) and is_run(page, c) for page, c in everything)]
-    parsed = [p for p in PARSED if not any(re.match(p, c) for _, c in everything)]
+    everything = [c for page in PAGES for c in typed(TEXT[page])]
+    run = [p for p in (*RUN, *MEANT) if not any(re.fullmatch(p, c) and is_run(c) for c in everything)]
+    parsed = [p for p in PARSED if not any(re.match(p, c) for c in everything)]
     assert not run and not parsed
 
 
@@ -164,7 +179,7 @@ def test_commands_are_found_in_every_kind_of_block() -> None:
     assert typed(page + "```yaml\nmake: 1\n```\n") == ["fedshift tasks", "ls a", "cp a b"]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, RUNBOOK])
 def test_no_command_hides_where_it_would_not_be_found(page: str) -> None:
     outside = re.sub(r"^```.*?^```$", "", TEXT[page], flags=re.DOTALL | re.MULTILINE)
     hidden = re.findall(rf"^(?: {{4,}}|\$ ){PROGRAMS} .*", outside, flags=re.MULTILINE)
@@ -190,11 +205,8 @@ def parse(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (ROOT / words[0]).is_file()
 
 
-@pytest.mark.parametrize(
-    "command", sorted({c for page in PAGES if page != RUNBOOK for c in typed(TEXT[page]) if not is_run(page, c)})
-)
+@pytest.mark.parametrize("command", sorted({c for page in PAGES for c in typed(TEXT[page]) if not is_run(c)}))
 def test_a_command_that_is_not_run_can_be_typed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the runbook are in test_deploy_files.py."""
     parse(command, monkeypatch)
 
 
@@ -204,7 +216,7 @@ def mentioned(text: str) -> Iterator[str]:
         yield " ".join(re.sub(r"…|\(.*", "", command).split())
 
 
-@pytest.mark.parametrize("command", sorted({c for page in PAGES if page != RUNBOOK for c in mentioned(TEXT[page])}))
+@pytest.mark.parametrize("command", sorted({c for page in PAGES for c in mentioned(TEXT[page])}))
 def test_a_command_that_a_sentence_mentions_exists(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -380,7 +392,35 @@ def for_predictions(folder: Path, phantom: Path) -> None:
         shutil.copy(scan, folder / "SCANS" / scan.name)
 
 
+def for_the_readme(folder: Path, phantom: Path) -> None:
+    """Scans, downloads in small, and what its last part goes on with."""
+    own_scans(folder, images="scans", masks="masks")
+    for_predictions(folder, phantom)
+    for number in (0, 12, 13, 24, 25, 37, 38, 49):  # some of each of PROMISE12's sites
+        write_pair(folder / "promise12", f"Case{number:02d}", seed=number, suffix=".mhd")
+    write_office(folder / "office")
+    with_pictures(folder, phantom)
+
+
+def with_pictures(folder: Path, phantom: Path) -> None:
+    """Small sites of two tasks where commands look for them, and a file in the layout of ImageNet's weights."""
+    for dataset, write, words in (
+        ("office_caltech", write_office, []),
+        ("office_caltech", write_office, ["--split", "papers"]),
+        ("pacs", lambda root: write_tree(root, PACS.sites, PACS.classes, each=4), []),
+    ):
+        source = folder / "downloads" / dataset
+        if not source.is_dir():
+            write(source)
+        out = ["--source", str(source), "--out", str(phantom.parent), "--size", "64"]
+        assert cli.main(["data", "prepare", dataset, *out, *words]) == 0
+    net = networks.build("resnet18", {}, in_channels=3, n_classes=1000, seed=0)
+    torch.save(net.state_dict(), folder / "resnet18-f37072fd.pth")
+
+
 READY: dict[str, Callable[[Path, Path], None]] = {
+    "README.md": for_the_readme,
+    "docs/running.md": with_pictures,
     "docs/data.md": for_own_data,
     "docs/how-to-new-task.md": for_a_new_task,
     "docs/predict.md": for_predictions,
@@ -400,13 +440,13 @@ def typist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typist]:
         typist.end()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(is_run(page, c) for c in typed(TEXT[page]))])
+@pytest.mark.parametrize("page", [page for page in PAGES if any(is_run(c) for c in typed(TEXT[page]))])
 def test_the_commands_of_a_page_run(page: str, typist: Typist, tmp_path: Path) -> None:
     for name in ("benchmarks", "deploy"):
         (tmp_path / name).symlink_to(ROOT / name)
     save_files(page, tmp_path)
     READY.get(page, lambda folder, phantom: None)(tmp_path, typist.phantom)
-    commands = [(shlex.split(c), added(c) or []) for c in typed(TEXT[page]) if is_run(page, c)]
+    commands = [(shlex.split(meant(c)), added(c) or []) for c in typed(TEXT[page]) if is_run(c)]
     typist.type(tmp_path, [[*words, *more] for words, more in commands if words != MAKE_PHANTOM])
 
 
@@ -477,7 +517,7 @@ def test_the_links_of_a_page_outside_the_site_lead_somewhere(page: str) -> None:
     assert targets and not [target for target in targets if not (ROOT / target).exists()]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md"])
+@pytest.mark.parametrize("page", [*PAGES[1:], RUNBOOK])
 def test_lists_and_tables_are_such_in_the_site_too(page: str) -> None:
     """There, unlike on code hosts, they need an empty line before them, and lists in lists four blanks."""
     text = re.sub(r"^```.*?^```$", "", TEXT[page], flags=re.S | re.M)

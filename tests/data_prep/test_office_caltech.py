@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from picklefiles import calling
-from picturefiles import write_tree
+from picturefiles import write_office
 
 from data_prep.dealing import BY_CONTENT
 from data_prep.office_caltech import LISTS, OFFICE_CALTECH, plan
@@ -29,17 +29,7 @@ PARTS = ("train", "val", "test")
 
 @pytest.fixture
 def office(tmp_path: Path) -> Path:
-    """Five pictures of each class at each site; the lists have the first four for training, backwards."""
-    root = write_tree(tmp_path / "office", OFFICE_CALTECH.sites, OFFICE_CALTECH.classes, suffix=".jpg")
-    lists = {
-        site: {
-            "train": [f"{site}/{c}/frame_{k:04d}.jpg" for k in (4, 3, 2, 1) for c in OFFICE_CALTECH.classes],
-            "test": [f"{site}/{c}/frame_0005.jpg" for c in OFFICE_CALTECH.classes],
-        }
-        for site in OFFICE_CALTECH.sites
-    }
-    (root / LISTS).write_text(json.dumps(lists), encoding="utf-8")
-    return root
+    return write_office(tmp_path / "office")
 
 
 def change_lists(root: Path, site: str, part: str, names: list[str]) -> None:

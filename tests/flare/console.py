@@ -38,7 +38,7 @@ class Console:
         )
         os.close(other)
         try:
-            self._answer(": ", 60)
+            self.question = self._answer(": ", 60)
             self.welcome = self.do(kit.name)
         except BaseException:
             self.end()
@@ -61,9 +61,10 @@ class Console:
 
     def do(self, line: str, *more: str, timeout: float = 60) -> str:
         """Type a line, and others where the console asks back; returns what it prints up to the next prompt."""
+        said = ""
         for number, typed in enumerate((line, *more)):
             os.write(self._terminal, typed.encode() + b"\n")
-            said = self._answer(": " if number < len(more) else PROMPT, timeout)
+            said += self._answer(": " if number < len(more) else PROMPT, timeout)
         return said.partition("\r\n")[2].removesuffix(PROMPT).replace("\r\n", "\n")
 
     def _answer(self, end: str, timeout: float) -> str:
