@@ -254,3 +254,15 @@ def test_a_printed_average_fits_its_columns_or_a_note_says_that_it_does_not(path
             step = 10.0 ** -len(printed.partition(".")[2])
             fits = abs(mean - float(printed)) <= step + 1e-9
             assert fits is ("the columns' mean is" not in note), (place, printed, mean)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_the_quick_scale_takes_less_than_an_hour(
+    path: Path, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]]
+) -> None:
+    """By the committed estimate, of as many different runs as the spec has now."""
+    estimates = json.loads((BENCHMARKS / "results" / "performance" / "quick_tables.json").read_text(encoding="utf-8"))
+    _, cells = cells_of(path, "quick")
+    runs = {Work(kind=cell.plan.kind, name=cell.plan.name, jobs=cell.plan.at(cell.seed), data={}).key for cell in cells}
+    assert estimates["tables"][path.stem]["runs"] == len(runs)
+    assert estimates["tables"][path.stem]["minutes"] < 60

@@ -134,11 +134,15 @@ class Estimator:
             counts = {
                 site: Samples(**about_counts(read_manifest(cell.data[site]), task.data))
                 if site in cell.data
-                else self._samples
+                else self._assumed(task.data.get("images"))
                 for site in everyone
             }
             self._counts[key] = counts, len(cell.data) < len(everyone)
         return self._counts[key]
+
+    def _assumed(self, images: int | None) -> Samples:
+        """Of a site without data: never more than the job takes of any."""
+        return self._samples.model_copy(update={"train": min(self._samples.train, images or self._samples.train)})
 
     def _step(self, job: JobSpec) -> Step:
         key = _network(job, self._device)
