@@ -17,7 +17,9 @@ PRECISION: dict[str, Any] = json.loads((RESULTS / "performance" / "precision.jso
 STEP: dict[str, Any] = json.loads((RESULTS / "performance" / "training_step.json").read_text(encoding="utf-8"))
 ROUNDS: dict[str, Any] = json.loads((RESULTS / "performance" / "many_rounds.json").read_text(encoding="utf-8"))
 MEMORY: dict[str, Any] = json.loads((RESULTS / "performance" / "server_memory.json").read_text(encoding="utf-8"))
+SITES: dict[str, Any] = json.loads((RESULTS / "performance" / "many_sites.json").read_text(encoding="utf-8"))
 RUNS: dict[str, Any] = json.loads((RESULTS / "flare_round_cost.json").read_text(encoding="utf-8"))["runs"]
+PEERS = ("Flower simulation", "NVFlare FedAvgRecipe")
 
 
 def row(name: str, section: str) -> list[str]:
@@ -34,11 +36,20 @@ def told(values: dict[str, Any], digits: int) -> str:
 @pytest.mark.parametrize("name", OVERHEAD["seconds_a_round"])
 def test_a_round_without_training(name: str) -> None:
     launch = OVERHEAD["seconds_from_launch_to_first_training_task"].get(name)
+    worker = OVERHEAD["megabytes_of_the_largest_worker"].get(name)
     values = OVERHEAD["seconds_a_round"][name]
     assert row(name, "A round under FLARE") == [
         told(values, 2 if values["median"] > 0.1 else 3),
         told(launch, 1) if launch else "",
+        f"{worker['median']:.0f}" if worker else "",
     ]
+
+
+def test_the_peers_ratios() -> None:
+    ours = OVERHEAD["seconds_a_round"]["fedshift run"]["median"]
+    flower, recipe = (ours / OVERHEAD["seconds_a_round"][peer]["median"] for peer in PEERS)
+    said = f"takes {flower:.2f} of the time of Flower's simulation and {recipe:.2f} of that of NVFlare's recipe"
+    assert said in " ".join(PAGE.split())
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -122,6 +133,25 @@ def test_many_rounds() -> None:
     for part in ROUNDS["parts"]:
         cells = [f"{part['seconds_a_round']:.2f}", str(part["memory_mb"]), f"{part['files_mb']:.0f}"]
         assert row(str(part["up_to_round"]), "Many rounds") == cells
+
+
+def test_memory_stays_at_last() -> None:
+    assert "memory grows until about the 300th round, by half, and then stays" in " ".join(PAGE.split())
+    memory = {part["up_to_round"]: part["memory_mb"] for part in ROUNDS["parts"]}
+    late = [told for up_to, told in memory.items() if up_to > 290]
+    assert max(late) < 1.01 * min(late) and max(late) < 1.51 * next(iter(memory.values()))
+
+
+def test_many_sites() -> None:
+    for run in SITES["runs"]:
+        flare, alone = run["fedshift run"], run["one process"]
+        assert row(f"{run['task']}, {run['sites']} sites", "Many sites") == [
+            told(flare["seconds"], 0),
+            told(alone["seconds"], 0),
+            f"{run['seconds_ratio']:.2f}",
+            f"{run['processor_seconds_ratio']:.2f}",
+            f"{flare['memory_mb']['median']:.0f}",
+        ]
 
 
 def test_the_servers_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, Update
 from fedshift.protocols import claim, cross_site, leave_one_out
-from fedshift.reporting.protocols import CrossSite, LeaveOneOut, cross_site_table, mean_metrics
+from fedshift.reporting.protocols import CrossSite, LeaveOneOut, cross_site_table, mean_metrics, own_model
 from fedshift.reporting.results import LAST, read_results
 from fedshift.resolve import resolve
 from fedshift.tasks import SiteData, build_task
@@ -161,6 +162,23 @@ def test_local_models_are_scored_at_every_site(home: Path, capsys: pytest.Captur
     assert not (home / "out" / "visited").exists()
     assert command("cross-site", "-w out --set schedule.rounds=4") == 0
     assert "round" not in capsys.readouterr().out, "it has ended before"
+
+
+def test_the_sites_own_models_are_kept_if_that_is_asked_for(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--methods fedrdn --set schedule.rounds=2"
+    assert command("cross-site", f"-w without {options}") == 0
+    assert not (home / "without" / "own_models").exists()
+    assert command("cross-site", f"-w without {options} --keep-models") == 2
+    assert "made without --keep-models: give another --workspace" in capsys.readouterr().err
+    assert command("cross-site", f"-w kept {options} --keep-models") == 0
+    assert CrossSite.read(home / "kept").scores == CrossSite.read(home / "without").scores
+    job = resolve(str(SHAPES), "fedrdn", options=["schedule.rounds=2"])
+    data = {site: home / "fedshift" / "phantom" / "shapes" / site for site in "ABC"}
+    for site in "ABC":
+        kept = load_checkpoint(own_model(home / "kept", site))
+        trained = local_model(job, data, home / "again", site)
+        assert kept["sites"] == 1 and all(torch.equal(kept["weights"][key], trained[key]) for key in trained)
+        shutil.rmtree(home / "again")
 
 
 @pytest.fixture

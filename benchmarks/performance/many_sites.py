@@ -1,11 +1,14 @@
 """What FLARE costs with 100 and 200 sites, ten of which train in a round, and whether memory grows with the sites.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.performance.many_sites
+    OMP_NUM_THREADS=1 python -m benchmarks.performance.many_sites --cifar10
+    OMP_NUM_THREADS=1 python -m benchmarks.performance.many_sites --emnist --cifar10 100 --rounds 3
 
-The tasks emnist (LeNet-5) and cifar10 (ResNet-18) with their own schedules cut to a few rounds, on random images: time
-does not depend on what they show. ``fedshift run`` shares the sites out between two hosts; in one process they train
-one after another. On a machine with several cores FLARE's hosts work side by side, so the ratio may be below one: the
-seconds of all processors together, which tell the work, are given too.
+A call adds to the figures of those before: the first measures emnist alone, the second cifar10, whose rounds take long.
+On random images, as time does not depend on what they show: LeNet-5 with FEMNIST's 180 training images a site and the
+ten epochs of its paper's schedule, and ResNet-18 with the few steps of the task cifar10; a few rounds of both.
+``fedshift run`` shares the sites out between two hosts; in one process they train one after another. On a machine with
+several cores FLARE's hosts work side by side, so the ratio may be below one: the seconds of all processors together,
+which tell the work, are given too.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ from fedshift.flare.export import write_job
 from fedshift.job import JobSpec
 from fedshift.resolve import resolve
 
-IMAGES = {"train": 20, "val": 4, "test": 4}
+IMAGES = {"emnist": {"train": 180, "val": 20, "test": 20}, "cifar10": {"train": 20, "val": 4, "test": 4}}
 """A site has."""
+SCHEDULE = {"emnist": ["schedule.local_epochs=10", "schedule.batch_size=10"], "cifar10": []}
+"""What differs from the task's own."""
 
 
 def main() -> None:
@@ -40,18 +45,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--emnist", type=int, nargs="+", default=[50, 100, 200], help="numbers of sites")
-    parser.add_argument("--cifar10", type=int, nargs="+", default=[100], help="numbers of sites")
+    parser.add_argument("--emnist", type=int, nargs="*", default=[50, 200], help="numbers of sites")
+    parser.add_argument("--cifar10", type=int, nargs="*", default=[100], help="numbers of sites")
     args = parser.parse_args()
     load = record.load()
-    rows: list[dict[str, Any]] = []
+    rows = {(row["task"], row["sites"]): row for row in earlier()}
     for task, counts in (("emnist", args.emnist), ("cifar10", args.cifar10)):
         for count in counts:
             with tempfile.TemporaryDirectory() as scratch:
-                rows.append(compare(Path(scratch), task, count, args.rounds, args.repeats))
-            print(json.dumps(rows[-1]), flush=True)
-    content = {"what": "ten sites a round; 20 training images a site", "rounds": args.rounds, "runs": rows}
+                row = compare(Path(scratch), task, count, args.rounds, args.repeats)
+            rows[task, count] = {**row, "rounds": args.rounds}
+            print(json.dumps(row), flush=True)
+    told = [rows[key] for key in sorted(rows, key=lambda key: (key[0] != "emnist", key[1]))]
+    content = {"what": "ten sites a round", "images": IMAGES, "schedule": SCHEDULE, "runs": told}
     print(record.write("many_sites", content, load=load))
+
+
+def earlier() -> list[dict[str, Any]]:
+    """What earlier calls have measured; this one adds to it."""
+    path = record.RESULTS / "many_sites.json"
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
+    return found
 
 
 def compare(folder: Path, task: str, count: int, rounds: int, repeats: int) -> dict[str, Any]:
@@ -75,9 +89,10 @@ def compare(folder: Path, task: str, count: int, rounds: int, repeats: int) -> d
 
 
 def job_of(task: str, count: int, rounds: int) -> JobSpec:
-    """The task's default job with so many sites."""
+    """The task's job with so many sites."""
     sites = [f"site_{number:03d}" for number in range(count)]
-    return resolve(task, "fedavg", sites=sites, options=[f"schedule.rounds={rounds}"], name="many")
+    options = [*SCHEDULE[task], f"schedule.rounds={rounds}"]
+    return resolve(task, "fedavg", sites=sites, options=options, name="many")
 
 
 def noise_site(folder: Path, job: JobSpec, site: str) -> None:
@@ -86,7 +101,7 @@ def noise_site(folder: Path, job: JobSpec, site: str) -> None:
     size, channels = int(task.data["size"]), int(task.data["channels"])
     arrays = folder / "arrays" / str(size)
     arrays.mkdir(parents=True)
-    splits = [split for split, n in IMAGES.items() for _ in range(n)]
+    splits = [split for split, n in IMAGES[task.name].items() for _ in range(n)]
     labels = rng.integers(0, len(task.classes), len(splits))
     np.save(arrays / "images.npy", rng.integers(0, 256, (len(splits), channels, size, size), dtype=np.uint8))
     np.save(arrays / "labels.npy", labels.astype(np.uint8))

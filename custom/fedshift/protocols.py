@@ -8,6 +8,7 @@ from typing import Literal
 
 import yaml
 
+from fedshift.checkpoint import header_of, load_checkpoint, save_checkpoint
 from fedshift.coordinator import Coordinator
 from fedshift.data.manifest import read_manifest
 from fedshift.errors import ConfigError, DataError
@@ -15,7 +16,7 @@ from fedshift.federation import SITE_STATE, run_in_process
 from fedshift.job import FILE_NAME, JobSpec, read_yaml
 from fedshift.messages import Broadcast, Update
 from fedshift.reporting import results
-from fedshift.reporting.protocols import CrossSite, HeldOutSite, LeaveOneOut, ModelScores, mean_metrics
+from fedshift.reporting.protocols import CrossSite, HeldOutSite, LeaveOneOut, ModelScores, mean_metrics, own_model
 from fedshift.reporting.results import FinalScores, Results, read_results
 from fedshift.site import Site
 from fedshift.training.state import StateStore
@@ -85,6 +86,7 @@ def cross_site(
     folder: Path,
     *,
     device: str = "auto",
+    keep_models: bool = False,
     on_progress: Callable[[Coordinator], None] | None = None,
 ) -> CrossSite:
     """Score every site's own model at every site's test part, in one process: no federation shows these models.
@@ -98,6 +100,7 @@ def cross_site(
         data: each site's prepared folder.
         folder: where the run and ``cross_site.json`` go.
         device: as in `run_in_process`.
+        keep_models: leave each site's own model as a model file ``own_models/<site>.pt``.
         on_progress: as in `run_in_process`.
     """
     last = job.task.schedule.rounds
@@ -129,8 +132,32 @@ def cross_site(
         mean_own=mean_metrics(metrics for own, metrics in pairs if own),
         mean_elsewhere=mean_metrics(metrics for own, metrics in pairs if not own),
     )
+    if keep_models:
+        for site, model in models.items():
+            write_own(site, model, folder, scores=scores[site].get(site, {}))
     record.write(folder)
     return record
+
+
+def write_own(site: str, model: Broadcast, folder: Path, *, scores: Mapping[str, float]) -> None:
+    """A model of a single site, with all else as in the last aggregate's file in ``folder``."""
+    content = load_checkpoint(folder / results.LAST)
+    header = header_of(content, where=str(folder / results.LAST))
+    target = own_model(folder, site)
+    target.parent.mkdir(exist_ok=True)
+    save_checkpoint(
+        target,
+        job=header.job,
+        round_=header.round,
+        weights=model.weights,
+        methods={name: {key: value.numpy() for key, value in of.items()} for name, of in content["methods"].items()},
+        personal=(),
+        scores=dict(scores),
+        kind=header.kind,
+        sites=1,
+        statistics=header.statistics,
+        initial_weights=header.initial_weights,
+    )
 
 
 def claim(folder: Path, job: JobSpec) -> None:

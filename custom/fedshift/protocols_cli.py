@@ -40,6 +40,11 @@ def add_parsers(subparsers: Any) -> None:
         "--methods", default="single", metavar="METHODS", help="joined by +; single (default): all sites train alone"
     )
     cross.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name>_cross_site")
+    cross.add_argument(
+        "--keep-models",
+        action="store_true",
+        help="leave each site's own model in own_models/: `fedshift report --images` shows its features",
+    )
     cross.set_defaults(func=cross_site)
 
 
@@ -99,8 +104,9 @@ def leave_one_out(args: argparse.Namespace) -> int:
 def cross_site(args: argparse.Namespace) -> int:
     """``fedshift cross-site``."""
     from fedshift import methods, protocols
+    from fedshift.errors import ConfigError
     from fedshift.flare.local_data import find_sites
-    from fedshift.reporting.protocols import CrossSite, cross_site_table
+    from fedshift.reporting.protocols import CrossSite, cross_site_table, own_model
 
     job = resolve_job(args, held_out=[], sites=names(args.sites))
     methods.require_federation(job)
@@ -111,9 +117,12 @@ def cross_site(args: argparse.Namespace) -> int:
     protocols.claim(folder, job)
     if (folder / CrossSite.FILE_NAME).is_file():
         record = CrossSite.read(folder)
+        if args.keep_models and not all(own_model(folder, site).is_file() for site in job.task.sites):
+            raise ConfigError(f"{folder} has its table already, made without --keep-models: give another --workspace")
     else:
+        keep = args.keep_models
         with shown(folder) as show:
-            record = protocols.cross_site(job, data, folder, device=device, on_progress=show)
+            record = protocols.cross_site(job, data, folder, device=device, keep_models=keep, on_progress=show)
     console.print(cross_site_table(record))
     print(f"table: {folder / CrossSite.FILE_NAME}")
     return 0

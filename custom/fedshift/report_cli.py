@@ -50,7 +50,7 @@ def write(args: argparse.Namespace) -> int:
     """``fedshift report``."""
     from fedshift.errors import ConfigError
     from fedshift.reporting.report import page
-    from fedshift.reporting.report.runs import Run, read
+    from fedshift.reporting.report.runs import Given, Run, own_models, read
     from fedshift.reporting.report.wording import size
 
     given = [read(path) for path in args.runs]
@@ -62,15 +62,18 @@ def write(args: argparse.Namespace) -> int:
     if args.images:
         if args.most_sites < 1:
             raise ConfigError(f"--most-sites must be at least 1, not {args.most_sites}")
-        if not any(isinstance(one, Run) for one in given):
-            raise ConfigError("--images needs a run with its model: what was named holds scores only")
+        if not any(isinstance(one, Run) or own_models(one) for one in given):
+            raise ConfigError(
+                "--images needs models, and what was named holds scores only: name a run, or make a cross-site table "
+                "with --keep-models"
+            )
         from fedshift.reporting.report.images import sections
 
         folders = _folders(args.site_data)
 
-        def pictures(run: Run) -> list[Any]:
+        def pictures(one: Given) -> list[Any]:
             told = partial(print, flush=True)
-            return list(sections(run, folders=folders, most_sites=args.most_sites, tell=told))
+            return list(sections(one, folders=folders, most_sites=args.most_sites, tell=told))
 
     html = page.render(page.chapters(given, pictures=pictures))
     page.write(html, args.out)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
+import re
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedshift import memory
 from fedshift.cli import main
@@ -21,7 +28,7 @@ from fedshift.reporting.progress import Progress, duration
 from fedshift.reporting.results import read_results
 from fedshift.run_cli import describe
 
-from .conftest import SimulatorRun, environment
+from .conftest import SimulatorRun, environment, run
 
 pytestmark = pytest.mark.timeout(240)
 SHORT = [
@@ -88,6 +95,57 @@ def test_run_shows_progress_scores_and_where_things_are(side_by_side: SimulatorR
         assert path.exists()
         assert str(path) in side_by_side.output
     assert "round 2 of 2 done" in side_by_side.log
+
+
+def test_the_full_log_is_what_flare_says_and_goes_to_the_file_too(
+    short_job: Path, phantom_home: Path, tmp_path: Path
+) -> None:
+    words = (sys.executable, "-m", "fedshift.cli", "run", str(short_job), "--log", "full")
+    told = run(*words, workspace=tmp_path / "full", home=phantom_home)
+    assert told.code == 0, told.output
+    flares = [line for line in told.log.splitlines() if "ServerRunner" in line or "SimulatorRunner" in line]
+    assert flares and not set(flares) - set(told.output.splitlines())
+    assert "round 2 of 2 done" in told.output, "a line of the server's log"
+    assert "round 2/2" in told.output and "dice in percent" in told.output, "and what is shown without it"
+
+
+def test_at_a_terminal_there_is_a_bar_and_curves_can_be_read_while_the_run_works(
+    tmp_path: Path, phantom_home: Path
+) -> None:
+    assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SHORT, "schedule.rounds=1000"]) == 0
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedshift.cli", "run", str(tmp_path / "fedfa_prostate"), "-w", str(tmp_path / "run")],
+        env={**environment(phantom_home), "TERM": "xterm-256color"},
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    shown, curves, deadline = "", [], time.monotonic() + 120
+    try:
+        while len(curves) < 3:
+            assert time.monotonic() < deadline and process.poll() is None, shown[-2000:]
+            if select.select([screen], [], [], 0.2)[0]:
+                shown += os.read(screen, 65536).decode(errors="replace")
+            events = EventAccumulator(str(tmp_path / "run" / "server" / "simulate_job" / "tb_events")).Reload()
+            curves = events.Scalars("train_loss/HK") if "train_loss/HK" in events.Tags()["scalars"] else []
+    finally:
+        end_family(process.pid)
+        process.wait()
+        os.close(screen)
+    assert [point.step for point in curves][:3] == [1, 2, 3]
+    assert re.search(r"[━╸].*round \d+/1000.*\d:\d\d:\d\d", shown), "a bar, the round, and the time since the start"
+
+
+def end_family(pid: int) -> None:
+    """FLARE's processes are in sessions of their own."""
+    for process in [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
 
 
 def test_the_sites_share_a_process_a_core(side_by_side: SimulatorRun) -> None:

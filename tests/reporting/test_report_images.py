@@ -14,8 +14,9 @@ from reports import Page, image_sites, scan_sites
 from fedshift import cli
 from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
+from fedshift.protocols import cross_site
 from fedshift.reporting.report.images.models import look
-from fedshift.reporting.report.runs import Run, read
+from fedshift.reporting.report.runs import Run, Transfer, own_models, read
 from fedshift.reporting.results import read_results
 
 NOTICE = "This file contains images. If they are of patients, it must not leave the site."
@@ -60,6 +61,30 @@ def test_cases_histograms_and_features(root: Path, tmp_path: Path, run: str) -> 
         assert title in page.text
     assert ("As the network gets them" in page.text) == (run == "scans")  # FedRDN normalises
     assert len(set(page.ids())) == len(page.ids())
+
+
+def test_a_cross_site_record_shows_each_sites_samples_as_its_own_model_sees_them(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FedRDN, Figure 3: local models in (a) and (b), the aggregated model in (c) and (d)."""
+    data = {site: root / "data" / "shapes" / site for site in "AB"}
+    record = cross_site(small_image_job("fedrdn", sites=("A", "B")), data, tmp_path / "run", keep_models=True)
+    given = read(tmp_path / "run")
+    assert isinstance(given, Transfer)
+    own = own_models(given)
+    sees = look(given.run, folders=data, most_sites=9, tell=print, own=own)
+    for site in sees:
+        labels = site.data.labels(site.members).numpy()
+        scored = record.scores[site.site][site.site]["accuracy"]
+        assert (site.predicted.argmax(1) == labels).mean() == pytest.approx(scored), "the model that the table has"
+    together = look(given.run, folders=data, most_sites=9, tell=print)
+    assert not np.allclose(sees[0].features, together[0].features)
+    text = Page(made(tmp_path / "run", tmp_path / "r.html", "--images")).text
+    assert "each site's by its own model (t-SNE)" in text and "Features of test samples (t-SNE)" in text
+    assert NOTICE in text
+    shutil.rmtree(own["A"].path.parent)
+    assert cli.main(["report", str(tmp_path / "run"), "--images", "--out", str(tmp_path / "s.html")]) == 2
+    assert "make a cross-site table with --keep-models" in capsys.readouterr().err
 
 
 def test_the_score_of_a_case_is_the_one_in_the_record(root: Path, tmp_path: Path) -> None:

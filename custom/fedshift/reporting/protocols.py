@@ -91,6 +91,11 @@ class CrossSite(_Record):
     """Of every model at every other site."""
 
 
+def own_model(folder: Path, site: str) -> Path:
+    """Where ``fedshift cross-site --keep-models`` leaves a site's own model."""
+    return folder / "own_models" / f"{site}.pt"
+
+
 def mean_metrics(values: Iterable[Metrics]) -> Metrics:
     """The mean of each metric over those that have it."""
     values = list(values)

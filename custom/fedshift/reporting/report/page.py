@@ -31,7 +31,7 @@ from fedshift.reporting.report.wording import listed
 from fedshift.reporting.table import PHANTOM
 
 COMPARISON = "Comparison"
-Pictures = Callable[[Run], Sequence[Section]]
+Pictures = Callable[[Given], Sequence[Section]]
 """What makes the sections that show images."""
 
 _SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
@@ -66,7 +66,9 @@ def chapters(given: Sequence[Given], *, pictures: Pictures | None = None) -> lis
     for one in given:
         if isinstance(one, Transfer):
             key, title = transfer.heading(one)
-            made.append(Chapter(key, title, transfer.sections(one), _about(one.run), one.run.results.is_phantom))
+            shown = list(pictures(one)) if pictures is not None else []
+            found = transfer.sections(one, shown)
+            made.append(Chapter(key, title, found, _about(one.run), one.run.results.is_phantom, bool(shown)))
     return [_unique(chapter, f"c{number}") for number, chapter in enumerate(made)]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedshift.errors import ConfigError
 from fedshift.evaluation.record import Distribution, Evaluation
-from fedshift.reporting.protocols import CrossSite, LeaveOneOut
+from fedshift.reporting.protocols import CrossSite, LeaveOneOut, own_model
 from fedshift.reporting.results import BEST, FILE_NAME, FinalScores, Results, read_results
 
 if TYPE_CHECKING:
@@ -116,6 +116,18 @@ def _read_run(source: Path) -> Run:
     if not same or (results.final is not None and results.final.best.round != model.round):
         return Run(source, results, fault=f"{file.name} is the model of another run")
     return Run(source, results, model)
+
+
+def own_models(given: Transfer) -> dict[str, Model]:
+    """Each site's own model, if a cross-site record has them beside it.
+
+    Raises:
+        ConfigError: a model file cannot be used.
+    """
+    if not isinstance(given.record, CrossSite):
+        return {}
+    files = {site: own_model(given.run.source.parent, site) for site in given.record.data}
+    return {site: _read_model(file) for site, file in files.items() if file.is_file()}
 
 
 def named(runs: Sequence[Run]) -> list[Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from fedshift.reporting.protocols import CrossSite, LeaveOneOut
 from fedshift.reporting.report import curves, findings, repeat, scores, setup, traffic
@@ -21,8 +22,11 @@ def heading(given: Transfer) -> tuple[str, str]:
     return "leave-one-out", "Leave one site out"
 
 
-def sections(given: Transfer) -> list[Section]:
-    """What to be careful about, the scores, then what a run's report says of data, settings and how to repeat it."""
+def sections(given: Transfer, pictures: Sequence[Section] = ()) -> list[Section]:
+    """What to be careful about, the scores, then what a run's report says of data, settings and how to repeat it.
+
+    ``pictures`` stand before the last.
+    """
     record, run = given.record, given.run
     name, sites = metric(record.job.metric), len(run.results.data)
     has_rounds = bool(run.results.rounds)
@@ -37,7 +41,7 @@ def sections(given: Transfer) -> list[Section]:
         told = f"{sites} sites held out in turn: mean {name.word} {mean} on all samples of a site that never trained."
         found = [findings.of_many_models(run, told), leave_one_out(record), setup.data(run, role="held out in turn")]
     found += [setup.what_was_run(run, has_rounds=has_rounds), traffic.cost(run), traffic.faults(run)]
-    found.append(repeat.again(run, command=heading(given)[0]))
+    found += [*pictures, repeat.again(run, command=heading(given)[0])]
     return [section for section in found if section is not None]
 
 

@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from fedshift.reporting.report.images import cases, features, intensities
 from fedshift.reporting.report.images.models import look
-from fedshift.reporting.report.runs import Run
+from fedshift.reporting.report.runs import Given, Run, own_models
 from fedshift.reporting.report.section import Section
 
 
 def sections(
-    run: Run,
+    given: Given,
     *,
     folders: Mapping[str, Path] | None = None,
     most_sites: int,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Section]:
-    """Cases, intensities and features of the first ``most_sites`` sites.
+    """Cases, intensities and features of the first ``most_sites`` sites; of a cross-site record its models' features.
 
     Args:
-        run: with its model file.
+        given: a run with its model file, or a cross-site record that was made with ``--keep-models``; none of others.
         folders: of the sites that are to be shown; None looks for all of them, as a simulated run does.
         most_sites: how many sites at most.
         tell: called with what is being done.
 
     Raises:
-        ConfigError: there is no model file, or a site's folder is not that of the run.
+        ConfigError: a run has no model file, or a site's folder is not that of the run.
         DataError: a site's data cannot be found or used.
     """
-    looked = look(run, folders=folders, most_sites=most_sites, tell=tell)
-    for make in (cases.section, intensities.section, features.section):
-        tell(f"{run.label}: {make.__module__.rpartition('.')[2]}")
-        yield make(looked)
+    seen = partial(look, folders=folders, most_sites=most_sites, tell=tell)
+    if isinstance(given, Run):
+        looked = seen(given)
+        for make in (cases.section, intensities.section, features.section):
+            tell(f"{given.label}: {make.__module__.rpartition('.')[2]}")
+            yield make(looked)
+        return
+    own = own_models(given)
+    if not own:
+        return
+    tell("features of own models")
+    yield features.of_own_models(seen(given.run, own=own))
+    if given.run.model is not None and set(given.run.model.personal) != given.run.model.weights.keys():
+        tell("features of the best aggregate")
+        yield features.section(seen(given.run))

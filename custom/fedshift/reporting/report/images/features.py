@@ -20,31 +20,42 @@ OTHERS = "others"
 
 def section(looked: Sequence[Looked]) -> Section:
     """Two drawings of the same points."""
+    return Section(
+        "features",
+        "Features of test samples (t-SNE)",
+        "Neighbours look alike to the network: sites in heaps of their own are a shift that the network sees, classes "
+        "in heaps of their own are what it has learned; distances between heaps mean nothing.",
+        _drawn(looked),
+    )
+
+
+def of_own_models(looked: Sequence[Looked]) -> Section:
+    """The same where each site's samples went through its own model (FedRDN, Figure 3 a and b)."""
+    return Section(
+        "own-features",
+        "Features of test samples, each site's by its own model (t-SNE)",
+        "Where sites lie in heaps of their own, their models see images in ways of their own, which an average of "
+        "these models has to reconcile; distances between heaps mean nothing.",
+        _drawn(looked, key="own-"),
+    )
+
+
+def _drawn(looked: Sequence[Looked], *, key: str = "") -> list[Block]:
     rng = np.random.default_rng(0)
     picked = [np.sort(rng.permutation(len(site.features))[:MOST_OF_A_SITE]) for site in looked]
     features = np.concatenate([site.features[index] for site, index in zip(looked, picked, strict=True)])
     owner = np.concatenate([[site.site] * len(index) for site, index in zip(looked, picked, strict=True)])
     groups = _groups(looked, picked)
-    blocks: list[Block]
     if len(features) < FEWEST:
-        blocks = [Text(f"Fewer than {FEWEST} test samples: too few to arrange.")]
-    else:
-        points = _arranged(features)
-        with figures.style():
-            by_site = _scatter("site", "By site", points, owner, [site.site for site in looked])
-            names = list(dict.fromkeys(groups))
-            order = sorted(names, key=lambda name: (name == OTHERS, name))
-            title = "By foreground on the slice" if looked[0].slices else "By class"
-            by_group = _scatter("group", title, points, groups, order)
-        blocks = [Figures([by_site, by_group])]
-    return Section(
-        "features",
-        "Features of test samples (t-SNE)",
-        "Neighbours look alike to the network: sites in heaps of their own are a shift that the network sees, classes "
-        "in "
-        "heaps of their own are what it has learned; distances between heaps mean nothing.",
-        blocks,
-    )
+        return [Text(f"Fewer than {FEWEST} test samples: too few to arrange.")]
+    points = _arranged(features)
+    with figures.style():
+        by_site = _scatter(f"{key}site", "By site", points, owner, [site.site for site in looked])
+        names = list(dict.fromkeys(groups))
+        order = sorted(names, key=lambda name: (name == OTHERS, name))
+        title = "By foreground on the slice" if looked[0].slices else "By class"
+        by_group = _scatter(f"{key}group", title, points, groups, order)
+    return [Figures([by_site, by_group])]
 
 
 def _groups(looked: Sequence[Looked], picked: Sequence[np.ndarray]) -> np.ndarray:

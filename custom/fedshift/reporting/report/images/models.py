@@ -62,8 +62,15 @@ class Looked:
         return self.data.members(self.part)
 
 
-def look(run: Run, *, folders: Mapping[str, Path] | None, most_sites: int, tell: Callable[[str], None]) -> list[Looked]:
-    """See `fedshift.reporting.report.images.sections`."""
+def look(
+    run: Run,
+    *,
+    folders: Mapping[str, Path] | None,
+    most_sites: int,
+    tell: Callable[[str], None],
+    own: Mapping[str, Model] | None = None,
+) -> list[Looked]:
+    """See `fedshift.reporting.report.images.sections`; with ``own`` each site that has one is passed by it."""
     if run.model is None:
         reason = run.fault or f"there is no model file beside {run.source}"
         raise ConfigError(f"--images needs the run's best model, and {reason}")
@@ -74,7 +81,7 @@ def look(run: Run, *, folders: Mapping[str, Path] | None, most_sites: int, tell:
         raise ConfigError(
             f"--site-data: {', '.join(unknown)} is no site of job {job.name}: {', '.join(job.task.everyone)}"
         )
-    chosen = [site for site in job.task.everyone if site in given][:most_sites]
+    chosen = [site for site in job.task.everyone if site in given and (own is None or site in own)][:most_sites]
     for site in chosen:
         read_manifest(given[site])
         told = run.results.data.get(site)
@@ -87,14 +94,15 @@ def look(run: Run, *, folders: Mapping[str, Path] | None, most_sites: int, tell:
     beside: Site | None = None
     with tempfile.TemporaryDirectory() as nothing:
         for site in chosen:
-            tell(f"{run.label}: the best model at {site}")
-            kept = _state(run.source, site)
+            tell(f"{run.label}: {'the best' if own is None else 'its own'} model at {site}")
+            model = run.model if own is None else own[site]
+            kept = _state(run.source, site) if own is None else None
             state = Path(nothing) if kept is None else kept
             beside = Site(job, site, data=given[site], state=state, beside=beside)
             data = build_task(job).open(given[site], site)
             part: Part = "test" if data.count("test") else "all"
-            complete = kept is not None or not run.model.personal
-            looked.append(_pass(beside, run, run.model, site, data, part, complete=complete))
+            complete = kept is not None or not model.personal
+            looked.append(_pass(beside, run, model, site, data, part, complete=complete))
     return looked
 
 
