@@ -24,13 +24,15 @@ import psutil
 import pytest
 import SimpleITK
 import torch
+from conftest import make_image_site, small_image_job
 from nvflare import cli as nvflare_cli
-from picturefiles import write_office, write_tree
+from picturefiles import write_office, write_picture, write_tree
 from scanfiles import volume, write_dicom, write_pair
 
 from data_prep.pacs import PACS
 from fedshift import cli, networks
 from fedshift.cli import _parser
+from fedshift.federation import run_in_process
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -49,6 +51,8 @@ SMALL_SHAPES = ["--set", "schedule.rounds=2", "schedule.local_epochs=1"]
 RUN: dict[str, list[str]] = {
     r"cd \S+": [],
     r"python draw_shapes\.py": [],
+    r"python -m monai\.bundle run .*": [],
+    r"nvflare simulator .*": [],  # a job of that name that is cut down, see READY
     r"fedshift --version": [],
     r"fedshift (tasks|methods)\b.*": [],
     r"fedshift data phantom": SMALL_DATA,  # once: pages that repeat it get what it made
@@ -66,7 +70,7 @@ RUN: dict[str, list[str]] = {
     r"fedshift run jobs/first": [],  # under FLARE, as it stands
     r"fedshift run .*--in-process.*": [],
     r"fedshift run jobs/(?!long)\S+": ["--in-process"],  # the same numbers, in seconds
-    r"fedshift (report|predict|export) runs/(?!fedavg_).*": [],
+    r"fedshift (report|predict|export) runs/.*": [],
     r"fedshift (predict|export) MODEL .*": ["--site", "BIDMC"],  # the model that is there has FedRDN
     r"fedshift compare phantom_methods\.yaml.*": ["--only", "FedAvg", "FedFA"],
 }
@@ -77,11 +81,8 @@ PARSED: dict[str, str] = {
     r"(python3\.11 -m venv|\. fedshift-env|pip install|fedshift-env/bin/pip)": "a fresh environment, a package index",
     r"curl ": "a download",
     r"python benchmarks/": "a quarter of an hour",
-    r"python -m monai\.bundle run": "tests/inference/test_bundle.py runs it and compares the masks",
-    r"nvflare simulator ": "tests/flare/conftest.py runs FLARE's own command, once a session",
     r"nvflare provision ": "tests/flare/test_runbook.py types it, in real kits",
     r"fedshift site ": "tests/flare/test_runbook.py types it, in real kits",
-    r"fedshift predict runs/fedavg_": "a download; tests/inference/test_predict_command.py runs a classifier",
 }
 """Commands that are only parsed (how they begin), and what a test machine has not, or where else they run."""
 
@@ -90,10 +91,12 @@ MEANT: dict[str, dict[str, str]] = {
     r"fedshift data prepare own --images DIR .*": {"--images DIR": "--images scans", "--masks DIR": "--masks masks"},
     r"fedshift data prepare prostate .*": {"DIR": "promise12"},
     r"fedshift data prepare office_caltech .*": {"DIR": "office"},
+    r"nvflare simulator .*": {"-t 6": "-t 3"},  # it has three sites
+    r"python -m monai\.bundle run .*": {"SCANS": "../SCANS", "MASKS": "../bundle_masks"},
     r"fedshift predict MODEL .*": {"MODEL": "runs/fedfa_fedrdn_prostate/best_global_model.pt"},
     r"fedshift export MODEL .*": {"MODEL": "runs/fedfa_fedrdn_prostate/best_global_model.pt", "DIR": "bundle"},
 }
-"""What a command's words in capitals stand for."""
+"""What a command's words in capitals stand for, and what fits smaller data."""
 
 SHRUNK: dict[str, dict[str, str]] = {
     "phantom_methods.yaml": {
@@ -238,7 +241,7 @@ def test_what_is_installed_for_an_extra_is_an_extra() -> None:
 # --- run ----------------------------------------------------------------------------------------------------
 
 TYPIST = """
-import glob, json, os, runpy, shlex, sys
+import glob, json, os, runpy, shlex, shutil, subprocess, sys
 from fedshift import cli
 
 def expand(word):
@@ -250,6 +253,8 @@ def enter(command):
     try:
         if name == "cd":
             return os.chdir(words[0])
+        if name == "nvflare" or words[:1] == ["-m"]:
+            return subprocess.call([shutil.which(name), *words])
         if name == "python":
             sys.argv = words
             return runpy.run_path(words[0], run_name="__main__") and None
@@ -318,6 +323,7 @@ class Typist:
             env={key: value for key, value in os.environ.items() if key not in apart}
             | {
                 "HOME": str(self.home),
+                "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
                 "PYTHONPATH": os.pathsep.join([str(self._checkout / "custom"), str(self._checkout)]),
                 "OMP_NUM_THREADS": "1",
                 "COLUMNS": "120",
@@ -390,6 +396,10 @@ def for_predictions(folder: Path, phantom: Path) -> None:
     (folder / "SCANS").mkdir()
     for scan in scans[:2]:
         shutil.copy(scan, folder / "SCANS" / scan.name)
+    data = {site: make_image_site(folder / "classes_data", site) for site in "ABC"}
+    run_in_process(small_image_job("fedavg"), data, folder / "runs" / "fedavg_digits")
+    for number in range(3):
+        write_picture(folder / "PICTURES" / f"{number}.png", number)
 
 
 def for_the_readme(folder: Path, phantom: Path) -> None:
@@ -399,11 +409,11 @@ def for_the_readme(folder: Path, phantom: Path) -> None:
     for number in (0, 12, 13, 24, 25, 37, 38, 49):  # some of each of PROMISE12's sites
         write_pair(folder / "promise12", f"Case{number:02d}", seed=number, suffix=".mhd")
     write_office(folder / "office")
-    with_pictures(folder, phantom)
+    for_running(folder, phantom)
 
 
-def with_pictures(folder: Path, phantom: Path) -> None:
-    """Small sites of two tasks where commands look for them, and a file in the layout of ImageNet's weights."""
+def for_running(folder: Path, phantom: Path) -> None:
+    """Small sites of two tasks where commands look for them, weights in ImageNet's layout, and a committed job cut."""
     for dataset, write, words in (
         ("office_caltech", write_office, []),
         ("office_caltech", write_office, ["--split", "papers"]),
@@ -416,11 +426,12 @@ def with_pictures(folder: Path, phantom: Path) -> None:
         assert cli.main(["data", "prepare", dataset, *out, *words]) == 0
     net = networks.build("resnet18", {}, in_channels=3, n_classes=1000, seed=0)
     torch.save(net.state_dict(), folder / "resnet18-f37072fd.pth")
+    assert cli.main(["job", "fedfa", "prostate", "--out", str(folder / "jobs"), *SMALL_JOB]) == 0
 
 
 READY: dict[str, Callable[[Path, Path], None]] = {
     "README.md": for_the_readme,
-    "docs/running.md": with_pictures,
+    "docs/running.md": for_running,
     "docs/data.md": for_own_data,
     "docs/how-to-new-task.md": for_a_new_task,
     "docs/predict.md": for_predictions,

@@ -10,11 +10,9 @@ These parts of FLARE are not public; pyproject.toml holds nvflare to one minor v
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import mmap
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,8 @@ from nvflare.fuel.f3.streaming.blob_streamer import BlobTask
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.utils.buffer_list import ConsumableBufferList
+
+from fedshift.flare.freed import give_back_blocks
 
 log = logging.getLogger("fedshift")
 
@@ -34,11 +34,6 @@ LEAST = 64 * 1024
 """Bytes that are sent to a client at a time, at least."""
 PIECE = 4 * 1024 * 1024
 """Bytes of a file that are mapped in a piece: a process may have 65,000 of them on Linux, for all answers together."""
-BLOCK = 2 * 1024 * 1024
-"""Bytes from which memory is asked of the system, and given back, in a piece of its own, which takes longer."""
-M_MMAP_THRESHOLD = -3
-"""glibc's number for that."""
-
 
 _folder: Path | None = None
 _clients: int | None = None
@@ -48,9 +43,7 @@ def spare(folder: Path) -> None:
     """From now on, in this process: large answers wait in files in ``folder``, and freed memory is the system's."""
     global _folder
     _folder = folder
-    # glibc would keep what has been freed of a model between what has not, once it has seen a few.
-    with suppress(AttributeError, OSError, TypeError):  # another C library
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, BLOCK)
+    give_back_blocks()
 
 
 def limit(*, clients: int) -> None:
