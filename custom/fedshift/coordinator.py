@@ -124,6 +124,7 @@ class Coordinator:
         self._held_out_scores: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
         self._trainable = frozenset(name for name, _ in net.named_parameters())
         self._packed_keys = packed_keys(self._weights, self._trainable, job.federation.weights_as)
+        self._received = self._compared_with()
         self._updates: dict[str, StoredUpdate] = {}
         self._medians: dict[str, float] = {}
         self._record = RoundRecord(round=0)

@@ -47,6 +47,8 @@ NOT_TYPED = {
 }
 """Commands (how they begin), and what a test machine has not."""
 
+SMALL = "network.options.features=8"
+"""Of 32: what jobs get besides, so that a round takes a second."""
 LEFT_OUT = ("FEDSHIFT_DATA", "FEDSHIFT_WEIGHTS", "XDG_DATA_HOME")
 
 
@@ -88,7 +90,14 @@ class Typist:
         return re.sub(rf"\b({'|'.join(stands_for)})\b", lambda found: stands_for[found[1]], command)
 
     def type(
-        self, command: str, party: str = "", *, at: Path | None = None, more: str = "", answer: str = "", code: int = 0
+        self,
+        command: str,
+        party: str = "",
+        *,
+        at: Path | None = None,
+        more: str = "",
+        answer: str = "",
+        code: int | None = 0,
     ) -> str:
         """Type a command of the runbook, and what it asks for: a party at its own machine, or the coordinator.
 
@@ -216,7 +225,7 @@ def run_through(book: Typist) -> Typist:
     # 6 to 8: what a job would send, preflight, start
     make = "fedshift job fedfa+fedrdn prostate --sites BIDMC,HK,UCL --production --name trial --set "
     make += "data.matrix=32 schedule.rounds=12 schedule.local_steps=10"
-    book.type(make)
+    book.type(make, more=SMALL)
     book.type("fedshift site dry-run KIT jobs/trial")
     book.type("nvflare preflight-check -p KIT", "localhost")
     book.type("KIT/startup/start.sh", "localhost")
@@ -238,7 +247,7 @@ def run_through(book: Typist) -> Typist:
     book.type("ls results/ID/workspace")
     # 10 and 11: a long job at the console, and its end
     long = shlex.split(make.replace("--name trial", "--name long").replace("rounds=12", "rounds=300"))
-    subprocess.run(long, cwd=home, env=book.environment(), check=True, capture_output=True)
+    subprocess.run([*long, SMALL], cwd=home, env=book.environment(), check=True, capture_output=True)
     watch(book)
     # 15: add a site
     project(home, without=("BMC", "RUNMC"), port=port)
@@ -250,11 +259,11 @@ def run_through(book: Typist) -> Typist:
     book.type("nvflare job download ID -o results --startup-kit LEAD")
     book.type("cp results/ID/workspace/last_global_model.pt long_last.pt")
     book.until_connected(*SITES, LATER)
-    strict = "federation.min_sites=4 federation.round_timeout=8 federation.grace=4"
+    strict = "federation.min_sites=4 federation.round_timeout=25 federation.grace=4"
     book.type(
         "fedshift job fedavg prostate --sites BIDMC,HK,I2CVB,UCL --production --name four --weights long_last.pt "
         "--set data.matrix=32 schedule.rounds=25",
-        more=f"{strict} schedule.local_steps=10",
+        more=f"{strict} {SMALL}",
     )
     book.submitted(submit(book, "jobs/four"))
     book.until_round(2)

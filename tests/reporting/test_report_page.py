@@ -15,7 +15,7 @@ from fedshift.federation import run_in_process
 from fedshift.reporting.protocols import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.reporting.report import page as report
 from fedshift.reporting.report.images import sections
-from fedshift.reporting.report.runs import Run, read
+from fedshift.reporting.report.runs import Given, Run, read
 from fedshift.reporting.report.section import Section
 from fedshift.reporting.results import Results
 
@@ -70,8 +70,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told["test"] = told["test"].model_copy(update={"confusion": [[40 * i + j for j in range(12)] for i in range(12)]})
     folders = [root / "run", written(results, root / "hostile"), *many_models(results, root)]
 
-    def pictures(run: Run) -> list[Section]:
-        return [] if run.model is None else sections(run, folders=data, most_sites=3, tell=lambda line: None)
+    def pictures(one: Given) -> list[Section]:
+        if isinstance(one, Run) and one.model is None:
+            return []
+        return list(sections(one, folders=data, most_sites=3))
 
     path = root / "report.html"
     html = report.render(report.chapters([read(folder) for folder in folders], pictures=pictures))
