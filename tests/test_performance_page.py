@@ -17,7 +17,6 @@ PRECISION: dict[str, Any] = json.loads((RESULTS / "performance" / "precision.jso
 STEP: dict[str, Any] = json.loads((RESULTS / "performance" / "training_step.json").read_text(encoding="utf-8"))
 ROUNDS: dict[str, Any] = json.loads((RESULTS / "performance" / "many_rounds.json").read_text(encoding="utf-8"))
 MEMORY: dict[str, Any] = json.loads((RESULTS / "performance" / "server_memory.json").read_text(encoding="utf-8"))
-TRAINING: dict[str, Any] = json.loads((RESULTS / "performance" / "training_peers.json").read_text(encoding="utf-8"))
 SITES: dict[str, Any] = json.loads((RESULTS / "performance" / "many_sites.json").read_text(encoding="utf-8"))
 RUNS: dict[str, Any] = json.loads((RESULTS / "flare_round_cost.json").read_text(encoding="utf-8"))["runs"]
 PEERS = ("Flower simulation", "NVFlare FedAvgRecipe")
@@ -134,17 +133,6 @@ def test_many_rounds() -> None:
     for part in ROUNDS["parts"]:
         cells = [f"{part['seconds_a_round']:.2f}", str(part["memory_mb"]), f"{part['files_mb']:.0f}"]
         assert row(str(part["up_to_round"]), "Many rounds") == cells
-
-
-@pytest.mark.parametrize("name", TRAINING["seconds_a_round"])
-def test_the_same_training_with_others(name: str) -> None:
-    values, alone = (TRAINING["seconds_a_round"][key] for key in (name, "plain loop, one process"))
-    assert row(name, "The same training with others") == [
-        told(values, 1),
-        f"{values['median'] / alone['median']:.2f}",
-        f"{TRAINING['seconds_in_all'][name]['median']:.0f}",
-        f"{TRAINING['largest_difference_of_a_weight_from_the_plain_loop'][name]:.0e}",
-    ]
 
 
 def test_a_long_run_does_not_grow() -> None:
