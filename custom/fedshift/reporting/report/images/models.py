@@ -90,11 +90,12 @@ def look(
                 f"{given[site]} is not what {site} had in this run (another manifest): name its folder with "
                 f"--site-data {site}=DIR"
             )
+    of = f"{run.label}: " if run.label else ""
     looked = []
     beside: Site | None = None
     with tempfile.TemporaryDirectory() as nothing:
         for site in chosen:
-            tell(f"{run.label}: {'the best' if own is None else 'its own'} model at {site}")
+            tell(f"{of}{'the best' if own is None else 'its own'} model at {site}")
             model = run.model if own is None else own[site]
             kept = _state(run.source, site) if own is None else None
             state = Path(nothing) if kept is None else kept
