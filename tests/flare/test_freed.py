@@ -23,7 +23,9 @@ full = megabytes()
 kept = made[::40]
 del made
 before = megabytes()
+every, freed.EVERY = freed.EVERY, 0.0
 freed.trim()
+freed.EVERY = every
 after = megabytes()
 made = hold()
 del made

@@ -30,14 +30,17 @@ def trim() -> None:
     """Give back what messages that have been sent hold of each other, and what lies in small pieces.
 
     Python looks for the former so rarely that a site's process would grow by a megabyte a round for hundreds of rounds.
+    The first call only begins the time: a process that ends after one task has nothing to give back, and looking would
+    copy what a forked one shares.
     """
     global _trimmed
     now = time.monotonic()
-    if _trimmed is not None and now - _trimmed < EVERY:
-        return
-    gc.collect()
     if _trimmed is None:
-        gc.freeze()  # what is there by now stays, and need not be looked at again
+        gc.freeze()  # what is there by now stays, and need not be looked at
+        _trimmed = now
+    if now - _trimmed < EVERY:
+        return
     _trimmed = now
+    gc.collect()
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
