@@ -43,7 +43,8 @@ class Party:
         schedule = job.task.schedule
         classes = len(job.task.classes)
         run = Run(job.seed, self._site, round_, schedule.rounds, job.task.sites, net, self._task.loss, classes)
-        optimizer = torch.optim.Adam(net.parameters(), lr=job.task.optimizer.lr)
+        options = job.task.optimizer
+        optimizer = torch.optim.SGD(net.parameters(), lr=options.lr, momentum=options.momentum)
         net.train()
         for x, y in local.batches(self._data, run, schedule):
             optimizer.zero_grad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +83,7 @@ class Coordinator:
         *,
         on_progress: Callable[[Coordinator], None] | None = None,
         on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
+        lay_out: Callable[[np.ndarray], np.ndarray] = lambda array: array,
     ) -> None:
         """Make the initial model.
 
@@ -91,6 +92,7 @@ class Coordinator:
             folder: where results, models and waiting updates go.
             on_progress: called whenever there is something new to show.
             on_reject: called with every answer that is left out, and its round.
+            lay_out: gives an array of the weights the place in memory that it is best sent from.
         """
         self.job = job
         self.folder = folder
@@ -98,6 +100,7 @@ class Coordinator:
         self.answered: list[str] = []
         self._on_progress = on_progress or (lambda coordinator: None)
         self._on_reject = on_reject
+        self._lay_out = lay_out
         self._task = build_task(job)
         self.metric = self._task.metric
         self.results = new_results(job, metric=self.metric)
@@ -189,6 +192,8 @@ class Coordinator:
         self._record = RoundRecord(round=round_)
         self._started = time.monotonic()
         self._scoring = round_ - 1
+        for key in self._weights:  # one after another: never two models
+            self._weights[key] = self._lay_out(self._weights[key])
         self._received = self._compared_with()
         broadcast = self._broadcast(round_, self._weights)
         self._down_bytes = payload_bytes(broadcast)
@@ -339,8 +344,7 @@ class Coordinator:
         self._combine(stored)
         if self.round:
             self._check_aggregate()
-            received = _as_received(self._weights, self._packed(self._weights))
-            self._save(LAST, self.round, received, self._arrays(self.round + 1))
+            self._save(LAST, self.round, self._as_received(), self._arrays(self.round + 1))
         for update in stored:
             update.close()
         self.discard_waiting()
@@ -390,7 +394,7 @@ class Coordinator:
         """The model of the best round. One that is damaged or lost is done without: later rounds are compared anew."""
         for name in (NEXT_BEST, BEST):
             try:
-                self._best = read_model(self.folder / name, round_=round_)
+                read_model(self.folder / name, round_=round_)
             except ConfigError as error:
                 log.debug("%s", error)
                 continue
@@ -447,18 +451,23 @@ class Coordinator:
         self._confirm_best()
         if not self.best_round:
             raise ConfigError("no site could score any round on validation data, so none can be selected")
-        self._save(LAST, self.rounds, *self._sent)
+        self._save(LAST, self.rounds, self._as_received(), self._arrays_sent)
         self.results.selected = Selected(round=self.best_round, rule=self._selection.rule)
         self.results.write(self.folder)
 
     def open_best(self) -> Broadcast | None:
-        """The best aggregate, to be scored on the test split; None if it is the last one, which has been."""
+        """The best aggregate, to be scored on the test split; None if it is the last one, which has been.
+
+        Raises:
+            ConfigError: its file is damaged or gone.
+        """
         if self.best_round == self.rounds:
             return None
         self.answered = []
         self._record = RoundRecord(round=self.round)
         self._scoring = self.best_round
-        return self._broadcast(self.best_round + 1, self._best[0], self._best[1])
+        weights, arrays = read_model(self.folder / BEST, round_=self.best_round)
+        return self._broadcast(self.best_round + 1, weights, arrays)
 
     def finish(self) -> None:
         """Write the final scores.
@@ -584,8 +593,7 @@ class Coordinator:
         if arrays is None:
             arrays = self._arrays(round_)
         packed = self._packed(weights)
-        if round_ > 1:
-            self._sent = _as_received(weights, packed), arrays
+        self._arrays_sent = arrays
         plain = {key: value for key, value in weights.items() if key not in packed}
         return Broadcast(round_, self.best_round, plain, arrays, self.invited, packed)
 
@@ -593,6 +601,10 @@ class Coordinator:
         """What of the weights travels in fewer bytes."""
         weights_as = self.job.federation.weights_as
         return {key: compression.pack(value, weights_as) for key, value in weights.items() if key in self._packed_keys}
+
+    def _as_received(self) -> Weights:
+        """Weights as the sites have them: what they score, and so what a model file holds."""
+        return {**self._weights, **{key: value.unpack() for key, value in self._packed(self._weights).items()}}
 
     def _arrays(self, round_: int) -> MethodArrays:
         named = {name: half.broadcast(self._context(round_)) for name, half in self._halves}
@@ -632,8 +644,7 @@ class Coordinator:
     def _select(self, round_: int) -> None:
         """Keep the aggregate of ``round_`` if it is the best so far. Its weights were those last sent."""
         if self._selection.consider(round_):
-            self._best = self._sent
-            self._save(NEXT_BEST, round_, *self._sent)
+            self._save(NEXT_BEST, round_, self._as_received(), self._arrays_sent)
 
     def _remember(self, round_: int) -> None:
         """What `resume` goes on from: everything up to the end of a round."""
@@ -694,11 +705,6 @@ class Coordinator:
         more = self._evaluations.get(round_, {})
         evaluations = {site: more[site] for site in self.job.task.everyone if more.get(site)}
         return FinalScores(round=round_, sites=self._selection.of(round_), held_out=held_out, evaluations=evaluations)
-
-
-def _as_received(weights: Weights, packed: Mapping[str, Packed]) -> Weights:
-    """Weights as the sites have them: what they score, and so what a model file holds."""
-    return {**weights, **{key: value.unpack() for key, value in packed.items()}}
 
 
 def payload_bytes(message: Broadcast | Update) -> int:

@@ -458,16 +458,23 @@ def _check_free_sizes(method: str, arrays: Arrays, specs: Mapping[str, ArraySpec
 
 
 def _distance(new: Mapping[str, np.ndarray], old: Mapping[str, np.ndarray]) -> float:
-    return _norm(np.asarray(new[key] - value) for key, value in old.items())
+    return _root(_squares(new[key], less=value) for key, value in old.items())
 
 
 def _norm(arrays: Iterable[np.ndarray]) -> float:
-    """Summed in float64, block by block: a copy of a large model would cost more than the sum."""
-    total = 0.0
+    return _root(_squares(array) for array in arrays)
+
+
+def _root(squares: Iterable[float]) -> float:
     with np.errstate(over="ignore"):  # infinite is too large for every limit
-        for array in arrays:
-            flat = array.reshape(-1)
-            for start in range(0, flat.size, BLOCK):
-                block = flat[start : start + BLOCK].astype(np.float64)
-                total += float(np.dot(block, block))
-    return float(np.sqrt(total))
+        return float(np.sqrt(sum(squares)))
+
+
+def _squares(array: np.ndarray, *, less: np.ndarray | None = None) -> float:
+    """Summed in float64, block by block: a copy of a large array would cost more than the sum."""
+    flat, other, total = array.reshape(-1), None if less is None else less.reshape(-1), 0.0
+    for start in range(0, flat.size, BLOCK):
+        part = flat[start : start + BLOCK]
+        block = (part if other is None else part - other[start : start + BLOCK]).astype(np.float64)
+        total += float(np.dot(block, block))
+    return total

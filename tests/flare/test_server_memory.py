@@ -96,7 +96,21 @@ def test_what_is_sent_ahead_is_a_client_s_share(clients: int, size: int) -> None
     whole = sending(size)
     server_memory.limit(clients=clients)
     task = sending(size)
-    share = max(AHEAD, size / 2) / clients
+    share = max(AHEAD, size / 4) / clients
     assert task.window_size == min(whole.window_size, max(int(share), 2 * LEAST))
     assert len(task.buffer) == task.chunk_size <= task.window_size / 2
     assert task.ack_interval <= task.window_size / 2, "it would wait for ever for what is not acknowledged"
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000])
+def test_a_short_message_needs_no_large_buffer(size: int) -> None:
+    server_memory.limit(clients=4)
+    assert len(sending(size).buffer) == max(size, 1)
+
+
+def test_a_server_reads_arrays_where_they_lie_in_the_message(tmp_path: Path) -> None:
+    packed = bytes(transport.pack(np.arange(6, dtype=np.float32)))
+    assert not np.shares_memory(transport.unpack(packed), np.frombuffer(packed, np.uint8)), "a site's it may change"
+    server_memory.spare(tmp_path)
+    found = transport.unpack(packed)
+    assert np.shares_memory(found, np.frombuffer(packed, np.uint8)) and not found.flags.writeable

@@ -20,6 +20,7 @@ from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamFuture
+from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 
 from fedshift.flare import transport
@@ -188,3 +189,41 @@ class FakeCell:
     def send_blob(self, channel: str, topic: str, to: str, message: Message, *others: object, **named: object) -> Any:
         self.answered.append(message.get_header(StreamHeaderKey.STREAM_REQ_ID))
         return StreamFuture(0)
+
+
+LARGE = transport.APART // 4
+
+
+@pytest.mark.parametrize("array", [np.arange(LARGE, dtype=np.float32).reshape(2, -1), np.zeros(LARGE, np.int64)])
+def test_what_is_laid_out_is_sent_from_where_it_lies(array: np.ndarray) -> None:
+    laid = transport.laid_out(array)
+    assert (laid.dtype, laid.shape, laid.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    assert not np.shares_memory(laid, array) and laid.flags.writeable
+    assert transport.laid_out(laid) is laid, "once is enough"
+    view = laid.view()
+    view.flags.writeable = False  # as in a task
+    packed = transport.pack(view)
+    assert isinstance(packed, memoryview) and packed.readonly
+    assert bytes(packed) == transport.pack(array) and np.shares_memory(np.frombuffer(packed, np.uint8), laid)
+    laid[...] = 5
+    assert (transport.unpack(bytes(packed)) == 5).all()
+
+
+def test_a_part_or_another_shape_of_what_is_laid_out_is_packed_anew() -> None:
+    laid = transport.laid_out(np.arange(2 * LARGE, dtype=np.float32).reshape(2, -1))
+    for other in (laid[:1], laid[:, ::2], laid.T, laid.reshape(-1), laid.view(np.int32)):
+        found = transport.unpack(transport.pack(other))
+        assert (found.dtype, found.shape, found.tobytes()) == (other.dtype, other.shape, other.tobytes())
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_small_arrays_stay_where_they_are(name: str) -> None:
+    assert transport.laid_out(ARRAYS[name]) is ARRAYS[name]
+
+
+def test_flare_carries_what_is_laid_out() -> None:
+    """As it is sent: in pieces, which are not copied into one block."""
+    arrays = {"conv": transport.laid_out(np.random.default_rng(0).normal(size=(300, 301)).astype(np.float32))}
+    fobs.register(NumpyArrayDecomposer)
+    found = fobs.loads(fobs.dumps(arrays))
+    np.testing.assert_array_equal(found["conv"], arrays["conv"])

@@ -15,7 +15,7 @@ from fedshift import methods
 from fedshift.coordinator import Coordinator
 from fedshift.encryption import EncryptedCoordinator
 from fedshift.errors import MixedDataError
-from fedshift.flare import wire
+from fedshift.flare import transport, wire
 from fedshift.flare.hosts import hosts
 from fedshift.flare.keys import SERVER_KEYS, read_keys
 from fedshift.guard import Rejected
@@ -48,7 +48,9 @@ class FedshiftAggregator(Aggregator):
         methods.require_federation(job)
         self._tell, self._message = on_progress, False
         if job.federation.encryption is None:
-            self.coordinator = Coordinator(job, folder, on_progress=self._note, on_reject=on_reject)
+            self.coordinator = Coordinator(
+                job, folder, on_progress=self._note, on_reject=on_reject, lay_out=transport.laid_out
+            )
         else:
             keys = read_keys(startup or folder, SERVER_KEYS)
             self.coordinator = EncryptedCoordinator(job, folder, keys=keys, on_progress=self._note, on_reject=on_reject)

@@ -29,7 +29,7 @@ log = logging.getLogger("fedshift")
 LARGE = 8 * 1024 * 1024
 """Bytes from which a message is large."""
 AHEAD = 8 * 1024 * 1024
-"""Bytes on their way to all clients together, or from them; or half of a message if that is more."""
+"""Bytes on their way to all clients together, or from them; or a quarter of a message if that is more."""
 LEAST = 64 * 1024
 """Bytes that are sent to a client at a time, at least."""
 PIECE = 4 * 1024 * 1024
@@ -44,6 +44,11 @@ def spare(folder: Path) -> None:
     global _folder
     _folder = folder
     give_back_blocks()
+
+
+def spared() -> bool:
+    """Whether `spare` has been called in this process."""
+    return _folder is not None
 
 
 def limit(*, clients: int) -> None:
@@ -94,8 +99,9 @@ def _send(
     if _clients is None:
         _SEND(self, cell, chunk_size, channel, topic, target, headers, stream, *others)
         return
-    window = max(max(AHEAD, stream.get_size() // 2) // _clients, 2 * LEAST)
-    _SEND(self, cell, min(chunk_size, window // 2), channel, topic, target, headers, stream, *others)
+    window = max(max(AHEAD, stream.get_size() // 4) // _clients, 2 * LEAST)
+    piece = min(chunk_size, window // 2, max(stream.get_size(), 1))  # FLARE makes a buffer of that size
+    _SEND(self, cell, piece, channel, topic, target, headers, stream, *others)
     if self.window_size > window:
         self.window_size = window
         self.ack_interval = min(self.ack_interval, window // 2)

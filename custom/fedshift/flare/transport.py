@@ -6,8 +6,9 @@ Python source, every time; a network has a hundred arrays. Here a message's text
 read once. And it remembers each message for a minute, with a thread that does nothing but wait; here one thread
 forgets them all.
 
-A server's memory is spared: what all clients get is packed once (`share`), large arrays are not copied into one block,
-and answers that came at the same time wait on disk (`fedshift.flare.server_memory`) and are unpacked one after another.
+A server's memory is spared: weights lie in it as they are sent (`laid_out`), what else all clients get is packed once
+(`share`), large arrays are not copied into one block, and answers that came at the same time wait on disk
+(`fedshift.flare.server_memory`) and are unpacked one after another.
 
 What is sent stays a NumPy file, which FLARE reads without us: an answer may reach a server's process that has just
 been started and has not loaded the job yet, and FLARE ends a process that cannot read an answer.
@@ -66,7 +67,7 @@ def mend() -> None:
 def share(message: Any, *, clients: int) -> None:
     """Pack the arrays of this message once for so many clients; those of an earlier one are forgotten."""
     _SHARED.clear()
-    _SHARED.update({id(array): _Once(array, clients) for array in _arrays(message)})
+    _SHARED.update({id(array): _Once(array, clients) for array in _arrays(message) if _file_of(array) is None})
 
 
 def _arrays(part: Any) -> Iterator[np.ndarray]:
@@ -98,14 +99,42 @@ class _Once:
 _SHARED: dict[int, _Once] = {}
 
 
-def pack(array: np.ndarray) -> bytes:
+class _File(bytearray):
+    """A NumPy file in memory."""
+
+
+def laid_out(array: np.ndarray) -> np.ndarray:
+    """The array as part of a NumPy file in memory, which `pack` need not copy; a small one as it is."""
+    if array.nbytes < APART or array.dtype.kind not in KINDS or _file_of(array) is not None:
+        return array
+    header = _header(array.dtype.str, array.shape)
+    file = _File(len(header) + array.nbytes)
+    file[: len(header)] = header
+    laid: np.ndarray = np.frombuffer(file, array.dtype, offset=len(header)).reshape(array.shape)
+    laid[...] = array
+    return laid
+
+
+def _file_of(array: np.ndarray) -> memoryview | None:
+    """The file that an array of `laid_out` is all of."""
+    base: Any = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, _File) or not array.flags.c_contiguous or array.dtype.kind not in KINDS:
+        return None
+    header = _header(array.dtype.str, array.shape)
+    whole = base.startswith(header) and len(base) == len(header) + array.nbytes
+    return memoryview(base).toreadonly() if whole else None
+
+
+def pack(array: np.ndarray) -> bytes | memoryview:
     """An array as `numpy.save` writes it, in C order.
 
     Raises:
         TypeError: it holds Python objects.
     """
     shared = _SHARED.get(id(array))
-    return _packed(array) if shared is None else shared.packed()
+    return (_file_of(array) or _packed(array)) if shared is None else shared.packed()
 
 
 def _packed(array: np.ndarray) -> bytes:
@@ -115,7 +144,7 @@ def _packed(array: np.ndarray) -> bytes:
 
 
 def unpack(data: bytes) -> np.ndarray:
-    """What `pack` packed, or FLARE.
+    """What `pack` packed, or FLARE; at a server for reading only, as it lies in the message.
 
     What neither has packed comes out as an empty array, which the guard refuses under its name: FLARE ends the
     server's process if an array cannot be read.
@@ -124,7 +153,8 @@ def unpack(data: bytes) -> np.ndarray:
         start = LEAD + int.from_bytes(data[LEAD - 2 : LEAD], "little")
         shape, turned, dtype = _read_header(bytes(data[:start]))
         flat = np.frombuffer(data, dtype, offset=start)
-        return flat.reshape(shape, order="F" if turned else "C").copy()
+        array = flat.reshape(shape, order="F" if turned else "C")
+        return array if server_memory.spared() else array.copy()
     except (ValueError, TypeError, SyntaxError, EOFError):
         return np.empty(0, np.uint8)
 

@@ -11,6 +11,9 @@ from fedshift.job import JobSpec
 from fedshift.messages import Weights
 from fedshift.methods.base import SiteUpdate
 
+BLOCK = 1 << 16
+"""Numbers that are summed at a time."""
+
 
 def sample_fractions(updates: Sequence[SiteUpdate]) -> list[float]:
     """n_k / n for each update."""
@@ -85,7 +88,11 @@ def move(
 
 
 def _sum(old: np.ndarray, updates: Sequence[SiteUpdate], coefficients: Sequence[float], key: str) -> np.ndarray:
-    total = np.zeros(old.shape, np.float64)
+    total = np.zeros(old.size, np.float64)
     for update, coefficient in zip(updates, coefficients, strict=True):
-        total += coefficient * update.weights[key].astype(np.float64)
-    return total
+        flat = update.weights[key].reshape(-1)
+        for start in range(0, flat.size, BLOCK):  # what is in the processor's cache, and no copy of a large array
+            part = flat[start : start + BLOCK].astype(np.float64)
+            part *= coefficient
+            total[start : start + BLOCK] += part
+    return total.reshape(old.shape)
