@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,12 @@ from fedshift.training import local
 Weights = dict[str, np.ndarray]
 
 
+@cache
+def party(job: Path, data: Path, site: str) -> Party:
+    """One that stays in this process, with its data."""
+    return Party(job, data, site)
+
+
 class Party:
     """One site of a job folder, with its data below ``data``."""
 
@@ -26,6 +33,7 @@ class Party:
         self._data = self._task.open(data / site, site)
         self._net = self._task.network()
         self._site = site
+        self.keys = list(self._net.state_dict())
 
     @property
     def initial(self) -> Weights:

@@ -20,7 +20,7 @@ from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from benchmarks.performance.plain_party import Party
+from benchmarks.performance.plain_party import Party, party
 from fedshift.job import FILE_NAME, read_job
 
 
@@ -33,7 +33,7 @@ class Trains(NumPyClient):
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """A round."""
-        keys = list(self._party.initial)
+        keys = self._party.keys
         weights, n, scores = self._party.train(dict(zip(keys, parameters, strict=True)), int(config["round"]))
         return [weights[key] for key in keys], n, dict(scores)
 
@@ -69,7 +69,7 @@ def main() -> None:
     strategy.ended = []
 
     def client(context: Context) -> Any:
-        return Trains(Party(folder, data, sites[int(context.node_config["partition-id"])])).to_client()
+        return Trains(party(folder, data, sites[int(context.node_config["partition-id"])])).to_client()
 
     def server(context: Context) -> ServerAppComponents:
         return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=job.task.schedule.rounds))

@@ -148,7 +148,8 @@ class FederationSpec(Strict):
 
     ``sites_per_round``, if given, is how many sites the server draws, by seed, to train in each round; all sites take
     part in the statistics round and in the last evaluation. ``hosts``, for simulations of many sites, is the number of
-    FLARE clients that share them out and do their work one after another; without it every site is a client.
+    FLARE clients that share them out and do their work one after another; without it every site is a client. ``shares``
+    are the sites of each host, where they are not dealt out in turn; ``fedshift run`` makes them.
 
     A round needs ``min_sites`` usable answers and ends with an error without them after ``round_timeout`` seconds.
     Once it has them it waits for the rest as long again as it took, plus ``grace`` seconds. An update whose
@@ -165,6 +166,7 @@ class FederationSpec(Strict):
     min_sites: int = Field(ge=1)
     sites_per_round: int | None = Field(default=None, ge=1)
     hosts: int | None = Field(default=None, ge=1)
+    shares: tuple[tuple[str, ...], ...] = ()
     round_timeout: float = Field(default=3600.0, gt=0)
     grace: float = Field(default=60.0, ge=0)
     max_update_norm: float = Field(default=10.0, gt=0)
@@ -179,8 +181,9 @@ class FederationSpec(Strict):
         """Jobs written before these options were there stay as they are."""
         content: dict[str, Any] = serialise(self)
         fields = type(self).model_fields
-        optional = ("max_norm_ratio", "max_sample_ratio", "robust", "encryption", "weights_as")
-        return {key: value for key, value in content.items() if key not in optional or value != fields[key].default}
+        optional = ("shares", "max_norm_ratio", "max_sample_ratio", "robust", "encryption", "weights_as")
+        kept = {key for key in content if key not in optional or getattr(self, key) != fields[key].default}
+        return {key: value for key, value in content.items() if key in kept}
 
     def min_clients(self, n_sites: int) -> int:
         """Sites that must be there at all: as many may be missing as in a drawn round."""
@@ -207,6 +210,17 @@ class JobSpec(Strict):
     methods: dict[str, dict[str, Any]]
     federation: FederationSpec
     evaluation: EvaluationSpec = EvaluationSpec()
+
+    @model_validator(mode="after")
+    def _each_site_has_one_host(self) -> Self:
+        shares = self.federation.shares
+        if not shares:
+            return self
+        if len(shares) != self.federation.hosts or not all(shares):
+            raise ValueError(f"federation.shares has sites of {len(shares)} hosts, not of {self.federation.hosts}")
+        if sorted(site for share in shares for site in share) != sorted(self.task.everyone):
+            raise ValueError("federation.shares must name each of the job's sites once")
+        return self
 
     @model_serializer(mode="wrap")
     def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:

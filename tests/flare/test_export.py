@@ -17,6 +17,7 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from fedshift import cli
 from fedshift.errors import ConfigError
 from fedshift.flare.export import SPEC, read_job_folder, share_out, write_job
+from fedshift.flare.hosts import hosts
 from fedshift.flare.identity import own_identity, source_hash
 from fedshift.job import JobSpec
 from fedshift.reporting.results import read_results
@@ -154,11 +155,11 @@ def test_sites_are_shared_out_in_a_copy_that_carries_all_else(tmp_path: Path) ->
     job = small_job("fedfa")
     folder = write_job(job, tmp_path / "job")
     (folder / "app" / "custom" / "own.py").write_text("# code of one's own", encoding="utf-8")
-    before = files(folder)
-    shared = share_out(job, folder, tmp_path / "copy", count=2)
+    before, sites = files(folder), job.task.sites
+    shared = share_out(job, folder, tmp_path / "copy", shares=(sites[:1], sites[1:]))
     assert files(folder) == before
     assert read_job_folder(tmp_path / "copy") == shared
-    assert shared.federation.hosts == 2
+    assert hosts(shared) == {"host_1": sites[:1], "host_2": sites[1:]}
     assert shared.task == job.task
     told = json.loads((tmp_path / "copy" / "meta.json").read_text(encoding="utf-8"))
     assert told["deploy_map"] == {"app": ["server", "host_1", "host_2"]}

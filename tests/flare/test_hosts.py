@@ -19,7 +19,7 @@ from fedshift.federation import run_in_process
 from fedshift.flare import wire
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.export import meta, write_job
-from fedshift.flare.hosts import hosts
+from fedshift.flare.hosts import balanced, hosts, work_of
 from fedshift.job import JobSpec
 from fedshift.messages import SiteInfo, Update
 from fedshift.methods import mixstyle
@@ -79,6 +79,51 @@ def test_sites_are_dealt_out_in_turn(job: Callable[..., JobSpec]) -> None:
     two = job("fedavg", "federation.hosts=2")
     assert hosts(two) == {"host_1": ("A", "C", "E"), "host_2": ("B", "D")}
     assert meta(two)["deploy_map"] == {"app": ["server", "host_1", "host_2"]} and meta(two)["min_clients"] == 2
+
+
+@pytest.mark.parametrize(
+    ("work", "count", "shares"),
+    [
+        ((36, 32, 36, 28, 30), 2, (("A", "B"), ("C", "D", "E"))),
+        ((1, 1, 1, 1, 9), 2, (("E",), ("A", "B", "C", "D"))),
+        ((5, 0, 0, 0, 0), 3, (("A",), ("B", "D"), ("C", "E"))),
+        ((1, 1, 1, 1, 1), 1, (SITES,)),
+        ((3, 1, 2, 5, 4), 5, (("D",), ("E",), ("A",), ("C",), ("B",))),
+    ],
+)
+def test_hosts_have_about_as_much_to_do(work: tuple[int, ...], count: int, shares: tuple[tuple[str, ...], ...]) -> None:
+    assert balanced(dict(zip(SITES, work, strict=True)), count) == shares
+
+
+def test_work_is_what_a_site_trains_on_and_scores(job: Callable[..., JobSpec], data: dict[str, Path]) -> None:
+    epochs = work_of(job("fedavg", "schedule.local_epochs=2"), data)
+    counts = {site: 36 + 6 * k for k, site in enumerate(SITES)}
+    assert list(epochs) == list(SITES) and sorted(epochs.values()) == list(epochs.values())
+    assert all(2 / 2 < epochs[site] / counts[site] < 2 for site in SITES), "a part is for validation and test"
+    steps = work_of(job("fedavg", "schedule.local_steps=3", "schedule.batch_size=8"), data)
+    assert all(24 < work < 24 + counts[site] / 3 for site, work in steps.items())
+    last = job("fedavg").model_copy(deep=True)
+    held_out = last.model_copy(
+        update={"task": last.task.model_copy(update={"sites": SITES[:4], "held_out": SITES[4:]})}
+    )
+    assert work_of(held_out, data)["E"] < min(work_of(held_out, data)[site] for site in SITES[:4])
+
+
+def test_a_job_may_say_which_host_has_which_sites(job: Callable[..., JobSpec]) -> None:
+    def shared(*shares: tuple[str, ...]) -> JobSpec:
+        raw = job("fedavg").dump()
+        raw["federation"] |= {"hosts": 2, "shares": shares}
+        return JobSpec.parse(raw, where="a job")
+
+    assert hosts(shared(("B",), ("A", "C", "D", "E"))) == {"host_1": ("B",), "host_2": ("A", "C", "D", "E")}
+    for wrong, reason in (
+        ((SITES,), "has sites of 1 hosts, not of 2"),
+        ((SITES, ()), "has sites of 2 hosts"),
+        ((SITES[:2], SITES[3:]), "must name each of the job's sites once"),
+        ((SITES, ("A",)), "must name each of the job's sites once"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            shared(*wrong)
 
 
 @pytest.mark.parametrize("names", ["fedbn", "scaffold", "fraug"])

@@ -91,12 +91,14 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code
     return folder
 
 
-def share_out(job: JobSpec, folder: Path, target: Path, *, count: int) -> JobSpec:
-    """Copy a job folder, whatever else it carries, with its sites shared out among ``count`` hosts.
+def share_out(job: JobSpec, folder: Path, target: Path, *, shares: tuple[tuple[str, ...], ...]) -> JobSpec:
+    """Copy a job folder, whatever else it carries, with its sites shared out among hosts.
 
     The numbers that come out are the same; sites of a host work one after another.
     """
-    shared = job.model_copy(update={"federation": job.federation.model_copy(update={"hosts": count})})
+    shared = job.model_copy(
+        update={"federation": job.federation.model_copy(update={"hosts": len(shares), "shares": shares})}
+    )
     shutil.copytree(folder, target)
     path = target / "meta.json"
     content = json.loads(path.read_text(encoding="utf-8")) | meta(shared)

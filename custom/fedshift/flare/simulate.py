@@ -21,7 +21,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedshift.errors import ConfigError, FedshiftError
 from fedshift.flare.export import share_out
-from fedshift.flare.hosts import hosts
+from fedshift.flare.hosts import balanced, hosts, work_of
 from fedshift.flare.local_data import find_sites
 from fedshift.flare.start import MEASURE, READY, Start
 from fedshift.job import JobSpec
@@ -120,7 +120,7 @@ def simulate(
             if count < clients:
                 # FLARE's own way to run fewer at a time ends a process and starts another for every task.
                 folder = Path(scratch) / folder.name
-                share_out(job, job_folder, folder, count=count)
+                share_out(job, job_folder, folder, shares=balanced(work_of(job, data), count))
             logger.start()
             argv = [str(folder), "-w", str(folders.workspace), "-t", str(count)]
             _start(process, {"argv": argv, "env": {WORKERS: str(count)}})
