@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_site, small_job
+from conftest import make_site, small_image_job, small_job
 
 from fedshift import coordinator as coordinator_module
 from fedshift.checkpoint import load_checkpoint
@@ -21,6 +21,7 @@ from fedshift.federation import run_in_process
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast
 from fedshift.reporting.results import BEST, LAST, read_results
+from fedshift.selection import Selection
 from fedshift.site import Site
 from fedshift.training import local
 
@@ -41,6 +42,52 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(three_sites: di
     np.random.seed(5)
     assert same(first, final_weights(small_job("fedrdn+fedfa"), three_sites, tmp_path / "b"))
     assert not same(first, final_weights(small_job("fedfa+fedrdn", seed=1), three_sites, tmp_path / "c"))
+
+
+@pytest.mark.parametrize(
+    ("methods", "options"),
+    [
+        ("fedfa+fedrdn", []),
+        ("scaffold", []),
+        ("fraug", []),
+        ("fedmix", []),
+        ("fedavg", ["federation.weights_as=int8"]),
+    ],
+)
+def test_the_best_model_is_scored_as_it_was_sent(
+    methods: str,
+    options: list[str],
+    three_image_sites: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits in its file, without what only training needs."""
+    sent: dict[int, Broadcast] = {}
+
+    class Watched(Coordinator):
+        def open(self, round_: int) -> Broadcast:
+            sent[round_] = super().open(round_)
+            return sent[round_]
+
+        def open_best(self) -> Broadcast | None:
+            best = super().open_best()
+            assert best is not None
+            sent[0] = best
+            return best
+
+    consider = Selection.consider
+    monkeypatch.setattr(Selection, "consider", lambda self, round_: round_ == 1 and consider(self, round_))
+    monkeypatch.setattr("fedshift.federation.Coordinator", Watched)
+    job = small_image_job(methods, "schedule.rounds=3", *options)
+    final = run_in_process(job, three_image_sites, tmp_path / "run").results.final
+    assert final is not None and final.best.round == 1 and set(final.best.sites) == set("ABC")
+    best, then = sent[0], sent[2]
+    assert best.round == then.round == 2
+    assert all(np.array_equal(value, then.weights[key]) for key, value in best.weights.items())
+    assert all(np.array_equal(value.unpack(), then.packed[key].unpack()) for key, value in best.packed.items())
+    assert best.weights.keys() == then.weights.keys() and best.packed.keys() == then.packed.keys()
+    for method, named in best.arrays.items():
+        assert all(np.array_equal(value, then.arrays[method][name]) for name, value in named.items())
 
 
 @pytest.mark.parametrize(

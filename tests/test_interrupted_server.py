@@ -121,6 +121,21 @@ def test_a_lost_best_model_costs_the_best_and_not_the_run(tmp_path: Path, caplog
     assert load_checkpoint(tmp_path / LAST)["round"] == ROUNDS
 
 
+def test_a_best_model_that_is_lost_at_the_end_gives_way_to_the_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = coordinator(tmp_path)
+    for round_ in range(ROUNDS + 1):
+        run_round(server, round_)
+    assert 1 <= server.best_round < ROUNDS
+    (tmp_path / BEST).unlink()
+    evaluate(server)
+    assert f"the best model is lost, that of round {ROUNDS} is taken" in caplog.text and BEST in caplog.text
+    assert server.results.selected is not None and server.results.selected.round == ROUNDS
+    assert load_checkpoint(tmp_path / BEST)["round"] == ROUNDS
+    assert server.results.final is not None and server.results.final.best == server.results.final.last
+
+
 def test_a_run_that_was_finished_is_known_to_be(tmp_path: Path) -> None:
     server = coordinator(tmp_path)
     for round_ in range(ROUNDS + 1):

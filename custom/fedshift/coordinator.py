@@ -452,21 +452,23 @@ class Coordinator:
         if not self.best_round:
             raise ConfigError("no site could score any round on validation data, so none can be selected")
         self._save(LAST, self.rounds, self._as_received(), self._arrays_sent)
-        self.results.selected = Selected(round=self.best_round, rule=self._selection.rule)
-        self.results.write(self.folder)
+        self._choose()
 
     def open_best(self) -> Broadcast | None:
-        """The best aggregate, to be scored on the test split; None if it is the last one, which has been.
-
-        Raises:
-            ConfigError: its file is damaged or gone.
-        """
+        """The best aggregate, to be scored on the test split; None if it is the last one, which has been."""
         if self.best_round == self.rounds:
+            return None
+        try:
+            weights, arrays = read_model(self.folder / BEST, round_=self.best_round)
+        except ConfigError as error:
+            log.error("the best model is lost, that of round %d is taken: %s", self.rounds, error)
+            self._selection.best = self.rounds
+            self._save(BEST, self.rounds, self._as_received(), self._arrays_sent)
+            self._choose()
             return None
         self.answered = []
         self._record = RoundRecord(round=self.round)
         self._scoring = self.best_round
-        weights, arrays = read_model(self.folder / BEST, round_=self.best_round)
         return self._broadcast(self.best_round + 1, weights, arrays)
 
     def finish(self) -> None:
@@ -645,6 +647,11 @@ class Coordinator:
         """Keep the aggregate of ``round_`` if it is the best so far. Its weights were those last sent."""
         if self._selection.consider(round_):
             self._save(NEXT_BEST, round_, self._as_received(), self._arrays_sent)
+
+    def _choose(self) -> None:
+        """Write down which round's model is the best."""
+        self.results.selected = Selected(round=self.best_round, rule=self._selection.rule)
+        self.results.write(self.folder)
 
     def _remember(self, round_: int) -> None:
         """What `resume` goes on from: everything up to the end of a round."""
