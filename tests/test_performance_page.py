@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 OVERHEAD: dict[str, Any] = json.loads((RESULTS / "performance" / "flare_overhead.json").read_text(encoding="utf-8"))
 WIRE: dict[str, Any] = json.loads((RESULTS / "performance" / "wire_bytes.json").read_text(encoding="utf-8"))
 PRECISION: dict[str, Any] = json.loads((RESULTS / "performance" / "precision.json").read_text(encoding="utf-8"))
+ROUNDED: dict[str, Any] = json.loads((RESULTS / "performance" / "rounded_models.json").read_text(encoding="utf-8"))
+OTHERS: dict[str, Any] = json.loads((RESULTS / "performance" / "training_peers.json").read_text(encoding="utf-8"))
 STEP: dict[str, Any] = json.loads((RESULTS / "performance" / "training_step.json").read_text(encoding="utf-8"))
 ROUNDS: dict[str, Any] = json.loads((RESULTS / "performance" / "many_rounds.json").read_text(encoding="utf-8"))
 MEMORY: dict[str, Any] = json.loads((RESULTS / "performance" / "server_memory.json").read_text(encoding="utf-8"))
@@ -50,6 +53,19 @@ def test_the_peers_ratios() -> None:
     flower, recipe = (ours / OVERHEAD["seconds_a_round"][peer]["median"] for peer in PEERS)
     said = f"takes {flower:.2f} of the time of Flower's simulation and {recipe:.2f} of that of NVFlare's recipe"
     assert said in " ".join(PAGE.split())
+
+
+@pytest.mark.parametrize("name", OTHERS["seconds_a_round"])
+def test_the_same_training_with_others(name: str) -> None:
+    rounds = OTHERS["seconds_a_round"]
+    apart = OTHERS["largest_difference_of_a_weight_from_the_plain_loop"][name]
+    assert row(name, "The same training with others") == [
+        told(rounds[name], 2),
+        f"{rounds[name]['median'] / rounds['plain loop, one process']['median']:.2f}",
+        told(OTHERS["seconds_in_all"][name], 1),
+        f"{apart:.0e}",
+    ]
+    assert apart < 1e-3, "or the comparison is void"
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -93,20 +109,34 @@ def test_what_is_said_of_the_formats_is_so() -> None:
                 assert "val" in score or max(map(abs, values["from_fp32"])) < 0.3
 
 
-def test_what_bf16_does() -> None:
-    scores = ("test_dice_best", "test_dice_last")
-    mean = PRECISION["mean"]
-    for name in ("fp32", "bf16"):
-        assert row(name, "Precision") == [f"{mean[name][key]:.2f}" for key in (*scores, "processor_seconds_a_round")]
-    assert row("bf16 less fp32", "Precision") == [
-        *(f"{mean['bf16'][key] - mean['fp32'][key]:.2f}" for key in scores),
-        "",
-    ]
-    text = PAGE.partition("\n## Precision\n")[2]
-    seeds = {run["seed"] for run in PRECISION["runs"]}
-    assert f"{PRECISION['rounds']} rounds" in text and ("one seed" in text) is (len(seeds) == 1)
-    assert f"`auto` is {PRECISION['auto_is']}" in " ".join(text.split())
+def summed_up(score: dict[str, Any]) -> str:
+    return f"{score['mean']:.2f} ± {score['sd']:.2f}"
+
+
+@pytest.mark.parametrize("arm", PRECISION["summary"])
+def test_what_fewer_bits_do(arm: str) -> None:
+    summary, scores = PRECISION["summary"][arm], ("test_dice_best", "test_dice_last", "val_dice_last_rounds")
+    seconds = f"{summary['processor_seconds_a_round']:.2f}"
+    assert row(arm, "Precision") == [*(summed_up(summary[score]) for score in scores), seconds]
+    if arm == "fp32":
+        return
+    apart = [", ".join(f"{value:+.2f}" for value in summary[score]["difference"]) for score in scores]
+    assert row(f"{arm} less {summary['test_dice_best']['less']}", "Precision") == [*apart, ""]
+
+
+def test_what_is_said_of_fewer_bits_is_so() -> None:
+    text = " ".join(PAGE.partition("\n## Precision\n")[2].partition("\n## ")[0].split())
+    assert f"`auto` is {PRECISION['auto_is']}" in text and "four seeds" in text
+    assert len({run["seed"] for run in PRECISION["runs"]}) == 4
     assert all(run["kinds"] == ["patients"] for run in PRECISION["runs"])
+    wires = [PRECISION["summary"][f"bf16, weights as {form}"] for form in ("bf16", "int8")]
+    last = [wire["test_dice_last"]["difference"] for wire in wires]
+    assert "lower in every seed" in text and all(value < 0 for values in last for value in values)
+    assert f"by {-fmean(last[0]):.1f} and {-fmean(last[1]):.1f} points on average" in text
+    best = [abs(fmean(wire["test_dice_best"]["difference"])) for wire in wires]
+    assert f"Those of the best differ by {best[0]:.1f} and {best[1]:.1f}" in text
+    shared = ROUNDED["largest_difference_of_the_mean"]
+    assert f"by at most {abs(shared['bf16']):.2f} points as bf16 and {abs(shared['int8']):.2f} as int8" in text
 
 
 def percent(share: float) -> str:

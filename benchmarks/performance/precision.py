@@ -1,19 +1,23 @@
-"""What bf16 changes: the same runs in fp32 and in bf16, on real prostate scans.
+"""What fewer bits change: the same runs in fp32, in bf16, and with weights as bf16 and int8 on the wire, on real scans.
 
     FEDSHIFT_DATA=PREPARED python -m benchmarks.performance.precision
 
-FedAvg at four sites in one process, one thread: each seed in both precisions, in turn. Scores are means over sites of
-the test Dice of the best and of the last model, in percent.
+FedAvg on prostate scans of four sites, one thread a run and as many runs side by side as there are cores: each seed in
+all arms. Scores are means over sites of the test Dice of the best and of the last model, in percent, and of the
+validation Dice over the last rounds, which moves less than one round's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -25,41 +29,58 @@ from fedshift.resolve import resolve
 from fedshift.training.precision import settled
 
 SITES = ("BIDMC", "HK", "RUNMC", "UCL")
-FORMATS = ("fp32", "bf16")
+ARMS = {
+    "fp32": ("schedule.precision=fp32",),
+    "bf16": ("schedule.precision=bf16",),
+    "bf16, weights as bf16": ("schedule.precision=bf16", "federation.weights_as=bf16"),
+    "bf16, weights as int8": ("schedule.precision=bf16", "federation.weights_as=int8"),
+}
+AGAINST = {"bf16": "fp32", "bf16, weights as bf16": "bf16", "bf16, weights as int8": "bf16"}
+"""What an arm is compared with: the one that differs from it in one setting."""
+SCORES = ("test_dice_best", "test_dice_last", "val_dice_last_rounds")
+LAST = 5
+"""Rounds at the end whose validation scores are taken together."""
 
 
 def main() -> None:
     """Measure and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--matrix", type=int, default=64)
     args = parser.parse_args()
     load = record.load()
     runs: list[dict[str, Any]] = []
-    for seed in range(args.seeds):
-        for precision in FORMATS:
-            runs.append(run(precision, seed, args.rounds))
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        cells = [(arm, seed) for seed in range(args.seeds) for arm in ARMS]
+        waiting = [pool.submit(run, arm, seed, rounds=args.rounds, matrix=args.matrix) for arm, seed in cells]
+        for done in as_completed(waiting):
+            runs.append(done.result())
             print(json.dumps(runs[-1]), flush=True)
-        content = {
-            "what": f"FedAvg, prostate, {', '.join(SITES)}, 96x96, U-Net of 16 features, one epoch a round, one thread",
-            "rounds": args.rounds,
-            "auto_is": settled("auto", torch.device("cpu")),
-            "runs": runs,
-            "mean": {precision: mean([one for one in runs if one["precision"] == precision]) for precision in FORMATS},
-        }
-        print(record.write("precision", content, load=load))
+            whole = [seed for seed in range(args.seeds) if sum(one["seed"] == seed for one in runs) == len(ARMS)]
+            if len(whole) < 2:
+                continue
+            kept = [one for one in runs if one["seed"] in whole]
+            kept.sort(key=lambda one: (one["seed"], [*ARMS].index(one["arm"])))
+            content = {
+                "what": f"FedAvg, prostate, {', '.join(SITES)}, {args.matrix}x{args.matrix}, U-Net of 16 features, "
+                f"{args.rounds} rounds of one epoch, one thread",
+                "auto_is": settled("auto", torch.device("cpu")),
+                "last_rounds": LAST,
+                "runs": kept,
+                "summary": {arm: summary(kept, arm) for arm in ARMS},
+            }
+            record.write("precision", content, load=load)
+    print(json.dumps(content["summary"], indent=1))
 
 
-def run(precision: str, seed: int, rounds: int) -> dict[str, Any]:
+def run(arm: str, seed: int, *, rounds: int, matrix: int) -> dict[str, Any]:
     """One run: scores in percent, and the processor's seconds for a round and its share of the last evaluation."""
-    options = [
-        "data.matrix=96",
-        "network.options.features=16",
-        "schedule.local_epochs=1",
-        f"schedule.rounds={rounds}",
-        f"schedule.precision={precision}",
-    ]
-    job = resolve("prostate", "fedavg", sites=SITES, options=options, seed=seed)
+    torch.set_num_threads(1)
+    options = [f"data.matrix={matrix}", "network.options.features=16", "schedule.local_epochs=1"]
+    job = resolve(
+        "prostate", "fedavg", sites=SITES, options=[*options, f"schedule.rounds={rounds}", *ARMS[arm]], seed=seed
+    )
     data = find_sites(job)
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
@@ -67,24 +88,34 @@ def run(precision: str, seed: int, rounds: int) -> dict[str, Any]:
     took = time.process_time() - began
     assert results.final is not None
     each = {site: 100 * results.final.best.sites[site]["test"]["dice"] for site in SITES}
+    curve = [100 * fmean(site.val["dice"] for site in made.sites.values() if site.val) for made in results.rounds]
     return {
-        "precision": precision,
+        "arm": arm,
         "seed": seed,
         "kinds": sorted({told.kind for told in results.data.values()}),
         "test_dice_best": round(fmean(each.values()), 2),
         "test_dice_last": round(100 * fmean(results.final.last.sites[site]["test"]["dice"] for site in SITES), 2),
+        "val_dice_last_rounds": round(fmean(curve[-LAST:]), 2),
         "by_site": {site: round(value, 2) for site, value in each.items()},
+        "val_by_round": [round(value, 1) for value in curve],
         "best_round": results.final.best.round,
         "processor_seconds_a_round": round(took / rounds, 2),
     }
 
 
-def mean(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Over seeds."""
-    return {
-        key: round(fmean(one[key] for one in runs), 2)
-        for key in ("test_dice_best", "test_dice_last", "processor_seconds_a_round")
+def summary(runs: list[dict[str, Any]], arm: str) -> dict[str, Any]:
+    """Means over seeds, their spread, and how far each seed is from its run in the arm compared with."""
+    mine = [one for one in runs if one["arm"] == arm]
+    told: dict[str, Any] = {
+        score: {"mean": round(fmean(one[score] for one in mine), 2), "sd": round(stdev(one[score] for one in mine), 2)}
+        for score in SCORES
     }
+    if arm in AGAINST:
+        theirs = [one for one in runs if one["arm"] == AGAINST[arm]]
+        for score in SCORES:
+            told[score]["less"] = AGAINST[arm]
+            told[score]["difference"] = [round(a[score] - b[score], 2) for a, b in zip(mine, theirs, strict=True)]
+    return told | {"processor_seconds_a_round": round(fmean(one["processor_seconds_a_round"] for one in mine), 2)}
 
 
 if __name__ == "__main__":

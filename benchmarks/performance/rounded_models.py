@@ -1,0 +1,111 @@
+"""What it does to a model's scores that its weights travel as bf16 or int8: the same models, rounded and not.
+
+    FEDSHIFT_DATA=PREPARED python -m benchmarks.performance.rounded_models
+
+Training carries every rounding on to models that differ by points (see `precision`); here nothing is trained after the
+rounding. FedAvg on prostate scans of four sites, several seeds; the best and the last model of each are scored on the
+test patients as they are, and as sites receive them with ``federation.weights_as``. Dice in percent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any, get_args
+
+import torch
+
+from benchmarks.performance import record
+from benchmarks.performance.precision import SITES
+from fedshift.checkpoint import read_model
+from fedshift.compression import WeightsAs, pack, packed_keys
+from fedshift.federation import run_in_process
+from fedshift.flare.local_data import find_sites
+from fedshift.job import JobSpec
+from fedshift.messages import Broadcast, Weights
+from fedshift.reporting.results import BEST, LAST
+from fedshift.resolve import resolve
+from fedshift.site import Site
+from fedshift.tasks import build_task
+
+FORMATS: tuple[WeightsAs, ...] = get_args(WeightsAs)
+
+
+def main() -> None:
+    """Measure and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--matrix", type=int, default=64)
+    args = parser.parse_args()
+    load = record.load()
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        waiting = [pool.submit(models, seed, args.rounds, args.matrix) for seed in range(args.seeds)]
+        found = [model for one in waiting for model in one.result()]
+    content = {
+        "what": f"FedAvg, prostate, {', '.join(SITES)}, {args.matrix}x{args.matrix}, U-Net of 16 features, "
+        f"{args.rounds} rounds of one epoch in bf16; scored in fp32",
+        "models": found,
+        "largest_difference_of_the_mean": {
+            form: max((model["difference"][form]["mean"] for model in found), key=abs) for form in FORMATS[1:]
+        },
+        "largest_difference_at_a_site": {
+            form: max((value for model in found for value in model["difference"][form].values()), key=abs)
+            for form in FORMATS[1:]
+        },
+    }
+    print(json.dumps(content, indent=1))
+    print(record.write("rounded_models", content, load=load))
+
+
+def models(seed: int, rounds: int, matrix: int) -> list[dict[str, Any]]:
+    """The best and the last model of a run, in all formats."""
+    torch.set_num_threads(1)
+    options = [f"data.matrix={matrix}", "network.options.features=16", "schedule.local_epochs=1"]
+    options += [f"schedule.rounds={rounds}"]
+    job = resolve("prostate", "fedavg", sites=SITES, options=[*options, "schedule.precision=bf16"], seed=seed)
+    exact = resolve("prostate", "fedavg", sites=SITES, options=[*options, "schedule.precision=fp32"], seed=seed)
+    data, told = find_sites(job), []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        results = run_in_process(job, data, folder / "run", device="cpu").results
+        assert results.selected is not None
+        for name, file, round_ in (("best", BEST, results.selected.round), ("last", LAST, rounds)):
+            weights, _ = read_model(folder / "run" / file, round_=round_)
+            dice = {
+                form: scores(exact, data, folder / name / form, as_received(exact, weights, form)) for form in FORMATS
+            }
+            apart = {
+                form: {key: round(dice[form][key] - dice["fp32"][key], 3) for key in dice[form]} for form in FORMATS[1:]
+            }
+            told.append({"seed": seed, "model": name, "round": round_, "dice": dice, "difference": apart})
+            print(json.dumps(told[-1]), flush=True)
+    return told
+
+
+def as_received(job: JobSpec, weights: Weights, form: WeightsAs) -> Weights:
+    """As a site has them when they have travelled so."""
+    net = build_task(job).network()
+    keys = packed_keys(weights, dict(net.named_parameters()), form)
+    return {key: pack(value, form).unpack() if key in keys else value for key, value in weights.items()}
+
+
+def scores(job: JobSpec, data: Mapping[str, Path], state: Path, weights: Weights) -> dict[str, float]:
+    """Test Dice by site, and their mean."""
+    model = Broadcast(round=job.task.schedule.rounds + 1, best_round=0, weights=weights, arrays={})
+    found = {}
+    for name in SITES:
+        site = Site(job, name, data=data[name], state=state / name)
+        found[name] = 100 * site.validate(model).values["test"]["dice"]
+    return {name: round(value, 3) for name, value in (found | {"mean": fmean(found.values())}).items()}
+
+
+if __name__ == "__main__":
+    main()
