@@ -25,6 +25,7 @@ import torch
 from benchmarks.performance import record
 from fedshift.federation import run_in_process
 from fedshift.flare.local_data import find_sites
+from fedshift.job import JobSpec
 from fedshift.resolve import resolve
 from fedshift.training.precision import settled
 
@@ -45,10 +46,12 @@ LAST = 5
 def main() -> None:
     """Measure and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--matrix", type=int, default=64)
     args = parser.parse_args()
+    if args.seeds < 2:
+        parser.error("--seeds: a spread takes two")
     load = record.load()
     runs: list[dict[str, Any]] = []
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
@@ -77,10 +80,7 @@ def main() -> None:
 def run(arm: str, seed: int, *, rounds: int, matrix: int) -> dict[str, Any]:
     """One run: scores in percent, and the processor's seconds for a round and its share of the last evaluation."""
     torch.set_num_threads(1)
-    options = [f"data.matrix={matrix}", "network.options.features=16", "schedule.local_epochs=1"]
-    job = resolve(
-        "prostate", "fedavg", sites=SITES, options=[*options, f"schedule.rounds={rounds}", *ARMS[arm]], seed=seed
-    )
+    job = job_of(arm, seed, rounds=rounds, matrix=matrix)
     data = find_sites(job)
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
@@ -101,6 +101,13 @@ def run(arm: str, seed: int, *, rounds: int, matrix: int) -> dict[str, Any]:
         "best_round": results.final.best.round,
         "processor_seconds_a_round": round(took / rounds, 2),
     }
+
+
+def job_of(arm: str, seed: int, *, rounds: int, matrix: int) -> JobSpec:
+    """What an arm trains."""
+    options = [f"data.matrix={matrix}", "network.options.features=16", "schedule.local_epochs=1"]
+    options += [f"schedule.rounds={rounds}", *ARMS[arm]]
+    return resolve("prostate", "fedavg", sites=SITES, options=options, seed=seed)
 
 
 def summary(runs: list[dict[str, Any]], arm: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any, get_args
 import torch
 
 from benchmarks.performance import record
-from benchmarks.performance.precision import SITES
+from benchmarks.performance.precision import SITES, job_of
 from fedshift.checkpoint import read_model
 from fedshift.compression import WeightsAs, pack, packed_keys
 from fedshift.federation import run_in_process
@@ -31,7 +31,6 @@ from fedshift.flare.local_data import find_sites
 from fedshift.job import JobSpec
 from fedshift.messages import Broadcast, Weights
 from fedshift.reporting.results import BEST, LAST
-from fedshift.resolve import resolve
 from fedshift.site import Site
 from fedshift.tasks import build_task
 
@@ -68,10 +67,7 @@ def main() -> None:
 def models(seed: int, rounds: int, matrix: int) -> list[dict[str, Any]]:
     """The best and the last model of a run, in all formats."""
     torch.set_num_threads(1)
-    options = [f"data.matrix={matrix}", "network.options.features=16", "schedule.local_epochs=1"]
-    options += [f"schedule.rounds={rounds}"]
-    job = resolve("prostate", "fedavg", sites=SITES, options=[*options, "schedule.precision=bf16"], seed=seed)
-    exact = resolve("prostate", "fedavg", sites=SITES, options=[*options, "schedule.precision=fp32"], seed=seed)
+    job, exact = (job_of(arm, seed, rounds=rounds, matrix=matrix) for arm in ("bf16", "fp32"))
     data, told = find_sites(job), []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -1,4 +1,4 @@
-"""What a server holds in memory does not grow with the number of sites.
+"""What a server holds in memory hardly grows with the number of sites.
 
 FLARE collects a message's pieces in a list until it is whole. Here those of a large answer are written to a file
 without a name in the job's folder, from where they are read, piece by piece, when it is the answer's turn (`spare`).
