@@ -121,6 +121,17 @@ def test_the_commands_make_the_job_again(run: Path, tmp_path: Path, monkeypatch:
     assert read_job_folder(folder).dump() == small_job("fedfa+fedrdn", "schedule.rounds=3", seed=4).dump()
 
 
+def test_how_fedshift_run_has_shared_the_sites_out_is_no_option(tmp_path: Path) -> None:
+    job = small_job("fedavg", "schedule.rounds=1")
+    shares = {"hosts": 2, "shares": (("BIDMC",), ("HK", "UCL"))}
+    shared = job.model_copy(update={"federation": job.federation.model_copy(update=shares)})
+    run_in_process(shared, scan_sites(tmp_path / "data"), tmp_path / "run")
+    html = html_of(tmp_path / "run")
+    lines = html[html.index("<pre") : html.index("</pre>")]
+    assert "schedule.rounds=1" in lines and "federation" not in lines
+    assert "These commands make the very job that the model file holds." in html
+
+
 def test_a_centralised_reference_is_repeated_by_a_command_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ def again(run: Run, *, command: str | None = None) -> Section:
     ``command`` is that which did it all, by default of the methods: ``fedshift job``, and then ``run``, or ``pooled``.
     """
     results = run.results
-    job = None if run.model is None else run.model.job
+    job = None if run.model is None else _as_written(run.model.job)
     methods, options, whole = _words(job, results.job, list(run.trained))
     command = command or (POOLED if _is_pooled(results.job) else JOB)
     what = [results.job.task, "--methods", methods] if command == CROSS_SITE else [methods, results.job.task]
@@ -57,6 +57,13 @@ def again(run: Run, *, command: str | None = None) -> Section:
         "With the same data, versions, processor type, precision and threads the weights come out the same to the bit.",
         blocks,
     )
+
+
+def _as_written(job: JobSpec) -> JobSpec:
+    """The job before ``fedshift run`` shared its sites out among workers, which changes no number."""
+    if not job.federation.shares:
+        return job
+    return job.model_copy(update={"federation": job.federation.model_copy(update={"hosts": None, "shares": ()})})
 
 
 def _words(job: JobSpec | None, record: JobRecord, sites: list[str]) -> tuple[str, list[str], bool]:
