@@ -26,11 +26,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fedshift.coordinator import Coordinator, payload_bytes
-from fedshift.encryption import EncryptedCoordinator, Keys, SiteEncryption
-from fedshift.job import JobSpec
-from fedshift.messages import Broadcast, SiteInfo, Update
-from fedshift.resolve import resolve
+from fedshift.federation.encryption import EncryptedCoordinator, Keys, SiteEncryption
+from fedshift.federation.resolve import resolve
+from fedshift.federation.server.coordinator import Coordinator, payload_bytes
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Broadcast, SiteInfo, Update
 
 CASES = {
     "prostate U-Net, fedavg": ("prostate", "fedavg", ()),

@@ -24,10 +24,10 @@ import psutil
 import torch
 
 from data_prep.phantom import make_phantom
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
 from fedshift.flare.export import read_job_folder, write_job
-from fedshift.job import JobSpec
-from fedshift.reporting.results import Results, read_results
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import Results, read_results
 
 ROOT = Path(__file__).resolve().parents[1]
 

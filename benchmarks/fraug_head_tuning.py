@@ -25,16 +25,16 @@ import torch
 from torch import Tensor, nn
 
 from fedshift import methods
-from fedshift.data.manifest import Split
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
+from fedshift.federation.resolve import resolve
+from fedshift.federation.site import local_training
 from fedshift.methods import ClientChain
 from fedshift.methods.base import Run
-from fedshift.resolve import resolve
-from fedshift.tasks import SiteData, Task, build_task
-from fedshift.training import local
-from fedshift.training.precision import prepare, use_threads
-from fedshift.training.seeding import generator
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import Split
+from fedshift.schema.seeding import generator
+from fedshift.tasks.base import SiteData, Task, build_task
+from fedshift.tasks.precision import prepare, use_threads
 
 HELD_OUT: tuple[Split, ...] = ("val", "test")
 
@@ -44,7 +44,7 @@ def accuracy(task: Task, data: SiteData, chain: ClientChain, net: nn.Module, job
     right = total = 0.0
     for split in HELD_OUT:
         if data.count(split):
-            predictions = local.predict(data, chain, net, split, job.task.schedule)
+            predictions = local_training.predict(data, chain, net, split, job.task.schedule)
             right += data.count(split) * task.scores(predictions, data, split)["accuracy"]
             total += data.count(split)
     return right / total
@@ -82,14 +82,14 @@ def tune(few: JobSpec, everything: JobSpec, folder: Path, site: str, *, device: 
         objective=task.loss,
         n_classes=len(few.task.classes),
     )
-    run.optimizer = local.make_optimizer(net, few.task.optimizer)
+    run.optimizer = local_training.make_optimizer(net, few.task.optimizer)
     chain = ClientChain(methods.load(few.methods), run, {})
     data = task.open(folder, site)
-    local.train(task, data, chain, run, few.task.schedule)
+    local_training.train(task, data, chain, run, few.task.schedule)
     without = accuracy(task, data, chain, net, few)
 
     u, y = embeddings(net, build_task(everything).open(folder, site), device)
-    optimizer = local.make_optimizer(head, few.task.optimizer)
+    optimizer = local_training.make_optimizer(head, few.task.optimizer)
     for index in head_batches(len(u), few, site):
         optimizer.zero_grad()
         task.loss(head(u[index]), y[index]).backward()

@@ -26,14 +26,14 @@ import torch
 
 from data_prep.phantom import make_phantom
 from fedshift import methods
-from fedshift.coordinator import Coordinator, payload_bytes
-from fedshift.data.manifest import Manifest
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
-from fedshift.messages import Broadcast
+from fedshift.federation.resolve import resolve
+from fedshift.federation.server.coordinator import Coordinator, payload_bytes
+from fedshift.federation.site.site import PooledSite, Site
 from fedshift.reporting.leaves import DIGITS
-from fedshift.resolve import resolve
-from fedshift.site import PooledSite, Site
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import Manifest
+from fedshift.schema.messages import Broadcast
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "methods.md"
 BEGIN, END = "<!-- table: written by benchmarks/method_cost.py -->", "<!-- end of table -->"

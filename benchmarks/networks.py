@@ -41,11 +41,11 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "custom"), str(ROOT)]
 
 from flare.deployed import Deployed, DeployedRun  # noqa: E402
 
-from fedshift.checkpoint import load_checkpoint  # noqa: E402
 from fedshift.data.locate import phantom_home  # noqa: E402
-from fedshift.federation import run_in_process  # noqa: E402
-from fedshift.reporting.results import LAST  # noqa: E402
-from fedshift.resolve import resolve  # noqa: E402
+from fedshift.federation.in_process import run_in_process  # noqa: E402
+from fedshift.federation.model_files import load_checkpoint  # noqa: E402
+from fedshift.federation.resolve import resolve  # noqa: E402
+from fedshift.schema.results import LAST  # noqa: E402
 
 BRIDGE, SUBNET = "fedshift0", "10.77.0"
 SEGMENT, TIMEOUT = 1448, 0.2

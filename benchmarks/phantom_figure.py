@@ -19,7 +19,7 @@ from PIL import Image
 from data_prep.phantom import make_phantom
 from data_prep.phantom_scanner import SCANNERS
 from fedshift.data.arrays import open_arrays
-from fedshift.data.manifest import read_manifest
+from fedshift.schema.manifest import read_manifest
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "phantom.png"
 PLACES = (0.15, 0.5, 0.8)  # of the gland's slices: apex, middle, base

@@ -26,16 +26,16 @@ import torch
 
 from data_prep.phantom import make_phantom
 from fedshift import methods
-from fedshift.data.manifest import Split
 from fedshift.data.samples import Union
-from fedshift.job import JobSpec
+from fedshift.federation.resolve import resolve
+from fedshift.federation.site import local_training
 from fedshift.methods import ClientChain
 from fedshift.methods.base import Run
-from fedshift.resolve import resolve
-from fedshift.tasks import build_task
-from fedshift.tasks.segmentation import Slices, Task, dice
-from fedshift.training import local
-from fedshift.training.precision import prepare, use_threads
+from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import Split
+from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds.segmentation import Slices, Task, dice
+from fedshift.tasks.precision import prepare, use_threads
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "phantom_shift.json"
@@ -62,15 +62,15 @@ def train_and_test(job: JobSpec, data: dict[str, Slices], train_on: Sequence[str
         n_classes=len(job.task.classes),
         images_are_slices=task.images_are_slices,
     )
-    run.optimizer = local.make_optimizer(net, job.task.optimizer)
+    run.optimizer = local_training.make_optimizer(net, job.task.optimizer)
     chain = ClientChain(methods.load(job.methods), run, {})
     once = job.task.schedule.model_copy(update={"local_steps": steps})
-    local.train(task, Union([data[site] for site in train_on]), chain, run, once)
+    local_training.train(task, Union([data[site] for site in train_on]), chain, run, once)
     row = {}
     for site, slices in data.items():
         total = cases = 0.0
         for split in HELD_OUT:
-            predictions = local.predict(slices, chain, net, split, once)
+            predictions = local_training.predict(slices, chain, net, split, once)
             number = len(slices.manifest.by_split(split))
             total += number * task.scores(predictions, slices, split)["dice"]
             cases += number

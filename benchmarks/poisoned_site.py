@@ -33,11 +33,11 @@ import numpy as np
 import torch
 
 from data_prep.phantom import make_phantom
-from fedshift.coordinator import Coordinator
-from fedshift.job import JobSpec
-from fedshift.messages import Update, Weights
-from fedshift.resolve import resolve
-from fedshift.site import Site
+from fedshift.federation.resolve import resolve
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.site import Site
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Update, Weights
 
 RESULT = Path(__file__).resolve().parent / "results" / "poisoned_site.json"
 POISONED = "HK"

@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedshift.reporting.results import Results, read_results
+from fedshift.schema.results import Results, read_results
 
 OUT = Path(__file__).parent / "results" / "prostate_patients"
 SITES = ("BIDMC", "HK", "RUNMC", "UCL")

@@ -39,16 +39,16 @@ import torch
 from torch.nn import functional
 
 from fedshift.data.images import open_images
-from fedshift.data.manifest import read_manifest
-from fedshift.errors import QuorumError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.resolve import resolve
+from fedshift.federation.site.privacy.accounting import epsilon_of, noise_multiplier
 from fedshift.methods.fedfa import feature_statistics
 from fedshift.methods.fedrdn import image_statistics
-from fedshift.networks.unet import UNet
-from fedshift.privacy.accounting import epsilon_of, noise_multiplier
-from fedshift.privacy.policy import Policy
-from fedshift.resolve import resolve
-from fedshift.tasks.segmentation import ce_dice_loss
+from fedshift.schema.errors import QuorumError
+from fedshift.schema.manifest import read_manifest
+from fedshift.schema.policy import Policy
+from fedshift.tasks.kinds.segmentation import ce_dice_loss
+from fedshift.tasks.networks.unet import UNet
 
 DELTA = 1e-5
 EPSILONS = (None, 10.0, 3.0, 1.0)

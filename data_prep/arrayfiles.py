@@ -21,7 +21,7 @@ from PIL import Image
 
 from data_prep.pictures import Source
 from data_prep.reading import open_file, reason
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 UNREADABLE_MAT = (OSError, EOFError, ValueError, TypeError, LookupError, NotImplementedError, zlib.error, struct.error)
 """What SciPy raises over files that are damaged or not MATLAB's, beside its own error."""

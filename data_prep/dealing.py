@@ -14,8 +14,8 @@ from collections.abc import Callable, Container, Mapping
 import numpy as np
 
 from data_prep.pictures import Dealing, Hashed
-from fedshift.data.manifest import Split
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import Split
 
 TEST = "test/"
 """Ids of an official test part begin with this."""

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from data_prep.reading import open_file
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
 """What Pillow raises over files that are damaged or no pictures."""

@@ -44,8 +44,8 @@ from data_prep.decode import read_picture
 from data_prep.pickles import read_pickle
 from data_prep.pictures import PictureSet, Plan, Source
 from data_prep.reading import names_in, read_file
-from fedshift.errors import DataError
-from fedshift.strict import nearest
+from fedshift.schema.errors import DataError
+from fedshift.schema.strict import nearest
 
 CLASSES = tuple("0123456789")
 DIGITS = PictureSet(

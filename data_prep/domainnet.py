@@ -51,8 +51,8 @@ from data_prep.lists import PARTS, Part, ids_of, keep_listed, read_fedbn, split_
 from data_prep.partition import require_seed
 from data_prep.pictures import Dealing, Found, Hashed, PictureSet, Plan
 from data_prep.trees import Tree
-from fedshift.data.manifest import Split
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import Split
 
 DOMAINNET = PictureSet(
     dataset="domainnet",

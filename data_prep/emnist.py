@@ -39,7 +39,7 @@ from data_prep.manysites import plan_sites, site_names
 from data_prep.partition import least, require_seed, size_skewed
 from data_prep.pictures import Dealing, PictureSet, Plan, Source
 from data_prep.reading import names_in, read_file
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 Form = Literal["letters", "balanced", "byclass"]
 UPPER, LOWER = string.ascii_uppercase, string.ascii_lowercase

@@ -11,8 +11,8 @@ import numpy as np
 from data_prep.pickles import read_pickle
 from data_prep.pictures import Found
 from data_prep.trees import Tree
-from fedshift.data.manifest import Split
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import Split
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from data_prep.arrayfiles import Part, array_sources
 from data_prep.dealing import TENTH, deal_small_official
 from data_prep.partition import distinct, like
 from data_prep.pictures import Dealing, PictureSet, Plan
-from fedshift.numbered import Numbered
+from fedshift.schema.task_files import Numbered
 
 PREFIX = "site_"
 

@@ -26,8 +26,8 @@ from data_prep.dealing import BY_CONTENT
 from data_prep.lists import PARTS, Part, ids_of, keep_listed, read_fedbn, split_of
 from data_prep.pictures import Dealing, PictureSet, Plan
 from data_prep.trees import Tree
-from fedshift.data.manifest import Split
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import Split
 
 OFFICE_CALTECH = PictureSet(
     dataset="office_caltech",

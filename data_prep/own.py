@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data_prep.volumes import CaseFiles, write_site
-from fedshift.data.manifest import FILE_NAME, Manifest, read_manifest
 from fedshift.data.scans import content_hash, read_scan
 from fedshift.data.scansets import pair_folders
-from fedshift.errors import DataError
-from fedshift.strict import nearest
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import FILE_NAME, Manifest, read_manifest
+from fedshift.schema.strict import nearest
 
 SOURCE = "own scans"
 LICENCE = "property of the site, not for redistribution"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 SUB_SITE_SHARE = 5
 """A sub-site has this part of its domain on average."""

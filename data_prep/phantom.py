@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from data_prep.phantom_anatomy import Grid, draw_patient, render
 from data_prep.phantom_scanner import SCANNERS, Scanner, acquire, vary
 from data_prep.volumes import CaseFiles, write_site
-from fedshift.data.manifest import FILE_NAME, read_manifest
-from fedshift.errors import ConfigError, DataError
-from fedshift.strict import nearest
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.manifest import FILE_NAME, read_manifest
+from fedshift.schema.strict import nearest
 
 DATASET = "prostate"
 CASES = 8  # per site

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from data_prep.reading import reason
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 KINDS = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|O[48]?|[SU]\d{1,6}")

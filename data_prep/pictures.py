@@ -23,8 +23,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from data_prep.decode import picture_sha256, resize_picture
 from data_prep.whole import write_whole
-from fedshift.data.manifest import FILE_NAME, Manifest, Picture, Split, count
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import FILE_NAME, Manifest, Picture, Split, count
 
 log = logging.getLogger(__name__)
 

@@ -32,8 +32,8 @@ from pathlib import Path
 from data_prep.volumes import CaseFiles, write_site
 from fedshift.data.casefiles import Finding
 from fedshift.data.scansets import ScanSet, find_sets
-from fedshift.errors import DataError
-from fedshift.strict import nearest
+from fedshift.schema.errors import DataError
+from fedshift.schema.strict import nearest
 
 SITES = ("BIDMC", "HK", "I2CVB", "BMC", "RUNMC", "UCL", "MSD")
 SITE_OF_FOLDER = {

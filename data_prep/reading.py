@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO
 
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 
 def open_file(path: Path) -> IO[bytes]:

@@ -32,7 +32,7 @@ from data_prep.dealing import deal_by_content
 from data_prep.digits import read_mnist
 from data_prep.partition import require_seed
 from data_prep.pictures import Dealing, Hashed, PictureSet, Plan, Source
-from fedshift.data.manifest import Split
+from fedshift.schema.manifest import Split
 
 ANGLES = {"deg00": 0, "deg15": 15, "deg30": 30, "deg45": 45, "deg60": 60, "deg75": 75}
 ROTATED_MNIST = PictureSet(

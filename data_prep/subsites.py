@@ -19,8 +19,8 @@ import numpy as np
 from data_prep.dealing import BY_CONTENT, deal_by_content, keep_together
 from data_prep.partition import like, require_seed, sub_sites
 from data_prep.pictures import Dealing, Found, Hashed, PictureSet, Plan
-from fedshift.data.manifest import Split
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import Split
 
 VALIDATION = 10
 """One of so many pictures of a divided domain is for validation."""

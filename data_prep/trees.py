@@ -23,8 +23,8 @@ from PIL import Image
 from data_prep.decode import decode_picture, read_picture
 from data_prep.pictures import Found, PictureSet, Source
 from data_prep.reading import names_in, read_file, reason, unreadable
-from fedshift.errors import DataError
-from fedshift.strict import nearest
+from fedshift.schema.errors import DataError
+from fedshift.schema.strict import nearest
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from data_prep.whole import write_whole
 from fedshift.data.arrays import build_arrays
 from fedshift.data.casefiles import CaseFiles as CaseFiles
 from fedshift.data.casefiles import Finding, dummy_finding, is_dummy, read_case
-from fedshift.data.manifest import Case, Manifest, Split
 from fedshift.data.scans import ORIENTATION, content_hash, write_scan
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import Case, Manifest, Split
 
 log = logging.getLogger(__name__)
 

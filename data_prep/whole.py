@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 log = logging.getLogger(__name__)
 

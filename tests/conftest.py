@@ -14,13 +14,13 @@ import SimpleITK
 import torch
 from torch.nn import functional
 
-from fedshift.coordinator import Coordinator
-from fedshift.data.manifest import Manifest
-from fedshift.job import JobSpec, OptimizerSpec
-from fedshift.messages import Broadcast
+from fedshift.federation.resolve import resolve
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.site import Site
 from fedshift.methods import base
-from fedshift.resolve import resolve
-from fedshift.site import Site
+from fedshift.schema.job import JobSpec, OptimizerSpec
+from fedshift.schema.manifest import Manifest
+from fedshift.schema.messages import Broadcast
 
 GOLDEN = Path(__file__).parent / "golden"
 SHAPES = Path(__file__).parent / "shapes.yaml"

@@ -12,10 +12,10 @@ import pytest
 from conftest import small_job
 
 from fedshift import methods
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.reporting.results import LAST
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
 
 PAGE = Path(__file__).parents[1] / "docs" / "add-a-method.md"
 

@@ -19,17 +19,17 @@ import torch
 import yaml
 from conftest import make_image_site, small_image_job
 
-from fedshift.checkpoint import STATE_FILE, load_checkpoint, load_progress
 from fedshift.data.locate import SITE_FILE, read_settings
-from fedshift.data.manifest import read_manifest
-from fedshift.errors import FedshiftError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import STATE_FILE, load_checkpoint, load_progress
+from fedshift.federation.site.answers import AnswerStore, fingerprint
+from fedshift.federation.site.state import StateStore
 from fedshift.flare.export import SPEC, read_job_folder, write_job
-from fedshift.messages import Broadcast, Update
-from fedshift.networks import pretrained
-from fedshift.reporting.results import LAST, read_results
-from fedshift.training.answers import AnswerStore, fingerprint
-from fedshift.training.state import StateStore
+from fedshift.schema.errors import FedshiftError
+from fedshift.schema.manifest import read_manifest
+from fedshift.schema.messages import Broadcast, Update
+from fedshift.schema.results import LAST, read_results
+from fedshift.tasks import pretrained
 
 ROOT = Path(__file__).resolve().parents[1]
 TASK = fingerprint(Broadcast(round=1, best_round=0, weights={}))

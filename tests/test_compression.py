@@ -13,24 +13,24 @@ import torch
 from conftest import first_round, make_image_site, make_site, small_image_job, small_job
 from flare.serialised import Federation
 
-from fedshift import site as site_module
-from fedshift.checkpoint import load_checkpoint, load_progress
-from fedshift.compression import Packed, WeightsAs, feed_back, pack, packed_keys
-from fedshift.coordinator import Coordinator
 from fedshift.data.locate import SiteSettings
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint, load_progress
+from fedshift.federation.protocols import cross_site
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site import site as site_module
+from fedshift.federation.site.answers import fingerprint
+from fedshift.federation.site.privacy import noise
+from fedshift.federation.site.site import Site
+from fedshift.federation.site.state import StateStore
 from fedshift.flare.dry_run import dry_run
-from fedshift.job import JobSpec
-from fedshift.messages import Broadcast, Update
-from fedshift.privacy import noise
-from fedshift.privacy.policy import Policy
-from fedshift.protocols import cross_site
 from fedshift.reporting.leaves import leaves_section
-from fedshift.reporting.results import BEST, LAST
-from fedshift.site import Site
-from fedshift.training.answers import fingerprint
-from fedshift.training.state import StateStore
+from fedshift.schema.compression import Packed, WeightsAs, feed_back, pack, packed_keys
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Broadcast, Update
+from fedshift.schema.policy import Policy
+from fedshift.schema.results import BEST, LAST
 
 INT8, BF16 = "federation.weights_as=int8", "federation.weights_as=bf16"
 BOTH: tuple[WeightsAs, ...] = ("bf16", "int8")

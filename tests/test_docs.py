@@ -30,9 +30,10 @@ from picturefiles import write_office, write_picture, write_tree
 from scanfiles import volume, write_dicom, write_pair
 
 from data_prep.pacs import PACS
-from fedshift import cli, networks
+from fedshift import cli
 from fedshift.cli import _parser
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.tasks import networks
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -514,10 +515,10 @@ def progs(parser: argparse.ArgumentParser) -> Iterator[str]:
 def test_public_names_are_in_the_reference(site: Path) -> None:
     for page, name in (
         ("methods", "fedshift.methods.base.Client.inputs"),
-        ("tasks", "fedshift.job.ScheduleSpec"),
-        ("results", "fedshift.evaluation.record.Evaluation"),
-        ("running", "fedshift.federation.run_in_process"),
-        ("privacy", "fedshift.privacy.policy.Policy"),
+        ("tasks", "fedshift.schema.job.ScheduleSpec"),
+        ("results", "fedshift.schema.evaluation.Evaluation"),
+        ("running", "fedshift.federation.in_process.run_in_process"),
+        ("privacy", "fedshift.schema.policy.Policy"),
     ):
         assert f'id="{name}"' in (site / "reference" / f"{page}.html").read_text(encoding="utf-8")
 

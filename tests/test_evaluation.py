@@ -12,24 +12,24 @@ import torch
 from conftest import make_image_site, make_site, small_image_job, small_job
 from monai.metrics import DiceMetric, compute_average_surface_distance, compute_hausdorff_distance
 
-from fedshift.checkpoint import load_checkpoint
 from fedshift.data.arrays import radiological, resize_images, restore
-from fedshift.errors import DataError
-from fedshift.evaluation.calibration import Calibration
-from fedshift.evaluation.record import QUANTILES, Distribution, Evaluation
-from fedshift.evaluation.spread import ENOUGH, FEWEST, bootstrap_interval, distribution
-from fedshift.evaluation.surfaces import surface_distances
-from fedshift.evaluation.volumes import volumes
-from fedshift.federation import run_in_process
-from fedshift.guard import Rejected, check_scores
-from fedshift.job import JobSpec
-from fedshift.messages import Broadcast, Scores
-from fedshift.privacy.policy import Policy
-from fedshift.reporting.results import BEST, Results, read_results
-from fedshift.resolve import resolve
-from fedshift.site import Site, read_weights
-from fedshift.tasks import build_task
-from fedshift.tasks.segmentation import Slices
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.resolve import resolve
+from fedshift.federation.server.guard import Rejected, check_scores
+from fedshift.federation.site.site import Site, read_weights
+from fedshift.schema.errors import DataError
+from fedshift.schema.evaluation import QUANTILES, Distribution, Evaluation
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Broadcast, Scores
+from fedshift.schema.policy import Policy
+from fedshift.schema.results import BEST, Results, read_results
+from fedshift.tasks.base import build_task
+from fedshift.tasks.evaluation.calibration import Calibration
+from fedshift.tasks.evaluation.spread import ENOUGH, FEWEST, bootstrap_interval, distribution
+from fedshift.tasks.evaluation.surfaces import surface_distances
+from fedshift.tasks.evaluation.volumes import volumes
+from fedshift.tasks.kinds.segmentation import Slices
 
 
 def ball(

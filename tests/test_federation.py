@@ -13,17 +13,17 @@ import pytest
 import torch
 from conftest import make_site, small_image_job, small_job
 
-from fedshift import coordinator as coordinator_module
-from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import Coordinator
-from fedshift.errors import ConfigError, DataError, MixedDataError, QuorumError
-from fedshift.federation import run_in_process
-from fedshift.job import JobSpec
-from fedshift.messages import Broadcast
-from fedshift.reporting.results import BEST, LAST, read_results
-from fedshift.selection import Selection
-from fedshift.site import Site
-from fedshift.training import local
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.server import coordinator as coordinator_module
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.selection import Selection
+from fedshift.federation.site import local_training
+from fedshift.federation.site.site import Site
+from fedshift.schema.errors import ConfigError, DataError, MixedDataError, QuorumError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Broadcast
+from fedshift.schema.results import BEST, LAST, read_results
 
 
 def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, torch.Tensor]:
@@ -77,7 +77,7 @@ def test_the_best_model_is_scored_as_it_was_sent(
 
     consider = Selection.consider
     monkeypatch.setattr(Selection, "consider", lambda self, round_: round_ == 1 and consider(self, round_))
-    monkeypatch.setattr("fedshift.federation.Coordinator", Watched)
+    monkeypatch.setattr("fedshift.federation.in_process.Coordinator", Watched)
     job = small_image_job(methods, "schedule.rounds=3", *options)
     final = run_in_process(job, three_image_sites, tmp_path / "run").results.final
     assert final is not None and final.best.round == 1 and set(final.best.sites) == set("ABC")
@@ -307,7 +307,7 @@ def test_a_site_that_breaks_in_the_last_step_keeps_its_old_state(
     site = Site(job, "HK", data=three_sites["HK"], state=tmp_path / "state")
     site.statistics()
     broadcast = Coordinator(job, tmp_path / "server").open(1)
-    real = local.train
+    real = local_training.train
 
     def breaks(*args: Any) -> tuple[int, float]:
         result = real(*args)
@@ -316,7 +316,7 @@ def test_a_site_that_breaks_in_the_last_step_keeps_its_old_state(
         return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(local, "train", breaks)
+        patch.setattr(local_training, "train", breaks)
         with pytest.raises(DataError, match="site HK, round 1: the weights are not finite after training"):
             site.train(broadcast)
     assert not (tmp_path / "state" / "HK" / "round_000001.pt").exists()

@@ -20,12 +20,12 @@ from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 
-from fedshift.coordinator import Coordinator
-from fedshift.errors import QuorumError
-from fedshift.flare import wire
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
-from fedshift.messages import Broadcast, SiteInfo, Update
 from fedshift.methods.base import ArraySpec
+from fedshift.schema.errors import QuorumError
+from fedshift.schema.messages import Broadcast, SiteInfo, Update
 
 OFTEN = settings(
     max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
@@ -223,7 +223,7 @@ def at_the_coordinator(folder: Path) -> tuple[Coordinator, Send]:
 
 
 def over_the_wire(folder: Path) -> tuple[Coordinator, Send]:
-    """As FLARE hands an answer over; what ``wire.encode_answers`` would not write is put in afterwards."""
+    """As FLARE hands an answer over; what ``codec.encode_answers`` would not write is put in afterwards."""
     aggregator = FedshiftAggregator()
     aggregator.begin(JOB, folder, on_progress=lambda coordinator: None)
 
@@ -236,7 +236,7 @@ def over_the_wire(folder: Path) -> tuple[Coordinator, Send]:
 def answer_of(update: Update, site_info: SiteInfo) -> DXO:
     """An answer with the update's parts as they are, good or bad."""
     empty = Update(site_info.site, round=0, n_samples=1, n_steps=0)
-    dxo = from_shareable(wire.encode_answers([wire.Answer(empty, site_info)]))
+    dxo = from_shareable(codec.encode_answers([codec.Answer(empty, site_info)]))
     entry = dxo.data[site_info.site]
     entry.meta |= {name: getattr(update, name) for name in ("round", "n_samples", "n_steps")}
     entry.data["weights"].data = update.weights
@@ -251,7 +251,7 @@ def answer_of(update: Update, site_info: SiteInfo) -> DXO:
 def hand_over(aggregator: FedshiftAggregator, dxo: DXO, client: str) -> bool:
     shareable = Shareable()
     shareable.update(dxo.to_shareable())
-    task = wire.TRAIN if aggregator.coordinator.round else wire.STATISTICS
+    task = codec.TRAIN if aggregator.coordinator.round else codec.STATISTICS
     shareable.set_header(ReservedHeaderKey.TASK_NAME, task)
     shareable.set_peer_props({ReservedKey.IDENTITY_NAME: client})
     return aggregator.accept(shareable, FLContext())

@@ -12,9 +12,9 @@ import pytest
 import torch
 from conftest import SHAPES, make_image_site, make_site
 
-from fedshift.errors import ConfigError
-from fedshift.resolve import resolve
-from fedshift.tasks import build_task
+from fedshift.federation.resolve import resolve
+from fedshift.schema.errors import ConfigError
+from fedshift.tasks.base import build_task
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "fraug_head_tuning.py"
 

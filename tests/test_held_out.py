@@ -12,18 +12,18 @@ import torch
 from conftest import SHAPES, make_site, small_image_job, small_job
 
 from fedshift import cli
-from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import Coordinator
-from fedshift.errors import ConfigError, DataError
-from fedshift.federation import run_in_process, run_pooled
-from fedshift.guard import Rejected, check_scores
-from fedshift.job import JobSpec
-from fedshift.messages import Scores, Update
+from fedshift.federation.in_process import run_in_process, run_pooled
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.resolve import resolve
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.guard import Rejected, check_scores
+from fedshift.federation.site.site import Site
 from fedshift.reporting.events import scalars
-from fedshift.reporting.results import LAST, Results, read_results
-from fedshift.resolve import resolve
-from fedshift.site import Site
-from fedshift.tasks import build_task
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Scores, Update
+from fedshift.schema.results import LAST, Results, read_results
+from fedshift.tasks.base import build_task
 
 
 def job_without(*held_out: str, methods: str = "fedavg", options: tuple[str, ...] = ()) -> JobSpec:

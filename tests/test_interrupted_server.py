@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from conftest import small_image_job
 
-from fedshift import coordinator as module
-from fedshift.checkpoint import FORMER_STATE_FILE, STATE_FILE, load_checkpoint
-from fedshift.coordinator import NEXT_BEST, Coordinator
-from fedshift.messages import Scores, SiteInfo, Update
-from fedshift.reporting.results import BEST, LAST
+from fedshift.federation.model_files import FORMER_STATE_FILE, STATE_FILE, load_checkpoint
+from fedshift.federation.server import coordinator as module
+from fedshift.federation.server.coordinator import NEXT_BEST, Coordinator
+from fedshift.schema.messages import Scores, SiteInfo, Update
+from fedshift.schema.results import BEST, LAST
 
 ROUNDS = 4
 SCORES = {1: (0.6, 0.6, 0.6), 2: (0.5, 0.5, 0.95), 3: (0.4, 0.4, 0.4)}

@@ -9,11 +9,20 @@ from pathlib import Path
 import pytest
 from conftest import make_site, small_job
 
-from fedshift import machine, memory
 from fedshift.cli import main
-from fedshift.errors import TooLittleMemory
-from fedshift.memory import Measured, Need, choose_workers, most_images, most_workers, needs_in_process, needs_of
-from fedshift.training.footprint import footprint
+from fedshift.federation import memory
+from fedshift.federation.footprint import footprint
+from fedshift.federation.memory import (
+    Measured,
+    Need,
+    choose_workers,
+    most_images,
+    most_workers,
+    needs_in_process,
+    needs_of,
+)
+from fedshift.schema.errors import TooLittleMemory
+from fedshift.tasks import machine
 
 MB = 10**6
 NEED = Need(base=500 * MB, process=400 * MB, image=50 * MB, batch=16, free=8000 * MB)  # 1.7 GB for one, 7.7 for six

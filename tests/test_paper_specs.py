@@ -15,16 +15,18 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fedshift import cli, methods, networks, resolve
-from fedshift.comparison import estimate
-from fedshift.comparison.cells import Cell, Work, make_cells
-from fedshift.comparison.collect import collect
-from fedshift.comparison.published import COLUMNS
-from fedshift.comparison.significance import Paired, printed_p
-from fedshift.comparison.spec import Spec, read_spec
-from fedshift.comparison.store import Store
-from fedshift.job import TaskSpec
-from fedshift.tasks import Task
+from fedshift import cli, methods
+from fedshift.federation import resolve
+from fedshift.reporting.comparison import estimate
+from fedshift.reporting.comparison.cells import Cell, Work, make_cells
+from fedshift.reporting.comparison.collect import collect
+from fedshift.reporting.comparison.published import COLUMNS
+from fedshift.reporting.comparison.significance import Paired, printed_p
+from fedshift.reporting.comparison.spec import Spec, read_spec
+from fedshift.reporting.comparison.store import Store
+from fedshift.schema.job import TaskSpec
+from fedshift.tasks import networks
+from fedshift.tasks.base import Task
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SPECS = sorted((BENCHMARKS / "papers").glob("*.yaml"))

@@ -8,7 +8,7 @@ import pytest
 from conftest import SHAPES, make_image_site
 
 from fedshift import cli, methods
-from fedshift.reporting.results import read_results
+from fedshift.schema.results import read_results
 
 
 @pytest.fixture

@@ -24,22 +24,22 @@ from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
 
 from fedshift import methods
-from fedshift.coordinator import Coordinator
 from fedshift.data.locate import read_settings
-from fedshift.errors import ConfigError, DataError, PolicyError, QuorumError
-from fedshift.federation import run_in_process
-from fedshift.flare import wire
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.privacy import noise as noise_module
+from fedshift.federation.site.privacy.accounting import delta_of, epsilon_of, noise_multiplier
+from fedshift.federation.site.privacy.gate import LEAST_DEVIATION, Population
+from fedshift.federation.site.privacy.noise import ANSWERED, SECRET, gaussian
+from fedshift.federation.site.site import Site
+from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
-from fedshift.job import JobSpec
-from fedshift.messages import Broadcast, Scores, Update
 from fedshift.methods.base import ArraySpec
-from fedshift.privacy import noise as noise_module
-from fedshift.privacy.accounting import delta_of, epsilon_of, noise_multiplier
-from fedshift.privacy.gate import LEAST_DEVIATION, Population
-from fedshift.privacy.noise import ANSWERED, SECRET, gaussian
-from fedshift.privacy.policy import Kind, Policy
-from fedshift.site import Site
-from fedshift.tasks import build_task
+from fedshift.schema.errors import ConfigError, DataError, PolicyError, QuorumError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Broadcast, Scores, Update
+from fedshift.schema.policy import Kind, Policy
+from fedshift.tasks.base import build_task
 
 SITES = ("BIDMC", "HK", "UCL")
 
@@ -249,7 +249,7 @@ class Provisioned(Kit):
         return False if key == FLContextKey.SIMULATE_MODE else default
 
 
-@pytest.mark.parametrize("task", [wire.STATISTICS, wire.TRAIN])
+@pytest.mark.parametrize("task", [codec.STATISTICS, codec.TRAIN])
 def test_nothing_of_the_data_is_in_the_message_of_a_site_that_refuses(
     task: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -259,11 +259,11 @@ def test_nothing_of_the_data_is_in_the_message_of_a_site_that_refuses(
     own = tmp_path / "kit" / "local" / "fedshift.yaml"
     own.write_text(own.read_text(encoding="utf-8") + "privacy: {min_cases: 1}\n", encoding="utf-8")
     broadcast = Coordinator(job, tmp_path / "server").open(1)
-    asked = wire.encode_task(replace(broadcast, sites=("HK",)))
+    asked = codec.encode_task(replace(broadcast, sites=("HK",)))
     shareable = FedshiftExecutor().execute(task, asked, kit, Signal())  # type: ignore[arg-type]
-    (answer,) = wire.decode_answers(shareable)
+    (answer,) = codec.decode_answers(shareable)
     assert answer.info is None, "not even counts"
-    assert isinstance(answer.content, wire.Failure)
+    assert isinstance(answer.content, codec.Failure)
     assert answer.content.reason == (
         "site HK: method fedmix sends 'images', of kind images, which the site's policy does not allow (privacy.allow: "
         "statistics, control, loss): choose another method, or ask the site"

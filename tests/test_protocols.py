@@ -12,17 +12,18 @@ import torch
 from conftest import SHAPES, make_image_site, small_image_job, small_job
 
 from fedshift import cli
-from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import Coordinator
-from fedshift.errors import ConfigError, DataError
-from fedshift.federation import run_in_process
-from fedshift.job import JobSpec
-from fedshift.messages import Broadcast, Update
-from fedshift.protocols import claim, cross_site, leave_one_out
-from fedshift.reporting.protocols import CrossSite, LeaveOneOut, cross_site_table, mean_metrics, own_model
-from fedshift.reporting.results import LAST, read_results
-from fedshift.resolve import resolve
-from fedshift.tasks import SiteData, build_task
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.protocols import claim, cross_site, leave_one_out
+from fedshift.federation.resolve import resolve
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.reporting.protocol_tables import cross_site_table
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Broadcast, Update
+from fedshift.schema.protocol_results import CrossSite, LeaveOneOut, mean_metrics, own_model
+from fedshift.schema.results import LAST, read_results
+from fedshift.tasks.base import SiteData, build_task
 
 
 @pytest.fixture

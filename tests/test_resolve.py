@@ -9,9 +9,9 @@ import yaml
 from conftest import SHAPES
 
 from fedshift import methods
-from fedshift.errors import ConfigError
-from fedshift.job import WeightsSpec, read_job
-from fedshift.resolve import resolve, tasks
+from fedshift.federation.resolve import resolve, tasks
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import WeightsSpec, read_job
 
 
 def test_names_become_a_job_that_survives_yaml(tmp_path: Path) -> None:

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from conftest import first_round, server_context, small_image_job, small_job
 
-from fedshift.coordinator import Coordinator
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.guard import Change
-from fedshift.job import FederationSpec, JobSpec, RobustSpec
-from fedshift.messages import Update, Weights
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.guard import Change
+from fedshift.federation.server.robust import clip_factors, present, trimmed_mean
+from fedshift.federation.server.spool import StoredUpdate
+from fedshift.federation.site.site import Site
 from fedshift.methods import fedavg, fedavgm
 from fedshift.methods.base import ArraySpec, SiteUpdate
-from fedshift.reporting.results import Rejection
-from fedshift.robust import clip_factors, present, trimmed_mean
-from fedshift.site import Site
-from fedshift.stored import StoredUpdate
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import FederationSpec, JobSpec, RobustSpec
+from fedshift.schema.messages import Update, Weights
+from fedshift.schema.results import Rejection
 
 RECEIVED: Weights = {
     "w": np.zeros((2, 2), np.float32),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from fedshift.messages import Scores
-from fedshift.selection import Selection
+from fedshift.federation.server.selection import Selection
+from fedshift.schema.messages import Scores
 
 
 def selection(*rounds: dict[str, float]) -> Selection:

@@ -22,13 +22,13 @@ from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serial
 
 from fedshift import cli
 from fedshift.data.locate import SiteSettings
-from fedshift.data.manifest import read_manifest
-from fedshift.federation import run_in_process
-from fedshift.flare import wire
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.site.site import Site
+from fedshift.flare import codec
 from fedshift.flare.dry_run import Sent, contents, dry_run
 from fedshift.flare.export import write_job
-from fedshift.job import JobSpec
-from fedshift.site import Site
+from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import read_manifest
 
 NAME, OTHERS = "amazon", ("caltech", "webcam")
 
@@ -303,7 +303,7 @@ def test_a_dry_run_trains_with_the_jobs_methods_and_sends_what_a_run_sends(
         tmp_path / "run",
         device="cpu",
         on_update=lambda _, update: (
-            real.append(contents(wire.TRAIN, wire.Answer(update, info))) if update.site == NAME else None
+            real.append(contents(codec.TRAIN, codec.Answer(update, info))) if update.site == NAME else None
         ),
     )
     shown = {item.name: item for item in rehearsed[1].items}
@@ -341,7 +341,7 @@ def test_a_site_that_is_held_out_would_send_scores_only(data: dict[str, Path], t
     set_manifest(data[NAME], pictures=[picture | {"split": "test"} for picture in raw["pictures"]])
     spec = job(sites=OTHERS, held_out=(NAME,))
     (scores,) = dry_run(spec, NAME, data[NAME], tmp_path / "dry", settings=SiteSettings(device="cpu"))
-    assert scores.task == wire.VALIDATE
+    assert scores.task == codec.VALIDATE
     assert {item.name.split("/")[1] for item in scores.items if item.name.startswith(NAME)} == {
         "kind",
         "round",

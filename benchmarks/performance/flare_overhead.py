@@ -28,13 +28,13 @@ import psutil  # type: ignore[import-untyped]
 
 from benchmarks.performance import record
 from data_prep.phantom import make_phantom
-from fedshift.coordinator import Coordinator
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.site import Site, read_weights
 from fedshift.flare.export import read_job_folder, write_job
-from fedshift.job import JobSpec
-from fedshift.messages import Update
 from fedshift.reporting.progress import read_progress
-from fedshift.site import Site, read_weights
-from fedshift.tasks import build_task
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Update
+from fedshift.tasks.base import build_task
 
 ROOT = Path(__file__).resolve().parents[2]
 FEATURES = 12

@@ -11,7 +11,7 @@ from pathlib import Path
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
 
-from fedshift.networks import build
+from fedshift.tasks.networks import build
 
 SCRIPT = Path(__file__).with_name("idle_nvflare_client.py")
 

@@ -29,10 +29,10 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks.performance import record
 from benchmarks.performance.flare_overhead import environment
 from benchmarks.performance.many_rounds import memory
-from fedshift.data.manifest import Manifest
+from fedshift.federation.resolve import resolve
 from fedshift.flare.export import write_job
-from fedshift.job import JobSpec
-from fedshift.resolve import resolve
+from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import Manifest
 
 IMAGES = {"emnist": {"train": 180, "val": 20, "test": 20}, "cifar10": {"train": 20, "val": 4, "test": 4}}
 """A site has."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedshift.job import FILE_NAME, read_job
+from fedshift.federation.site import local_training
 from fedshift.methods.base import Run
-from fedshift.tasks import build_task
-from fedshift.training import local
+from fedshift.schema.job import FILE_NAME, read_job
+from fedshift.tasks.base import build_task
 
 Weights = dict[str, np.ndarray]
 
@@ -54,7 +54,7 @@ class Party:
         options = job.task.optimizer
         optimizer = torch.optim.SGD(net.parameters(), lr=options.lr, momentum=options.momentum)
         net.train()
-        for x, y in local.batches(self._data, run, schedule):
+        for x, y in local_training.batches(self._data, run, schedule):
             optimizer.zero_grad()
             self._task.loss(net(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()

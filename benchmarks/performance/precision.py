@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from benchmarks.performance import record
-from fedshift.federation import run_in_process
-from fedshift.flare.local_data import find_sites
-from fedshift.job import JobSpec
-from fedshift.resolve import resolve
-from fedshift.training.precision import settled
+from fedshift.data.local_sites import find_sites
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.resolve import resolve
+from fedshift.schema.job import JobSpec
+from fedshift.tasks.precision import settled
 
 SITES = ("BIDMC", "HK", "RUNMC", "UCL")
 ARMS = {

@@ -24,15 +24,15 @@ import torch
 
 from benchmarks.performance import record
 from benchmarks.performance.precision import SITES, job_of
-from fedshift.checkpoint import read_model
-from fedshift.compression import WeightsAs, pack, packed_keys
-from fedshift.federation import run_in_process
-from fedshift.flare.local_data import find_sites
-from fedshift.job import JobSpec
-from fedshift.messages import Broadcast, Weights
-from fedshift.reporting.results import BEST, LAST
-from fedshift.site import Site
-from fedshift.tasks import build_task
+from fedshift.data.local_sites import find_sites
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import read_model
+from fedshift.federation.site.site import Site
+from fedshift.schema.compression import WeightsAs, pack, packed_keys
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Broadcast, Weights
+from fedshift.schema.results import BEST, LAST
+from fedshift.tasks.base import build_task
 
 FORMATS: tuple[WeightsAs, ...] = get_args(WeightsAs)
 

@@ -21,7 +21,7 @@ from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from benchmarks.performance.plain_party import Party, party
-from fedshift.job import FILE_NAME, read_job
+from fedshift.schema.job import FILE_NAME, read_job
 
 
 class Trains(NumPyClient):

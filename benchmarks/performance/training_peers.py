@@ -27,11 +27,11 @@ from benchmarks.performance import record
 from benchmarks.performance.flare_overhead import RUN, a_round, environment, simulated
 from benchmarks.performance.plain_party import Party, Weights, average
 from data_prep.phantom import make_phantom
-from fedshift.checkpoint import load_checkpoint
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.resolve import resolve
 from fedshift.flare.export import write_job
-from fedshift.job import JobSpec
-from fedshift.reporting.results import LAST
-from fedshift.resolve import resolve
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import LAST
 
 HERE = Path(__file__).parent
 PLAIN = "plain loop, one process"

@@ -23,16 +23,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.performance import record
 from data_prep.phantom import make_phantom
-from fedshift.coordinator import Coordinator
-from fedshift.job import JobSpec
-from fedshift.messages import Broadcast
+from fedshift.federation.resolve import resolve
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site import local_training
+from fedshift.federation.site.site import Site
 from fedshift.methods.base import Run
-from fedshift.networks.unet import UNet
-from fedshift.resolve import resolve
-from fedshift.site import Site
-from fedshift.tasks import build_task
-from fedshift.tasks.segmentation import ce_dice_loss
-from fedshift.training import local
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Broadcast
+from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds.segmentation import ce_dice_loss
+from fedshift.tasks.networks.unet import UNet
 
 BATCH, MATRIX = 16, 96
 SITES = ("BIDMC", "HK")
@@ -147,7 +147,7 @@ class Party:
         task = self._job.task
         schedule = task.schedule.model_copy(update={"local_steps": None, "local_epochs": 1})
         run = Run(0, self._site.name, 1, 1, task.sites, self._site.network, ce_dice_loss, len(task.classes))
-        return local.batches(self._data, run, schedule)
+        return local_training.batches(self._data, run, schedule)
 
 
 def papers_step() -> Callable[[], None]:

@@ -18,14 +18,14 @@ from statistics import fmean
 from typing import Any, get_args
 
 from benchmarks.performance import record
-from fedshift.compression import WeightsAs
-from fedshift.coordinator import Coordinator, payload_bytes
 from fedshift.data.locate import find_site
-from fedshift.federation import run_in_process
-from fedshift.job import JobSpec
-from fedshift.reporting.results import Results, SiteRound
-from fedshift.resolve import resolve
-from fedshift.site import Site
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.resolve import resolve
+from fedshift.federation.server.coordinator import Coordinator, payload_bytes
+from fedshift.federation.site.site import Site
+from fedshift.schema.compression import WeightsAs
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import Results, SiteRound
 
 FORMATS: tuple[WeightsAs, ...] = get_args(WeightsAs)
 METHODS = ("fedavg", "fedfa+fedrdn")

@@ -9,8 +9,8 @@ from typing import Any
 
 from conftest import SHAPES
 
-from fedshift.comparison.record import CellRecord, Comparison
-from fedshift.reporting.results import DataRecord
+from fedshift.reporting.comparison.record import CellRecord, Comparison
+from fedshift.schema.results import DataRecord
 
 Numbers = Mapping[tuple[str, ...], Sequence[Mapping[str, float] | None]]
 """Labels -> for each seed each site's score, or None for a cell that is missing."""

@@ -11,9 +11,9 @@ import torch
 from conftest import make_image_site
 
 from fedshift import cli
-from fedshift.comparison.cells import Cell, choose, make_cells
-from fedshift.comparison.spec import read_spec
-from fedshift.errors import ConfigError
+from fedshift.reporting.comparison.cells import Cell, choose, make_cells
+from fedshift.reporting.comparison.spec import read_spec
+from fedshift.schema.errors import ConfigError
 
 from .made import write_spec
 
@@ -84,7 +84,7 @@ def test_the_command_of_a_cell_makes_its_job(home: Path) -> None:
     make, run = cell.commands
     assert cli.main(shlex.split(make)[1:]) == 0
     assert cell.work is not None
-    from fedshift.job import read_job
+    from fedshift.schema.job import read_job
 
     (written,) = (home / "jobs").glob("*/app/config/fedshift.yaml")
     assert read_job(written) == next(iter(cell.work.jobs.values()))

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedshift.comparison.curves import CSV, PICTURE, curves_csv, curves_svg, line, write_curves
-from fedshift.comparison.record import Comparison
+from fedshift.reporting.comparison.curves import CSV, PICTURE, curves_csv, curves_svg, line, write_curves
+from fedshift.reporting.comparison.record import Comparison
 
 from .made import made, record
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from conftest import make_image_site, small_image_job
 
-from fedshift.comparison import estimate
-from fedshift.comparison.cells import Cell, make_cells
-from fedshift.comparison.estimate import FILE_NAME, Estimator
-from fedshift.comparison.runner import Job, Moment
-from fedshift.comparison.spec import Samples, read_spec
+from fedshift.reporting.comparison import estimate
+from fedshift.reporting.comparison.cells import Cell, make_cells
+from fedshift.reporting.comparison.estimate import FILE_NAME, Estimator
+from fedshift.reporting.comparison.runner import Job, Moment
+from fedshift.reporting.comparison.spec import Samples, read_spec
 
 from .made import write_spec
 

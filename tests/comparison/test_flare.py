@@ -8,7 +8,7 @@ import pytest
 from conftest import make_image_site
 
 from fedshift import cli
-from fedshift.comparison.record import read_comparison
+from fedshift.reporting.comparison.record import read_comparison
 
 from .made import write_spec
 

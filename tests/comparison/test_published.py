@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.comparison.published import read_figures
-from fedshift.comparison.spec import Published
-from fedshift.errors import ConfigError
+from fedshift.reporting.comparison.published import read_figures
+from fedshift.reporting.comparison.spec import Published
+from fedshift.schema.errors import ConfigError
 
 HEAD = "row,column,value,std,unit,note\n"
 

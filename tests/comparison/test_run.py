@@ -19,17 +19,17 @@ import pytest
 from conftest import make_image_site
 
 from fedshift import cli
-from fedshift.comparison import runner
-from fedshift.comparison.cells import Cell, make_cells
-from fedshift.comparison.collect import collect
-from fedshift.comparison.estimate import Estimate
-from fedshift.comparison.record import read_comparison
-from fedshift.comparison.spec import read_spec
-from fedshift.comparison.store import DONE, LOG, RUN, BusyError, Store, held, is_held, read_status
-from fedshift.comparison.work import FAILED, perform
-from fedshift.coordinator import Coordinator
-from fedshift.errors import ConfigError
-from fedshift.reporting.results import read_results
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.reporting.comparison import runner
+from fedshift.reporting.comparison.cells import Cell, make_cells
+from fedshift.reporting.comparison.collect import collect
+from fedshift.reporting.comparison.estimate import Estimate
+from fedshift.reporting.comparison.record import read_comparison
+from fedshift.reporting.comparison.spec import read_spec
+from fedshift.reporting.comparison.store import DONE, LOG, RUN, BusyError, Store, held, is_held, read_status
+from fedshift.reporting.comparison.work import FAILED, perform
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import read_results
 
 from .made import write_spec
 
@@ -68,7 +68,7 @@ def cells_of(home: Path, **changes: Any) -> list[Cell]:
 
 def start_cell(folder: Path, started: list[subprocess.Popen[bytes]], *, share: float) -> subprocess.Popen[bytes]:
     """A child that runs the cell in ``folder``, once it has come so far."""
-    command = [sys.executable, "-m", "fedshift.comparison.work", str(folder)]
+    command = [sys.executable, "-m", "fedshift.reporting.comparison.work", str(folder)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     started.append(process)
     until = time.monotonic() + 60
@@ -332,7 +332,7 @@ def test_a_broken_record_is_refused(home: Path, content: str, said: str, capsys:
 
 
 def test_a_record_that_contradicts_itself_is_refused(home: Path) -> None:
-    from fedshift.comparison.record import write_comparison
+    from fedshift.reporting.comparison.record import write_comparison
 
     from .made import made
 

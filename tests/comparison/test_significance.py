@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from fedshift.comparison.significance import paired_tests, t_test
+from fedshift.reporting.comparison.significance import paired_tests, t_test
 
 from .made import made
 

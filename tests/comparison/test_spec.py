@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedshift.comparison.spec import read_spec
-from fedshift.errors import ConfigError
+from fedshift.reporting.comparison.spec import read_spec
+from fedshift.schema.errors import ConfigError
 
 from .made import write_spec
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedshift.comparison.published import Figure
-from fedshift.comparison.record import Comparison
-from fedshift.comparison.tables import heading, latex, long_csv, make_tables, markdown, remarks, rich_tables
+from fedshift.reporting.comparison.published import Figure
+from fedshift.reporting.comparison.record import Comparison
+from fedshift.reporting.comparison.tables import heading, latex, long_csv, make_tables, markdown, remarks, rich_tables
 
 from .made import made, record
 

@@ -13,8 +13,8 @@ from scanfiles import IDENTITY, rotation, volume, write_dicom, write_pair
 from data_prep.volumes import CaseFiles, deal_splits, write_site
 from fedshift.data import arrays
 from fedshift.data.arrays import SliceArrays, open_arrays
-from fedshift.data.manifest import read_manifest
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import read_manifest
 
 ABOUT = {"dataset": "prostate", "kind": "patients", "licence": "none", "citation": "none", "source": "tests"}
 

@@ -14,11 +14,11 @@ from scanfiles import rotation, volume, write_dicom, write_pair
 
 from data_prep.prostate import prepare_prostate
 from data_prep.volumes import CaseFiles, write_site
-from fedshift import data_cli
+from fedshift.cli import data
 from fedshift.data.casefiles import Finding
 from fedshift.data.check import check
-from fedshift.data.manifest import FILE_NAME
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import FILE_NAME
 
 
 @pytest.fixture
@@ -450,7 +450,7 @@ def test_same_content_in_two_splits(scans: Path, tmp_path: Path) -> None:
 
 def run(*arguments: object) -> int:
     parser = argparse.ArgumentParser()
-    data_cli.add_parsers(parser.add_subparsers())
+    data.add_parsers(parser.add_subparsers())
     args = parser.parse_args([str(argument) for argument in arguments])
     return int(args.func(args))
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import make_site
 
 from fedshift.data.locate import find_site, read_settings
-from fedshift.errors import ConfigError, DataError
+from fedshift.schema.errors import ConfigError, DataError
 
 
 def test_the_order_of_places(tmp_path: Path) -> None:

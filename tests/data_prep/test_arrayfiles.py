@@ -25,7 +25,7 @@ from data_prep.arrayfiles import (
     read_npz,
     require_classes,
 )
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 IMAGES, LABELS = digits(12, 5, 4)
 

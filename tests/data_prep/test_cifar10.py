@@ -19,11 +19,11 @@ from data_prep.pictures import write_pictures
 from fedshift import cli
 from fedshift.data.check import check
 from fedshift.data.images import open_images
-from fedshift.data.manifest import read_manifest
-from fedshift.errors import DataError
-from fedshift.federation import run_in_process
-from fedshift.resolve import resolve
-from fedshift.tasks import build_task
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.resolve import resolve
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import read_manifest
+from fedshift.tasks.base import build_task
 
 
 def batch(seed: int, n: int = 40) -> dict[bytes, Any]:

@@ -15,7 +15,7 @@ from data_prep.dealing import (
     keep_together,
 )
 from data_prep.pictures import Hashed, Source
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 
 def hashed(*ids: str) -> Hashed:

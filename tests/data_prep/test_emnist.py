@@ -17,10 +17,10 @@ from data_prep.pictures import write_pictures
 from fedshift import cli
 from fedshift.data.check import check
 from fedshift.data.images import open_images
-from fedshift.data.manifest import read_manifest
-from fedshift.errors import ConfigError, DataError
-from fedshift.resolve import resolve
-from fedshift.tasks import build_task
+from fedshift.federation.resolve import resolve
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.manifest import read_manifest
+from fedshift.tasks.base import build_task
 
 PARTS = ("train", "val", "test")
 

@@ -18,11 +18,11 @@ from data_prep.office_caltech import LISTS, OFFICE_CALTECH, plan
 from data_prep.pictures import write_pictures
 from fedshift import cli
 from fedshift.data.images import open_images
-from fedshift.data.manifest import Picture, read_manifest
-from fedshift.errors import DataError
-from fedshift.resolve import resolve
-from fedshift.tasks import build_task
-from fedshift.tasks.classification import Images
+from fedshift.federation.resolve import resolve
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import Picture, read_manifest
+from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds.classification import Images
 
 PARTS = ("train", "val", "test")
 

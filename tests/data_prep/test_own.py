@@ -12,11 +12,11 @@ from scanfiles import volume, write_dicom, write_pair
 from data_prep import volumes
 from data_prep.own import prepare_own
 from data_prep.prostate import prepare_prostate
-from fedshift import data_cli
+from fedshift.cli import data
 from fedshift.data.arrays import open_arrays
 from fedshift.data.check import check
-from fedshift.data.manifest import read_manifest
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import read_manifest
 
 
 def scan(folder: Path, case: str, seed: int, *, suffix: str = ".nii.gz") -> None:
@@ -236,7 +236,7 @@ def test_site_of_a_public_set_is_not_mixed_with_own_scans(hospital: Path, tmp_pa
 
 def test_command(hospital: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
-    data_cli.add_parsers(parser.add_subparsers())
+    data.add_parsers(parser.add_subparsers())
 
     def run(line: str) -> int:
         args = parser.parse_args(f"prepare own --site clinic --out {hospital / 'out'} {line}".split())

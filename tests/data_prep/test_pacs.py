@@ -12,13 +12,14 @@ from picturefiles import write_tree
 
 from data_prep.pacs import PACS, plan
 from data_prep.pictures import write_pictures
-from fedshift import cli, data_cli
+from fedshift import cli
+from fedshift.cli import data as data_command
 from fedshift.data.check import check
 from fedshift.data.images import open_images
-from fedshift.data.manifest import read_manifest
-from fedshift.errors import ConfigError, DataError
-from fedshift.resolve import resolve
-from fedshift.tasks import build_task
+from fedshift.federation.resolve import resolve
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.manifest import read_manifest
+from fedshift.tasks.base import build_task
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_the_command(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_of_many_sites_the_pictures_that_were_written_are_counted(
     raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_cli, "MOST_TOLD", 3)
+    monkeypatch.setattr(data_command, "MOST_TOLD", 3)
     (raw / "photo" / "dog" / "frame_0001.png").write_bytes(b"damaged")
     command = ["data", "prepare", "pacs", "--source", str(raw), "--out", str(tmp_path / "out"), "--size", "8"]
     assert cli.main([*command, "--skip-damaged"]) == 0

@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.manysites import site_names
 from data_prep.partition import dirichlet, distinct, least, like, size_skewed, sub_sites
-from fedshift.errors import ConfigError, DataError
+from fedshift.schema.errors import ConfigError, DataError
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 500))
 

@@ -10,10 +10,10 @@ import pytest
 
 from data_prep.phantom import draw_case, make_phantom, write_scans
 from data_prep.phantom_scanner import SCANNERS
+from fedshift.cli.phantom import add_parser
 from fedshift.data.arrays import open_arrays
-from fedshift.data.manifest import read_manifest
-from fedshift.errors import ConfigError, DataError
-from fedshift.phantom_cli import add_parser
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.manifest import read_manifest
 
 
 @pytest.fixture(scope="module")

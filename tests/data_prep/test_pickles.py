@@ -15,7 +15,7 @@ import pytest
 from picklefiles import calling, python2_pickle
 
 from data_prep.pickles import read_pickle
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 PLAIN: dict[str, Any] = {
     "data": [1, -2.5, True, None, "text", b"bytes", b"", 1 << 70, ("a", ("b",)), {3, 4}, frozenset({"x"})],

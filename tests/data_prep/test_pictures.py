@@ -22,8 +22,8 @@ from data_prep.pictures import Dealing, Plan, write_pictures
 from data_prep.trees import find_pictures
 from fedshift.data.check import check
 from fedshift.data.images import open_images
-from fedshift.data.manifest import Manifest, read_manifest
-from fedshift.errors import ConfigError, DataError
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.manifest import Manifest, read_manifest
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import SimpleITK as sitk
 from scanfiles import volume, write_pair
 
 from data_prep.prostate import PROMISE12_SITES, plan_prostate, prepare_prostate
-from fedshift import data_cli
+from fedshift.cli import data
 from fedshift.data.arrays import open_arrays
 from fedshift.data.check import check
-from fedshift.data.manifest import read_manifest
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import read_manifest
 
 LIU_FOLDERS = {"BIDMC": "BIDMC", "HK": "HK", "I2CVB": "I2CVB", "ISBI": "RUNMC", "ISBI_1.5": "BMC", "UCL": "UCL"}
 
@@ -211,7 +211,7 @@ def test_header_of_mask_wrong(tmp_path: Path) -> None:
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
     parser = argparse.ArgumentParser()
-    data_cli.add_parsers(parser.add_subparsers())
+    data.add_parsers(parser.add_subparsers())
     raw = liu(tmp_path / "raw")
     args = parser.parse_args(f"prepare prostate --source {raw} --sites HK,BMC --matrix 24,16".split())
     assert args.func(args) == 0
@@ -234,7 +234,7 @@ def test_default_root(environment: dict[str, str], expected: Path, monkeypatch: 
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert data_cli.default_root() == expected
+    assert data.default_root() == expected
 
 
 def test_real_scans(shared_data: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from picturefiles import TREE, write_tree
 from data_prep import digits, emnist
 from data_prep.reading import read_file, reason
 from data_prep.trees import Tree
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 
 class _Broken(io.BytesIO):

@@ -22,8 +22,8 @@ from data_prep.office_caltech import OFFICE_CALTECH
 from data_prep.pacs import PACS
 from data_prep.pictures import Plan, write_pictures
 from data_prep.trees import Tree, find_pictures
-from fedshift.data.manifest import read_manifest
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import read_manifest
 
 FLAGS, SIZE = 8, 24
 """Where a zip's table of contents has a member's flags and its size when unpacked."""

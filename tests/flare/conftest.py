@@ -16,9 +16,9 @@ import yaml
 from conftest import make_image_site, make_site
 
 from fedshift.flare.export import SPEC, read_job_folder, write_job
-from fedshift.job import JobSpec
 from fedshift.reporting.progress import Progress, read_progress
-from fedshift.reporting.results import Results, read_results
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import Results, read_results
 
 from .deployed import Deployed
 

@@ -27,9 +27,9 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from fedshift.flare.export import write_job
 from fedshift.flare.kit import RESOURCES, lay, local_files, open_kit
-from fedshift.job import JobSpec
 from fedshift.reporting.progress import Progress, read_progress
-from fedshift.reporting.results import Results, read_results
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import Results, read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT, SERVER, LEAD = "test_federation", "localhost", "lead@hub.org"

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from nvflare.apis.shareable import Shareable
 
-from fedshift.flare import wire
+from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
-from fedshift.messages import Update
+from fedshift.schema.messages import Update
 
 
 class FaultyExecutor(FedshiftExecutor):
@@ -23,9 +23,9 @@ class FaultyExecutor(FedshiftExecutor):
         self._faults = faults
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: Any, abort_signal: Any) -> Shareable:
-        broadcast = wire.decode_task(shareable)
+        broadcast = codec.decode_task(shareable)
         site = fl_ctx.get_identity_name()
-        fault = self._faults.get(f"{site}.{broadcast.round}") if task_name == wire.TRAIN else None
+        fault = self._faults.get(f"{site}.{broadcast.round}") if task_name == codec.TRAIN else None
         if fault == "raise":
             raise OSError("the disk is gone")
         if fault == "killed":
@@ -33,8 +33,8 @@ class FaultyExecutor(FedshiftExecutor):
         answer = self.answer(task_name, site, broadcast, fl_ctx, abort_signal)
         if fault is not None:
             assert isinstance(answer.content, Update)
-            answer = wire.Answer(_spoil(answer.content, fault), answer.info)
-        return wire.encode_answers([answer])
+            answer = codec.Answer(_spoil(answer.content, fault), answer.info)
+        return codec.encode_answers([answer])
 
 
 def _spoil(update: Update, fault: str) -> Update:

@@ -23,13 +23,13 @@ from nvflare.apis.workspace import Workspace
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
 
-from fedshift.coordinator import Coordinator
-from fedshift.flare import wire
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import SPEC, write_job
 from fedshift.flare.hosts import hosts
-from fedshift.job import JobSpec
+from fedshift.schema.job import JobSpec
 
 
 @dataclass
@@ -110,13 +110,13 @@ class Federation:
         data = aggregator.begin(self.job, self.folder / "server", on_progress=lambda coordinator: None, startup=startup)
         coordinator = aggregator.coordinator
         for round_ in range(coordinator.rounds + 1):
-            self._gather(aggregator, kits, wire.TRAIN if round_ else wire.STATISTICS, data)
+            self._gather(aggregator, kits, codec.TRAIN if round_ else codec.STATISTICS, data)
             data = aggregator.aggregate(FLContext())
-        self._gather(aggregator, kits, wire.VALIDATE, data)
+        self._gather(aggregator, kits, codec.VALIDATE, data)
         coordinator.close_last()
         best = coordinator.open_best()
         if best is not None:
-            self._gather(aggregator, kits, wire.VALIDATE, wire.encode_task(best))
+            self._gather(aggregator, kits, codec.VALIDATE, codec.encode_task(best))
         coordinator.finish()
         return coordinator
 

@@ -14,13 +14,13 @@ from nvflare.apis.fl_constant import ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
-from fedshift.errors import ConfigError, QuorumError
-from fedshift.flare import wire
+from fedshift.federation.site.site import Site
+from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
-from fedshift.flare.identity import Identity
-from fedshift.messages import Scores, SiteInfo, Update
-from fedshift.reporting.results import Rejection
-from fedshift.site import Site
+from fedshift.schema.errors import ConfigError, QuorumError
+from fedshift.schema.identity import Identity
+from fedshift.schema.messages import Scores, SiteInfo, Update
+from fedshift.schema.results import Rejection
 
 Send = Callable[..., bool]
 
@@ -38,8 +38,8 @@ def send(aggregator: FedshiftAggregator, shareable: Shareable, *, client: str, t
     return aggregator.accept(shareable, FLContext())
 
 
-def statistics(site: str, kind: str = "phantom") -> wire.Answer:
-    return wire.Answer(Update(site, 0, n_samples=8, n_steps=0), SiteInfo(site, kind, 8, 4, 4, "sha", "case"))
+def statistics(site: str, kind: str = "phantom") -> codec.Answer:
+    return codec.Answer(Update(site, 0, n_samples=8, n_steps=0), SiteInfo(site, kind, 8, 4, 4, "sha", "case"))
 
 
 def faults(aggregator: FedshiftAggregator) -> list[Rejection]:
@@ -48,15 +48,15 @@ def faults(aggregator: FedshiftAggregator) -> list[Rejection]:
 
 def test_answers_of_the_statistics_round_are_taken(aggregator: FedshiftAggregator) -> None:
     for site in ("UCL", "BIDMC", "HK"):
-        assert send(aggregator, wire.encode_answers([statistics(site)]), client=site, task=wire.STATISTICS)
-    broadcast = wire.decode_task(aggregator.aggregate(FLContext()))
+        assert send(aggregator, codec.encode_answers([statistics(site)]), client=site, task=codec.STATISTICS)
+    broadcast = codec.decode_task(aggregator.aggregate(FLContext()))
     assert broadcast.round == 1
     assert "encoder1.enc1_conv1.weight" in broadcast.weights
     assert list(aggregator.coordinator.results.data) == ["BIDMC", "HK", "UCL"], "in the job's order"
 
 
 def test_a_return_code_of_flare_is_the_reason(aggregator: FedshiftAggregator) -> None:
-    assert not send(aggregator, make_reply(ReturnCode.EXECUTION_EXCEPTION), client="HK", task=wire.STATISTICS)
+    assert not send(aggregator, make_reply(ReturnCode.EXECUTION_EXCEPTION), client="HK", task=codec.STATISTICS)
     (fault,) = faults(aggregator)
     assert (fault.site, fault.key) == ("HK", "statistics")
     assert "EXECUTION_EXCEPTION" in fault.reason
@@ -64,41 +64,41 @@ def test_a_return_code_of_flare_is_the_reason(aggregator: FedshiftAggregator) ->
 
 def test_another_version_is_left_out_by_name(aggregator: FedshiftAggregator, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(wire, "own_identity", lambda: Identity("9.9", "feedfeedfeed"))
-        shareable = wire.encode_answers([statistics("HK")])
-    assert not send(aggregator, shareable, client="HK", task=wire.STATISTICS)
+        patch.setattr(codec, "own_identity", lambda: Identity("9.9", "feedfeedfeed"))
+        shareable = codec.encode_answers([statistics("HK")])
+    assert not send(aggregator, shareable, client="HK", task=codec.STATISTICS)
     (fault,) = faults(aggregator)
     assert (fault.site, fault.key) == ("HK", "version")
     assert "9.9 (source feedfeedfeed)" in fault.reason
 
 
 def test_a_client_answers_for_itself_only(aggregator: FedshiftAggregator) -> None:
-    assert not send(aggregator, wire.encode_answers([statistics("UCL")]), client="HK", task=wire.STATISTICS)
-    assert not send(aggregator, wire.encode_answers([]), client="HK", task=wire.STATISTICS)
+    assert not send(aggregator, codec.encode_answers([statistics("UCL")]), client="HK", task=codec.STATISTICS)
+    assert not send(aggregator, codec.encode_answers([]), client="HK", task=codec.STATISTICS)
     assert [fault.site for fault in faults(aggregator)] == ["HK", "HK"]
     assert not aggregator.coordinator.results.data
 
 
 def test_a_sites_own_reason_is_kept(aggregator: FedshiftAggregator) -> None:
-    shareable = wire.encode_answers([wire.Answer(wire.Failure("HK", 0, "the disk is full"))])
-    assert not send(aggregator, shareable, client="HK", task=wire.STATISTICS)
+    shareable = codec.encode_answers([codec.Answer(codec.Failure("HK", 0, "the disk is full"))])
+    assert not send(aggregator, shareable, client="HK", task=codec.STATISTICS)
     assert faults(aggregator) == [Rejection(site="HK", key="statistics", reason="the disk is full")]
 
 
 def test_mixing_simulated_and_real_data_ends_the_job(aggregator: FedshiftAggregator) -> None:
-    send(aggregator, wire.encode_answers([statistics("BIDMC")]), client="BIDMC", task=wire.STATISTICS)
+    send(aggregator, codec.encode_answers([statistics("BIDMC")]), client="BIDMC", task=codec.STATISTICS)
     with pytest.raises(ConfigError, match="simulated data everywhere or nowhere"):
-        send(aggregator, wire.encode_answers([statistics("HK", "patients")]), client="HK", task=wire.STATISTICS)
+        send(aggregator, codec.encode_answers([statistics("HK", "patients")]), client="HK", task=codec.STATISTICS)
 
 
 def test_an_unknown_kind_of_data_is_left_out(aggregator: FedshiftAggregator) -> None:
-    assert not send(aggregator, wire.encode_answers([statistics("HK", "mice")]), client="HK", task=wire.STATISTICS)
+    assert not send(aggregator, codec.encode_answers([statistics("HK", "mice")]), client="HK", task=codec.STATISTICS)
     assert [fault.key for fault in faults(aggregator)] == ["info"]
 
 
 def test_a_lost_quorum_names_every_site(aggregator: FedshiftAggregator) -> None:
-    shareable = wire.encode_answers([wire.Answer(wire.Failure("HK", 0, "the disk is full"))])
-    send(aggregator, shareable, client="HK", task=wire.STATISTICS)
+    shareable = codec.encode_answers([codec.Answer(codec.Failure("HK", 0, "the disk is full"))])
+    send(aggregator, shareable, client="HK", task=codec.STATISTICS)
     with pytest.raises(QuorumError, match=r"without HK \(statistics: the disk is full\); BIDMC, UCL \(no answer yet\)"):
         aggregator.aggregate(FLContext())
 
@@ -118,10 +118,10 @@ def test_scores_that_select_a_model_are_checked(
         "scores.train": replace(good, values={"train": {"dice": 1.0}}),
     }
     for scores in bad.values():
-        assert not send(aggregator, wire.encode_answers([wire.Answer(scores)]), client="HK", task=wire.VALIDATE)
+        assert not send(aggregator, codec.encode_answers([codec.Answer(scores)]), client="HK", task=codec.VALIDATE)
     assert [fault.key for fault in faults(aggregator)] == list(bad)
-    assert not send(aggregator, wire.encode_answers([statistics("HK")]), client="HK", task=wire.VALIDATE)
-    assert send(aggregator, wire.encode_answers([wire.Answer(good)]), client="HK", task=wire.VALIDATE)
+    assert not send(aggregator, codec.encode_answers([statistics("HK")]), client="HK", task=codec.VALIDATE)
+    assert send(aggregator, codec.encode_answers([codec.Answer(good)]), client="HK", task=codec.VALIDATE)
     assert isinstance(good, Scores) and coordinator.answered == ["HK"]
 
 
@@ -140,7 +140,7 @@ def test_the_mean_score_does_not_depend_on_who_answers_first(aggregator: Fedshif
 
 def damaged(part: str, value: object) -> Shareable:
     """An answer of HK in which one part is not what it should be."""
-    dxo = from_shareable(wire.encode_answers([statistics("HK")]))
+    dxo = from_shareable(codec.encode_answers([statistics("HK")]))
     dxo.data["HK"].data[part] = value
     return dxo.to_shareable()
 
@@ -160,23 +160,23 @@ def damaged(part: str, value: object) -> Shareable:
     ids=range(8),
 )
 def test_no_answer_however_strange_ends_the_job(aggregator: FedshiftAggregator, shareable: Shareable) -> None:
-    assert not send(aggregator, shareable, client="HK", task=wire.STATISTICS)
+    assert not send(aggregator, shareable, client="HK", task=codec.STATISTICS)
     assert {fault.site for fault in faults(aggregator)} == {"HK"}
     for site in ("UCL", "BIDMC"):
-        assert send(aggregator, wire.encode_answers([statistics(site)]), client=site, task=wire.STATISTICS)
-    assert wire.decode_task(aggregator.aggregate(FLContext())).round == 1
+        assert send(aggregator, codec.encode_answers([statistics(site)]), client=site, task=codec.STATISTICS)
+    assert codec.decode_task(aggregator.aggregate(FLContext())).round == 1
 
 
 def test_a_site_whose_data_change_during_the_run_is_left_out(aggregator: FedshiftAggregator) -> None:
     first = statistics("HK")
-    assert send(aggregator, wire.encode_answers([first]), client="HK", task=wire.STATISTICS)
+    assert send(aggregator, codec.encode_answers([first]), client="HK", task=codec.STATISTICS)
     assert first.info is not None
     changed = replace(first, info=replace(first.info, manifest_sha256="other"))
-    assert not send(aggregator, wire.encode_answers([changed]), client="HK", task=wire.STATISTICS)
+    assert not send(aggregator, codec.encode_answers([changed]), client="HK", task=codec.STATISTICS)
     assert "data have changed" in faults(aggregator)[0].reason
 
 
-def on(site: str, **machine: object) -> wire.Answer:
+def on(site: str, **machine: object) -> codec.Answer:
     answer = statistics(site)
     assert answer.info is not None
     return replace(answer, info=replace(answer.info, **machine))  # type: ignore[arg-type]
@@ -191,7 +191,7 @@ def test_what_sites_compute_on_is_recorded_and_two_precisions_are_said_once(
         "HK": on("HK"),
     }
     for site, answer in answers.items():
-        assert send(aggregator, wire.encode_answers([answer]), client=site, task=wire.STATISTICS)
+        assert send(aggregator, codec.encode_answers([answer]), client=site, task=codec.STATISTICS)
     aggregator.coordinator.close()
     aggregator.coordinator._tell_precisions()
     told = aggregator.coordinator.results.machines
@@ -222,6 +222,6 @@ def test_what_sites_compute_on_is_recorded_and_two_precisions_are_said_once(
     ids=str,
 )
 def test_a_machine_that_is_none_is_left_out(aggregator: FedshiftAggregator, machine: dict[str, object]) -> None:
-    assert not send(aggregator, wire.encode_answers([on("HK", **machine)]), client="HK", task=wire.STATISTICS)
+    assert not send(aggregator, codec.encode_answers([on("HK", **machine)]), client="HK", task=codec.STATISTICS)
     assert faults(aggregator) == [Rejection(site="HK", key="info", reason="does not describe a site's data")]
     assert not aggregator.coordinator.results.machines and not aggregator.coordinator.results.data

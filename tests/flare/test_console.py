@@ -16,7 +16,7 @@ from conftest import small_image_job
 
 from fedshift.flare.export import write_job
 from fedshift.reporting.progress import read_progress
-from fedshift.reporting.results import read_results
+from fedshift.schema.results import read_results
 
 from .console import Console
 from .deployed import LEAD, Deployed

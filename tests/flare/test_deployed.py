@@ -8,10 +8,10 @@ import pytest
 import torch
 from conftest import small_image_job
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.flare.export import write_job
-from fedshift.reporting.results import BEST, LAST, read_results
+from fedshift.schema.results import BEST, LAST, read_results
 
 from .deployed import SERVER, Deployed
 

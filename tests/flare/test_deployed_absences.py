@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from conftest import small_image_job
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.reporting.results import LAST
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.schema.results import LAST
 
 from .conftest import image_sites
 from .deployed import SERVER, Deployed, DeployedRun, Line

@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import small_image_job
 
-from fedshift.checkpoint import STATE_FILE, load_checkpoint
-from fedshift.federation import run_in_process
-from fedshift.reporting.results import LAST
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import STATE_FILE, load_checkpoint
+from fedshift.schema.results import LAST
 
 from .conftest import image_sites
 from .deployed import SERVER, Deployed, DeployedRun, wait_for

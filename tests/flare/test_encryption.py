@@ -15,15 +15,15 @@ from conftest import make_site, small_image_job, small_job
 from kits import ROOT, SERVER, provision_project
 
 from fedshift import cli
-from fedshift.checkpoint import load_checkpoint, load_progress
-from fedshift.encryption import COUNTS, EncryptedCoordinator, Keys, Layout, SiteEncryption, decrypted
-from fedshift.errors import ConfigError, DataError
-from fedshift.federation import run_in_process
+from fedshift.federation.encryption import COUNTS, EncryptedCoordinator, Keys, Layout, SiteEncryption, decrypted
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint, load_progress
+from fedshift.federation.site.site import read_weights
 from fedshift.flare.export import write_job
 from fedshift.flare.keys import SERVER_KEYS, SITE_KEYS, read_keys
-from fedshift.messages import Broadcast, SiteInfo, Update
-from fedshift.reporting.results import BEST, LAST, Results, read_results
-from fedshift.site import read_weights
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.messages import Broadcast, SiteInfo, Update
+from fedshift.schema.results import BEST, LAST, Results, read_results
 
 from .conftest import image_sites
 from .deployed import Deployed

@@ -16,14 +16,14 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
-from fedshift import machine
-from fedshift.coordinator import Coordinator
-from fedshift.flare import wire
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.site import read_weights
+from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import SPEC, write_job
-from fedshift.messages import Broadcast, Scores, Update
-from fedshift.site import read_weights
-from fedshift.tasks import build_task
+from fedshift.schema.messages import Broadcast, Scores, Update
+from fedshift.tasks import machine
+from fedshift.tasks.base import build_task
 
 
 @dataclass
@@ -63,14 +63,14 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     return Context(workspace)
 
 
-def ask(executor: FedshiftExecutor, context: Context, task: str, broadcast: Broadcast) -> wire.Answer:
-    asked = deepcopy(wire.encode_task(replace(broadcast, sites=("BIDMC", "HK", "UCL"))))  # as it comes from a server
+def ask(executor: FedshiftExecutor, context: Context, task: str, broadcast: Broadcast) -> codec.Answer:
+    asked = deepcopy(codec.encode_task(replace(broadcast, sites=("BIDMC", "HK", "UCL"))))  # as it comes from a server
     shareable = executor.execute(task, asked, context, Signal())  # type: ignore[arg-type]
-    (answer,) = wire.decode_answers(shareable)
+    (answer,) = codec.decode_answers(shareable)
     return answer
 
 
-def flat(answer: wire.Answer) -> dict[str, bytes]:
+def flat(answer: codec.Answer) -> dict[str, bytes]:
     content = answer.content
     assert isinstance(content, Update), content
     named = {**content.weights, **{f"{m}/{k}": v for m, a in content.arrays.items() for k, v in a.items()}}
@@ -80,7 +80,7 @@ def flat(answer: wire.Answer) -> dict[str, bytes]:
 
 def test_a_repeated_task_gives_the_same_bytes(context: Context, tmp_path: Path) -> None:
     coordinator = Coordinator(small_job("fedfa+fedrdn"), tmp_path / "server")
-    statistics = ask(FedshiftExecutor(), context, wire.STATISTICS, Broadcast(0, 0, {}))
+    statistics = ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {}))
     assert statistics.info is not None
     assert statistics.info.kind == "phantom"
     assert isinstance(statistics.content, Update)
@@ -90,13 +90,13 @@ def test_a_repeated_task_gives_the_same_bytes(context: Context, tmp_path: Path) 
     half.receive([coordinator._updates["HK"]], coordinator._context(0))
     broadcast = coordinator.open(1)
     kept = FedshiftExecutor()
-    first = flat(ask(kept, context, wire.TRAIN, broadcast))
+    first = flat(ask(kept, context, codec.TRAIN, broadcast))
     second_round = Broadcast(2, 0, broadcast.weights, broadcast.arrays)
-    next_ = flat(ask(kept, context, wire.TRAIN, second_round))
+    next_ = flat(ask(kept, context, codec.TRAIN, second_round))
     assert next_ != first
-    assert flat(ask(kept, context, wire.TRAIN, second_round)) == next_, "the same process asked again"
-    assert flat(ask(FedshiftExecutor(), context, wire.TRAIN, second_round)) == next_, "a new process asked again"
-    assert flat(ask(FedshiftExecutor(), context, wire.TRAIN, broadcast)) == first, "an earlier round asked again"
+    assert flat(ask(kept, context, codec.TRAIN, second_round)) == next_, "the same process asked again"
+    assert flat(ask(FedshiftExecutor(), context, codec.TRAIN, second_round)) == next_, "a new process asked again"
+    assert flat(ask(FedshiftExecutor(), context, codec.TRAIN, broadcast)) == first, "an earlier round asked again"
 
 
 def test_a_stopped_run_stops_training(context: Context, tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_a_stopped_run_stops_training(context: Context, tmp_path: Path) -> None:
     broadcast.arrays["fedrdn"] = {"means": np.zeros((1, 3)), "stds": np.ones((1, 3))}
     signal = Signal()
     signal.trigger(True)
-    answer = FedshiftExecutor().answer(wire.TRAIN, "HK", broadcast, context, signal)  # type: ignore[arg-type]
-    assert answer.content == wire.Failure("HK", 1, "site HK, round 1: stopped before it was done")
+    answer = FedshiftExecutor().answer(codec.TRAIN, "HK", broadcast, context, signal)  # type: ignore[arg-type]
+    assert answer.content == codec.Failure("HK", 1, "site HK, round 1: stopped before it was done")
 
 
 @pytest.mark.parametrize("simulator", [True, False])
@@ -115,8 +115,8 @@ def test_missing_data_are_a_sentence_that_a_hospital_keeps_to_itself(
     context.simulator = simulator
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "my scans"))
     with caplog.at_level(logging.ERROR, "fedshift"):
-        answer = ask(FedshiftExecutor(), context, wire.STATISTICS, Broadcast(0, 0, {}))
-    assert isinstance(answer.content, wire.Failure)
+        answer = ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {}))
+    assert isinstance(answer.content, codec.Failure)
     sentence = f"no prostate data for site HK: looked in {tmp_path / 'my scans'}"
     assert sentence in caplog.text, "the site's own log has all of it"
     if simulator:
@@ -139,7 +139,7 @@ def test_a_provisioned_sites_single_scores_leave_only_where_its_policy_says_so(
     config = Path(context.workspace.get_app_config_dir("job")) / SPEC.name
     config.write_bytes((write_job(job, tmp_path / "plain") / SPEC).read_bytes())
     model = Broadcast(3, 0, read_weights(build_task(job).network()))
-    told = ask(FedshiftExecutor(), context, wire.VALIDATE, model).content
+    told = ask(FedshiftExecutor(), context, codec.VALIDATE, model).content
     assert isinstance(told, Scores), told
     spread = told.evaluations["test"].distributions["dice"]
     assert (spread.cases is not None) is leave
@@ -152,22 +152,22 @@ def test_an_unforeseen_error_is_told_by_its_name_only(
     def broken(*_: object, **__: object) -> None:
         raise KeyError("patient 17")
 
-    monkeypatch.setattr("fedshift.site.Site.statistics", broken)
-    answer = ask(FedshiftExecutor(), context, wire.STATISTICS, Broadcast(0, 0, {}))
-    assert answer.content == wire.Failure("HK", 0, "KeyError (the site's log has the details)")
+    monkeypatch.setattr("fedshift.federation.site.site.Site.statistics", broken)
+    answer = ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {}))
+    assert answer.content == codec.Failure("HK", 0, "KeyError (the site's log has the details)")
     assert "patient 17" in caplog.text
 
 
 def test_an_unknown_task_is_refused(context: Context) -> None:
     answer = ask(FedshiftExecutor(), context, "upload_images", Broadcast(1, 0, {}))
-    assert isinstance(answer.content, wire.Failure)
+    assert isinstance(answer.content, codec.Failure)
     assert "there is no task 'upload_images'" in answer.content.reason
 
 
 def test_a_site_that_is_not_asked_says_nothing(context: Context) -> None:
-    task = wire.encode_task(Broadcast(0, 0, {}, sites=("BIDMC", "UCL")))
-    shareable = FedshiftExecutor().execute(wire.STATISTICS, task, context, Signal())  # type: ignore[arg-type]
-    assert wire.decode_answers(shareable) == []
+    task = codec.encode_task(Broadcast(0, 0, {}, sites=("BIDMC", "UCL")))
+    shareable = FedshiftExecutor().execute(codec.STATISTICS, task, context, Signal())  # type: ignore[arg-type]
+    assert codec.decode_answers(shareable) == []
 
 
 @pytest.mark.parametrize(("simulator", "said", "expected"), [(True, "", 2), (True, "3", 2), (False, "", 6)])
@@ -182,7 +182,7 @@ def test_threads_are_shared_among_the_clients_of_a_simulation(
     job = small_job("fedavg", "schedule.threads=auto")
     config = Path(context.workspace.get_app_config_dir("job")) / SPEC.name
     config.write_bytes((write_job(job, tmp_path / "plain") / SPEC).read_bytes())
-    info = ask(FedshiftExecutor(), context, wire.STATISTICS, Broadcast(0, 0, {})).info
+    info = ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {})).info
     assert info is not None
     assert (info.device, info.precision, info.threads) == ("cpu", "fp32", expected)
 
@@ -202,15 +202,15 @@ def test_clients_of_a_simulation_are_spread_over_gpus(
         taken.append(device)
         return torch.device("cpu")
 
-    monkeypatch.setattr("fedshift.site.choose_device", chosen)
-    ask(FedshiftExecutor(), context, wire.STATISTICS, Broadcast(0, 0, {}))
+    monkeypatch.setattr("fedshift.federation.site.site.choose_device", chosen)
+    ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {}))
     assert taken == [expected]  # HK is the second of BIDMC, HK, UCL
 
 
 def test_a_site_without_memory_says_so(context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("fedshift.training.local.train", lambda *_: torch.empty(1 << 50))
+    monkeypatch.setattr("fedshift.federation.site.local_training.train", lambda *_: torch.empty(1 << 50))
     broadcast = Coordinator(small_job("fedfa"), tmp_path / "server").open(1)
     broadcast.arrays["fedrdn"] = {"means": np.zeros((1, 3)), "stds": np.ones((1, 3))}
-    answer = ask(FedshiftExecutor(), context, wire.TRAIN, broadcast)
-    assert isinstance(answer.content, wire.Failure)
+    answer = ask(FedshiftExecutor(), context, codec.TRAIN, broadcast)
+    assert isinstance(answer.content, codec.Failure)
     assert answer.content.reason.startswith("site HK, round 1: memory ran out; make the job with a smaller schedule.")

@@ -15,12 +15,12 @@ from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
 from fedshift import cli
-from fedshift.errors import ConfigError
 from fedshift.flare.export import SPEC, read_job_folder, share_out, write_job
 from fedshift.flare.hosts import hosts
-from fedshift.flare.identity import own_identity, source_hash
-from fedshift.job import JobSpec
-from fedshift.reporting.results import read_results
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.identity import own_identity, source_hash
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import read_results
 
 from .conftest import ROOT
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedshift.checkpoint import load_checkpoint
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.resolve import resolve
 from fedshift.flare.export import write_job
-from fedshift.reporting.results import LAST
-from fedshift.resolve import resolve
+from fedshift.schema.results import LAST
 
 from .conftest import SimulatorRun, make_faulty, run_simulator
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from conftest import SHAPES
 
-from fedshift.federation import run_in_process
-from fedshift.flare import wire
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.resolve import resolve
+from fedshift.flare import codec
 from fedshift.flare.export import meta
-from fedshift.reporting.results import LAST, read_results
-from fedshift.resolve import resolve
+from fedshift.schema.results import LAST, read_results
 
 from .serialised import Federation
 
@@ -35,7 +35,7 @@ def test_it_is_asked_for_scores_only_and_they_are_those_of_one_process(
     assert (tmp_path / "flare" / "server" / LAST).is_file()
     if not options:
         tasks = {message.task for message in federation.messages if message.site == "C"}
-        assert tasks == {wire.VALIDATE}
+        assert tasks == {codec.VALIDATE}
         assert not any(
             message.arrays("arrays") for message in federation.messages if message.site == "C" and message.up
         )

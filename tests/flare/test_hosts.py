@@ -13,18 +13,18 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.flare import wire
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.export import meta, write_job
 from fedshift.flare.hosts import balanced, hosts, work_of
-from fedshift.job import JobSpec
-from fedshift.messages import SiteInfo, Update
 from fedshift.methods import mixstyle
 from fedshift.methods.base import Context
-from fedshift.reporting.results import BEST, LAST, Rejection, Results
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import SiteInfo, Update
+from fedshift.schema.results import BEST, LAST, Rejection, Results
 
 from .conftest import run_simulator
 from .serialised import Federation
@@ -186,16 +186,16 @@ def aggregator(job: Callable[..., JobSpec], tmp_path: Path) -> FedshiftAggregato
 
 
 def send(aggregator: FedshiftAggregator, client: str, shareable: Shareable) -> list[Rejection]:
-    shareable.set_header(ReservedHeaderKey.TASK_NAME, wire.STATISTICS)
+    shareable.set_header(ReservedHeaderKey.TASK_NAME, codec.STATISTICS)
     shareable.set_peer_props({ReservedKey.IDENTITY_NAME: client})
     assert not aggregator.accept(shareable, FLContext())
     return aggregator.coordinator._record.rejected
 
 
 def statistics(*sites: str) -> Shareable:
-    return wire.encode_answers(
+    return codec.encode_answers(
         [
-            wire.Answer(Update(site, 0, n_samples=8, n_steps=0), SiteInfo(site, "phantom", 8, 4, 4, "sha", "x"))
+            codec.Answer(Update(site, 0, n_samples=8, n_steps=0), SiteInfo(site, "phantom", 8, 4, 4, "sha", "x"))
             for site in sites
         ]
     )

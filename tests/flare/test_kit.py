@@ -22,11 +22,11 @@ from nvflare.lighter.utils import cert_to_dict, load_crt
 from nvflare.security.security import FLAuthorizer
 
 from fedshift.data.locate import SiteSettings
-from fedshift.errors import ConfigError
+from fedshift.federation.resolve import resolve
 from fedshift.flare import kit as kits
 from fedshift.flare.export import client_config, server_config
-from fedshift.privacy.policy import Policy
-from fedshift.resolve import resolve
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.policy import Policy
 
 SITE = "BIDMC"
 LEAD = Person("coordinator@coordination.example", "coordination", "lead")

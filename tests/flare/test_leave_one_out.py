@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import SHAPES, make_image_site
 
-from fedshift.reporting.protocols import LeaveOneOut
+from fedshift.schema.protocol_results import LeaveOneOut
 
 from .conftest import run
 

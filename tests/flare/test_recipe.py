@@ -13,11 +13,11 @@ from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.recipe import ProdEnv, SimEnv
 
 from fedshift import cli
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.flare.recipe import FeatureShiftRecipe, as_options
-from fedshift.reporting.results import BEST, LAST
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import BEST, LAST
 
 from .conftest import IMAGE_SHIFTS
 from .deployed import LEAD, Deployed

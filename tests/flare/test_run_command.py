@@ -19,14 +19,14 @@ import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedshift import memory
 from fedshift.cli import main
+from fedshift.cli.run import describe
+from fedshift.federation import memory
 from fedshift.flare import simulate
 from fedshift.flare.export import read_job_folder
-from fedshift.machine import cores
 from fedshift.reporting.progress import Progress, duration
-from fedshift.reporting.results import read_results
-from fedshift.run_cli import describe
+from fedshift.schema.results import read_results
+from fedshift.tasks.machine import cores
 
 from .conftest import SimulatorRun, environment, run
 

@@ -11,12 +11,12 @@ from conftest import make_image_site, make_site, small_image_job, small_job
 from methods.cases import job_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedshift.checkpoint import ServerState, load_checkpoint, load_progress
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import ServerState, load_checkpoint, load_progress
 from fedshift.flare.export import write_job
 from fedshift.flare.server_memory import LARGE
-from fedshift.job import JobSpec
-from fedshift.reporting.results import BEST, LAST, Results, read_results
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import BEST, LAST, Results, read_results
 
 from .conftest import JOB, SHIFTS, SimulatorRun, cut, run_simulator
 

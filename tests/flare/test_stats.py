@@ -11,12 +11,12 @@ from conftest import small_image_job
 from nvflare.apis.fl_context import FLContext
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from fedshift.coordinator import Coordinator
-from fedshift.flare import wire
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.flare import codec
 from fedshift.flare.stats import GROUP, SiteWork, add_stats, server_stats
 from fedshift.flare.workflow import FedshiftWorkflow
-from fedshift.messages import Update
 from fedshift.reporting.progress import Progress, ProgressFile, read_progress
+from fedshift.schema.messages import Update
 
 MOMENT = Progress(
     round=5,
@@ -107,28 +107,28 @@ def test_the_workflow_answers_the_console_and_nothing_else(tmp_path: Path) -> No
     assert collected(workflow, "another event") == {}
 
 
-def update(metrics: dict[str, float]) -> wire.Answer:
-    return wire.Answer(Update("A", 3, 7, 2, {"w": np.zeros(1)}, metrics))
+def update(metrics: dict[str, float]) -> codec.Answer:
+    return codec.Answer(Update("A", 3, 7, 2, {"w": np.zeros(1)}, metrics))
 
 
 def test_a_site_says_what_it_works_on_and_repeats_its_last_answer() -> None:
     now = [0.0]
     work = SiteWork(clock=lambda: now[0])
     assert work.stats() == {"at work on": "waiting for the server", "last answer": "none"}
-    work.begin(wire.TRAIN, 3)
+    work.begin(codec.TRAIN, 3)
     now[0] += 75
     assert work.stats()["at work on"] == "round 3, for 1 min 15 s"
     work.end([update({"train_loss": 0.25, "seconds": 74.0})])
     assert work.stats() == {"at work on": "waiting for the server", "last answer": "round 3 in 1 min 15 s, loss 0.2500"}
-    work.begin(wire.VALIDATE, 4)
-    work.end([wire.Answer(wire.Failure("A", 4, "DataError (the site's log says more)"))])
+    work.begin(codec.VALIDATE, 4)
+    work.end([codec.Answer(codec.Failure("A", 4, "DataError (the site's log says more)"))])
     assert work.stats()["last answer"] == "evaluation in 0 s, failed: DataError (the site's log says more)"
 
 
 def test_a_loss_that_the_policy_held_back_is_not_told_in_the_console() -> None:
     """What the gate took out of the answer is not in the answer, and only that is repeated."""
     work = SiteWork()
-    work.begin(wire.TRAIN, 3)
+    work.begin(codec.TRAIN, 3)
     work.end([update({"accuracy": 0.987, "seconds": 74.0})])
     told = json.dumps(work.stats())
     assert "loss" not in told and "0.98" not in told

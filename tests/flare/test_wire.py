@@ -16,10 +16,10 @@ from nvflare.app_common.decomposers import common_decomposers
 from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.fuel.utils import fobs
 
-from fedshift.compression import Packed, pack
-from fedshift.flare import wire
-from fedshift.flare.identity import Identity, own_identity, source_hash
-from fedshift.messages import Broadcast, Scores, SiteInfo, Update
+from fedshift.flare import codec
+from fedshift.schema.compression import Packed, pack
+from fedshift.schema.identity import Identity, own_identity, source_hash
+from fedshift.schema.messages import Broadcast, Scores, SiteInfo, Update
 
 ARRAYS = {
     "conv.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -58,19 +58,19 @@ def assert_same(got: dict[str, np.ndarray], sent: dict[str, np.ndarray]) -> None
 
 def test_a_task_comes_back_as_it_was() -> None:
     sent = Broadcast(round=4, best_round=2, weights=ARRAYS, arrays={"fedrdn": {"means": np.eye(3)}})
-    got = wire.decode_task(travelled(wire.encode_task(sent)))
+    got = codec.decode_task(travelled(codec.encode_task(sent)))
     assert (got.round, got.best_round) == (4, 2)
     assert_same(got.weights, sent.weights)
     assert_same(got.arrays["fedrdn"], sent.arrays["fedrdn"])
 
 
 def test_numpy_scalars_travel_as_arrays_without_dimensions() -> None:
-    got = wire.decode_task(travelled(wire.encode_task(Broadcast(1, 0, {"count": np.int64(3)}))))  # type: ignore[dict-item]
+    got = codec.decode_task(travelled(codec.encode_task(Broadcast(1, 0, {"count": np.int64(3)}))))  # type: ignore[dict-item]
     assert_same(got.weights, {"count": np.array(3)})
 
 
 def test_an_update_comes_back_as_it_was() -> None:
-    (answer,) = wire.decode_answers(travelled(wire.encode_answers([wire.Answer(UPDATE, INFO)])))
+    (answer,) = codec.decode_answers(travelled(codec.encode_answers([codec.Answer(UPDATE, INFO)])))
     got = answer.content
     assert isinstance(got, Update)
     assert (got.site, got.round, got.n_samples, got.n_steps, got.metrics) == ("HK", 3, 10, 2, UPDATE.metrics)
@@ -81,17 +81,17 @@ def test_an_update_comes_back_as_it_was() -> None:
 
 def test_several_sites_of_one_client_answer_together() -> None:
     scores = Scores("UCL", 5, {"val": {"dice": 0.25}, "test": {"dice": 0.5}}, {"test": {"dice": 0.75}})
-    failure = wire.Failure("BMC", 5, "the disk is full")
-    answers = [wire.Answer(scores), wire.Answer(failure), wire.Answer(UPDATE)]
-    got = wire.decode_answers(travelled(wire.encode_answers(answers)))
+    failure = codec.Failure("BMC", 5, "the disk is full")
+    answers = [codec.Answer(scores), codec.Answer(failure), codec.Answer(UPDATE)]
+    got = codec.decode_answers(travelled(codec.encode_answers(answers)))
     assert [answer.content for answer in got[:2]] == [scores, failure]
     assert isinstance(got[2].content, Update)
 
 
 def test_filters_of_flare_reach_the_arrays() -> None:
-    shareable = wire.encode_answers([wire.Answer(UPDATE, INFO)])
+    shareable = codec.encode_answers([codec.Answer(UPDATE, INFO)])
     filtered = ExcludeVars(exclude_vars=["conv.weight"]).process(shareable, FLContext())
-    (answer,) = wire.decode_answers(filtered)
+    (answer,) = codec.decode_answers(filtered)
     assert isinstance(answer.content, Update)
     assert "conv.weight" not in answer.content.weights
     assert "bn.running_var" in answer.content.weights
@@ -110,31 +110,31 @@ def assert_same_packed(got: dict[str, Packed], sent: dict[str, Packed]) -> None:
 
 
 def test_packed_weights_come_back_as_they_were() -> None:
-    task = wire.decode_task(travelled(wire.encode_task(Broadcast(2, 1, {"bias": np.ones(3)}, packed=PACKED))))
+    task = codec.decode_task(travelled(codec.encode_task(Broadcast(2, 1, {"bias": np.ones(3)}, packed=PACKED))))
     assert_same_packed(task.packed, PACKED)
     update = replace(UPDATE, packed=PACKED)
-    (answer,) = wire.decode_answers(travelled(wire.encode_answers([wire.Answer(update, INFO)])))
+    (answer,) = codec.decode_answers(travelled(codec.encode_answers([codec.Answer(update, INFO)])))
     assert isinstance(answer.content, Update)
     assert_same_packed(answer.content.packed, PACKED)
     assert_same(answer.content.weights, UPDATE.weights)
 
 
 def test_without_packed_weights_a_message_has_no_part_for_them() -> None:
-    task = from_shareable(wire.encode_task(Broadcast(2, 1, {"w": KERNEL})))
-    answers = from_shareable(wire.encode_answers([wire.Answer(UPDATE, INFO)]))
+    task = from_shareable(codec.encode_task(Broadcast(2, 1, {"w": KERNEL})))
+    answers = from_shareable(codec.encode_answers([codec.Answer(UPDATE, INFO)]))
     assert "packed" not in {*task.data, *answers.data["HK"].data}
 
 
 def test_filters_of_flare_reach_codes_and_scales() -> None:
-    shareable = wire.encode_answers([wire.Answer(replace(UPDATE, packed=PACKED), INFO)])
+    shareable = codec.encode_answers([codec.Answer(replace(UPDATE, packed=PACKED), INFO)])
     filtered = ExcludeVars(exclude_vars=["a.weight"]).process(shareable, FLContext())
-    (answer,) = wire.decode_answers(filtered)
+    (answer,) = codec.decode_answers(filtered)
     assert isinstance(answer.content, Update)
     assert list(answer.content.packed) == ["b.weight"]
 
 
 def with_packed(codes: object, scales: object) -> Shareable:
-    dxo = from_shareable(wire.encode_answers([wire.Answer(UPDATE, INFO)]))
+    dxo = from_shareable(codec.encode_answers([codec.Answer(UPDATE, INFO)]))
     parts = {name: DXO(DataKind.WEIGHTS, data=data) for name, data in (("codes", codes), ("scales", scales))}
     dxo.data["HK"].data["packed"] = DXO(DataKind.COLLECTION, data=parts)
     return dxo.to_shareable()
@@ -158,8 +158,8 @@ CODES, SCALE = np.ones((2, 3), np.int8), np.ones(2, np.float32)
 def test_what_cannot_be_unpacked_is_refused_by_name(
     codes: dict[object, object], scales: dict[object, object], key: str
 ) -> None:
-    with pytest.raises(wire.WireError) as caught:
-        wire.decode_answers(with_packed(codes, scales))
+    with pytest.raises(codec.WireError) as caught:
+        codec.decode_answers(with_packed(codes, scales))
     assert caught.value.key == key
 
 
@@ -168,17 +168,17 @@ def test_packed_weights_that_are_no_messages_are_refused() -> None:
     dxo = from_shareable(shareable)
     for wrong in (np.ones(3), DXO(DataKind.COLLECTION, data={"codes": DXO(DataKind.WEIGHTS, data={"w": CODES})})):
         dxo.data["HK"].data["packed"] = wrong
-        with pytest.raises(wire.WireError):
-            wire.decode_answers(dxo.to_shareable())
+        with pytest.raises(codec.WireError):
+            codec.decode_answers(dxo.to_shareable())
 
 
 def test_another_fedshift_is_refused_with_both_named(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = Identity("0.0.9", "0123456789ab")
     with monkeypatch.context() as patch:
-        patch.setattr(wire, "own_identity", lambda: theirs)
-        shareable = wire.encode_answers([wire.Answer(UPDATE)])
-    with pytest.raises(wire.WireError) as caught:
-        wire.decode_answers(shareable)
+        patch.setattr(codec, "own_identity", lambda: theirs)
+        shareable = codec.encode_answers([codec.Answer(UPDATE)])
+    with pytest.raises(codec.WireError) as caught:
+        codec.decode_answers(shareable)
     assert caught.value.key == "version"
     assert str(theirs) in caught.value.reason
     assert str(own_identity()) in caught.value.reason
@@ -233,15 +233,15 @@ def splits(scores: dict[str, object]) -> DXO:
     ],
 )
 def test_what_is_no_answer_is_refused(shareable: Shareable, key: str) -> None:
-    with pytest.raises(wire.WireError) as caught:
-        wire.decode_answers(shareable)
+    with pytest.raises(codec.WireError) as caught:
+        codec.decode_answers(shareable)
     assert caught.value.key == key
 
 
 def test_what_sites_are_sent_cannot_be_changed_on_its_way() -> None:
     """All of them get the same arrays, and the server goes on with them."""
     weights = {"conv": np.ones(2, np.float32)}
-    task = wire.encode_task(Broadcast(1, 0, weights, {"fedfa": {"mean": np.zeros(3)}}))
+    task = codec.encode_task(Broadcast(1, 0, weights, {"fedfa": {"mean": np.zeros(3)}}))
     sent = from_shareable(task).data
     for array in (sent["weights"].data["conv"], sent["arrays"].data["fedfa"].data["mean"]):
         with pytest.raises(ValueError, match="read-only"):

@@ -10,9 +10,9 @@ from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
-from fedshift.errors import ConfigError
-from fedshift.flare import wire
+from fedshift.flare import codec
 from fedshift.flare.workflow import FedshiftWorkflow
+from fedshift.schema.errors import ConfigError
 
 
 class Answers:
@@ -37,7 +37,7 @@ def workflow_with(answers: Answers, *, round_is_open: bool) -> FedshiftWorkflow:
 
 
 def answer() -> ClientTask:
-    client_task = ClientTask(Client("HK", ""), Task(wire.TRAIN, Shareable()))
+    client_task = ClientTask(Client("HK", ""), Task(codec.TRAIN, Shareable()))
     client_task.result = Shareable()
     return client_task
 
@@ -55,7 +55,7 @@ def test_an_answer_after_the_end_of_its_round_is_left_out(caplog: pytest.LogCapt
     workflow = workflow_with(answers, round_is_open=False)
     with caplog.at_level(logging.WARNING, "fedshift"):
         workflow._receive(client_task=answer(), fl_ctx=FLContext())
-        workflow.process_result_of_unknown_task(Client("HK", ""), wire.TRAIN, "id", Shareable(), FLContext())
+        workflow.process_result_of_unknown_task(Client("HK", ""), codec.TRAIN, "id", Shareable(), FLContext())
     assert answers.taken == 0
     assert [record.message for record in caplog.records] == [
         "site HK answered a train task after its round had ended: left out as stale"

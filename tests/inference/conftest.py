@@ -13,13 +13,13 @@ import torch
 from conftest import make_site, small_job
 from scanfiles import volume
 
-from fedshift.checkpoint import load_checkpoint, save_checkpoint
-from fedshift.coordinator import Coordinator
-from fedshift.federation import run_in_process
-from fedshift.job import JobSpec
-from fedshift.reporting.results import LAST
-from fedshift.site import read_weights
-from fedshift.tasks import build_task
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint, save_checkpoint
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.site import read_weights
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import LAST
+from fedshift.tasks.base import build_task
 
 BALL: dict[str, Any] = {"size": (50, 45, 13), "spacing": (0.7, 0.8, 3.0), "radius": 11.0, "target": (2.0, -3.0, 1.0)}
 """Odd, not square, anisotropic: a bright ball in the dark, for `scanfiles.volume`."""

@@ -19,11 +19,11 @@ from scanfiles import rotation
 
 import fedshift
 from fedshift.cli import main
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
 from fedshift.inference import export
 from fedshift.inference.bundle import script
 from fedshift.inference.model import Choice, make_ready, open_model
-from fedshift.reporting.results import LAST
+from fedshift.schema.results import LAST
 
 from .conftest import Run, save_model, write_ball
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from conftest import make_image_site, small_image_job, small_job
 
-from fedshift.coordinator import Coordinator
 from fedshift.data.arrays import SliceArrays, open_arrays
-from fedshift.errors import ConfigError
-from fedshift.federation import SITE_STATE, run_in_process
+from fedshift.federation.in_process import SITE_STATE, run_in_process
+from fedshift.federation.server.coordinator import Coordinator
 from fedshift.inference.model import Choice, Images, Model, Ready, make_ready, open_model
 from fedshift.inference.slicewise import batches
-from fedshift.reporting.results import LAST, read_results
-from fedshift.tasks import build_task
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST, read_results
+from fedshift.tasks.base import build_task
 
 from .conftest import Run, save_model
 

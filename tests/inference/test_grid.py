@@ -14,11 +14,11 @@ import torch
 from scanfiles import rotation, volume, write_dicom
 
 from fedshift.data.scans import read_scan
-from fedshift.errors import DataError
 from fedshift.inference import masks
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
 from fedshift.inference.plausible import about_positions
 from fedshift.inference.slicewise import batches, segment, to_network, to_scan
+from fedshift.schema.errors import DataError
 
 from .conftest import BALL, bright, dice, write_ball
 

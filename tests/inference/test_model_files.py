@@ -10,13 +10,13 @@ import pytest
 import torch
 from conftest import make_image_site, small_image_job, small_job
 
-from fedshift import networks
-from fedshift.checkpoint import FORMAT, SCHEMA, header_of, load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import FORMAT, SCHEMA, header_of, load_checkpoint
 from fedshift.inference.model import open_model
-from fedshift.inference.preparation import preparation_of
-from fedshift.reporting.results import BEST, LAST
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import BEST, LAST
+from fedshift.tasks import networks
+from fedshift.tasks.base import build_task
 
 from .conftest import Run, save_model
 
@@ -112,6 +112,6 @@ def test_an_encrypted_model_and_one_of_another_preparation_do_not_predict(tmp_pa
         open_model(save_model(tmp_path / "sealed.pt", job, encrypted=True))
     path = save_model(tmp_path / "model.pt", job)
     content = torch.load(path, weights_only=True)
-    torch.save(content | {"preparation": preparation_of(job) | {"clip_above_quantile": 0.98}}, path)
+    torch.save(content | {"preparation": build_task(job).preparation() | {"clip_above_quantile": 0.98}}, path)
     with pytest.raises(ConfigError, match="prepared otherwise"):
         open_model(path)

@@ -15,9 +15,9 @@ from scanfiles import volume, write_dicom
 
 from fedshift.cli import main
 from fedshift.data.images import open_images
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
 from fedshift.inference.model import Choice, make_ready, open_model
-from fedshift.reporting.results import BEST
+from fedshift.schema.results import BEST
 
 from .conftest import BALL, Run, brightness_model, dice, save_model, write_ball
 
@@ -210,7 +210,7 @@ def test_pictures_get_a_class_and_its_probability(tmp_path: Path, capsys: pytest
 
 
 def build_inputs(job, folder):  # type: ignore[no-untyped-def]
-    from fedshift.tasks import build_task
+    from fedshift.tasks.base import build_task
 
     return build_task(job).open(folder, "A").images(np.arange(6))
 

@@ -8,8 +8,8 @@ from functools import cache
 from conftest import small_image_job, small_job
 
 from fedshift import methods
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
 
 ROUNDS = {"segmentation": 2, "classification": 3}
 KINDS = {"segmentation": small_job, "classification": small_image_job}

@@ -13,12 +13,12 @@ from conftest import GOLDEN, Samples, Sent, make_context, make_image_site, serve
 from torch import nn
 from torch.nn import functional
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import afl, fedrdn
-from fedshift.reporting.results import LAST
-from fedshift.training.passes import mean_loss
+from fedshift.methods.shared.passes import mean_loss
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
 
 TABLE = json.loads((GOLDEN / "afl_projection.json").read_text(encoding="utf-8"))
 

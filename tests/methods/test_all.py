@@ -9,12 +9,12 @@ import pytest
 import torch
 from conftest import make_image_site, small_image_job, small_job
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process, run_pooled
+from fedshift.federation.in_process import run_in_process, run_pooled
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.site.site import PooledSite
 from fedshift.flare.export import write_job
-from fedshift.reporting.results import LAST
-from fedshift.site import PooledSite
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
 
 REFERENCES = ("all", "groupdro", "mmrex", "vrex", "irm")
 

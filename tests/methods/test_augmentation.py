@@ -12,11 +12,11 @@ from conftest import make_context, small_image_job, small_job
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import augmentation, base
-from fedshift.reporting.results import LAST
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
 
 
 @pytest.fixture(params=["cpu", "cuda"])

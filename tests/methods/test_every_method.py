@@ -19,12 +19,12 @@ from conftest import make_image_site, make_site
 from flare.serialised import Federation
 
 from fedshift import methods
-from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import Coordinator
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process, run_pooled
-from fedshift.job import JobSpec
-from fedshift.reporting.results import BEST, LAST
+from fedshift.federation.in_process import run_in_process, run_pooled
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import BEST, LAST
 
 from .cases import KINDS, REFUSED, ROUNDS, cases, job_for
 

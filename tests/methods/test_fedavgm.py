@@ -9,11 +9,11 @@ import pytest
 import torch
 from conftest import Sent, golden, server_context, small_image_job
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import base, fedavgm
-from fedshift.reporting.results import LAST
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
 
 
 def updates_of(weights: dict[str, np.ndarray], deltas: np.ndarray, counts: tuple[int, ...]) -> list[Sent]:

@@ -12,15 +12,15 @@ import torch
 from conftest import Samples, Sent, golden, make_context, make_image_site, server_context, small_image_job, small_job
 from torch import Tensor, nn
 
-from fedshift import networks
-from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import Coordinator
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.job import JobSpec
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.site import Site
 from fedshift.methods import fedavg, fedbn
-from fedshift.reporting.results import LAST
-from fedshift.site import Site
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import LAST
+from fedshift.tasks import networks
 
 SHIFTS = {"A": (1.0, 0.0), "B": (0.15, 0.0), "C": (-0.8, 255.0)}
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import Samples, golden, make_context, rule_weights, small_job
 
-from fedshift.errors import ConfigError
 from fedshift.methods import fedfa
-from fedshift.networks.unet import UNet
+from fedshift.schema.errors import ConfigError
+from fedshift.tasks.networks.unet import UNet
 
 
 class Recorded:

@@ -13,12 +13,12 @@ import torch
 from conftest import Sent, first_round, server_context, small_job
 
 from fedshift import methods
-from fedshift.coordinator import Coordinator
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.site import Site
 from fedshift.methods import fedfa
-from fedshift.networks.unet import UNet
-from fedshift.site import Site
-from fedshift.tasks import build_task
+from fedshift.tasks.base import build_task
+from fedshift.tasks.networks.unet import UNet
 
 SITES = ("A", "B", "C", "D")
 Variant = Literal["paper", "released"]

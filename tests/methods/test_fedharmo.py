@@ -9,11 +9,11 @@ import pytest
 import torch
 from conftest import golden, make_context, small_image_job, small_job
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import fedharmo
-from fedshift.reporting.results import LAST
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from conftest import Samples, golden, make_context, small_image_job, small_job
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.job import JobSpec
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import base, fedirm
-from fedshift.reporting.results import LAST
-from fedshift.tasks import build_task
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import LAST
+from fedshift.tasks.base import build_task
 
 
 class Golden(nn.Module):

@@ -11,11 +11,11 @@ from conftest import Samples, Sent, make_context, server_context, small_image_jo
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError, DataError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import base, fedmix
-from fedshift.reporting.results import LAST
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.results import LAST
 
 
 class Problem:

@@ -10,14 +10,14 @@ import torch
 from conftest import Sent, golden, server_context, small_image_job, small_job
 from torch import nn
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.job import OptimizerSpec
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import fedavg, fednova
-from fedshift.methods.aggregation import effective_steps
 from fedshift.methods.base import Server
-from fedshift.reporting.results import LAST
+from fedshift.methods.shared.aggregation import effective_steps
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import OptimizerSpec
+from fedshift.schema.results import LAST
 
 
 def golden_site(rows: np.ndarray, w: np.ndarray, *, lr: float, momentum: float) -> tuple[np.ndarray, int]:

@@ -11,14 +11,14 @@ import torch
 from conftest import Samples, Sent, golden, make_context, server_context, small_image_job, small_job
 from torch import Tensor, nn
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import Coordinator
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.job import JobSpec
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.server.coordinator import Coordinator
 from fedshift.methods import base, fedproto
-from fedshift.reporting.results import BEST, LAST
-from fedshift.training.passes import Replayed
+from fedshift.methods.shared.passes import Replayed
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import BEST, LAST
 
 MNIST_CNN = ("network.name=mnist_cnn", "network.options.size=16", "optimizer.name=adam", "optimizer.lr=0.003")
 

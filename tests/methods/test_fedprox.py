@@ -11,15 +11,15 @@ import torch
 from conftest import Samples, golden, make_context, small_image_job, small_job
 from torch import Tensor, nn
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.job import JobSpec
-from fedshift.messages import Broadcast
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.site.site import Site, read_weights
 from fedshift.methods import base, fedprox
-from fedshift.reporting.results import LAST
-from fedshift.site import Site, read_weights
-from fedshift.tasks import build_task
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Broadcast
+from fedshift.schema.results import LAST
+from fedshift.tasks.base import build_task
 
 NOTHING = base.Batch(torch.zeros(1), torch.zeros(1))
 

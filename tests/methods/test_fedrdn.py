@@ -7,8 +7,8 @@ import pytest
 import torch
 from conftest import Samples, golden, make_context
 
-from fedshift.errors import ConfigError, DataError
 from fedshift.methods import base, fedrdn
+from fedshift.schema.errors import ConfigError, DataError
 
 
 def test_statistics_are_the_papers_over_n() -> None:

@@ -11,13 +11,13 @@ import torch
 from conftest import Samples, make_context, make_image_site, small_image_job, small_job
 from torch import Tensor, nn
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.job import JobSpec
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import base, fedsgd
-from fedshift.reporting.results import LAST
-from fedshift.tasks import build_task
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import LAST
+from fedshift.tasks.base import build_task
 
 # Without batch norm a mean of batch gradients is the gradient of the mean.
 PLAIN = ("network.name=mnist_cnn", "network.options.size=16")

@@ -24,17 +24,17 @@ from conftest import (
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.checkpoint import load_checkpoint, load_progress
-from fedshift.coordinator import Coordinator
-from fedshift.errors import ConfigError, DataError
-from fedshift.federation import run_in_process
-from fedshift.job import JobSpec
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint, load_progress
+from fedshift.federation.resolve import resolve
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.state import StateStore
 from fedshift.methods import base, fraug
-from fedshift.reporting.results import LAST
-from fedshift.resolve import resolve
-from fedshift.tasks import build_task
-from fedshift.training.mmd import mmd
-from fedshift.training.state import StateStore
+from fedshift.methods.shared.mmd import mmd
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import LAST
+from fedshift.tasks.base import build_task
 
 # --- formulas -----------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ def part(g: dict[str, np.ndarray], when: str, name: str) -> dict[str, Tensor]:
 def local_training(
     client: fraug.Client, ctx: base.Context, batches: Iterator[tuple[Tensor, Tensor]], *, momentum: float = 0.0
 ) -> list[float]:
-    """What `fedshift.training.local.train` does, for images that are vectors."""
+    """What `fedshift.federation.site.local_training.train` does, for images that are vectors."""
     net = ctx.run.net
     handles = client.attach(net, ctx)
     optimizer = ctx.run.optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=momentum)

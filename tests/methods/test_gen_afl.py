@@ -10,11 +10,11 @@ import pytest
 import torch
 from conftest import GOLDEN, Sent, server_context, small_image_job
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import afl, gen_afl
-from fedshift.reporting.results import LAST
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
 
 TABLE = json.loads((GOLDEN / "afl_projection.json").read_text(encoding="utf-8"))
 

@@ -10,13 +10,13 @@ import torch
 from conftest import golden, make_context, small_image_job
 from torch.nn import functional
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.coordinator import Coordinator
-from fedshift.errors import ConfigError
-from fedshift.federation import run_pooled
+from fedshift.federation.in_process import run_pooled
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.server.coordinator import Coordinator
 from fedshift.methods import base, groupdro
-from fedshift.reporting.results import LAST
-from fedshift.training.domains import site_losses
+from fedshift.methods.shared.domains import site_losses
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
 
 from .domains import ERM, fitted, golden_step, losses, turned
 

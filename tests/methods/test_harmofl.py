@@ -9,9 +9,9 @@ import pytest
 import torch
 from conftest import Samples, Sent, golden, make_context, server_context, small_image_job, small_job
 
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
 from fedshift.methods import harmofl
+from fedshift.schema.errors import ConfigError
 
 SHAPES = ["even", "rect", "odd"]
 

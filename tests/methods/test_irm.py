@@ -10,8 +10,8 @@ import torch
 from conftest import golden, make_context, small_image_job, small_job
 from torch.nn import functional
 
-from fedshift.errors import ConfigError
 from fedshift.methods import base, irm
+from fedshift.schema.errors import ConfigError
 
 from .domains import ERM, TwoLayers, coloured, fitted, golden_step, turned
 

@@ -11,12 +11,13 @@ from conftest import make_context, small_image_job, small_job
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import base, manifold_mixup
-from fedshift.networks.unet import UNet
-from fedshift.reporting.results import LAST
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
+from fedshift.tasks.networks.unet import UNet
+from fedshift.tasks.stages import Stage
 
 N = 8
 
@@ -27,7 +28,7 @@ class Deep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.one, self.two, self.three = nn.Identity(), nn.Identity(), nn.Identity()
-        self.stages = tuple(base.Stage(m, 1) for m in (self.one, self.two, self.three))
+        self.stages = tuple(Stage(m, 1) for m in (self.one, self.two, self.three))
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen = [x]
@@ -114,7 +115,7 @@ class Mlp(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(4, 32), nn.ReLU())
         self.head = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
-        self.stages = (base.Stage(self.body, 32),)
+        self.stages = (Stage(self.body, 32),)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedshift.errors import ConfigError
-from fedshift.methods.mixing import beta, blend, soft, stages_of
-from fedshift.networks.mnist_cnn import MnistCnn
+from fedshift.methods.shared.mixing import beta, blend, soft, stages_of
+from fedshift.schema.errors import ConfigError
+from fedshift.tasks.networks.mnist_cnn import MnistCnn
 
 
 def test_beta_has_the_moments_of_its_distribution_and_follows_the_generator() -> None:

@@ -10,14 +10,14 @@ import torch
 from conftest import golden, make_context, small_image_job, small_job
 from torch import nn
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import mixstyle
-from fedshift.networks.digits_cnn import DigitsCnn
-from fedshift.networks.mnist_cnn import MnistCnn
-from fedshift.networks.unet import UNet
-from fedshift.reporting.results import LAST
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
+from fedshift.tasks.networks.digits_cnn import DigitsCnn
+from fedshift.tasks.networks.mnist_cnn import MnistCnn
+from fedshift.tasks.networks.unet import UNet
 
 
 @pytest.mark.parametrize("mix", ["random", "crossdomain"])

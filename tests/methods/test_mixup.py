@@ -10,11 +10,11 @@ from conftest import make_context, small_image_job, small_job
 from torch import nn
 from torch.nn import functional
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import base, mixup
-from fedshift.reporting.results import LAST
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
 
 N = 8
 

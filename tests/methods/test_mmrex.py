@@ -6,8 +6,8 @@ import pytest
 import torch
 from conftest import golden, small_image_job
 
-from fedshift.errors import ConfigError
 from fedshift.methods import mmrex
+from fedshift.schema.errors import ConfigError
 
 from .domains import ERM, fitted, golden_step, losses, turned
 

@@ -10,12 +10,12 @@ import torch
 from conftest import golden, make_context, small_image_job, small_job
 from torch.nn import functional
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import base, moex
-from fedshift.networks.digits_cnn import DigitsCnn
-from fedshift.reporting.results import LAST
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
+from fedshift.tasks.networks.digits_cnn import DigitsCnn
 
 
 @pytest.mark.parametrize("norm", ["pono", "in", "ln"])

@@ -11,12 +11,12 @@ import torch
 from conftest import Samples, make_context, make_image_site, small_image_job, small_job
 from torch import Tensor, nn
 
-from fedshift import networks
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import base, partialfed
-from fedshift.reporting.results import LAST, Results
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST, Results
+from fedshift.tasks import networks
 
 SHIFTS = {"A": (1.0, 0.0), "B": (0.15, 0.0), "C": (-0.8, 255.0)}
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from conftest import make_image_site, small_image_job, small_job
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.reporting.results import BEST, LAST
-from fedshift.site import Site
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.site.site import Site
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import BEST, LAST
 
 SHIFTS = {"A": (1.0, 0.0), "B": (0.15, 0.0), "C": (-0.8, 255.0)}
 

@@ -13,12 +13,12 @@ from conftest import Samples, Sent, golden, make_context, server_context, small_
 from torch import Tensor, nn
 
 from fedshift import methods
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.job import OptimizerSpec
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import base, fedfa, scaffold
-from fedshift.reporting.results import LAST
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import OptimizerSpec
+from fedshift.schema.results import LAST
 
 SITES = ("A", "B", "C")
 

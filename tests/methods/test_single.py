@@ -9,11 +9,11 @@ import pytest
 import torch
 from conftest import small_image_job, small_job
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.reporting.results import LAST
-from fedshift.site import Site
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.site.site import Site
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
 
 
 def test_a_site_ends_as_if_it_were_alone_bit_for_bit(three_image_sites: dict[str, Path], tmp_path: Path) -> None:

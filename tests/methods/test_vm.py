@@ -10,12 +10,12 @@ import torch
 from conftest import Samples, Sent, golden, make_context, make_image_site, server_context, small_image_job
 from torch import nn
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import vm
-from fedshift.reporting.results import LAST
-from fedshift.training.passes import mean_loss
+from fedshift.methods.shared.passes import mean_loss
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import LAST
 
 
 @pytest.mark.parametrize("beta", [10.0, 0.5])

@@ -6,9 +6,9 @@ import pytest
 import torch
 from conftest import golden, make_context, small_image_job
 
-from fedshift.errors import ConfigError
 from fedshift.methods import base, vrex
-from fedshift.training.domains import site_losses
+from fedshift.methods.shared.domains import site_losses
+from fedshift.schema.errors import ConfigError
 
 from .domains import ERM, fitted, golden_step, losses, turned
 

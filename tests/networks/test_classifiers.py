@@ -12,9 +12,9 @@ from conftest import GOLDEN, golden, make_context, rule_weights
 from monai.networks.nets import ResNet
 from torch import nn
 
-from fedshift import networks
-from fedshift.errors import ConfigError
 from fedshift.methods import fedbn, fedfa
+from fedshift.schema.errors import ConfigError
+from fedshift.tasks import networks
 
 SMALL = [
     ("alexnet", {"hidden": 8}, 64, (64, 192, 384, 256, 256), 7),

@@ -9,10 +9,10 @@ import pytest
 import torch
 from conftest import GOLDEN, golden, make_context, rule_weights
 
-from fedshift import networks
-from fedshift.errors import ConfigError
 from fedshift.methods import fedfa
-from fedshift.networks.unet import UNet
+from fedshift.schema.errors import ConfigError
+from fedshift.tasks import networks
+from fedshift.tasks.networks.unet import UNet
 
 
 def test_unet_is_the_papers() -> None:

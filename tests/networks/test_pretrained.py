@@ -16,14 +16,14 @@ from conftest import SHAPES, make_image_site, small_image_job
 from rich.console import Console
 from torch import Tensor
 
-from fedshift import cli, networks
-from fedshift.coordinator import Coordinator
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.job import JobSpec, WeightsSpec, read_job
-from fedshift.networks import pretrained
-from fedshift.reporting.results import BEST, read_results
+from fedshift import cli
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.server.coordinator import Coordinator
 from fedshift.reporting.table import scores_table
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec, WeightsSpec, read_job
+from fedshift.schema.results import BEST, read_results
+from fedshift.tasks import networks, pretrained
 
 State = dict[str, Tensor]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from conftest import make_image_site, make_site
 
-from fedshift.evaluation.record import Calibration, Evaluation
-from fedshift.evaluation.spread import distribution
 from fedshift.reporting.report import page
 from fedshift.reporting.report.runs import Given, read
-from fedshift.reporting.results import DataRecord, Final, FinalScores, Results, RoundRecord, SiteRound, new_results
+from fedshift.schema.evaluation import Calibration, Evaluation
+from fedshift.schema.results import DataRecord, Final, FinalScores, Results, RoundRecord, SiteRound, new_results
+from fedshift.tasks.evaluation.spread import distribution
 
 SHIFTS = {"BIDMC": (1.0, 0.0), "HK": (0.5, 20.0), "UCL": (1.4, -30.0)}
 HOSTILE = "<script>alert(1)</script>\"onload='x' $x_{$ {{ 7*7 }} \u2028\u0007&amp;"
@@ -51,7 +51,7 @@ def record(
     best_round: int = 2,
 ) -> Results:
     """A finished run at these sites, with these Dice scores of single test cases."""
-    from fedshift.resolve import resolve
+    from fedshift.federation.resolve import resolve
 
     job = resolve("prostate", methods, sites=["BIDMC", "HK"], seed=seed, options=["schedule.rounds=3"])
     results = new_results(job, metric="dice")

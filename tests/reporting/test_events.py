@@ -8,7 +8,7 @@ from conftest import small_job
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedshift.reporting.events import FOLDER, Events
-from fedshift.reporting.results import Final, FinalScores, Results, RoundRecord, SiteRound, new_results
+from fedshift.schema.results import Final, FinalScores, Results, RoundRecord, SiteRound, new_results
 
 
 def points(folder: Path, tag: str) -> list[tuple[int, float]]:

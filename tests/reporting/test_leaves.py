@@ -13,9 +13,9 @@ from flare.serialised import Federation, Message
 from methods.cases import cases, job_for
 
 from fedshift import methods
-from fedshift.flare import wire
+from fedshift.flare import codec
 from fedshift.reporting.leaves import leaves_page, leaves_section
-from fedshift.tasks import build_task
+from fedshift.tasks.base import build_task
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
 SINGLE = [(name, kind) for name, kind in cases() if "+" not in name and not methods.load({name: {}})[-1].is_pooled]
@@ -88,12 +88,12 @@ def test_what_goes_over_the_wire_is_on_the_page(
     federation.run()
     section = leaves_section(name, job)
     up, _, down = section.partition("The server sends to every site")
-    statistics, trained = (of(federation.messages, task, up=True) for task in (wire.STATISTICS, wire.TRAIN))
+    statistics, trained = (of(federation.messages, task, up=True) for task in (codec.STATISTICS, codec.TRAIN))
     for message, when in ((statistics, "once"), (trained, "every round")):
         arrays = {path[1]: value for path, value in message.arrays("arrays").items() if path[0] == name}
         assert len(arrays) == len(message.arrays("arrays")), "nothing of another method"
         assert_told(arrays, table(up), when)
-    received = of(federation.messages, wire.TRAIN, up=False).arrays("arrays")
+    received = of(federation.messages, codec.TRAIN, up=False).arrays("arrays")
     assert_told({path[1]: value for path, value in received.items()}, table(down), "every round")
 
     weights = trained.arrays("weights")

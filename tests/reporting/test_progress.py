@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from conftest import small_job
 
-from fedshift.coordinator import Coordinator
-from fedshift.messages import Scores
+from fedshift.federation.server.coordinator import Coordinator
 from fedshift.reporting.progress import EVALUATION, ProgressFile, read_progress
-from fedshift.reporting.results import RoundRecord
+from fedshift.schema.messages import Scores
+from fedshift.schema.results import RoundRecord
 
 
 def test_the_course_of_a_run(tmp_path: Path) -> None:

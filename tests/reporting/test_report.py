@@ -14,13 +14,13 @@ from reports import HOSTILE, Page, html_of, record, scan_sites, written
 from scipy import stats
 
 from fedshift import cli
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process, run_pooled
+from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.flare.export import read_job_folder
-from fedshift.reporting.protocols import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.reporting.report.runs import read
-from fedshift.reporting.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
 from fedshift.reporting.table import PHANTOM
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
+from fedshift.schema.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "results"
 GOOD = {"BIDMC": [0.8, 0.9, 0.85, 0.7, 0.95, 0.9], "HK": [0.5, 0.6, 0.55, 0.4, 0.65, 0.6]}
@@ -98,7 +98,7 @@ def test_simulated_data_are_announced_in_every_section(run: Path, tmp_path: Path
 
 
 def test_methods_show_what_they_share(run: Path) -> None:
-    from fedshift.checkpoint import load_checkpoint
+    from fedshift.federation.model_files import load_checkpoint
 
     arrays = load_checkpoint(run / "best_global_model.pt")["methods"]
     text = Page(html_of(run)).text

@@ -12,12 +12,12 @@ from conftest import small_image_job, small_job
 from reports import Page, image_sites, scan_sites
 
 from fedshift import cli
-from fedshift.federation import run_in_process
-from fedshift.job import JobSpec
-from fedshift.protocols import cross_site
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.protocols import cross_site
 from fedshift.reporting.report.images.models import look
 from fedshift.reporting.report.runs import Run, Transfer, own_models, read
-from fedshift.reporting.results import read_results
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import read_results
 
 NOTICE = "This file contains images. If they are of patients, it must not leave the site."
 

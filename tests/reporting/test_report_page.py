@@ -11,13 +11,13 @@ import pytest
 from conftest import small_job
 from reports import HOSTILE, html_of, record, scan_sites, written
 
-from fedshift.federation import run_in_process
-from fedshift.reporting.protocols import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
+from fedshift.federation.in_process import run_in_process
 from fedshift.reporting.report import page as report
 from fedshift.reporting.report.images import sections
 from fedshift.reporting.report.runs import Given, Run, read
 from fedshift.reporting.report.section import Section
-from fedshift.reporting.results import Results
+from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
+from fedshift.schema.results import Results
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'fedshift[dev]'")
 

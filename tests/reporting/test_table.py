@@ -8,11 +8,11 @@ import pytest
 from conftest import small_job
 from rich.console import Console
 
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
 from fedshift.reporting.events import scalars
-from fedshift.reporting.results import Results, new_results, read_results
 from fedshift.reporting.table import PHANTOM, scores_table
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import Results, new_results, read_results
 
 
 @pytest.fixture

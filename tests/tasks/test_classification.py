@@ -12,9 +12,9 @@ from conftest import make_image_site, make_site, small_image_job
 from torch.nn import functional
 
 from fedshift.data.arrays import open_arrays
-from fedshift.errors import ConfigError, DataError
-from fedshift.tasks import build_task
-from fedshift.tasks.classification import Images, Task
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds.classification import Images, Task
 
 
 def task(*options: str) -> Task:

@@ -11,9 +11,17 @@ from conftest import golden, make_site, small_job
 from monai.metrics import DiceMetric
 
 from fedshift.data.splits import legacy_split
-from fedshift.errors import ConfigError
-from fedshift.tasks import build_task
-from fedshift.tasks.segmentation import DataSpec, Slices, ce_dice_loss, dice, dice_loss, papers_dice, rotate_and_flip
+from fedshift.schema.errors import ConfigError
+from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds.segmentation import (
+    DataSpec,
+    Slices,
+    ce_dice_loss,
+    dice,
+    dice_loss,
+    papers_dice,
+    rotate_and_flip,
+)
 
 
 def slices(folder: Path, **options: object) -> Slices:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from conftest import make_image_site, small_image_job
 
-from fedshift.messages import Broadcast, Update
-from fedshift.site import Site, read_weights
-from fedshift.training import local
-from fedshift.training.answers import AnswerStore, fingerprint
+from fedshift.federation.site import local_training
+from fedshift.federation.site.answers import AnswerStore, fingerprint
+from fedshift.federation.site.site import Site, read_weights
+from fedshift.schema.messages import Broadcast, Update
 
 TASK = Broadcast(
     round=2,
@@ -90,7 +90,7 @@ def test_a_site_does_not_train_a_round_twice(tmp_path: Path, monkeypatch: pytest
     def no_training(*_: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(local, "train", no_training)
+    monkeypatch.setattr(local_training, "train", no_training)
     again = site().train(task)
     assert again.metrics == answer.metrics
     for key, value in answer.weights.items():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedshift.errors import ConfigError
-from fedshift.training.device import LONGEST, choose_device, device_name, spread
+from fedshift.schema.errors import ConfigError
+from fedshift.tasks.device import LONGEST, choose_device, device_name, spread
 
 
 def test_a_gpu_is_used_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from conftest import make_site, small_job
 
-from fedshift.errors import TooLittleMemory
-from fedshift.federation import run_in_process
-from fedshift.training import local
-from fedshift.training.exhausted import told_of_memory
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.site import local_training
+from fedshift.schema.errors import TooLittleMemory
+from fedshift.tasks.out_of_memory import told_of_memory
 
 
 def on_a_gpu() -> None:
@@ -37,14 +37,14 @@ def test_a_site_without_memory_is_left_out_of_the_round_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = {site: make_site(tmp_path, site) for site in ("BIDMC", "HK")}
-    train = local.train
+    train = local_training.train
 
     def hungry(task, samples, chain, run, schedule):  # type: ignore[no-untyped-def]
         if (run.site, run.round) == ("HK", 2):
             torch.empty(1 << 50)
         return train(task, samples, chain, run, schedule)
 
-    monkeypatch.setattr(local, "train", hungry)
+    monkeypatch.setattr(local_training, "train", hungry)
     job = small_job("fedavg", "schedule.rounds=3", "federation.min_sites=1", sites=["BIDMC", "HK"])
     rounds = run_in_process(job, data, tmp_path / "run").results.rounds
     assert [record.absent for record in rounds] == [[], ["HK"], []]

@@ -11,11 +11,10 @@ import pytest
 import torch
 from conftest import make_site, small_job
 
-from fedshift import machine
-from fedshift.errors import ConfigError
-from fedshift.federation import run_in_process
-from fedshift.training import precision
-from fedshift.training.precision import arrange, autocast, prepare, settled, use_threads, uses_bf16
+from fedshift.federation.in_process import run_in_process
+from fedshift.schema.errors import ConfigError
+from fedshift.tasks import machine, precision
+from fedshift.tasks.precision import arrange, autocast, prepare, settled, use_threads, uses_bf16
 
 CPU, GPU, APPLE = torch.device("cpu"), torch.device("cuda:1"), torch.device("mps")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedshift.errors import DataError
-from fedshift.training.seeding import derive_seed, generator
-from fedshift.training.state import SiteState, StateStore
+from fedshift.federation.site.state import SiteState, StateStore
+from fedshift.schema.errors import DataError
+from fedshift.schema.seeding import derive_seed, generator
 
 
 def mark(value: int) -> SiteState:

@@ -12,10 +12,10 @@ import numpy as np
 from fedshift.data.arrays import open_arrays
 from fedshift.data.casefiles import CaseFiles, CasePair, Finding, dummy_finding, is_dummy, read_case
 from fedshift.data.images import open_images
-from fedshift.data.manifest import FILE_NAME, Case, Manifest, read_manifest
 from fedshift.data.scans import content_hash
 from fedshift.data.scansets import ScanSet, find_sets, pair_folders
-from fedshift.errors import DataError, FedshiftError
+from fedshift.schema.errors import DataError, FedshiftError
+from fedshift.schema.manifest import FILE_NAME, Case, Manifest, read_manifest
 
 Progress = Callable[[str], None]
 

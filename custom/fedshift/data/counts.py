@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedshift.data.manifest import Manifest
+from fedshift.schema.manifest import Manifest
 
 FOREGROUND = 0.6
 """About this part of a volume's slices shows the prostate: what the papers' protocols train on."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.manifest import Manifest, read_manifest
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import Manifest, read_manifest
 
 
 @dataclass(frozen=True)

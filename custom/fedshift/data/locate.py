@@ -8,12 +8,12 @@ from pathlib import Path
 
 from pydantic import field_validator
 
-from fedshift.apps import tasks
-from fedshift.data.manifest import FILE_NAME
-from fedshift.errors import DataError
-from fedshift.job import read_yaml
-from fedshift.privacy.policy import Policy
-from fedshift.strict import Strict
+from fedshift.schema.errors import DataError
+from fedshift.schema.job import read_yaml
+from fedshift.schema.manifest import FILE_NAME
+from fedshift.schema.policy import Policy
+from fedshift.schema.strict import Strict
+from fedshift.schema.task_files import tasks
 
 SITE_FILE = "fedshift.yaml"
 

@@ -17,7 +17,7 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.intact import fault, non_finite
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 ORIENTATION = "RAS"

@@ -11,7 +11,7 @@ from typing import Literal
 
 from fedshift.data.casefiles import CaseFiles, Finding
 from fedshift.data.scans import stem_of, suffix_of
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 MASK_ENDINGS = ("_segmentation", "_labels", "_label", "_mask", "_seg")
 MASK_FOLDERS = ("masks", "labels", "segmentations")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedshift.data.manifest import Split
-from fedshift.training.seeding import derive_seed
+from fedshift.schema.manifest import Split
+from fedshift.schema.seeding import derive_seed
 
 TRAIN_SHARE, HELD_OUT_SHARE, TRAIN_FLOOR = 0.6, 0.2, 32
 

@@ -1,4 +1,4 @@
-"""The server's half of a round: hands sites' answers to `fedshift.coordinator.Coordinator`, which does the rest."""
+"""The server's half of a round: hands sites' answers to the `Coordinator`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.app_common.abstract.aggregator import Aggregator
 
 from fedshift import methods
-from fedshift.coordinator import Coordinator
-from fedshift.encryption import EncryptedCoordinator
-from fedshift.errors import MixedDataError
-from fedshift.flare import transport, wire
+from fedshift.federation.encryption import EncryptedCoordinator
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.guard import Rejected
+from fedshift.flare import codec, transport
 from fedshift.flare.hosts import hosts
 from fedshift.flare.keys import SERVER_KEYS, read_keys
-from fedshift.guard import Rejected
-from fedshift.job import JobSpec
-from fedshift.messages import Broadcast, Scores, Update
-from fedshift.reporting.results import Rejection
+from fedshift.schema.errors import MixedDataError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Broadcast, Scores, Update
+from fedshift.schema.results import Rejection
 
 log = logging.getLogger("fedshift")
 
@@ -57,9 +57,9 @@ class FedshiftAggregator(Aggregator):
         self._hosts = hosts(job)
         done = self.coordinator.resume()
         if done >= 0:
-            return wire.encode_task(self.coordinator.open(done + 1))
+            return codec.encode_task(self.coordinator.open(done + 1))
         self.coordinator.open(0)
-        return wire.encode_task(Broadcast(round=0, best_round=0, weights={}, sites=self.coordinator.invited))
+        return codec.encode_task(Broadcast(round=0, best_round=0, weights={}, sites=self.coordinator.invited))
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """Take a client's answer. Whatever is wrong with it is recorded under the site's name.
@@ -94,8 +94,8 @@ class FedshiftAggregator(Aggregator):
         if code != ReturnCode.OK:
             return self._reject(client, task, f"FLARE reports {code}; the site's log has the details")
         try:
-            answers = wire.decode_answers(shareable)
-        except wire.WireError as fault:
+            answers = codec.decode_answers(shareable)
+        except codec.WireError as fault:
             return self._reject(client, fault.key, fault.reason)
         asked = self._asked(client)
         others = [answer.content.site for answer in answers if answer.content.site not in asked]
@@ -122,11 +122,11 @@ class FedshiftAggregator(Aggregator):
             QuorumError: fewer usable updates than the job needs.
         """
         self.coordinator.close()
-        return wire.encode_task(self.coordinator.open(self.coordinator.round + 1))
+        return codec.encode_task(self.coordinator.open(self.coordinator.round + 1))
 
-    def _take(self, answer: wire.Answer, task: str) -> bool:
+    def _take(self, answer: codec.Answer, task: str) -> bool:
         content = answer.content
-        if isinstance(content, wire.Failure):
+        if isinstance(content, codec.Failure):
             self.coordinator.reject(content.site, task, content.reason)
             return False
         if answer.info is not None:
@@ -138,7 +138,7 @@ class FedshiftAggregator(Aggregator):
             except Rejected as fault:
                 self.coordinator.reject(content.site, fault.key, fault.reason)
                 return False
-        expected = Scores if task == wire.VALIDATE else Update
+        expected = Scores if task == codec.VALIDATE else Update
         if not isinstance(content, expected):
             self.coordinator.reject(content.site, task, f"was answered with {type(content).__name__}")
             return False

@@ -1,6 +1,6 @@
 """A job's first steps at one site, on its own data, with nothing sent: what would leave is shown instead.
 
-The site's half is `fedshift.site.Site` and the answers are encoded as the executor does it; the other sites are absent.
+The answers are encoded as the executor encodes them; the other sites are absent.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from nvflare.apis.dxo import DXO, from_shareable
 
-from fedshift.coordinator import Coordinator
 from fedshift.data.locate import SiteSettings
-from fedshift.errors import ConfigError
-from fedshift.flare import wire
-from fedshift.job import JobSpec
-from fedshift.messages import Broadcast, SiteInfo, Update
-from fedshift.site import Site
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.site import Site
+from fedshift.flare import codec
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Broadcast, SiteInfo, Update
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ def dry_run(job: JobSpec, name: str, data: Path, folder: Path, *, settings: Site
     server.accept(update)
     server.close()
     return [
-        contents(wire.STATISTICS, wire.Answer(statistics, site.info())),
-        contents(wire.TRAIN, wire.Answer(update, site.info())),
+        contents(codec.STATISTICS, codec.Answer(statistics, site.info())),
+        contents(codec.TRAIN, codec.Answer(update, site.info())),
     ]
 
 
@@ -110,7 +110,7 @@ def _evaluation(job: JobSpec, name: str, data: Path, folder: Path, settings: Sit
     statistics = site.statistics()
     info = replace(site.info(), n_train=statistics.n_samples)
     broadcast = _first_round(_Alone(_shortened(job, steps, trains=name), folder / "server"), info, statistics)
-    return contents(wire.VALIDATE, wire.Answer(site.validate(broadcast), site.info()))
+    return contents(codec.VALIDATE, codec.Answer(site.validate(broadcast), site.info()))
 
 
 def _first_round(server: Coordinator, info: SiteInfo, statistics: Update) -> Broadcast:
@@ -120,7 +120,7 @@ def _first_round(server: Coordinator, info: SiteInfo, statistics: Update) -> Bro
     server.accept(statistics)
     server.close()
     # A copy, as a site gets one.
-    return wire.decode_task(deepcopy(wire.encode_task(server.open(1))))
+    return codec.decode_task(deepcopy(codec.encode_task(server.open(1))))
 
 
 def _shortened(job: JobSpec, steps: int, trains: str | None = None) -> JobSpec:
@@ -135,9 +135,9 @@ def _shortened(job: JobSpec, steps: int, trains: str | None = None) -> JobSpec:
     return JobSpec.parse(raw, where=f"job {job.name}")
 
 
-def contents(task: str, answer: wire.Answer) -> Sent:
+def contents(task: str, answer: codec.Answer) -> Sent:
     """Everything in the message, in its order."""
-    return Sent(task, tuple(_items(from_shareable(wire.encode_answers([answer])), ())))
+    return Sent(task, tuple(_items(from_shareable(codec.encode_answers([answer])), ())))
 
 
 def _items(dxo: DXO, path: tuple[str, ...]) -> Iterator[Item]:

@@ -1,4 +1,4 @@
-"""The site's side: answers FLARE's tasks with `fedshift.site.Site`.
+"""The site's side: answers FLARE's tasks with `fedshift.federation.site.site.Site`.
 
 Imports stay light on purpose: with fewer threads than sites, FLARE starts a new process for every task.
 """
@@ -17,20 +17,20 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fedshift.data.locate import find_site, read_settings
-from fedshift.errors import ConfigError, FedshiftError, PolicyError
-from fedshift.flare import wire
+from fedshift.federation.site.site import Site
+from fedshift.flare import codec
 from fedshift.flare.freed import trim
 from fedshift.flare.hosts import hosts
 from fedshift.flare.server_memory import limit
 from fedshift.flare.stats import SiteWork, add_stats
-from fedshift.job import FILE_NAME, JobSpec, read_job
-from fedshift.machine import WORKERS
-from fedshift.messages import Broadcast
-from fedshift.site import Site
-from fedshift.training.device import spread
+from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
+from fedshift.schema.job import FILE_NAME, JobSpec, read_job
+from fedshift.schema.messages import Broadcast
+from fedshift.tasks.device import spread
+from fedshift.tasks.machine import WORKERS
 
 if TYPE_CHECKING:
-    from fedshift.encryption import SiteEncryption
+    from fedshift.federation.encryption import SiteEncryption
 
 log = logging.getLogger("fedshift")
 
@@ -53,33 +53,33 @@ class FedshiftExecutor(Executor):
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """One task for each of this client's sites that are asked. A site's failure is an answer too: a sentence."""
         trim()  # what the last answer has left
-        broadcast = wire.decode_task(shareable)
+        broadcast = codec.decode_task(shareable)
         client = fl_ctx.get_identity_name()
         hosted = hosts(self._read_job(fl_ctx)).get(client, ()) if is_simulator(fl_ctx) else (client,)
         asked = [name for name in hosted if name in broadcast.sites]
         self._work.begin(task_name, broadcast.round)
         answers = [self.answer(task_name, name, broadcast, fl_ctx, abort_signal) for name in asked]
         self._work.end(answers)
-        return wire.encode_answers(answers)
+        return codec.encode_answers(answers)
 
     def answer(
         self, task_name: str, name: str, broadcast: Broadcast, fl_ctx: FLContext, abort_signal: Signal
-    ) -> wire.Answer:
-        """One site's answer to a task. Exceptions become a `wire.Failure`; the details stay in the site's log."""
+    ) -> codec.Answer:
+        """One site's answer to a task. Exceptions become a `codec.Failure`; the details stay in the site's log."""
         failure: Exception
         try:
             site = self._sites.get(name) or self._open(name, fl_ctx)
             self._sites[name] = site
-            if task_name == wire.STATISTICS:
-                return wire.Answer(site.statistics(), site.info())
+            if task_name == codec.STATISTICS:
+                return codec.Answer(site.statistics(), site.info())
             encryption = self._encrypted(fl_ctx)
             if encryption is not None:
                 broadcast = encryption.open(broadcast)
-            if task_name == wire.TRAIN:
+            if task_name == codec.TRAIN:
                 update = site.train(broadcast, stop=lambda: bool(abort_signal.triggered))
-                return wire.Answer(update if encryption is None else encryption.seal(update, broadcast), site.info())
-            if task_name == wire.VALIDATE:
-                return wire.Answer(site.validate(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
+                return codec.Answer(update if encryption is None else encryption.seal(update, broadcast), site.info())
+            if task_name == codec.VALIDATE:
+                return codec.Answer(site.validate(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
             raise ConfigError(f"there is no task {task_name!r}: the server runs another fedshift")
         except FedshiftError as error:
             log.error("site %s, task %s: %s", name, task_name, error)
@@ -91,7 +91,7 @@ class FedshiftExecutor(Executor):
         if not is_simulator(fl_ctx) and not isinstance(failure, PolicyError):
             # A sentence may name files and folders, which must not leave a hospital.
             reason = f"{type(failure).__name__} (the site's log says more)"
-        return wire.Answer(wire.Failure(name, broadcast.round, reason))
+        return codec.Answer(codec.Failure(name, broadcast.round, reason))
 
     def _read_job(self, fl_ctx: FLContext) -> JobSpec:
         if self._job is None:
@@ -103,7 +103,7 @@ class FedshiftExecutor(Executor):
         """Between this client and the wire, in a job that asks for it."""
         job = self._read_job(fl_ctx)
         if job.federation.encryption is not None and self._encryption is None:
-            from fedshift.encryption import SiteEncryption
+            from fedshift.federation.encryption import SiteEncryption
             from fedshift.flare.keys import SITE_KEYS, read_keys
 
             keys = read_keys(Path(fl_ctx.get_workspace().get_startup_kit_dir()), SITE_KEYS)

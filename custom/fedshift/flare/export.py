@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 
 import fedshift
-from fedshift.errors import ConfigError
-from fedshift.flare import wire
+from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
-from fedshift.flare.identity import own_identity
-from fedshift.job import FILE_NAME, JobSpec, read_job
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.identity import own_identity
+from fedshift.schema.job import FILE_NAME, JobSpec, read_job
 
 APP = "app"
 SPEC = Path(APP) / "config" / FILE_NAME
@@ -167,7 +167,7 @@ def client_config() -> dict[str, Any]:
         "np_download_chunk_size": 0,
         "executors": [
             {
-                "tasks": [wire.STATISTICS, wire.TRAIN, wire.VALIDATE],
+                "tasks": [codec.STATISTICS, codec.TRAIN, codec.VALIDATE],
                 "executor": {"path": "fedshift.flare.executor.FedshiftExecutor", "args": {}},
             }
         ],

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedshift.data.counts import about_counts
-from fedshift.data.manifest import read_manifest
-from fedshift.job import JobSpec
+from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import read_manifest
 
 FORWARD = 1 / 3
 """What it takes to score an image, where training on it takes one."""

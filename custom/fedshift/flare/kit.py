@@ -20,8 +20,8 @@ from nvflare.lighter.utils import cert_to_dict, load_crt, verify_cert
 from nvflare.private.fed.utils.site_config import project_site_config
 
 from fedshift.data.locate import SITE_FILE
-from fedshift.errors import ConfigError
 from fedshift.flare.export import client_config, server_config
+from fedshift.schema.errors import ConfigError
 
 Role = Literal["site", "server"]
 

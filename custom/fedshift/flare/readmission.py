@@ -28,7 +28,7 @@ from nvflare.apis.job_scheduler_spec import DispatchInfo
 from nvflare.private.admin_defs import MsgHeader, ReturnCode
 from nvflare.private.defs import ERROR_MSG_PREFIX
 
-from fedshift.job import FILE_NAME
+from fedshift.schema.job import FILE_NAME
 
 log = logging.getLogger("fedshift")
 

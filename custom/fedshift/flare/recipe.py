@@ -23,12 +23,12 @@ from nvflare.job_config.api import FedJob
 from nvflare.recipe.prod_env import ProdEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
-from fedshift.errors import ConfigError
+from fedshift.federation.resolve import resolve
 from fedshift.flare.export import meta, write_job
 from fedshift.flare.hosts import hosts
 from fedshift.flare.simulate import simulate
-from fedshift.job import JobSpec
-from fedshift.resolve import resolve
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
 
 WHOLE = (
     "a fedshift job is whole as it is, and sites read nothing else: set what should differ with options=…, and what "
@@ -147,7 +147,7 @@ class JobFolder(FedJob):
 
 
 def as_options(values: Mapping[str, Any]) -> list[str]:
-    """Settings as `fedshift.resolve.resolve` takes them.
+    """Settings as `fedshift.federation.resolve.resolve` takes them.
 
     Raises:
         ConfigError: a value that a job cannot hold.

@@ -19,15 +19,15 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-from fedshift.errors import ConfigError, FedshiftError
+from fedshift.data.local_sites import find_sites
+from fedshift.federation.memory import Measured, choose_workers, needs_of
 from fedshift.flare.export import share_out
 from fedshift.flare.hosts import balanced, hosts, work_of
-from fedshift.flare.local_data import find_sites
 from fedshift.flare.start import MEASURE, READY, Start
-from fedshift.job import JobSpec
-from fedshift.machine import WORKERS, cores
-from fedshift.memory import Measured, choose_workers, needs_of
 from fedshift.reporting.progress import Progress, read_progress
+from fedshift.schema.errors import ConfigError, FedshiftError
+from fedshift.schema.job import JobSpec
+from fedshift.tasks.machine import WORKERS, cores
 
 log = logging.getLogger("fedshift")
 

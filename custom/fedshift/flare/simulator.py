@@ -1,7 +1,7 @@
 """FLARE's simulator for ``fedshift run``: with forked workers, and all imported before it starts.
 
 ``python -m fedshift.flare.simulator JOB_FOLDER [--measure]`` imports what the run needs, prints `READY` and, if it is
-asked to, what `fedshift.training.footprint` has found; then it waits for a line with the simulator's arguments and
+asked to, what `fedshift.federation.footprint` has found; then it waits for a line with the simulator's arguments and
 environment, `Start`, or for the end of its input.
 """
 
@@ -32,8 +32,8 @@ def _main() -> int:
     # What the server and the workers import, but for what their tasks ask for.
     import fedshift.flare.executor
     import fedshift.flare.workflow  # noqa: F401
-    from fedshift.training.footprint import measure
-    from fedshift.training.precision import use_threads
+    from fedshift.federation.footprint import measure
+    from fedshift.tasks.precision import use_threads
 
     found = None
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from nvflare.apis.fl_context import FLContext
 from nvflare.widgets.info_collector import InfoCollector
 
-from fedshift.flare import wire
-from fedshift.messages import Update
+from fedshift.flare import codec
 from fedshift.reporting.progress import Progress, duration
+from fedshift.schema.messages import Update
 
 GROUP = "fedshift"
 """What the lines stand under, beside FLARE's own."""
@@ -75,13 +75,13 @@ class SiteWork:
         """A task has come."""
         self._task = _task(task, round_), self._clock()
 
-    def end(self, answers: Iterable[wire.Answer]) -> None:
+    def end(self, answers: Iterable[codec.Answer]) -> None:
         """It was answered so."""
         assert self._task is not None
         (what, began), self._task = self._task, None
         told = [f"{what} in {duration(self._clock() - began)}"]
         for content in (answer.content for answer in answers):
-            if isinstance(content, wire.Failure):
+            if isinstance(content, codec.Failure):
                 told.append(f"failed: {content.reason}")
             elif isinstance(content, Update) and "train_loss" in content.metrics:
                 told.append(f"loss {content.metrics['train_loss']:.4f}")
@@ -95,6 +95,6 @@ class SiteWork:
 
 
 def _task(task: str, round_: int) -> str:
-    if task == wire.TRAIN:
+    if task == codec.TRAIN:
         return f"round {round_}"
-    return "statistics" if task == wire.STATISTICS else "evaluation"
+    return "statistics" if task == codec.STATISTICS else "evaluation"

@@ -1,6 +1,6 @@
 """The job's course at the server: statistics, training rounds, a last evaluation.
 
-The sequence is that of `fedshift.federation.run_in_process`; here sites answer whenever they are ready, some never.
+The sequence is that of `fedshift.federation.in_process`; here sites answer whenever they are ready, some never.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-from fedshift.coordinator import Coordinator
-from fedshift.errors import FedshiftError, Stopped
-from fedshift.flare import transport, wire
+from fedshift.data.local_sites import find_sites
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.flare import codec, transport
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.executor import job_of
 from fedshift.flare.handout import Handout
 from fedshift.flare.hosts import hosts
-from fedshift.flare.local_data import find_sites
 from fedshift.flare.patience import Patience
 from fedshift.flare.readmission import update_clients
 from fedshift.flare.server_memory import limit, spare
@@ -38,8 +37,9 @@ from fedshift.flare.stats import add_stats, server_stats
 from fedshift.flare.warm import warm
 from fedshift.reporting.events import Events
 from fedshift.reporting.progress import ProgressFile
-from fedshift.reporting.results import Rejection
 from fedshift.reporting.table import several
+from fedshift.schema.errors import FedshiftError, Stopped
+from fedshift.schema.results import Rejection
 
 log = logging.getLogger("fedshift")
 
@@ -150,14 +150,14 @@ class FedshiftWorkflow(Controller):
             for round_ in range(coordinator.round, coordinator.rounds + 1):
                 # FLARE's tasks and their answers refer to each other: models would stay until Python looks for such.
                 gc.collect()
-                self._gather(wire.TRAIN if round_ else wire.STATISTICS, data, patience, events, abort_signal, fl_ctx)
+                self._gather(codec.TRAIN if round_ else codec.STATISTICS, data, patience, events, abort_signal, fl_ctx)
                 data = aggregator.aggregate(fl_ctx)
                 _report(coordinator, round_)
-            self._gather(wire.VALIDATE, data, patience, events, abort_signal, fl_ctx)
+            self._gather(codec.VALIDATE, data, patience, events, abort_signal, fl_ctx)
             coordinator.close_last()
             best = coordinator.open_best()
             if best is not None:
-                self._gather(wire.VALIDATE, wire.encode_task(best), patience, events, abort_signal, fl_ctx)
+                self._gather(codec.VALIDATE, codec.encode_task(best), patience, events, abort_signal, fl_ctx)
             coordinator.finish()
             events.update(coordinator.results)
             log.info("finished: the best model is that of round %d", coordinator.best_round)
@@ -198,9 +198,9 @@ class FedshiftWorkflow(Controller):
         self.broadcast(task, fl_ctx, targets=sorted(asked), min_responses=len(asked))
         self._handout.ring()
         try:
-            if name == wire.STATISTICS:
+            if name == codec.STATISTICS:
                 events.prepare()
-            elif name == wire.TRAIN:  # later on, answers change what is written
+            elif name == codec.TRAIN:  # later on, answers change what is written
                 events.update(coordinator.results)
             with self._changed:
                 while self._fault is None:

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 
 import fedshift
-from fedshift.checkpoint import Header
 from fedshift.data import arrays
-from fedshift.errors import ConfigError
+from fedshift.federation.model_files import Header
 from fedshift.inference import slicewise
 from fedshift.inference.export import write_torchscript
 from fedshift.inference.model import Model, Ready
 from fedshift.inference.plausible import EXPECTED
-from fedshift.training import precision
+from fedshift.schema.errors import ConfigError
+from fedshift.tasks import precision
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 COPIED = (

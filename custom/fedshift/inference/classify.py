@@ -12,9 +12,9 @@ from torch import Tensor
 
 from data_prep.decode import read_picture, resize_picture
 from fedshift.data.scans import suffix_of
-from fedshift.errors import DataError
 from fedshift.inference.model import Choice, Images, Model, Ready, make_ready
-from fedshift.training.precision import arrange, autocast
+from fedshift.schema.errors import DataError
+from fedshift.tasks.precision import arrange, autocast
 
 TOGETHER = 64
 """Pictures in a batch, as in evaluation."""

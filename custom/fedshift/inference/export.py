@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedshift.errors import ConfigError
 from fedshift.inference.model import Model, Ready
-from fedshift.methods.base import StagedNetwork
+from fedshift.schema.errors import ConfigError
+from fedshift.tasks.stages import StagedNetwork
 
 LARGEST_DIFFERENCE = 1e-4
 """Of logits, between a model and what was exported of it."""

@@ -9,7 +9,7 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.scans import SUFFIXES, Scan, read_scan, stem_of, suffix_of
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 TOLERANCE = 1e-3
 """Millimetres, and direction cosines: NIfTI holds 32 bits of each."""

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from fedshift import methods
-from fedshift.checkpoint import Header, header_of, load_checkpoint
-from fedshift.errors import ConfigError
-from fedshift.inference.preparation import preparation_of
+from fedshift.federation.model_files import Header, header_of, load_checkpoint
+from fedshift.federation.site.state import SiteState, StateStore
 from fedshift.inference.slicewise import batches
-from fedshift.messages import MethodArrays
 from fedshift.methods import ClientChain, Method
-from fedshift.methods.base import Client, Run, StagedNetwork
+from fedshift.methods.base import Client, Run
 from fedshift.methods.fedbn import norm_keys
-from fedshift.strict import nearest
-from fedshift.tasks import Task, build_task
-from fedshift.training.device import choose_device
-from fedshift.training.precision import prepare
-from fedshift.training.state import SiteState, StateStore
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.messages import MethodArrays
+from fedshift.schema.strict import nearest
+from fedshift.tasks.base import Task, build_task
+from fedshift.tasks.device import choose_device
+from fedshift.tasks.precision import prepare
+from fedshift.tasks.stages import StagedNetwork
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Model:
 
     @property
     def data(self) -> dict[str, Any]:
-        """How its images were prepared, `fedshift.inference.preparation`."""
+        """How its images were prepared, `fedshift.tasks.base.Task.preparation`."""
         return self.header.preparation
 
 
@@ -145,7 +145,7 @@ def open_model(path: Path) -> Model:
     header = header_of(content, where=str(path))
     if header.encrypted:
         raise ConfigError(f"{path} is encrypted: open it with 'fedshift site decrypt' at a site first")
-    if header.preparation != preparation_of(header.job):
+    if header.preparation != build_task(header.job).preparation():
         raise ConfigError(
             f"{path} was trained on images that were prepared otherwise than this version does: use fedshift "
             f"{header.fedshift}"
@@ -255,7 +255,7 @@ def _probe(model: Model, net: nn.Module, chain: ClientChain) -> None:
 
 
 def _state(model: Model, choice: Choice) -> SiteState:
-    """What a site held when it scored the model, as `fedshift.site` would take it."""
+    """What a site held when it scored the model, as `fedshift.federation.site.site` would take it."""
     if choice.state is None:
         return SiteState()
     header, folder = model.header, choice.state

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fedshift.data.arrays import radiological, to_uint8
 from fedshift.data.scans import Scan
-from fedshift.errors import DataError
+from fedshift.schema.errors import DataError
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.data.scans import Scan, ScanError, read_scan
-from fedshift.errors import ConfigError, FedshiftError
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
 from fedshift.inference.model import Choice, Images, Model, Ready, make_ready
 from fedshift.inference.plausible import about_positions, about_scan, about_volume, tags_of
 from fedshift.inference.slicewise import segment, to_network
+from fedshift.schema.errors import ConfigError, FedshiftError
 
 
 @dataclass(frozen=True)

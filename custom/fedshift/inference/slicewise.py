@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from fedshift.data.arrays import radiological, resize_images, restore, to_uint8
-from fedshift.training.precision import arrange, autocast
+from fedshift.tasks.precision import arrange, autocast
 
 if TYPE_CHECKING:
-    from fedshift.job import Precision
+    from fedshift.schema.job import Precision
 
 BATCH = 32
 """Slices at a time, as in evaluation."""

@@ -15,15 +15,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
-from fedshift.messages import MethodArrays
 from fedshift.methods.base import ArraySpec, Batch, Client, Context, Owned, Run, Server, TrainingSamples
-from fedshift.strict import Strict, nearest
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import MethodArrays
+from fedshift.schema.strict import Strict, nearest
 
 DEFAULT_COMBINE = "fedavg"
-SHARED = ("base", "aggregation", "mixing")
-"""Modules of this package that are no methods."""
+SHARED = ("base", "shared")
+"""What in this package is not a method."""
 
 
 def available() -> list[str]:

@@ -29,12 +29,12 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
-from fedshift.job import JobSpec
-from fedshift.messages import Arrays, Weights
 from fedshift.methods import base
-from fedshift.methods.aggregation import move, refuse_sampled_sites
-from fedshift.strict import Strict
-from fedshift.training.passes import mean_loss
+from fedshift.methods.shared.aggregation import move, refuse_sampled_sites
+from fedshift.methods.shared.passes import mean_loss
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Arrays, Weights
+from fedshift.schema.strict import Strict
 
 LOSS = base.ArraySpec(
     (), "float64", low=-1e6, high=1e6, reveals="mean loss of a model over the site's training samples", kind="loss"

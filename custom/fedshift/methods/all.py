@@ -7,7 +7,7 @@ Augmentation". Batches are drawn from the union of all sites' training images; t
 from __future__ import annotations
 
 from fedshift.methods import base
-from fedshift.strict import Strict
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

@@ -31,10 +31,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
 from fedshift.methods import base
-from fedshift.strict import Strict
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.strict import Strict
 
 FLIP = 0.5
 AREA, ASPECT, TRIES = (0.7, 1.0), (3 / 4, 4 / 3), 10

@@ -13,7 +13,7 @@ Order of the client hooks within a round::
 answers, the second when the round is closed.
 
 The centralised references of the papers' tables are client halves that say in ``trains_on`` that they train where
-all sites' images are. They run in one process only (`fedshift.federation.run_pooled`).
+all sites' images are. They run in one process only (`fedshift.federation.in_process.run_pooled`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.job import JobSpec, OptimizerSpec
-from fedshift.messages import Arrays, Weights
-from fedshift.privacy.policy import Kind
-from fedshift.strict import Strict
-from fedshift.training.seeding import generator
+from fedshift.schema.job import JobSpec, OptimizerSpec
+from fedshift.schema.messages import Arrays, Weights
+from fedshift.schema.policy import Kind
+from fedshift.schema.seeding import generator
+from fedshift.schema.strict import Strict
 
 ConfigT = TypeVar("ConfigT", bound=Strict)
 
@@ -57,11 +57,11 @@ class ArraySpec:
     or ``features``, which nothing bounds; only on such arrays a site's policy can put noise. ``reduce`` is ``sum``
     where the server needs only the sum over sites, so that a transport which encrypts may add what it cannot read.
 
-    ``alike`` says how far an array may be from the other sites' of its round (`fedshift.guard.outliers`): "norm", all
+    ``alike`` says how far an array may be from the other sites' arrays of its round: "norm", all
     that a method sends so is together no larger than ``federation.max_norm_ratio`` times the median, of this round or
     the largest of earlier ones; "elements", each of its numbers, which are positive, is within that factor of the
     sites' median. ``averaged`` is set where the server does nothing but take means over sites, of values or of changes,
-    so that ``federation.robust`` acts on the array too (`fedshift.robust`).
+    so that ``federation.robust`` acts on the array too (`fedshift.federation.server.robust`).
     """
 
     shape: tuple[int | str, ...]
@@ -81,45 +81,6 @@ class ArraySpec:
         """With the words that are in ``sizes`` replaced by numbers."""
         shape = tuple(sizes.get(size, size) if isinstance(size, str) else size for size in self.shape)
         return replace(self, shape=shape)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A place in a network where features can be seen and changed without touching its code.
-
-    ``module``'s output (or first input) has ``channels`` channels in dimension 1.
-    """
-
-    module: nn.Module
-    channels: int
-    where: Literal["input", "output"] = "output"
-
-    def hook(self, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
-        """Replace the stage's features by ``change(features)`` until the handle is removed."""
-        if self.where == "output":
-            return self.module.register_forward_hook(lambda _m, _i, output: change(output))
-        return self.module.register_forward_pre_hook(lambda _m, inputs: (change(inputs[0]), *inputs[1:]))
-
-
-class StagedNetwork(Protocol):
-    """What a network offers to methods besides ``forward``."""
-
-    in_channels: int
-    """Channels of the images it takes."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """Encoder stages in order; the last one is the bottleneck."""
-        ...
-
-
-class ClassifyingNetwork(Protocol):
-    """What a classification network offers besides: ``forward(x) = head(features(x))``.
-
-    A method sees the embedding u (B, d), d = ``head.in_features``, by a forward pre-hook on ``head``.
-    """
-
-    head: nn.Linear
 
 
 class TrainingSamples(Protocol):

@@ -17,11 +17,11 @@ from typing import Literal
 
 from torch import nn
 
-from fedshift.messages import Weights
 from fedshift.methods import base
-from fedshift.methods.aggregation import average, site_fractions
 from fedshift.methods.fedbn import re_estimate
-from fedshift.strict import Strict
+from fedshift.methods.shared.aggregation import average, site_fractions
+from fedshift.schema.messages import Weights
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

@@ -20,10 +20,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fedshift.messages import Weights
 from fedshift.methods import base
-from fedshift.methods.aggregation import average, site_fractions
-from fedshift.strict import Strict
+from fedshift.methods.shared.aggregation import average, site_fractions
+from fedshift.schema.messages import Weights
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

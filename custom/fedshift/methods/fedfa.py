@@ -49,11 +49,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.messages import Arrays
 from fedshift.methods import base
-from fedshift.methods.mixing import stages_of
-from fedshift.strict import Strict
-from fedshift.training.precision import precise
+from fedshift.methods.shared.mixing import stages_of
+from fedshift.schema.messages import Arrays
+from fedshift.schema.strict import Strict
+from fedshift.tasks.precision import precise
 
 RANDOM_STD = 0.5
 

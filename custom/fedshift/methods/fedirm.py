@@ -25,12 +25,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
 from fedshift.methods import base
-from fedshift.strict import Strict
-from fedshift.training.domains import penalty_weight
-from fedshift.training.precision import precise
+from fedshift.methods.shared.domains import penalty_weight
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.strict import Strict
+from fedshift.tasks.precision import precise
+from fedshift.tasks.stages import ClassifyingNetwork
 
 
 class Config(Strict):
@@ -72,6 +73,6 @@ class Client(base.Client[Config]):
         if self.config.penalty == "scalar":
             penalty = scalar_penalty(logits, batch.y, ctx.run.objective)
         else:
-            head = cast(base.ClassifyingNetwork, ctx.run.net).head
+            head = cast(ClassifyingNetwork, ctx.run.net).head
             penalty = classifier_penalty(ctx.run.objective(logits, batch.y), head.weight)
         return (loss + weight * penalty) / max(weight, 1.0)

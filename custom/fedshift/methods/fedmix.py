@@ -32,14 +32,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.errors import ConfigError, DataError
-from fedshift.job import JobSpec
-from fedshift.messages import Arrays
 from fedshift.methods import base
-from fedshift.methods.mixing import soft
-from fedshift.strict import Strict
-from fedshift.training.precision import precise
-from fedshift.training.seeding import generator
+from fedshift.methods.shared.mixing import soft
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Arrays
+from fedshift.schema.seeding import generator
+from fedshift.schema.strict import Strict
+from fedshift.tasks.precision import precise
+from fedshift.tasks.stages import StagedNetwork
 
 LARGEST = 1e3
 """Of an image's intensities as they come from the data: at most 255, or in deviations from a mean."""
@@ -97,7 +98,7 @@ class Client(base.Client[Config]):
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """Averaged images and targets."""
-        channels = cast(base.StagedNetwork, net).in_channels
+        channels = cast(StagedNetwork, net).in_channels
         head = getattr(net, "head", None)
         targets: tuple[int | str, ...] = ("groups", "classes", "rows", "columns")
         if isinstance(head, nn.Linear):

@@ -22,12 +22,12 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
-from fedshift.messages import Weights
 from fedshift.methods import base
-from fedshift.methods.aggregation import effective_steps, move, sample_fractions
-from fedshift.strict import Strict
+from fedshift.methods.shared.aggregation import effective_steps, move, sample_fractions
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Weights
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

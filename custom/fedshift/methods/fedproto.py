@@ -38,12 +38,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
-from fedshift.messages import Arrays
 from fedshift.methods import base
-from fedshift.strict import Strict
-from fedshift.training.precision import precise
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Arrays
+from fedshift.schema.strict import Strict
+from fedshift.tasks.precision import precise
+from fedshift.tasks.stages import ClassifyingNetwork
 
 LARGEST = 1e6
 
@@ -60,7 +61,7 @@ class Config(Strict):
 
 def head_of(net: nn.Module) -> nn.Linear:
     """The layer whose input is the embedding."""
-    return cast(base.ClassifyingNetwork, net).head
+    return cast(ClassifyingNetwork, net).head
 
 
 def classes_of(y: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedshift.methods import base
-from fedshift.strict import Strict
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

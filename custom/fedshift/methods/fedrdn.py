@@ -25,10 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshift.errors import ConfigError, DataError
-from fedshift.messages import Arrays
 from fedshift.methods import base
-from fedshift.strict import Strict
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.messages import Arrays
+from fedshift.schema.strict import Strict
+from fedshift.tasks.stages import StagedNetwork
 
 SMALLEST_STD = 1e-6
 
@@ -60,7 +61,7 @@ class Client(base.Client[Config]):
         """Two numbers a channel, once. Images are scaled to at most [0, 255] before any method sees them."""
         if self.config.mode == "fixed":
             return {}
-        shape = (cast(base.StagedNetwork, net).in_channels,)
+        shape = (cast(StagedNetwork, net).in_channels,)
         reveals = "average {} of the site's training images, per channel (of its only image, if it has one)"
         mean = base.ArraySpec(
             shape,

@@ -26,11 +26,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from fedshift.errors import ConfigError
-from fedshift.messages import Arrays
 from fedshift.methods import base
-from fedshift.strict import Strict
-from fedshift.training.passes import probing
+from fedshift.methods.shared.passes import probing
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.messages import Arrays
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

@@ -23,9 +23,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedshift.errors import ConfigError
 from fedshift.methods import base
-from fedshift.strict import Strict
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.strict import Strict
 
 TINY = 1e-12
 

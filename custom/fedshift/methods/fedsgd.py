@@ -25,12 +25,12 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fedshift import methods
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
-from fedshift.messages import Arrays, Weights
 from fedshift.methods import base
-from fedshift.methods.aggregation import average, site_fractions
-from fedshift.strict import Strict
+from fedshift.methods.shared.aggregation import average, site_fractions
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Arrays, Weights
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

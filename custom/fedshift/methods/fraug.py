@@ -11,7 +11,7 @@ server, the RTNet m never leaves its site. At every step of site k::
     RTNet:      −H(h(û)) − Σ_c H(h(û_c)) + β (MMD(û, u) + Σ_c MMD(û_c, ū_c))                          (6)
     λ_syn = exp(γ (r − R)),  r = 0 … R − 1;   λ_c = λ exp(−5 (1 − min(r / T, 1))²);   server: g ← 1/K Σ_k g_k
 
-MMD: see `fedshift.training.mmd`. g and m are MLPs of two layers with batch norm, as released. Where the paper is
+MMD: see `fedshift.methods.shared.mmd`. g and m are MLPs of two layers with batch norm, as released. Where the paper is
 silent the released code decides: g is trained before m; whichever of them is not being trained is in eval mode, and
 so is the updated classifier that gives u for (5) and (6), in one more forward pass a step.
 
@@ -48,16 +48,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.errors import ConfigError, DataError
-from fedshift.job import JobSpec
-from fedshift.messages import Arrays
 from fedshift.methods import base
-from fedshift.methods.aggregation import site_fractions
 from fedshift.methods.fedbn import norm_keys, re_estimate
-from fedshift.methods.mixing import soft
-from fedshift.strict import Strict
-from fedshift.training.mmd import mmd
-from fedshift.training.seeding import derive_seed, seeded_global
+from fedshift.methods.shared.aggregation import site_fractions
+from fedshift.methods.shared.mixing import soft
+from fedshift.methods.shared.mmd import mmd
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Arrays
+from fedshift.schema.seeding import derive_seed, seeded_global
+from fedshift.schema.strict import Strict
+from fedshift.tasks.stages import ClassifyingNetwork
 
 EPS = 1e-8
 GAMMA_ROUNDS = 3.0
@@ -164,7 +165,7 @@ def has_embedding(net: nn.Module) -> bool:
 
 def head_of(net: nn.Module) -> nn.Linear:
     """The network's head: d inputs, C outputs."""
-    return cast(base.ClassifyingNetwork, net).head
+    return cast(ClassifyingNetwork, net).head
 
 
 def latent_size(head: nn.Linear, config: Config) -> int:

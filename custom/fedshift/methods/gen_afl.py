@@ -18,10 +18,10 @@ from __future__ import annotations
 from pydantic import Field
 from torch import nn
 
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
 from fedshift.methods import afl
-from fedshift.methods.aggregation import refuse_sampled_sites
+from fedshift.methods.shared.aggregation import refuse_sampled_sites
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
 
 
 class Config(afl.Config):

@@ -27,11 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
-from fedshift.messages import Arrays
 from fedshift.methods import base
-from fedshift.strict import Strict
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Arrays
+from fedshift.schema.strict import Strict
+from fedshift.tasks.stages import StagedNetwork
 
 LARGEST = 1e10
 """Of a spectrum: the number of pixels times the largest intensity."""
@@ -80,7 +81,7 @@ class Client(base.Client[Config]):
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The spectrum, or in the released variant its DC term."""
-        channels = cast(base.StagedNetwork, net).in_channels
+        channels = cast(StagedNetwork, net).in_channels
         if self.config.variant == "released":
             shape: tuple[int | str, ...] = (channels, 1, 1)
             reveals = "average brightness of the site's training images (of its only image, if it has one)"

@@ -27,12 +27,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
 from fedshift.methods import base
 from fedshift.methods.fedirm import classifier_penalty, scalar_penalty
-from fedshift.strict import Strict
-from fedshift.training.domains import by_site, check_alone, penalty_weight, site_losses
+from fedshift.methods.shared.domains import by_site, check_alone, penalty_weight, site_losses
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.strict import Strict
+from fedshift.tasks.stages import ClassifyingNetwork
 
 
 class Config(Strict):
@@ -69,6 +70,6 @@ class Client(base.Client[Config]):
         if self.config.penalty == "scalar":
             penalties = [scalar_penalty(part, y, ctx.run.objective) for part, y in by_site(batch, logits, ctx.run)]
         else:
-            head = cast(base.ClassifyingNetwork, ctx.run.net).head
+            head = cast(ClassifyingNetwork, ctx.run.net).head
             penalties = [classifier_penalty(one, head.weight) for one in losses]
         return penalised(losses, torch.stack(penalties), weight=weight)

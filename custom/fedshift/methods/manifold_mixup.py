@@ -23,11 +23,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
 from fedshift.methods import base
-from fedshift.methods.mixing import beta, blend, soft, stages_of
-from fedshift.strict import Strict
+from fedshift.methods.shared.mixing import beta, blend, soft, stages_of
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.strict import Strict
+from fedshift.tasks.stages import Stage
 
 INPUT = 0
 FIRST_STAGES = 2
@@ -45,7 +46,7 @@ class Config(Strict):
             raise ConfigError("method manifold_mixup: layers is empty: name 0 for the input or a stage from 1")
 
 
-def places(net: nn.Module, config: Config) -> dict[int, base.Stage | None]:
+def places(net: nn.Module, config: Config) -> dict[int, Stage | None]:
     """Where a batch may be mixed, by number; the input has no stage.
 
     Raises:

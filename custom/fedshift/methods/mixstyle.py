@@ -25,11 +25,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.job import JobSpec
 from fedshift.methods import base
-from fedshift.methods.mixing import beta, stages_of
-from fedshift.strict import Strict
-from fedshift.training.precision import precise
+from fedshift.methods.shared.mixing import beta, stages_of
+from fedshift.schema.job import JobSpec
+from fedshift.schema.strict import Strict
+from fedshift.tasks.precision import precise
+from fedshift.tasks.stages import Stage
 
 EARLY = 3
 
@@ -66,7 +67,7 @@ def partners(size: int, mix: str, rng: torch.Generator) -> Tensor:
 class Client(base.Client[Config]):
     """Places the layers."""
 
-    def _stages(self, net: nn.Module) -> dict[int, base.Stage]:
+    def _stages(self, net: nn.Module) -> dict[int, Stage]:
         if self.config.layers is not None:
             return stages_of(net, self.config.layers, "mixstyle")
         stages = stages_of(net, None, "mixstyle")

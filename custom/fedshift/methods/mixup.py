@@ -21,8 +21,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedshift.methods import base
-from fedshift.methods.mixing import beta, blend, soft
-from fedshift.strict import Strict
+from fedshift.methods.shared.mixing import beta, blend, soft
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
 from fedshift.methods import base
-from fedshift.strict import Strict
-from fedshift.training.domains import check_alone, site_losses
+from fedshift.methods.shared.domains import check_alone, site_losses
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

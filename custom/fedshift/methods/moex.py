@@ -25,11 +25,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.job import JobSpec
 from fedshift.methods import base
-from fedshift.methods.mixing import blend, soft, stages_of
-from fedshift.strict import Strict
-from fedshift.training.precision import precise
+from fedshift.methods.shared.mixing import blend, soft, stages_of
+from fedshift.schema.job import JobSpec
+from fedshift.schema.strict import Strict
+from fedshift.tasks.precision import precise
 
 DIMS = {"pono": (1,), "in": (2, 3), "ln": (1, 2, 3)}
 

@@ -34,13 +34,13 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedshift import methods
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
-from fedshift.messages import Arrays
 from fedshift.methods import base
 from fedshift.methods.fedbn import is_norm, own_keys
-from fedshift.strict import Strict
-from fedshift.training.passes import frozen_statistics
+from fedshift.methods.shared.passes import frozen_statistics
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Arrays
+from fedshift.schema.strict import Strict
 
 Place = Literal["norm", "first", "last", "head"]
 GLOBAL, LOCAL = 0, 1

@@ -15,7 +15,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from fedshift.methods import base
-from fedshift.strict import Strict
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

@@ -35,14 +35,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedshift import methods
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
-from fedshift.messages import Arrays, Weights
 from fedshift.methods import base
-from fedshift.methods.aggregation import effective_steps, move, site_fractions
-from fedshift.strict import Strict
-from fedshift.training.passes import frozen_statistics
-from fedshift.training.seeding import derive_seed, seeded_global
+from fedshift.methods.shared.aggregation import effective_steps, move, site_fractions
+from fedshift.methods.shared.passes import frozen_statistics
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Arrays, Weights
+from fedshift.schema.seeding import derive_seed, seeded_global
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

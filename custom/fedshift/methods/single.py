@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fedshift.messages import Weights
 from fedshift.methods import base
-from fedshift.strict import Strict
+from fedshift.schema.messages import Weights
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

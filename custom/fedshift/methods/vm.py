@@ -29,14 +29,14 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
-from fedshift.messages import Arrays, Weights
 from fedshift.methods import base
 from fedshift.methods.afl import LOSS, project
-from fedshift.methods.aggregation import move, refuse_sampled_sites, site_fractions
-from fedshift.strict import Strict
-from fedshift.training.passes import mean_loss
+from fedshift.methods.shared.aggregation import move, refuse_sampled_sites, site_fractions
+from fedshift.methods.shared.passes import mean_loss
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Arrays, Weights
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

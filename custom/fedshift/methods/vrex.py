@@ -17,10 +17,10 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedshift.job import JobSpec
 from fedshift.methods import base
-from fedshift.strict import Strict
-from fedshift.training.domains import check_alone, penalty_weight, site_losses
+from fedshift.methods.shared.domains import check_alone, penalty_weight, site_losses
+from fedshift.schema.job import JobSpec
+from fedshift.schema.strict import Strict
 
 
 class Config(Strict):

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedshift.reporting.results import Results
+from fedshift.schema.results import Results
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

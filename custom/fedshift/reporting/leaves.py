@@ -8,12 +8,12 @@ import numpy as np
 from torch import nn
 
 from fedshift import methods
-from fedshift.compression import pack, packed_keys
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
+from fedshift.federation.resolve import resolve
 from fedshift.methods.base import ArraySpec
-from fedshift.resolve import resolve
-from fedshift.tasks import build_task
+from fedshift.schema.compression import pack, packed_keys
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.tasks.base import build_task
 
 ALWAYS = (
     ("sample count, step count", "2 integers", "every round", "how many training slices or images the site has"),

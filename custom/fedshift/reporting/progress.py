@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from fedshift.whole import write_text
+from fedshift.schema.files import write_text
 
 if TYPE_CHECKING:
-    from fedshift.coordinator import Coordinator
+    from fedshift.federation.server.coordinator import Coordinator
 
 FILE_NAME = "progress.json"
 EVALUATION = 0.5

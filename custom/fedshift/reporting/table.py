@@ -7,8 +7,8 @@ from statistics import fmean, median
 
 from rich.table import Table
 
-from fedshift.errors import ConfigError
-from fedshift.reporting.results import DataRecord, FinalScores, Results
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import DataRecord, FinalScores, Results
 
 SPLITS = ("train", "val", "test")
 MOST_ROWS = 20

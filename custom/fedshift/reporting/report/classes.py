@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fedshift.evaluation.record import BINS, Calibration
 from fedshift.reporting.report import figures
 from fedshift.reporting.report.runs import Run, evaluation
 from fedshift.reporting.report.section import Block, Cell, Column, Figure, Figures, Row, Section, Table, Tables, Text
 from fedshift.reporting.report.wording import metric, short
+from fedshift.schema.evaluation import BINS, Calibration
 
 MOST_SITES = 12
 LARGEST = 26

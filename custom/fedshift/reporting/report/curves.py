@@ -10,7 +10,7 @@ from fedshift.reporting.report import figures
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Figure, Figures, Section, Text
 from fedshift.reporting.report.wording import Metric, metric, ordered
-from fedshift.reporting.results import SiteRound
+from fedshift.schema.results import SiteRound
 
 MOST_LINES = 12
 """Sites with a line of their own; of more there are all in grey, and the median."""

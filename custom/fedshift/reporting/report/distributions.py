@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedshift.evaluation.record import QUANTILES, Distribution
 from fedshift.reporting.report import figures
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Figure, Figures, Section, Text
 from fedshift.reporting.report.wording import metric, ordered, short
+from fedshift.schema.evaluation import QUANTILES, Distribution
 
 MOST_POINTS = 400
 """Cases of a site that are drawn one by one; of more there is the box alone."""

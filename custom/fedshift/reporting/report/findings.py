@@ -10,7 +10,7 @@ from statistics import fmean
 from fedshift.reporting.report.runs import Run, distribution, evaluation
 from fedshift.reporting.report.section import Finding, Findings, Section, Tone
 from fedshift.reporting.report.wording import counted, listed, metric
-from fedshift.reporting.results import FROM_SCRATCH, FinalScores, RoundRecord
+from fedshift.schema.results import FROM_SCRATCH, FinalScores, RoundRecord
 
 ORDER: tuple[Tone, ...] = ("result", "caution", "good", "note")
 FEW_CASES = 10

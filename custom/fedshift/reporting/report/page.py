@@ -10,7 +10,6 @@ from pathlib import Path
 from markupsafe import Markup
 
 import fedshift
-from fedshift.errors import ConfigError
 from fedshift.reporting.report import (
     classes,
     comparison,
@@ -29,6 +28,7 @@ from fedshift.reporting.report.runs import Given, Run, Transfer, named
 from fedshift.reporting.report.section import Chapter, Figures, Section
 from fedshift.reporting.report.wording import listed
 from fedshift.reporting.table import PHANTOM
+from fedshift.schema.errors import ConfigError
 
 COMPARISON = "Comparison"
 Pictures = Callable[[Given], Sequence[Section]]

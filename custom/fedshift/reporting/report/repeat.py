@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from fedshift.errors import ConfigError
-from fedshift.job import JobSpec
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Block, Commands, Section, Text
-from fedshift.reporting.results import FROM_SCRATCH, JobRecord
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import FROM_SCRATCH, JobRecord
 
 JOB, POOLED, CROSS_SITE = "job", "pooled", "cross-site"
 """Commands: of a job, which is then run; of a centralised reference, which no federation can run; of models abroad."""
@@ -68,7 +68,7 @@ def _as_written(job: JobSpec) -> JobSpec:
 
 def _words(job: JobSpec | None, record: JobRecord, sites: list[str]) -> tuple[str, list[str], bool]:
     """A command's methods and options, and whether they were seen to make the same job."""
-    from fedshift.resolve import resolve
+    from fedshift.federation.resolve import resolve
 
     methods = "+".join(_named([method.name for method in record.methods]))
     protocol = None if record.protocol == "default" else record.protocol

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedshift.errors import ConfigError
-from fedshift.evaluation.record import Distribution, Evaluation
-from fedshift.reporting.protocols import CrossSite, LeaveOneOut, own_model
-from fedshift.reporting.results import BEST, FILE_NAME, FinalScores, Results, read_results
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.evaluation import Distribution, Evaluation
+from fedshift.schema.protocol_results import CrossSite, LeaveOneOut, own_model
+from fedshift.schema.results import BEST, FILE_NAME, FinalScores, Results, read_results
 
 if TYPE_CHECKING:
-    from fedshift.job import JobSpec
-    from fedshift.messages import MethodArrays, Weights
+    from fedshift.schema.job import JobSpec
+    from fedshift.schema.messages import MethodArrays, Weights
 
 _DEEPEST = 5
 """Folders below the one that was named: a job that was downloaded from a server has its results four down."""
@@ -183,7 +183,7 @@ def _find(folder: Path) -> Path:
 
 
 def _read_model(path: Path) -> Model:
-    from fedshift.checkpoint import header_of, load_checkpoint
+    from fedshift.federation.model_files import header_of, load_checkpoint
 
     content = load_checkpoint(path)
     header = header_of(content, where=str(path))

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from fedshift.evaluation.record import Evaluation
 from fedshift.reporting.report.findings import mean_with_interval
 from fedshift.reporting.report.runs import Run, evaluation, personal_evaluation
 from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, Text
 from fedshift.reporting.report.wording import interval, metric, ordered
-from fedshift.reporting.results import FinalScores, Metrics
+from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.results import FinalScores, Metrics
 
 FEWEST_FOR_INTERVAL = 5
 """Cases: the bootstrap of fewer knows too few values, and its interval is too narrow."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedshift.reporting.protocols import CrossSite, LeaveOneOut
 from fedshift.reporting.report import curves, findings, repeat, scores, setup, traffic
 from fedshift.reporting.report.runs import Transfer
 from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, Text
 from fedshift.reporting.report.wording import metric, ordered, short
-from fedshift.reporting.results import Metrics
+from fedshift.schema.protocol_results import CrossSite, LeaveOneOut
+from fedshift.schema.results import Metrics
 
 _PARTS = ("all", "test")
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from fedshift.data.manifest import Manifest
 from fedshift.reporting.report import figures
 from fedshift.reporting.report.images.models import Looked
 from fedshift.reporting.report.section import Block, Figure, Figures, Heading, LegendEntry, Section, Text
 from fedshift.reporting.report.wording import listed, metric, short
-from fedshift.tasks.segmentation import dice
+from fedshift.schema.manifest import Manifest
+from fedshift.tasks.kinds.segmentation import dice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

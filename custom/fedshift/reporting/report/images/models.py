@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshift.data.manifest import manifest_sha256, read_manifest
-from fedshift.errors import ConfigError
-from fedshift.federation import SITE_STATE
-from fedshift.flare.local_data import find_sites
-from fedshift.messages import Broadcast
+from fedshift.data.local_sites import find_sites
+from fedshift.federation.in_process import SITE_STATE
+from fedshift.federation.site.site import Site
 from fedshift.reporting.report.runs import Model, Run
-from fedshift.site import Site
-from fedshift.tasks import Part, SiteData, build_task
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.manifest import manifest_sha256, read_manifest
+from fedshift.schema.messages import Broadcast
+from fedshift.tasks.base import Part, SiteData, build_task
 
 if TYPE_CHECKING:
-    from fedshift.job import JobSpec
+    from fedshift.schema.job import JobSpec
 
 IN_SIMULATOR = "sites"
 """Folder of a client's job folder with its sites' state."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedshift.messages import Arrays
 from fedshift.reporting.report import figures
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Column, Figures, Row, Section, Table
 from fedshift.reporting.report.wording import short
+from fedshift.schema.messages import Arrays
 
 
 def section(run: Run, arrays: Arrays) -> Section | None:

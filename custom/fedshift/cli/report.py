@@ -1,0 +1,96 @@
+"""``fedshift report``."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the command."""
+    report = subparsers.add_parser(
+        "report",
+        help="write what finished runs came to as one HTML file",
+        description="Write one HTML file that needs no network, from the records of runs: what was run, on what data, "
+        "scores with intervals, curves, costs, faults, and how to repeat it. Several runs are compared as well.",
+    )
+    report.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="a run's folder (or workspace, or server's job folder), its results.json, or the folder of leave-one-out "
+        "or "
+        "cross-site",
+    )
+    report.add_argument(
+        "--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="default: report.html"
+    )
+    report.add_argument(
+        "--images",
+        action="store_true",
+        help="with cases, histograms and features, where the sites' data are: such a file must not leave them",
+    )
+    report.add_argument(
+        "--site-data",
+        action="append",
+        default=[],
+        metavar="SITE=DIR",
+        help="with --images: a site's prepared folder; only the sites that are named are shown (repeat it)",
+    )
+    report.add_argument(
+        "--most-sites", type=int, default=12, metavar="N", help="with --images: of so many sites (default 12)"
+    )
+    report.set_defaults(func=write)
+
+
+def write(args: argparse.Namespace) -> int:
+    """``fedshift report``."""
+    from fedshift.reporting.report import page
+    from fedshift.reporting.report.runs import Given, Run, own_models, read
+    from fedshift.reporting.report.wording import size
+    from fedshift.schema.errors import ConfigError
+
+    given = [read(path) for path in args.runs]
+    if args.out.is_dir():
+        raise ConfigError(f"{args.out} is a folder: name a file with --out, such as {args.out / 'report.html'}")
+    pictures = None
+    if args.site_data and not args.images:
+        raise ConfigError("--site-data is for the images of a report: add --images, or leave it out")
+    if args.images:
+        if args.most_sites < 1:
+            raise ConfigError(f"--most-sites must be at least 1, not {args.most_sites}")
+        if not any(isinstance(one, Run) or own_models(one) for one in given):
+            raise ConfigError(
+                "--images needs models, and what was named holds scores only: name a run, or make a cross-site table "
+                "with --keep-models"
+            )
+        from fedshift.reporting.report.images import sections
+
+        folders = _folders(args.site_data)
+
+        def pictures(one: Given) -> list[Any]:
+            told = partial(print, flush=True)
+            return list(sections(one, folders=folders, most_sites=args.most_sites, tell=told))
+
+    html = page.render(page.chapters(given, pictures=pictures))
+    page.write(html, args.out)
+    print(f"report: {args.out} ({size(args.out.stat().st_size)})")
+    if args.images:
+        print("It contains images: if they are of patients, it must not leave the site.")
+    return 0
+
+
+def _folders(given: list[str]) -> dict[str, Path] | None:
+    """``SITE=DIR`` as a mapping; None if nothing was given."""
+    from fedshift.schema.errors import ConfigError
+
+    folders = {}
+    for text in given:
+        site, sign, folder = text.partition("=")
+        if not sign or not site or not folder:
+            raise ConfigError(f"--site-data takes SITE=DIR, such as BIDMC=/data/prostate/BIDMC, not {text!r}")
+        folders[site] = Path(folder).absolute()
+    return folders or None

@@ -1,0 +1,325 @@
+"""``fedshift site init``, ``check``, ``dry-run`` and ``decrypt``: what the owner of a kit does before it is started."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import socket
+import ssl
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedshift.flare.dry_run import Sent
+    from fedshift.flare.kit import Kit
+    from fedshift.schema.manifest import Manifest
+
+console = Console(soft_wrap=True, highlight=False)
+
+COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
+FEW_DAYS = 30
+"""A certificate that ends sooner is worth a warning."""
+LITTLE_SPACE = 5e9
+"""Bytes: states of a few jobs and their logs."""
+PATIENCE = 3.0
+"""Seconds for the server to answer."""
+MANY = 8
+"""Arrays of one part of a message that are shown one by one."""
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One line of the report; an ``error`` means that the kit is not ready."""
+
+    level: Literal["ok", "note", "warning", "error"]
+    about: str
+    text: str
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add ``fedshift site``."""
+    site = subparsers.add_parser("site", help="set up, check and try out the kit of a site, or of the server")
+    kinds = site.add_subparsers(required=True, metavar="COMMAND")
+
+    init = kinds.add_parser("init", help="write a kit's local settings, and say whether it is ready to start")
+    init.add_argument("kit", type=Path, metavar="KIT", help="the folder that holds startup/ and local/")
+    init.add_argument(
+        "--data", type=Path, nargs="+", default=[], metavar="DIR", help="of a site: its prepared folder, one a data set"
+    )
+    init.add_argument("--evaluation-only", action="store_true", help="the site trains nothing, whatever a job says")
+    init.add_argument("--phantom", action="store_true", help="the data are simulated, and that is meant")
+    init.add_argument("--allow-code", action="store_true", help="accept jobs that bring their own code")
+    init.add_argument("--force", action="store_true", help="replace settings that differ; the former are kept as .old")
+    init.set_defaults(func=_init)
+
+    look = kinds.add_parser("check", help="say whether a kit is ready to start; nothing is written")
+    look.add_argument("kit", type=Path, metavar="KIT")
+    look.set_defaults(func=_check)
+
+    dry = kinds.add_parser("dry-run", help="train a step on the site's own data, show what would be sent, send nothing")
+    dry.add_argument("kit", type=Path, metavar="KIT")
+    dry.add_argument("job", type=Path, metavar="JOB_FOLDER")
+    dry.add_argument("--steps", type=int, default=1, metavar="N", help="optimiser steps (default 1)")
+    dry.add_argument("--all", action="store_true", help="show every array in a line of its own")
+    dry.set_defaults(func=_dry_run)
+
+    decrypt = kinds.add_parser("decrypt", help="make a readable model of what an encrypted job's server has written")
+    decrypt.add_argument("kit", type=Path, metavar="KIT", help="of a site: the server has no key for it")
+    decrypt.add_argument("model", type=Path, metavar="FILE", help="best_global_model.pt or last_global_model.pt")
+    decrypt.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write it")
+    decrypt.set_defaults(func=_decrypt)
+
+
+def _decrypt(args: argparse.Namespace) -> int:
+    from fedshift.federation.encryption import decrypted
+    from fedshift.flare.keys import SITE_KEYS, read_keys
+    from fedshift.flare.kit import open_kit
+    from fedshift.schema.errors import ConfigError
+
+    kit = open_kit(args.kit)
+    if kit.role == "server":
+        raise ConfigError(f"{args.kit} is the server's kit, whose keys decrypt nothing: name a site's")
+    round_ = decrypted(args.model, args.out, read_keys(kit.folder / "startup", SITE_KEYS))
+    print(f"{args.out}: the model of round {round_}")
+    return 0
+
+
+# --- init and check -----------------------------------------------------------------------------------------
+
+
+def _init(args: argparse.Namespace) -> int:
+    from fedshift.flare.kit import lay, local_files, open_kit
+    from fedshift.schema.errors import ConfigError
+
+    kit = open_kit(args.kit)
+    if kit.role == "server" and args.data:
+        raise ConfigError(f"{args.kit} is the server's kit, which has no data: leave out --data")
+    if kit.role == "site" and not args.data:
+        raise ConfigError(f"{args.kit} is the kit of site {kit.name}: name its prepared data with --data DIR")
+    data: dict[str, Path] = {}
+    for folder in args.data:
+        manifest = _own_data(kit, folder.absolute(), phantom=args.phantom)
+        if manifest.dataset in data:
+            raise ConfigError(f"{data[manifest.dataset]} and {folder} are both of {manifest.dataset}: name one of them")
+        data[manifest.dataset] = folder.absolute()
+    files = local_files(kit, data=data, train=not args.evaluation_only, allow_code=args.allow_code)
+    written = lay(files, kit.local, force=args.force)
+    print(f"{kit.local}: {'wrote ' + ', '.join(written) if written else 'is as it should be'}")
+    return _report(kit)
+
+
+def _own_data(kit: Kit, folder: Path, *, phantom: bool) -> Manifest:
+    """The manifest of data that are this site's, and not simulated unless that is meant.
+
+    Raises:
+        ConfigError: another site's, or simulated.
+    """
+    from fedshift.schema.errors import ConfigError
+    from fedshift.schema.manifest import read_manifest
+
+    manifest = read_manifest(folder)
+    if manifest.site != kit.name:
+        raise ConfigError(f"{folder} holds data of site {manifest.site}, the kit is of site {kit.name}: name its own")
+    if manifest.kind == "phantom" and not phantom:
+        raise ConfigError(f"{folder} holds simulated data (kind: phantom): name real ones, or say --phantom")
+    return manifest
+
+
+def _check(args: argparse.Namespace) -> int:
+    from fedshift.flare.kit import open_kit
+
+    return _report(open_kit(args.kit))
+
+
+def _report(kit: Kit) -> int:
+    """What is known of a kit, a line each; 1 if it is not ready."""
+    what = "the server" if kit.role == "server" else f"site {kit.name}"
+    console.print(f"{what} of project {kit.project} (organisation {kit.organisation})", markup=False)
+    ready = True
+    for remark in remarks(kit):
+        ready = ready and remark.level != "error"
+        colour = COLOURS[remark.level]
+        console.print(f"  [{colour}]{remark.level:<8}[/{colour}]{remark.about + ':':<13}{escape(remark.text)}")
+    console.print("ready" if ready else "not ready", style="green" if ready else "red")
+    return 0 if ready else 1
+
+
+def remarks(kit: Kit) -> Iterator[Remark]:
+    """All that can be said of a kit before it is started."""
+    from fedshift.flare.kit import faults
+
+    settled = True
+    for fault in faults(kit):
+        settled = False
+        yield Remark("error" if fault.grave else "warning", "settings", fault.sentence)
+    if settled:
+        stays = ", no log leaves" if kit.role == "site" else ""
+        yield Remark("ok", "settings", f"only fedshift's components are built, no job brings code{stays}")
+    if kit.role == "site":
+        yield from _about_data(kit)
+    yield from _about_software()
+    yield _about_certificate(kit)
+    yield _about_server(kit) if kit.role == "site" else _about_port(kit)
+    free = shutil.disk_usage(kit.folder).free
+    yield Remark("ok" if free > LITTLE_SPACE else "warning", "disk", f"{free / 1e9:.0f} GB free for jobs and logs")
+
+
+def _about_data(kit: Kit) -> Iterator[Remark]:
+    from fedshift.data.check import check
+    from fedshift.data.locate import SITE_FILE, find_site, read_settings
+    from fedshift.schema.errors import FedshiftError
+    from fedshift.schema.manifest import read_manifest
+
+    try:
+        settings = read_settings(kit.local)
+    except FedshiftError as error:
+        yield Remark("error", "data", str(error))
+        return
+    named, privacy = settings.data, settings.privacy
+    if privacy is not None and not privacy.train:
+        yield Remark("note", "training", "none: this site only scores models, for jobs that hold it out")
+    if not named:
+        yield Remark("error", "data", f"{kit.local / SITE_FILE} names none: run 'fedshift site init' with --data DIR")
+    for dataset in named:
+        try:
+            folder = find_site(dataset, kit.name, local=kit.local, simulator=False)
+            manifest = read_manifest(folder)
+        except FedshiftError as error:
+            yield Remark("error", "data", str(error))
+            continue
+        for what, have, want in (("data set", manifest.dataset, dataset), ("site", manifest.site, kit.name)):
+            if have != want:
+                yield Remark("error", "data", f"{folder} is of {what} {have}, not {want}: name the right folder")
+        findings = check(folder)
+        for finding in findings:
+            yield Remark("error" if finding.level == "error" else "warning", "data", finding.sentence())
+        counts = ", ".join(f"{len(manifest.by_split(split))} {split}" for split in ("train", "val", "test"))
+        what = "cases" if manifest.cases else "pictures"
+        text = f"{dataset}, {len(manifest.entries)} {what} ({counts}), kind {manifest.kind}, in {folder}"
+        yield Remark("ok", "data", text)
+        if manifest.kind == "phantom":
+            yield Remark("warning", "data", "they are simulated, not a hospital's: for trying things out only")
+        if not manifest.by_split("train"):
+            yield Remark("note", "data", "none to train on: jobs must hold this site out (fedshift job --held-out)")
+
+
+def _about_software() -> Iterator[Remark]:
+    import torch
+
+    from fedshift.schema.identity import own_identity
+
+    devices = f"{torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "no GPU"
+    text = f"fedshift {own_identity()}, NVFlare {version('nvflare')}, torch {torch.__version__} ({devices}), "
+    yield Remark("ok", "software", text + f"Python {platform.python_version()}")
+    # The kit's start.sh takes whatever Python comes first.
+    found = shutil.which("python3")
+    if found is None or Path(found).parent.resolve() != (Path(sys.prefix) / "bin").resolve():
+        text = (
+            f"start.sh will run {found or 'no Python at all'}, not {sys.executable}: put its folder first on the PATH"
+        )
+        yield Remark("warning", "software", text)
+
+
+def _about_certificate(kit: Kit) -> Remark:
+    now = datetime.now(UTC)
+    text = f"of {kit.name}, valid from {kit.valid_from:%Y-%m-%d} to {kit.valid_until:%Y-%m-%d}"
+    if now < kit.valid_from:
+        return Remark("error", "certificate", f"{text}: not yet, see to this machine's clock")
+    if now > kit.valid_until:
+        return Remark("error", "certificate", f"{text}: it has expired, ask the project's owner for a new kit")
+    days = (kit.valid_until - now).days
+    return Remark("ok" if days > FEW_DAYS else "warning", "certificate", f"{text}, {days} days left")
+
+
+def _about_server(kit: Kit) -> Remark:
+    where, startup = f"{kit.host}:{kit.port}", kit.folder / "startup"
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    ours.check_hostname = False  # kits name the server as it was provisioned, addresses may differ
+    try:
+        ours.load_verify_locations(startup / "rootCA.pem")
+        ours.load_cert_chain(startup / "client.crt", startup / "client.key")
+        with (
+            socket.create_connection((kit.host, kit.port), timeout=PATIENCE) as connection,
+            ours.wrap_socket(connection),
+        ):
+            pass
+    except ssl.SSLCertVerificationError as error:
+        return Remark("error", "server", f"{where} is no server of project {kit.project} ({error.verify_message})")
+    except ssl.SSLError as error:
+        return Remark("warning", "server", f"{where} does not speak TLS as FLARE's server does ({error.reason})")
+    except OSError as error:
+        return Remark("note", "server", f"{where} does not answer ({error.strerror or error}): it may not run yet")
+    return Remark("ok", "server", f"{where} answers")
+
+
+def _about_port(kit: Kit) -> Remark:
+    try:
+        socket.create_server(("", kit.port)).close()
+    except OSError as error:
+        text = f"{kit.port} cannot be used ({error.strerror}): does this server run already?"
+        return Remark("note", "port", text)
+    return Remark("ok", "port", f"{kit.port} is free")
+
+
+# --- dry-run ------------------------------------------------------------------------------------------------
+
+
+def _dry_run(args: argparse.Namespace) -> int:
+    from fedshift.data.locate import find_site, read_settings
+    from fedshift.flare.dry_run import dry_run
+    from fedshift.flare.export import read_job_folder
+    from fedshift.flare.kit import open_kit
+    from fedshift.schema.errors import ConfigError
+    from fedshift.schema.manifest import read_manifest
+
+    kit, job = open_kit(args.kit), read_job_folder(args.job)
+    if kit.role == "server":
+        raise ConfigError(f"{args.kit} is the server's kit: a dry run is a site's")
+    if args.steps < 1:
+        raise ConfigError(f"--steps {args.steps} must be at least 1")
+    data = find_site(job.task.dataset, kit.name, local=kit.local, simulator=False)
+    if read_manifest(data).kind == "phantom":
+        print("the data are the phantom: simulated scans, not patients")
+    with tempfile.TemporaryDirectory(prefix="fedshift-dry-run-") as folder:
+        answers = dry_run(job, kit.name, data, Path(folder), settings=read_settings(kit.local), steps=args.steps)
+    if job.federation.encryption is not None:
+        from fedshift.flare.keys import SITE_KEYS, read_keys
+
+        read_keys(kit.folder / "startup", SITE_KEYS)
+        print("the job encrypts all arrays but batch counters: this is what will be in the ciphertexts")
+    for sent in answers:
+        console.print(table(sent, every=args.all))
+    if job.task.network.weights is not None:
+        print("from random weights: the job's own are at the server")
+    print(f"nothing was sent: this is what site {kit.name} would answer to job {job.name}")
+    return 0
+
+
+def table(sent: Sent, *, every: bool = False) -> Table:
+    """What is in a message. Many arrays of one part are one line unless ``every`` is set."""
+    rows = Table(title=f"answer to {sent.task!r}", title_justify="left", box=None, pad_edge=False)
+    for name in ("what", "shape or value"):
+        rows.add_column(name, overflow="fold")
+    rows.add_column("bytes", justify="right")
+    parts: dict[str, list[Any]] = {}
+    for item in sent.items:
+        parts.setdefault(item.name.rpartition("/")[0] if item.bytes else item.name, []).append(item)
+    for part, items in parts.items():
+        if len(items) > MANY and not every:
+            rows.add_row(f"{part}/…", f"{len(items)} arrays", str(sum(item.bytes for item in items)))
+            continue
+        for item in items:
+            rows.add_row(item.name, escape(item.shape), str(item.bytes) if item.bytes else "")
+    rows.add_row("all arrays", "", str(sum(item.bytes for item in sent.items)))
+    return rows

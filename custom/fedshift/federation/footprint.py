@@ -1,0 +1,70 @@
+"""How much memory a network's training takes, seen on a few images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from fedshift.data.locate import read_settings
+from fedshift.federation.memory import Measured
+from fedshift.schema.job import JobSpec, Precision
+from fedshift.tasks.base import Task, build_task
+from fedshift.tasks.device import choose_device
+from fedshift.tasks.precision import arrange, autocast, prepare, settled
+from fedshift.tasks.stages import StagedNetwork
+
+CPU = torch.device("cpu")
+FEW = 2
+"""Images; batch norms need more than one."""
+
+
+def measure(job: JobSpec) -> Measured:
+    """What a run of the job on this machine depends on. It uses the GPUs, so a process that is to be forked may not."""
+    asked = read_settings(None).device
+    device = choose_device(asked)
+    seen = footprint(job, precision=settled(job.task.schedule.precision, device))
+    if device.type != "cuda":
+        return seen
+    several = range(torch.cuda.device_count()) if asked == "auto" else (device,)
+    return replace(seen, gpus=tuple(torch.cuda.mem_get_info(one)[0] for one in several))
+
+
+def footprint(job: JobSpec, *, precision: Precision | None = None) -> Measured:
+    """A forward pass of the job's network on noise, on the CPU; ``precision`` in place of the job's."""
+    built, precision = build_task(job), precision or job.task.schedule.precision
+    net = prepare(built.network(), precision, CPU).train()
+    few, more = (_kept(net, built, precision, n) for n in (FEW, FEW + 1))
+    return Measured(
+        activations=max(more - few, 1),  # without what is kept once, such as weights in bf16
+        network=sum(value.nbytes for value in net.state_dict().values()),
+        side=built.sizes["rows"] * built.sizes["columns"] * 4,
+    )
+
+
+def _kept(net: nn.Module, built: Task, precision: Precision, n: int) -> int:
+    """Bytes that a forward pass of ``n`` images leaves."""
+    x, y = noise(net, built, n)
+    saved: dict[int, int] = {}
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        saved[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    with saved_tensors_hooks(keep, lambda value: value):
+        with autocast(precision, CPU):
+            logits = net(arrange(x, precision, CPU))
+        loss = built.loss(logits, y)
+    del loss  # it held all that was kept, so that no two had one address
+    return sum(saved.values())
+
+
+def noise(net: nn.Module, built: Task, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``n`` images of the task's shape and targets that mean nothing."""
+    rows, columns, classes = (built.sizes[key] for key in ("rows", "columns", "classes"))
+    x = torch.rand(n, cast(StagedNetwork, net).in_channels, rows, columns)
+    shape = (n, rows, columns) if built.images_are_slices else (n,)
+    return x, torch.randint(classes, shape)

@@ -1,0 +1,155 @@
+"""How much memory a run will need, before it begins. Arithmetic only: nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedshift.data.counts import about_counts
+from fedshift.schema.errors import TooLittleMemory
+from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import read_manifest
+from fedshift.tasks.machine import free_memory
+
+PROCESS = 450 * 2**20
+"""Bytes of Python, torch and MONAI."""
+COPIES, SERVERS = 8, 6
+"""Of the network's arrays: weights, gradients, optimiser, received, sent, state files; and at the server."""
+SIMULATOR = 450 * 2**20
+"""Bytes of the processes of ``fedshift run`` that train nothing."""
+WORKER = 150 * 2**20
+"""Bytes that a forked worker does not share with the others."""
+CONTEXT, WORKER_WITH_GPU = 600 * 2**20, 1500 * 2**20
+"""Bytes that CUDA takes for each process on a GPU and beside it: NVIDIA's usual ones, not measured here."""
+SPARE = 0.9
+"""A run that takes more than this part of the free memory is told to be tight."""
+GIGA = 1e9
+
+
+def of_training(network: int, activations: int, *, images: int, side: int) -> int:
+    """Bytes that a process needs to train, beside what it has imported.
+
+    Args:
+        network: bytes of the network's arrays.
+        activations: bytes that one image leaves for the backward pass.
+        images: in a batch.
+        side: bytes of one channel of an image as float32; evaluation holds many.
+    """
+    return COPIES * network + int(1.3 * images * activations) + 64 * 40 * side
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run's memory depends on, as `fedshift.federation.footprint` finds it.
+
+    Bytes: what one image leaves for the backward pass, the network's arrays, one channel of an image as float32, and
+    those free on each GPU that sites would use.
+    """
+
+    activations: int
+    network: int
+    side: int
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of a run in one kind of memory: ``base``, and for each process ``process`` and ``image`` times ``batch``.
+
+    ``shared_by`` GPUs have as many processes each as it takes; ``where`` says whose memory it is.
+    """
+
+    base: int
+    process: int
+    image: int
+    batch: int
+    free: int
+    where: str = ""
+    shared_by: int = 1
+
+    def of(self, workers: int) -> int:
+        """With so many processes side by side; on several GPUs, of the one with most."""
+        return self.base + -(-workers // self.shared_by) * (self.process + self.image * self.batch)
+
+    def fits(self, workers: int) -> bool:
+        """Whether that is there."""
+        return self.of(workers) <= self.free
+
+
+def needs_of(job: JobSpec, data: Mapping[str, Path], measured: Measured) -> list[Need]:
+    """Of a run in FLARE's simulator: this machine's memory, and, where sites train on GPUs, theirs.
+
+    ``data`` are the sites' folders: no batch is larger than the largest site.
+    """
+    batch, image, fixed = _parts(job, data, measured)
+    base = SIMULATOR + SERVERS * measured.network
+    if not measured.gpus:
+        return [Need(base, WORKER + fixed, image, batch, free_memory())]
+    gpus = Need(0, CONTEXT + fixed, image, batch, min(measured.gpus), "GPU ", shared_by=len(measured.gpus))
+    return [Need(base, WORKER_WITH_GPU + fixed, 0, batch, free_memory()), gpus]
+
+
+def needs_in_process(job: JobSpec, data: Mapping[str, Path], measured: Measured, *, together: int = 1) -> list[Need]:
+    """Of a run in this process, which has imported all that it needs; ``together`` sites' batches are one."""
+    batch, image, fixed = _parts(job, data, measured)
+    if not measured.gpus:
+        return [Need(SERVERS * measured.network, fixed, together * image, batch, free_memory())]
+    gpu = Need(0, CONTEXT + fixed, together * image, batch, measured.gpus[0], "GPU ")
+    return [Need(SERVERS * measured.network, WORKER_WITH_GPU + fixed, 0, batch, free_memory()), gpu]
+
+
+def _parts(job: JobSpec, data: Mapping[str, Path], measured: Measured) -> tuple[int, int, int]:
+    """Images in a batch, bytes for each of them, bytes besides."""
+    largest = max(about_counts(read_manifest(folder), job.task.data)["train"] for folder in data.values())
+    image = of_training(0, measured.activations, images=1, side=0)
+    fixed = of_training(measured.network, 0, images=0, side=measured.side)
+    return min(job.task.schedule.batch_size, largest), image, fixed
+
+
+def most_workers(needs: Sequence[Need], workers: int) -> int:
+    """As many of them as memory has room for; 0 if not even one."""
+    return next((n for n in range(workers, 0, -1) if all(need.fits(n) for need in needs)), 0)
+
+
+def most_images(needs: Sequence[Need], workers: int) -> int:
+    """The largest power of two below the batch size at which so many processes fit; 0 if there is none."""
+    smaller = 1 << max(min(need.batch for need in needs) - 1, 0).bit_length() >> 1
+    while smaller > 1:  # batch norms need two
+        if all(replace(need, batch=smaller).fits(workers) for need in needs):
+            return smaller
+        smaller >>= 1
+    return 0
+
+
+def choose_workers(needs: Sequence[Need], *, wanted: int, asked: bool) -> tuple[int, str]:
+    """How many processes may work side by side, and what there is to say about it.
+
+    Args:
+        needs: of each kind of memory.
+        wanted: by the number of cores, or by the user.
+        asked: whether the user named it: then it is kept, or refused.
+
+    Raises:
+        TooLittleMemory: it does not fit; the sentence has a smaller suggestion that does.
+    """
+    tight = [need for need in needs if need.of(wanted) > SPARE * need.free]
+    if not tight:
+        return wanted, ""
+    fitting = most_workers(needs, wanted)
+    if fitting == wanted:
+        return wanted, f"{_said(tight[0], wanted)}: it will be tight"
+    over = next(need for need in needs if not need.fits(wanted))
+    if fitting and not asked:
+        return fitting, f"{_said(over, wanted)}: {fitting} at a time"
+    images = most_images(needs, wanted if fitting else 1)
+    mends = [f"use -t {fitting}"] if fitting else []
+    alone = "use -t 1 and " if wanted > 1 and not fitting else ""
+    mends += [f"{alone}make the job with --set schedule.batch_size={images}"] if images else []
+    mends += [] if mends else ["take smaller images or a smaller network, or free some memory"]
+    raise TooLittleMemory(f"{_said(over, wanted)}: {', or '.join(mends)} (--ignore-memory tries it all the same)")
+
+
+def _said(need: Need, workers: int) -> str:
+    who = "this run needs" if workers == 1 else f"{workers} workers at a time need"
+    return f"{who} about {need.of(workers) / GIGA:.1f} GB of {need.where}memory and {need.free / GIGA:.1f} GB are free"

@@ -1,0 +1,213 @@
+"""Evaluation protocols of more than one model: every site held out in turn, and local models at other sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from fedshift.federation.in_process import SITE_STATE, run_in_process
+from fedshift.federation.model_files import header_of, load_checkpoint, save_checkpoint
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.site import Site
+from fedshift.federation.site.state import StateStore
+from fedshift.schema import results
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.files import write_text
+from fedshift.schema.job import FILE_NAME, JobSpec, read_yaml
+from fedshift.schema.manifest import read_manifest
+from fedshift.schema.messages import Broadcast, Update
+from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores, mean_metrics, own_model
+from fedshift.schema.results import FinalScores, Results, read_results
+
+Which = Literal["best", "last"]
+
+
+def leave_one_out(
+    jobs: Mapping[str, JobSpec],
+    folder: Path,
+    *,
+    name: str,
+    run: Callable[[JobSpec, Path], None],
+    on_site: Callable[[str, bool], None] = lambda site, finished: None,
+) -> LeaveOneOut:
+    """Hold every site out in turn, each in ``folder/<site>``. What has ended there already is not run again.
+
+    Args:
+        jobs: for each site the job that holds it out.
+        folder: where runs and ``leave_one_out.json`` go.
+        name: of the whole.
+        run: runs a job in a folder, and leaves its ``results.json`` there.
+        on_site: called before each site's turn, and told whether its run has ended before.
+
+    Raises:
+        ConfigError: a site's folder holds another job.
+        DataError: a site could not be scored.
+    """
+    for site, job in jobs.items():
+        claim(folder / site, job)
+    found: dict[str, Results] = {}
+    for site, job in jobs.items():
+        ended = _ended(folder / site, site)
+        on_site(site, ended is not None)
+        if ended is None:
+            run(job, folder / site)
+            ended = _ended(folder / site, site)
+        if ended is None:
+            raise DataError(f"{_reason(folder / site, site)}; mend it and repeat the command: only this is done again")
+        found[site] = ended
+    first = next(iter(found.values()))
+    sites = {
+        site: HeldOutSite(data=told.data[site], best=_scores(told, "best", site), last=_scores(told, "last", site))
+        for site, told in found.items()
+    }
+    both: tuple[Which, ...] = ("best", "last")
+    record = LeaveOneOut(
+        job=first.job.model_copy(update={"name": name, "held_out": []}),
+        versions=first.versions,
+        sites=sites,
+        mean={
+            which: {
+                part: mean_metrics(getattr(site, which).scores.get(part, {}) for site in sites.values())
+                for part in ("all", "test")
+            }
+            for which in both
+        },
+    )
+    record.write(folder)
+    return record
+
+
+def cross_site(
+    job: JobSpec,
+    data: Mapping[str, Path],
+    folder: Path,
+    *,
+    device: str = "auto",
+    keep_models: bool = False,
+    on_progress: Callable[[Coordinator], None] | None = None,
+) -> CrossSite:
+    """Score every site's own model at every site's test part, in one process: no federation shows these models.
+
+    A site's own model is what its local training made of the model of the last round, before it is combined; with the
+    method ``single`` it was never combined. A site normalises its images with its own statistics, as it would a model
+    that it has received.
+
+    Args:
+        job: the resolved job.
+        data: each site's prepared folder.
+        folder: where the run and ``cross_site.json`` go.
+        device: as in `run_in_process`.
+        keep_models: leave each site's own model as a model file ``own_models/<site>.pt``.
+        on_progress: as in `run_in_process`.
+    """
+    last = job.task.schedule.rounds
+    models: dict[str, Broadcast] = {}
+
+    def keep(broadcast: Broadcast, update: Update) -> None:
+        if broadcast.round == last:
+            state = StateStore(folder / SITE_STATE / update.site).before(last + 1)
+            personal = state.personal if state else {}
+            trained = update.restored(broadcast.unpacked().weights).weights
+            weights = {**trained, **{key: value.numpy() for key, value in personal.items()}}
+            models[update.site] = Broadcast(round=last, best_round=0, weights=weights, arrays=broadcast.arrays)
+
+    told = run_in_process(job, data, folder, device=device, on_progress=on_progress, on_update=keep).results
+    scores: dict[str, dict[str, dict[str, float]]] = {site: {} for site in models}
+    host: Site | None = None
+    for tested in told.data:
+        # A folder without state: as a site that has taken no part, it has nothing of its own to put into a model.
+        host = Site(job, tested, data=data[tested], state=folder / "visited", device=device, beside=host)
+        for trained, model in models.items():
+            if told.data[tested].n["test"]:
+                scores[trained][tested] = dict(host.evaluate(model, "test").scores)
+    pairs = [(trained == tested, metrics) for trained, row in scores.items() for tested, metrics in row.items()]
+    record = CrossSite(
+        job=told.job,
+        versions=told.versions,
+        data=told.data,
+        scores=scores,
+        mean_own=mean_metrics(metrics for own, metrics in pairs if own),
+        mean_elsewhere=mean_metrics(metrics for own, metrics in pairs if not own),
+    )
+    if keep_models:
+        for site, model in models.items():
+            write_own(site, model, folder, scores=scores[site].get(site, {}))
+    record.write(folder)
+    return record
+
+
+def write_own(site: str, model: Broadcast, folder: Path, *, scores: Mapping[str, float]) -> None:
+    """A model of a single site, with all else as in the last aggregate's file in ``folder``."""
+    content = load_checkpoint(folder / results.LAST)
+    header = header_of(content, where=str(folder / results.LAST))
+    target = own_model(folder, site)
+    target.parent.mkdir(exist_ok=True)
+    save_checkpoint(
+        target,
+        job=header.job,
+        round_=header.round,
+        weights=model.weights,
+        methods={name: {key: value.numpy() for key, value in of.items()} for name, of in content["methods"].items()},
+        personal=(),
+        scores=dict(scores),
+        kind=header.kind,
+        sites=1,
+        statistics=header.statistics,
+        initial_weights=header.initial_weights,
+    )
+
+
+def claim(folder: Path, job: JobSpec) -> None:
+    """Make ``folder`` the job's, or see that it is.
+
+    Raises:
+        ConfigError: it holds another job, or something else.
+    """
+    path = folder / FILE_NAME
+    if path.is_file():
+        if read_yaml(path) != job.dump():
+            raise ConfigError(f"{folder} holds another job: give another --workspace, or remove it")
+        return
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} holds something other than a run: give another --workspace")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(path, yaml.safe_dump(job.dump(), sort_keys=False, allow_unicode=True))
+
+
+def require_training_samples(data: Mapping[str, Path]) -> None:
+    """Refuse sites that can only be held out.
+
+    Args:
+        data: each site's prepared folder.
+
+    Raises:
+        ConfigError: a site has nothing to train on.
+    """
+    without = [site for site, folder in data.items() if not read_manifest(folder).by_split("train")]
+    if without:
+        raise ConfigError(f"{', '.join(without)} has nothing to train on: name the other sites with --sites")
+
+
+def _ended(folder: Path, site: str) -> Results | None:
+    """The results of a run that has scored both models at the site that it holds out."""
+    if not (folder / results.FILE_NAME).is_file():
+        return None
+    told = read_results(folder)
+    final = told.final
+    ended = final is not None and all(site in scores.held_out for scores in (final.best, final.last))
+    return told if ended else None
+
+
+def _reason(folder: Path, site: str) -> str:
+    rejected = [fault for record in read_results(folder).evaluations for fault in record.rejected]
+    said = next((f"{fault.key}: {fault.reason}" for fault in rejected if fault.site == site), "it did not answer")
+    return f"site {site} could not be scored ({said})"
+
+
+def _scores(told: Results, which: Which, site: str) -> ModelScores:
+    assert told.final is not None
+    scores: FinalScores = getattr(told.final, which)
+    return ModelScores(round=scores.round, scores=scores.held_out[site], evaluations=scores.evaluations.get(site, {}))

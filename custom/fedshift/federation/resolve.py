@@ -1,0 +1,237 @@
+"""From names on a command line to a resolved job: app file, protocol, methods, ``--set`` options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import yaml
+from torch import nn
+
+from fedshift import methods
+from fedshift.federation import compression, encryption
+from fedshift.federation.server import robust
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import EvaluationSpec, FederationSpec, JobSpec, TaskSpec, WeightsSpec, read_yaml
+from fedshift.schema.strict import nearest
+from fedshift.schema.task_files import Numbered, apps_dir, tasks
+from fedshift.tasks.base import Task, build_task
+from fedshift.tasks.stages import StagedNetwork
+
+APART = {"federation": "federation.min_sites", "evaluation": "evaluation.gradient_norm"}
+"""Keys of a job that are not its task's, and an example of what is below."""
+
+
+def resolve(
+    task: str,
+    method_names: str,
+    *,
+    protocol: str | None = None,
+    sites: Sequence[str] | None = None,
+    held_out: Sequence[str] | None = None,
+    options: Sequence[str] = (),
+    seed: int = 0,
+    name: str | None = None,
+    weights: WeightsSpec | None = None,
+) -> JobSpec:
+    """A job from names.
+
+    Args:
+        task: a file of ``apps/`` without its ending, or the path of such a file of one's own, ending in ``.yaml``.
+        method_names: method names joined by ``+``.
+        protocol: one of the task's protocols.
+        sites: a part of the sites that train.
+        held_out: these of the task's sites only score the final models, all others train. By default the task says
+            who is held out.
+        options: ``path=value`` pairs; a path begins with a method's name, ``federation``, ``evaluation``, or a key of
+            the task.
+        seed: the seed of the whole job.
+        name: the job's name; by default methods and task joined by ``_``.
+        weights: the file to start from; in place of one that the task names.
+
+    Raises:
+        ConfigError: any name, key or value that does not fit.
+    """
+    raw, where = _read_task(task)
+    protocols: dict[str, Any] = raw.pop("protocols", None) or {}
+    if not isinstance(protocols, dict) or not all(isinstance(changes, dict) for changes in protocols.values()):
+        raise ConfigError(f"{where}: 'protocols' must map names to settings")
+    names = [part.strip() for part in method_names.split("+")]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"method named twice in {method_names!r}")
+    # With FedAvg among them if nothing else combines updates; options may then name it.
+    chosen: dict[str, dict[str, Any]] = {m.name: {} for m in methods.load({part: {} for part in names})}
+    if protocol is not None:
+        if protocol not in protocols:
+            raise ConfigError(f"{where} has no protocol {protocol!r}{nearest(protocol, protocols)}")
+        changes: dict[str, Any] = dict(protocols[protocol])
+        absent = [method for method in changes.pop("requires", ()) if method not in chosen]
+        if absent:
+            raise ConfigError(
+                f"protocol {protocol} of task {raw['name']} needs the method {absent[0]}: write "
+                f"{'+'.join([method_names, *absent])}"
+            )
+        for method, method_options in changes.pop("methods", {}).items():
+            if method in chosen:
+                chosen[method].update(method_options)
+        raw = _merge(raw, changes)
+        raw["protocol"] = protocol
+    apart = {key: _mapping(raw.pop(key, None), f"{where}: {key!r}") for key in APART}
+    for option in options:
+        _apply(option, raw=raw, chosen=chosen, apart=apart)
+    for key in ("sites", "held_out"):
+        if isinstance(raw.get(key), dict):
+            raw[key] = Numbered.parse(raw[key], where=f"{where}: {key}").names
+    if sites is not None or held_out is not None:
+        _choose_sites(raw, sites, held_out, where)
+    if weights is not None and isinstance(raw.get("network"), dict):
+        raw["network"] = raw["network"] | {"weights": weights.model_dump()}
+    spec = TaskSpec.parse(raw, where=where)
+    loaded = methods.load(chosen)
+    federation_spec = _federation(apart["federation"], len(spec.sites))
+    raw_job = {
+        "schema": 1,
+        "name": name or "_".join([*names, spec.name]),
+        "seed": seed,
+        "task": spec,
+        "methods": {m.name: m.config.model_dump(mode="json") for m in loaded},
+        "federation": federation_spec,
+        "evaluation": EvaluationSpec.parse(apart["evaluation"], where="evaluation"),
+    }
+    job = JobSpec.parse(raw_job, where="job")
+    # What only the network, the kind of task or a method can tell is told now, not when the sites start.
+    built = build_task(job)
+    net = built.network()
+    _try(net, built, spec)
+    methods.check(loaded, job, net)
+    robust.check(loaded, job, net)
+    encryption.check(loaded, job, net)
+    compression.check(loaded, job)
+    methods.array_specs(loaded, net, built.sizes)
+    return job
+
+
+def _mapping(value: Any, what: str) -> dict[str, Any]:
+    """A copy that options may change."""
+    if not isinstance(value or {}, dict):
+        raise ConfigError(f"{what} must hold keys and values, not {value!r}")
+    return dict(value or {})
+
+
+def _choose_sites(raw: dict[str, Any], sites: Sequence[str] | None, held_out: Sequence[str] | None, where: str) -> None:
+    """Put the named sites into ``raw``, in the task's order."""
+    for key, value in (("sites", raw.get("sites")), ("held_out", raw.get("held_out", []))):
+        if not isinstance(value, list):
+            raise ConfigError(f"{where}: {key!r} must be a list of names")
+    everyone = [*raw["sites"], *raw.get("held_out", [])]
+    for site in (*(sites or ()), *(held_out or ())):
+        if site not in everyone:
+            raise ConfigError(f"{where} has no site {site!r}{nearest(site, everyone)}")
+    if held_out is not None:
+        raw["held_out"] = [site for site in everyone if site in held_out]
+        raw["sites"] = [site for site in everyone if site not in held_out]
+    if sites is not None:
+        out = [site for site in sites if site in raw.get("held_out", [])]
+        if out:
+            raise ConfigError(
+                f"{where}: {', '.join(out)} cannot train, as the job holds it out: leave it out of --sites, or name "
+                "others with --held-out"
+            )
+        raw["sites"] = [site for site in raw["sites"] if site in sites]
+
+
+_fitting: set[tuple[object, ...]] = set()
+"""Networks and sizes that `_try` has tried with success: a comparison resolves hundreds of jobs."""
+
+
+def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
+    """One image through the network: what does not fit would else be found at every site."""
+    key = (spec.kind, spec.network.model_dump_json(), *sorted(task.sizes.items()))
+    if key in _fitting:
+        return
+    rows, columns, classes = task.sizes["rows"], task.sizes["columns"], task.sizes["classes"]
+    wanted = (1, classes, rows, columns) if task.images_are_slices else (1, classes)
+    channels = cast(StagedNetwork, net).in_channels
+    try:
+        with torch.inference_mode():
+            shape = tuple(net.eval()(torch.zeros(1, channels, rows, columns)).shape)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"task {spec.name}: network {spec.network.name} cannot take images of {rows} x {columns} "
+            f"({str(error).splitlines()[0]}): change network.name, network.options or data"
+        ) from None
+    if shape != wanted:
+        raise ConfigError(
+            f"task {spec.name}: network {spec.network.name} answers an image with {shape}, {spec.kind} needs {wanted}: "
+            "change network.name"
+        )
+    _fitting.add(key)
+
+
+def _federation(raw: dict[str, Any], n_sites: int) -> FederationSpec:
+    """By default all sites but one must answer."""
+    drawn = FederationSpec.parse({"min_sites": 1, **raw}, where="federation").sites_per_round
+    asked = drawn or n_sites
+    spec = FederationSpec.parse({"min_sites": max(1, asked - 1), **raw}, where="federation")
+    for key, value, most, what in (
+        ("sites_per_round", spec.sites_per_round or n_sites, n_sites, "the job has only"),
+        ("hosts", spec.hosts or n_sites, n_sites, "the job has only"),
+        ("min_sites", spec.min_sites, asked, "a round has only"),
+    ):
+        if value > most:
+            raise ConfigError(f"federation.{key} is {value}, but {what} {most} sites")
+    return spec
+
+
+def _read_task(task: str) -> tuple[dict[str, Any], str]:
+    """A task file, and how to name it in errors."""
+    if task.endswith((".yaml", ".yml")):
+        return read_yaml(Path(task)), task
+    if task not in tasks():
+        raise ConfigError(f"there is no task {task!r}{nearest(task, tasks())}, or the path of a .yaml file")
+    return read_yaml(apps_dir() / f"{task}.yaml"), f"apps/{task}.yaml"
+
+
+def _apply(
+    option: str, *, raw: dict[str, Any], chosen: dict[str, dict[str, Any]], apart: dict[str, dict[str, Any]]
+) -> None:
+    """Put one ``path=value`` where it belongs."""
+    path, sign, text = option.partition("=")
+    first, *rest = path.split(".")
+    if not sign or not first:
+        raise ConfigError(f"--set takes path=value, such as fedfa.p=0.3, not {option!r}")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {option}: the value is not valid YAML, such as 0.3, name or [1, 2]") from None
+    if first in methods.available() and rest:
+        if first not in chosen:
+            raise ConfigError(f"--set {option}: the job does not use method {first}")
+        chosen[first][".".join(rest)] = value
+        return
+    known = [*TaskSpec.model_fields, *APART, *chosen]
+    if first not in known:
+        raise ConfigError(f"--set {option}: unknown key {first!r}{nearest(first, known)}")
+    if path == "network.name":
+        raw["network"] = {"name": value}  # another network has other options
+        return
+    target = apart.get(first, raw)
+    keys = rest if first in apart else [first, *rest]
+    if not keys:
+        raise ConfigError(f"--set {option}: name a key below {first!r}, such as {APART[first]}")
+    for key in keys[:-1]:
+        target = target.setdefault(key, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"--set {option}: {key!r} holds a value, not keys")
+    target[keys[-1]] = value
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """``changes`` over ``base``, mapping by mapping; a network is replaced whole."""
+    merged = dict(base)
+    for key, value in changes.items():
+        inner = isinstance(value, dict) and isinstance(merged.get(key), dict) and key != "network"
+        merged[key] = _merge(merged[key], value) if inner else value
+    return merged

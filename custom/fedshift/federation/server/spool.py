@@ -1,0 +1,104 @@
+"""Accepted updates wait on disk, so that memory does not grow with the number of sites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+import numpy as np
+
+from fedshift.federation.server.guard import Change
+from fedshift.schema.messages import Update
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an array lies in the file, and what it is."""
+
+    offset: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+class StoredUpdate:
+    """An accepted update whose arrays wait on disk: each is read when it is asked for, and not kept."""
+
+    def __init__(self, update: Update, path: Path, change: Change) -> None:
+        """Write the arrays of ``update`` to ``path``; ``change`` is what the guard has measured."""
+        self.change = change
+        self.site, self.n_samples, self.n_steps = update.site, update.n_samples, update.n_steps
+        self.metrics: Mapping[str, float] = update.metrics
+        parts = {"weights": update.weights, **{f"arrays/{name}": named for name, named in update.arrays.items()}}
+        path.parent.mkdir(exist_ok=True)
+        self._path = path
+        self._file: BufferedReader | None = None
+        self._index: dict[str, dict[str, _Place]] = {}
+        with path.open("wb") as file:
+            for part, named in parts.items():
+                self._index[part] = {}
+                for key, value in named.items():
+                    array = np.asarray(value, order="C")
+                    self._index[part][key] = _Place(file.tell(), array.dtype, array.shape)
+                    file.write(_bytes(array))
+
+    @property
+    def weights(self) -> Mapping[str, np.ndarray]:
+        """Network key to array."""
+        return _OnDisk(self, "weights")
+
+    @property
+    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray]]:
+        """Method to its arrays by name."""
+        names = [part.removeprefix("arrays/") for part in self._index if part != "weights"]
+        return {name: _OnDisk(self, f"arrays/{name}") for name in names}
+
+    def read(self, part: str, key: str) -> np.ndarray:
+        """One array.
+
+        Raises:
+            KeyError: the update has none of that name.
+        """
+        place = self._index[part][key]
+        if self._file is None:
+            self._file = self._path.open("rb")
+        self._file.seek(place.offset)
+        array = np.empty(place.shape, place.dtype)
+        if self._file.readinto(_bytes(array)) != array.nbytes:
+            raise OSError(f"{self._path} has become shorter since it was written: the disk is full or broken")
+        return array
+
+    def keys(self, part: str) -> Set[str]:
+        """Names in a part."""
+        return self._index[part].keys()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _OnDisk(Mapping[str, np.ndarray]):
+    """A part of a stored update."""
+
+    def __init__(self, update: StoredUpdate, part: str) -> None:
+        self._update, self._part = update, part
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return self._update.read(self._part, key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._update.keys(self._part)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._update.keys(self._part))
+
+    def __len__(self) -> int:
+        return len(self._update.keys(self._part))
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    """What an array in C order holds; not a copy."""
+    return array.reshape(-1).view(np.uint8).data

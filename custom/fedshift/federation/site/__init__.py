@@ -1,0 +1,1 @@
+"""A site's side of a round: train, score, and send what its policy allows."""

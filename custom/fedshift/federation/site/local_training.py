@@ -1,0 +1,119 @@
+"""Local training and prediction of one site: the loops that the methods hook into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import repeat
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.data.samples import Samples
+from fedshift.methods import ClientChain
+from fedshift.methods.base import Batch, Run
+from fedshift.methods.shared.passes import Replayed
+from fedshift.schema.errors import Stopped
+from fedshift.schema.job import OptimizerSpec, ScheduleSpec
+from fedshift.schema.seeding import derive_seed, generator, seeded_global
+from fedshift.tasks.base import Part, SiteData, Task
+from fedshift.tasks.precision import arrange, autocast
+
+
+def make_optimizer(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
+    """Adam (with L2 weight decay, as the papers' code) or SGD."""
+    if spec.name == "adam":
+        return torch.optim.Adam(net.parameters(), lr=spec.lr, weight_decay=spec.weight_decay)
+    return torch.optim.SGD(net.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
+
+
+def train(task: Task, data: Samples, chain: ClientChain, run: Run, schedule: ScheduleSpec) -> tuple[int, float]:
+    """A round of local epochs or steps. Returns optimiser steps and the mean loss of a step."""
+    net, optimizer = run.net, run.optimizer
+    assert optimizer is not None
+    device = next(net.parameters()).device
+    total = torch.zeros((), device=device)
+    net.train()
+    with seeded_global(derive_seed(run.seed, run.site, run.round, "layers")):
+        for x, y in batches(data, run, schedule):
+            if run.stop():
+                raise Stopped(f"site {run.site}, round {run.round}: stopped before it was done")
+            batch = chain.batch(Batch(arrange(x, schedule.precision, device), y.to(device)))
+            total += chain.step(Replayed(run, partial(_compute, task, chain, run, schedule, batch)), optimizer.step)
+            run.step += 1
+    return run.step, float(total) / max(run.step, 1)
+
+
+def batches(data: Samples, run: Run, schedule: ScheduleSpec) -> Iterator[tuple[Tensor, Tensor]]:
+    """A round's batches: ``local_epochs`` shuffled epochs, or ``local_steps`` batches from as many as it takes."""
+    order = generator(run.seed, run.site, run.round, "order")
+    augmentation = generator(run.seed, run.site, run.round, "augmentation")
+    steps = schedule.local_steps
+    for _ in repeat(None) if steps is not None else range(schedule.local_epochs):
+        for batch in data.train_batches(
+            batch_size=schedule.batch_size, order=order, augmentation=augmentation, drop_last=schedule.drop_last
+        ):
+            yield batch
+            if steps is not None:
+                steps -= 1
+                if steps == 0:
+                    return
+
+
+def _compute(task: Task, chain: ClientChain, run: Run, schedule: ScheduleSpec, batch: Batch) -> Tensor:
+    """Loss and gradients of one batch."""
+    assert run.optimizer is not None
+    run.optimizer.zero_grad(set_to_none=True)
+    with autocast(schedule.precision, batch.x.device):
+        logits = run.net(batch.x)
+    loss = chain.loss(batch, logits, task.loss(logits, batch.y))
+    loss.backward()  # type: ignore[no-untyped-call]
+    chain.gradients()
+    return loss.detach()
+
+
+def predict(data: SiteData, chain: ClientChain, net: nn.Module, part: Part, schedule: ScheduleSpec) -> Iterator[Tensor]:
+    """Predicted classes of a part of a site, batch by batch, (B, …) uint8 on the CPU."""
+    for logits in _logits(data, chain, net, part, schedule):
+        yield logits.argmax(1).to("cpu", torch.uint8)
+
+
+def probabilities(
+    data: SiteData, chain: ClientChain, net: nn.Module, part: Part, schedule: ScheduleSpec
+) -> Iterator[Tensor]:
+    """Probabilities of the classes for a part of a site, batch by batch, (B, K, …) float32 on the CPU.
+
+    Where a broken model gives no number there is 0 for every class: such a model is scored like any other.
+    """
+    for logits in _logits(data, chain, net, part, schedule):
+        yield logits.float().softmax(1).nan_to_num(0).cpu()
+
+
+@torch.inference_mode()
+def _logits(data: SiteData, chain: ClientChain, net: nn.Module, part: Part, schedule: ScheduleSpec) -> Iterator[Tensor]:
+    device = next(net.parameters()).device
+    net.eval()
+    for x in data.eval_images(part):
+        x = chain.inputs(arrange(x, schedule.precision, device), training=False)
+        with autocast(schedule.precision, device):
+            logits = net(x)
+        yield logits
+
+
+def gradient_norm(task: Task, data: SiteData, chain: ClientChain, net: nn.Module, part: Part) -> float:
+    """The norm of the gradient of the mean loss over a part of a site, in evaluation mode, without augmentation.
+
+    A measure of how far the site's optimum is from the model ("Mitigating Data Heterogeneity…", Eq. 5, where its
+    square is averaged over sites). In float32, whatever the precision of training; over all parameters.
+    """
+    device = next(net.parameters()).device
+    net.eval()
+    net.zero_grad(set_to_none=True)
+    total = data.count(part)
+    for index in data.eval_index(part):
+        x = chain.inputs(data.images(index).to(device), training=False)
+        loss = task.loss(net(x), data.labels(index).to(device))
+        (loss * (len(index) / total)).backward()  # type: ignore[no-untyped-call]
+    squares = [p.grad.double().square().sum() for p in net.parameters() if p.grad is not None]
+    net.zero_grad(set_to_none=True)
+    return float(torch.stack(squares).sum().sqrt())

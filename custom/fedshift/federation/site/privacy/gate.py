@@ -1,0 +1,367 @@
+"""Where a site's policy is enforced: between what the methods made of the site's data and the message that leaves.
+
+What noise protects, and against what, is in ``docs/security.md``. In short:
+
+- An array that is a mean over n training images of a number that the task bounds, with at most k images of one case:
+  putting another case (with as many images) in a case's place moves it by at most k/n of the range. Arrays are
+  measured in their ranges and take noise together.
+- Statistics of features have no bound, and depend on a case also by way of the weights that it helped to train. Their
+  difference to what the site received is scaled down to norm ``clip``. Whatever data the site has, two such messages
+  are at most 2·clip apart.
+- The change of the network's parameters likewise.
+
+Counts of samples and steps are taken as known to everybody: they leave without noise in any case.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from math import isfinite, sqrt
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+from torch import nn
+
+from fedshift import methods
+from fedshift.federation.site.privacy.accounting import epsilon_of, noise_multiplier
+from fedshift.federation.site.privacy.noise import NoiseSource
+from fedshift.methods import Method
+from fedshift.methods.base import ArraySpec
+from fedshift.schema.errors import PolicyError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Broadcast, MethodArrays, Update, Weights
+from fedshift.schema.policy import Noise, Policy
+from fedshift.tasks.base import SiteData, Task
+
+log = logging.getLogger("fedshift")
+
+LEAST_DEVIATION = 0.05
+"""Of the images' range: a noisy deviation is not below this, since other sites divide by it. The most is 0.5, and a
+ratio of 10 is well within what the guard takes for alike."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+Group = Literal["images", "features"]
+"""What arrays take noise together: means over images of bounded numbers, or statistics of features."""
+
+
+@dataclass(frozen=True)
+class Population:
+    """Who is in a site's training part. ``largest`` is the number of images of the case that has most."""
+
+    images: int
+    cases: int
+    largest: int
+    fewest_of_a_class: int
+    """Images of the class that has fewest, of those that have any; ``cases`` where pixels have classes."""
+
+    @classmethod
+    def of(cls, data: SiteData) -> Population:
+        """Count."""
+        counts = np.unique(data.cases("train"), return_counts=True)[1]
+        members = data.members("train")
+        one = data.labels(members[:1])
+        fewest = len(counts)
+        if one.dim() == 1 and len(members):
+            fewest = int(np.unique(data.labels(members).numpy(), return_counts=True)[1].min())
+        return cls(len(members), len(counts), int(counts.max(initial=0)), fewest)
+
+
+class Budget:
+    """The noise that a job's messages of one sort need, and what they have cost so far."""
+
+    def __init__(self, noise: Noise, *, once: int, per_round: int, rounds: int) -> None:
+        """``once`` messages in the statistics round and ``per_round`` in each of ``rounds`` others."""
+        self.delta = noise.delta
+        self._once, self._per_round = once, per_round
+        self.multiplier = noise.multiplier or 0.0
+        messages = once + per_round * rounds
+        if noise.epsilon is not None and messages:
+            self.multiplier = noise_multiplier(noise.epsilon, noise.delta, messages)
+        self.total = self.spent(rounds)
+
+    def spent(self, round_: int) -> float:
+        """ε after a round."""
+        messages = self._once + self._per_round * round_
+        return epsilon_of(self.delta, sqrt(messages) / self.multiplier) if messages else 0.0
+
+
+class Gate:
+    """A site's policy in one job."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        site: str,
+        job: JobSpec,
+        task: Task,
+        loaded: tuple[Method, ...],
+        net: nn.Module,
+        data: SiteData,
+        folder: Path,
+    ) -> None:
+        """Count the site's cases and work out the noise.
+
+        Args:
+            policy: the site's.
+            site: its name.
+            job: the resolved job.
+            task: the job's.
+            loaded: the job's methods.
+            net: the job's network.
+            data: the site's.
+            folder: where the site keeps the job's state.
+        """
+        self._policy, self._site, self._job = policy, site, job
+        self._range = task.intensities
+        self._specs = methods.array_specs(loaded, net, task.sizes)
+        withheld = frozenset().union(*(m.client().withheld(net) for m in loaded))
+        self._trainable = frozenset(name for name, _ in net.named_parameters())
+        self._measured = sorted(
+            name for name, buffer in net.named_buffers() if buffer.is_floating_point() and name not in withheld
+        )
+        self._population = Population.of(data)
+        self._source = NoiseSource(folder, site)
+        self._rounds = job.task.schedule.rounds
+        self._statistics = self._weights = None
+        if policy.statistics is not None:
+            groups = {(spec.when, group_of(spec)) for named in self._specs.values() for spec in named.values()}
+            once, each = (sum(when == w and group is not None for when, group in groups) for w in ("once", "round"))
+            self._statistics = Budget(policy.statistics, once=once, per_round=each, rounds=self._rounds)
+        if policy.weights is not None:
+            sent = int(bool(self._trainable - withheld))
+            self._weights = Budget(policy.weights, once=0, per_round=sent, rounds=self._rounds)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the site's training images may be trained on."""
+        return self._policy.train
+
+    @property
+    def tells_own_model(self) -> bool:
+        """Whether scores may leave of a model that the site has trained on for itself: noise would not reach it."""
+        return self._policy.weights is None
+
+    def admit(self, broadcast: Broadcast) -> str:
+        """Before a task whose answer has something of the training images in it. Returns what `release` needs.
+
+        Raises:
+            PolicyError: the policy forbids the job, what came is not finite, or noise forbids a second answer.
+        """
+        if not self._policy.train:
+            raise PolicyError(
+                f"site {self._site} only evaluates (privacy.train: false): hold it out ('fedshift job --held-out')"
+            )
+        if self._policy.encryption == "required" and self._job.federation.encryption is None:
+            raise PolicyError(
+                f"site {self._site}: its policy wants updates encrypted (privacy.encryption: required), and job "
+                f"{self._job.name} does not encrypt them: add '--set federation.encryption=ckks'"
+            )
+        if not self._population.images and (self._statistics or self._weights):
+            raise PolicyError(
+                f"site {self._site}: its policy puts noise on what leaves, and the site has no training cases: hold it "
+                "out ('fedshift job --held-out'), and ask it for scores only"
+            )
+        for method, named in self._specs.items():
+            for name, spec in named.items():
+                self._check(method, name, spec)
+        if self._policy.weights is not None and self._measured:
+            raise PolicyError(
+                f"site {self._site}: its policy puts noise on the network (privacy.weights), and the running "
+                f"statistics of {self._job.task.network.name} ({self._measured[0]} and others) would leave without: "
+                "add method fedbn, or choose a network without batch norm"
+            )
+        self._require_finite(broadcast)
+        if self._statistics is None and self._weights is None:
+            return ""
+        if not 0 <= broadcast.round <= self._rounds:
+            raise PolicyError(
+                f"site {self._site}: round {broadcast.round} is beyond the job's {self._rounds}, for which its noise "
+                "was worked out: start another job"
+            )
+        return self._source.claim(broadcast)
+
+    def release(self, update: Update, broadcast: Broadcast, asked: str) -> Update:
+        """The answer as it may leave: arrays and weights with noise where the policy says so.
+
+        Args:
+            update: what the methods made.
+            broadcast: what it answers.
+            asked: from `admit`.
+        """
+        told: list[str] = []
+        arrays, weights, metrics = update.arrays, update.weights, update.metrics
+        for method, named in arrays.items():
+            for name in named:
+                if name not in self._specs.get(method, {}):
+                    raise PolicyError(f"site {self._site}: method {method} does not say that it sends {name!r}")
+        if asked:
+            self._source.settle(update)
+        if self._statistics is not None:
+            arrays = self._noisy_arrays(arrays, broadcast, asked, self._statistics, told)
+        if self._weights is not None and weights:
+            weights = self._noisy_weights(weights, broadcast, asked, self._weights, told)
+        if self._weights is not None:
+            metrics = {name: value for name, value in metrics.items() if name != "train_loss"}
+            told.append("the training loss stays here")
+        kinds = sorted({self._specs[method][name].kind for method, named in arrays.items() for name in named})
+        told.insert(0, f"leaves: {', '.join([*kinds, *(['network'] if weights else [])]) or 'counts'}")
+        log.info("site %s, round %d: privacy policy: %s", self._site, update.round, "; ".join(told))
+        return replace(update, arrays=arrays, weights=weights, metrics=metrics)
+
+    def _require_finite(self, broadcast: Broadcast) -> None:
+        """Changes are measured against what came: one number that is none would hide how long they are."""
+        for part, arrays in {"weights": broadcast.weights, **broadcast.arrays}.items():
+            for name, array in arrays.items():
+                if not np.isfinite(array).all():
+                    raise PolicyError(
+                        f"site {self._site}, round {broadcast.round}: the server sent {part}/{name} with numbers that "
+                        "are not finite, which no honest server does: ask who runs it"
+                    )
+
+    def _check(self, method: str, name: str, spec: ArraySpec) -> None:
+        policy, population = self._policy, self._population
+        who = f"site {self._site}: method {method} sends {name!r}, of kind {spec.kind},"
+        if spec.kind not in policy.allow:
+            raise PolicyError(
+                f"{who} which the site's policy does not allow (privacy.allow: {', '.join(policy.allow) or 'none'}): "
+                "choose another method, or ask the site"
+            )
+        by_class = spec.kind == "prototypes"
+        if (population.fewest_of_a_class if by_class else population.cases) < policy.min_cases:
+            of_a_class = "of a class " if by_class else ""
+            raise PolicyError(
+                f"{who} and has fewer training cases {of_a_class}than its policy wants for that "
+                f"(privacy.min_cases: {policy.min_cases}): choose another method, or leave the site out"
+            )
+        group = group_of(spec)
+        if policy.weights is not None and (spec.kind != "statistics" or policy.statistics is None):
+            raise PolicyError(
+                f"{who} on which its policy puts no noise, while it does on the network (privacy.weights): choose "
+                "another method" + ("" if spec.kind != "statistics" else ", or set privacy.statistics at the site")
+            )
+        if policy.statistics is not None and spec.kind == "statistics":
+            if group is None:
+                raise PolicyError(
+                    f"{who} and privacy.statistics cannot put noise on it, since the method does not say what one case "
+                    "can do to it: choose another method or option"
+                )
+            if group == "features" and policy.statistics.clip is None:
+                raise PolicyError(f"{who} which nothing bounds: set privacy.statistics.clip at the site")
+
+    def _noisy_arrays(
+        self, arrays: MethodArrays, broadcast: Broadcast, asked: str, budget: Budget, told: list[str]
+    ) -> MethodArrays:
+        groups: dict[Group, dict[tuple[str, str], np.ndarray]] = {}
+        for method, named in arrays.items():
+            for name, array in named.items():
+                group = group_of(self._specs[method][name])
+                if group is not None:
+                    groups.setdefault(group, {})[method, name] = array
+        noisy = {method: dict(named) for method, named in arrays.items()}
+        for group, members in groups.items():
+            add = self._on_images if group == "images" else self._on_features
+            for (method, name), array in add(members, broadcast, asked, budget, told).items():
+                spec = self._specs[method][name]
+                noisy[method][name] = np.asarray(np.clip(array, spec.low, spec.high), spec.dtype)
+        if groups:
+            told.append(self._account("statistics", budget, broadcast.round))
+        return noisy
+
+    def _on_images(
+        self,
+        members: Mapping[tuple[str, str], np.ndarray],
+        broadcast: Broadcast,
+        asked: str,
+        budget: Budget,
+        told: list[str],
+    ) -> dict[tuple[str, str], np.ndarray]:
+        """Means over images of numbers that lie in a range."""
+        low, high = self._range
+        elements = sum(array.size for array in members.values())
+        share = self._population.largest / self._population.images
+        deviation = budget.multiplier * share * sqrt(elements)  # in ranges
+        result = {}
+        for (method, name), array in members.items():
+            if self._specs[method][name].mean_of == "intensities":
+                scale, least, most = deviation * (high - low), low, high
+            else:  # no deviation is above half the range
+                scale, least, most = deviation * (high - low) / 2, LEAST_DEVIATION * (high - low), (high - low) / 2
+            value = array + scale * self._source.draw(asked, f"{method}/{name}", array.shape)
+            result[method, name] = np.clip(value, least, most)
+            told.append(f"{method}/{name} with noise of deviation {scale:.3g}")
+        return result
+
+    def _on_features(
+        self,
+        members: Mapping[tuple[str, str], np.ndarray],
+        broadcast: Broadcast,
+        asked: str,
+        budget: Budget,
+        told: list[str],
+    ) -> dict[tuple[str, str], np.ndarray]:
+        """Statistics without a range: their difference to the received ones, clipped."""
+        assert self._policy.statistics is not None and self._policy.statistics.clip is not None
+        clip = self._policy.statistics.clip
+        received = {}
+        for (method, name), array in members.items():
+            known = broadcast.arrays.get(method, {}).get(name)
+            fits = known is not None and known.shape == array.shape
+            received[method, name] = known if known is not None and fits else np.zeros_like(array)
+        changes = self._clipped({key: array.astype(np.float64) - received[key] for key, array in members.items()}, clip)
+        deviation = 2 * clip * budget.multiplier
+        told.append(
+            f"{len(members)} statistics of features with their change clipped to {clip:g} and noise of deviation "
+            f"{deviation:.3g}"
+        )
+        return {
+            key: received[key] + change + deviation * self._source.draw(asked, "/".join(key), change.shape)
+            for key, change in changes.items()
+        }
+
+    def _noisy_weights(
+        self, weights: Weights, broadcast: Broadcast, asked: str, budget: Budget, told: list[str]
+    ) -> Weights:
+        assert self._policy.weights is not None
+        clip = self._policy.weights.clip
+        received = {key: broadcast.weights[key].astype(np.float64) for key in sorted(self._trainable & set(weights))}
+        if not received:
+            return weights
+        changes = self._clipped({key: weights[key].astype(np.float64) - value for key, value in received.items()}, clip)
+        deviation = 2 * clip * budget.multiplier
+        noisy = dict(weights)
+        for key, change in changes.items():
+            value = received[key] + change + deviation * self._source.draw(asked, f"weights of {key}", change.shape)
+            noisy[key] = np.asarray(value, weights[key].dtype)
+        told.append(f"network with its change clipped to {clip:g} and noise of deviation {deviation:.3g}")
+        told.append(self._account("network", budget, broadcast.round))
+        return noisy
+
+    def _clipped(self, changes: Mapping[Key, np.ndarray], norm: float) -> dict[Key, np.ndarray]:
+        """The same arrays, scaled down together if their common L2 norm is above ``norm``."""
+        length = sqrt(sum(float(np.square(change).sum()) for change in changes.values()))
+        # Depends on the data: for who looks for a good bound, at the site only, and not in the ordinary log.
+        log.debug("site %s: a change of norm %.3g meets the bound %.3g", self._site, length, norm)
+        if not isfinite(length):
+            raise PolicyError(
+                f"site {self._site}: what noise is to cover has no finite distance to what the server sent, so it "
+                "cannot be clipped and does not leave: ask who runs the server"
+            )
+        factor = 1.0 if length <= norm else norm / length
+        return {key: factor * change for key, change in changes.items()}
+
+    def _account(self, what: str, budget: Budget, round_: int) -> str:
+        return (
+            f"epsilon of the {what} so far {budget.spent(round_):.3g} of {budget.total:.3g} at delta {budget.delta:g}"
+        )
+
+
+def group_of(spec: ArraySpec) -> Group | None:
+    """With what an array takes noise; None if it takes none."""
+    if spec.mean_of is None:
+        return None
+    return "features" if spec.mean_of == "features" else "images"

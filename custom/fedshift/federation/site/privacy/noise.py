@@ -1,0 +1,136 @@
+"""Gaussian noise from a secret of the site, and a record of what was answered: both in the site's state folder.
+
+The server knows the job's seed and would subtract noise that came from it. Noise here comes from 32 random bytes that
+never leave the site. It depends on the question too, so that a task that is repeated gets the same bytes, and there is
+no second draw to average with the first. What the noise hides would be laid bare by a second answer that differs from
+the first in anything but the noise. So another question in the same round gets no answer, nor does the same one where
+the site would answer differently by now (its state was damaged; a GPU adds up in another order).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+
+from fedshift.schema.errors import ConfigError, DataError, PolicyError
+from fedshift.schema.messages import Broadcast, Update
+from fedshift.schema.strict import Strict
+
+SECRET, ANSWERED = "noise.secret", "answered.json"
+LENGTH = 32
+"""Bytes of the secret."""
+
+
+def gaussian(key: bytes, shape: tuple[int, ...]) -> np.ndarray:
+    """Standard normal numbers, float64, that nobody without ``key`` can tell from others (SHAKE-256, Box-Muller)."""
+    count = int(np.prod(shape, dtype=int))
+    pairs = (count + 1) // 2
+    words = np.frombuffer(hashlib.shake_256(key).digest(16 * pairs), "<u8").reshape(2, pairs)
+    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0
+    radius, angle = np.sqrt(-2 * np.log(uniform[0])), 2 * np.pi * uniform[1]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count].reshape(shape)
+
+
+def fingerprint(message: Broadcast | Update, key: bytes) -> str:
+    """HMAC-SHA-256 of a message's round, weights and arrays."""
+    digest = hmac.new(key, str(message.round).encode(), "sha256")
+    parts = {"weights": message.weights, **{f"arrays of {name}": part for name, part in message.arrays.items()}}
+    for part, arrays in sorted(parts.items()):
+        for name, array in sorted(arrays.items()):
+            value = np.asarray(array)
+            digest.update(json.dumps([part, name, str(value.dtype), value.shape]).encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
+
+
+class _Record(Strict):
+    """What was asked and answered, by round."""
+
+    rounds: dict[str, dict[str, str]]
+
+
+class NoiseSource:
+    """One site's noise in one job."""
+
+    def __init__(self, folder: Path, site: str) -> None:
+        """``folder`` holds the secret; both are made when first needed."""
+        self._folder, self._site = folder, site
+
+    def claim(self, broadcast: Broadcast) -> str:
+        """Before an answer: the question's fingerprint, if it is the round's first or that one again.
+
+        Raises:
+            PolicyError: the round was answered already, when something else was asked.
+            DataError: the secret or the record is damaged.
+        """
+        if not self._path(SECRET).is_file() and not self._answered():
+            _write(self._path(SECRET), secrets.token_bytes(LENGTH))
+        asked = fingerprint(broadcast, self._secret())
+        self._note(broadcast.round, "asked", asked, "was answered before for another model")
+        return asked
+
+    def settle(self, update: Update) -> None:
+        """Before noise is put on an answer: it is the round's first, or that one again.
+
+        Raises:
+            PolicyError: another answer was given in the round.
+        """
+        self._note(
+            update.round, "answered", fingerprint(update, self._secret()), "was answered before with other numbers"
+        )
+
+    def _note(self, round_: int, what: str, value: str, otherwise: str) -> None:
+        record = self._answered()
+        if record.setdefault(str(round_), {}).setdefault(what, value) != value:
+            raise PolicyError(
+                f"site {self._site}, round {round_}: {otherwise}, and a second answer would lay bare what noise hides: "
+                "the site takes part again in the next round"
+            )
+        _write(self._path(ANSWERED), json.dumps(record).encode())
+
+    def draw(self, asked: str, array: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Standard normal noise for one array of the answer to ``asked``."""
+        return gaussian(hmac.digest(self._secret(), json.dumps([asked, array]).encode(), "sha256"), shape)
+
+    def _answered(self) -> dict[str, dict[str, str]]:
+        path = self._path(ANSWERED)
+        if not path.is_file():
+            return {}
+        try:
+            return _Record.parse({"rounds": json.loads(path.read_text(encoding="utf-8"))}, where=str(path)).rounds
+        except (ValueError, ConfigError) as error:
+            raise DataError(
+                f"{path} cannot be read ({error}), so that nobody can tell which rounds were answered: leave the site "
+                "out of this job"
+            ) from None
+
+    def _secret(self) -> bytes:
+        path = self._path(SECRET)
+        content = path.read_bytes() if path.is_file() else b""
+        if len(content) != LENGTH:
+            raise DataError(
+                f"{path} holds {len(content)} bytes, not {LENGTH}, so that noise cannot be repeated: leave the site "
+                "out of this job"
+            )
+        return content
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all, for the site's own eyes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.partial")
+    beside.unlink(missing_ok=True)
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

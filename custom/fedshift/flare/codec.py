@@ -1,0 +1,282 @@
+"""fedshift's messages as FLARE's DXOs, and back. The one place where the two meet.
+
+A task is a COLLECTION of ``weights`` and ``arrays``. An answer is a COLLECTION by site (a client may host several),
+each again a COLLECTION, so that FLARE's DXO filters reach every array. Weights that are packed are in a COLLECTION of
+their own, ``packed``, which is there only if there are any: their ``codes``, and the ``scales`` of those that have one,
+under the network's keys too. Arrays are numpy and keep type and shape, 0-d included; everything else is plain Python in
+the DXO's ``meta``. Every answer says which fedshift made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.shareable import Shareable
+from pydantic import ValidationError
+
+from fedshift.flare import transport
+from fedshift.schema.compression import Packed
+from fedshift.schema.errors import FedshiftError
+from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.identity import Identity, own_identity
+from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update
+
+transport.mend()  # whoever sends or takes a message imports this module
+
+STATISTICS, TRAIN, VALIDATE = "statistics", "train", "validate"
+"""Task names."""
+
+
+class WireError(FedshiftError):
+    """A message that cannot be read: what it lacks, and why."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        """``key`` is the part at fault."""
+        super().__init__(f"{key}: {reason}")
+        self.key, self.reason = key, reason
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A site that could not do its task, in one sentence."""
+
+    site: str
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a site says to a task; ``info`` goes with it whenever the site could open its data."""
+
+    content: Update | Scores | Failure
+    info: SiteInfo | None = None
+
+
+# --- server to sites ------------------------------------------------------------------------------------
+
+
+def encode_task(broadcast: Broadcast) -> Shareable:
+    """A task's data. The statistics round needs no weights: leave them out of the broadcast.
+
+    Its arrays are those of the broadcast, for reading only: all clients get the same.
+    """
+    data = {
+        "weights": _arrays(DataKind.WEIGHTS, _fixed(broadcast.weights)),
+        **_packed(broadcast.packed),
+        "arrays": _methods({method: _fixed(named) for method, named in broadcast.arrays.items()}),
+    }
+    meta = {"round": broadcast.round, "best_round": broadcast.best_round, "sites": list(broadcast.sites)}
+    return DXO(DataKind.COLLECTION, data=data, meta=meta).to_shareable()
+
+
+def decode_task(shareable: Shareable) -> Broadcast:
+    """A task's data at a site.
+
+    Raises:
+        WireError: not a task of fedshift's.
+    """
+    dxo = _open(shareable)
+    return Broadcast(
+        round=_number(dxo, "round"),
+        best_round=_number(dxo, "best_round"),
+        weights=_part(dxo, "weights").data,
+        arrays={name: part.data for name, part in _part(dxo, "arrays").data.items()},
+        sites=tuple(dxo.get_meta_prop("sites", ())),
+        packed=_packed_part(dxo),
+    )
+
+
+# --- sites to server ------------------------------------------------------------------------------------
+
+
+def encode_answers(answers: Sequence[Answer]) -> Shareable:
+    """A client's answer: one entry a site."""
+    data = {answer.content.site: _encode(answer) for answer in answers}
+    return DXO(DataKind.COLLECTION, data=data, meta={"fedshift": asdict(own_identity())}).to_shareable()
+
+
+def decode_answers(shareable: Shareable) -> list[Answer]:
+    """A client's answer at the server.
+
+    Raises:
+        WireError: another version or source of fedshift (both are named), or not an answer of fedshift's.
+    """
+    dxo = _open(shareable)
+    theirs = dxo.get_meta_prop("fedshift")
+    try:
+        identity = Identity(str(theirs["version"]), str(theirs["source"]))
+    except (TypeError, KeyError):
+        raise WireError("version", "the answer does not say which fedshift made it") from None
+    if identity != own_identity():
+        raise WireError(
+            "version",
+            f"the site runs fedshift {identity}, the server fedshift {own_identity()}: install the same on both",
+        )
+    return [_decode(site, part) for site, part in dxo.data.items()]
+
+
+def _encode(answer: Answer) -> DXO:
+    content = answer.content
+    meta: dict[str, Any] = {"kind": type(content).__name__, "round": int(content.round)}
+    if answer.info is not None:
+        meta["info"] = asdict(answer.info)
+    data: dict[str, DXO] = {}
+    if isinstance(content, Update):
+        meta |= {"n_samples": int(content.n_samples), "n_steps": int(content.n_steps)}
+        data = {
+            "weights": _arrays(DataKind.WEIGHTS, content.weights),
+            **_packed(content.packed),
+            "arrays": _methods(content.arrays),
+            "metrics": _metrics(content.metrics),
+        }
+    elif isinstance(content, Scores):
+        data = {"values": _splits(content.values), "personal": _splits(content.personal)}
+        meta["evaluations"] = {part: told.model_dump(mode="json") for part, told in content.evaluations.items()}
+        own = content.personal_evaluation
+        meta["personal_evaluation"] = None if own is None else own.model_dump(mode="json")
+    else:
+        meta["reason"] = content.reason
+    return DXO(DataKind.COLLECTION, data=data, meta=meta)
+
+
+def _decode(site: str, dxo: DXO) -> Answer:
+    if not isinstance(dxo, DXO) or not isinstance(dxo.data, dict):
+        raise WireError("answer", f"the entry of site {site} is not a DXO")
+    kind, round_ = dxo.get_meta_prop("kind"), _number(dxo, "round")
+    content: Update | Scores | Failure
+    if kind == Update.__name__:
+        content = Update(
+            site=site,
+            round=round_,
+            n_samples=_number(dxo, "n_samples"),
+            n_steps=_number(dxo, "n_steps"),
+            weights=_part(dxo, "weights").data,
+            metrics=_floats(_part(dxo, "metrics")),
+            arrays={name: part.data for name, part in _part(dxo, "arrays").data.items()},
+            packed=_packed_part(dxo),
+        )
+    elif kind == Scores.__name__:
+        values, personal = (
+            {split: _floats(part) for split, part in _part(dxo, name).data.items()} for name in ("values", "personal")
+        )
+        told, own = dxo.get_meta_prop("evaluations"), dxo.get_meta_prop("personal_evaluation")
+        if not isinstance(told, dict):
+            raise WireError("evaluations", "is missing from the message")
+        content = Scores(
+            site,
+            round_,
+            values,
+            personal,
+            {str(part): _evaluation(f"evaluations.{part}", value) for part, value in told.items()},
+            None if own is None else _evaluation("personal_evaluation", own),
+        )
+    elif kind == Failure.__name__:
+        content = Failure(site, round_, str(dxo.get_meta_prop("reason")))
+    else:
+        raise WireError("kind", f"{kind!r} is no kind of answer")
+    info = dxo.get_meta_prop("info")
+    try:
+        answer = Answer(content, None if info is None else SiteInfo(**info))
+    except TypeError:
+        raise WireError("info", "does not describe a site's data") from None
+    if answer.info is not None and answer.info.site != site:
+        raise WireError("info", f"describes site {answer.info.site} in the answer of site {site}")
+    return answer
+
+
+# --- parts ----------------------------------------------------------------------------------------------
+
+
+def _fixed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    views = {name: np.asarray(value).view() for name, value in arrays.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
+
+
+def _arrays(kind: str, arrays: Mapping[str, Any]) -> DXO:
+    # np.asarray makes 0-d arrays of numpy's scalars, which FLARE does not carry.
+    return DXO(kind, data={name: np.asarray(value) for name, value in arrays.items()})
+
+
+def _methods(arrays: MethodArrays) -> DXO:
+    data = {method: _arrays(DataKind.STATISTICS, named) for method, named in arrays.items()}
+    return DXO(DataKind.COLLECTION, data=data)
+
+
+def _packed(packed: Mapping[str, Packed]) -> dict[str, DXO]:
+    if not packed:
+        return {}
+    parts = {
+        "codes": {key: value.codes for key, value in packed.items()},
+        "scales": {key: value.scale for key, value in packed.items() if value.scale is not None},
+    }
+    data = {name: _arrays(DataKind.WEIGHTS, named) for name, named in parts.items()}
+    return {"packed": DXO(DataKind.COLLECTION, data=data)}
+
+
+def _metrics(metrics: Mapping[str, float]) -> DXO:
+    return DXO(DataKind.METRICS, data={name: float(value) for name, value in metrics.items()})
+
+
+def _splits(splits: Mapping[str, Mapping[str, float]]) -> DXO:
+    return DXO(DataKind.COLLECTION, data={split: _metrics(values) for split, values in splits.items()})
+
+
+def _evaluation(key: str, value: object) -> Evaluation:
+    try:
+        return Evaluation.model_validate(value)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"]))
+        raise WireError(f"{key}.{place}" if place else key, fault["msg"]) from None
+
+
+def _open(shareable: Shareable) -> DXO:
+    try:
+        dxo = from_shareable(shareable)
+    except ValueError as error:
+        raise WireError("message", str(error)) from None
+    if dxo.data_kind != DataKind.COLLECTION:
+        raise WireError("message", f"is a DXO of kind {dxo.data_kind}, not {DataKind.COLLECTION}")
+    return dxo
+
+
+def _part(dxo: DXO, name: str) -> DXO:
+    part = dxo.data.get(name)
+    if not isinstance(part, DXO) or not isinstance(part.data, dict):
+        raise WireError(name, "is missing from the message")
+    return part
+
+
+def _packed_part(dxo: DXO) -> dict[str, Packed]:
+    if "packed" not in dxo.data:
+        return {}
+    part = _part(dxo, "packed")
+    codes, scales = _part(part, "codes").data, _part(part, "scales").data
+    packed = {}
+    for key in {**codes, **scales}:
+        try:
+            packed[key] = Packed(codes.get(key), scales.get(key))
+        except ValueError as error:
+            raise WireError(f"packed.{key}", str(error)) from None
+    return packed
+
+
+def _number(dxo: DXO, name: str) -> int:
+    value = dxo.get_meta_prop(name)
+    if not isinstance(value, int):
+        raise WireError(name, f"is {value!r}, not a whole number")
+    return value
+
+
+def _floats(dxo: DXO) -> dict[str, float]:
+    for name, value in dxo.data.items():
+        if not isinstance(value, float):
+            raise WireError(f"metrics.{name}", f"is a {type(value).__name__}, not a number")
+    return dict(dxo.data)

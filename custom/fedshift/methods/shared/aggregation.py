@@ -1,0 +1,98 @@
+"""Sums over sites that server halves share: float64, in site order, one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedshift.methods.base import SiteUpdate
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Weights
+
+BLOCK = 1 << 16
+"""Numbers that are summed at a time."""
+
+
+def sample_fractions(updates: Sequence[SiteUpdate]) -> list[float]:
+    """n_k / n for each update."""
+    total = sum(update.n_samples for update in updates)
+    return [update.n_samples / total for update in updates]
+
+
+def site_fractions(updates: Sequence[SiteUpdate], weights: str) -> list[float]:
+    """n_k / n with ``weights="samples"``, 1 / K with ``"uniform"``."""
+    return [1.0 / len(updates)] * len(updates) if weights == "uniform" else sample_fractions(updates)
+
+
+def effective_steps(tau: int, momentum: float) -> float:
+    """How many plain gradients τ steps of SGD with momentum ρ, begun at zero, add up to.
+
+    The k-th gradient is in the weights (1 − ρ^(τ−k+1)) / (1 − ρ) times::
+
+        a = (τ − ρ (1 − ρ^τ) / (1 − ρ)) / (1 − ρ)
+    """
+    return (tau - momentum * (1 - momentum**tau) / (1 - momentum)) / (1 - momentum)
+
+
+def refuse_sampled_sites(job: JobSpec, method: str, why: str) -> None:
+    """For methods that need every site in every round.
+
+    Raises:
+        ConfigError: the job draws sites.
+    """
+    if job.federation.sites_per_round is not None:
+        raise ConfigError(f"method {method}: {why}, so sites cannot be drawn: --set federation.sites_per_round=null")
+
+
+def average(weights: Weights, updates: Sequence[SiteUpdate], coefficients: Sequence[float]) -> Weights:
+    """Weighted sum of the updates' tensors, Σ_k c_k w_k.
+
+    Keys that no update carries stay as in ``weights``. Integer buffers (batch counters)
+    are not averaged: the largest is taken. Dtypes and shapes stay those of ``weights``.
+    """
+    result: Weights = {}
+    for key, old in weights.items():
+        if key not in updates[0].weights:
+            result[key] = old
+        elif np.issubdtype(old.dtype, np.integer):
+            largest = np.max([update.weights[key] for update in updates], axis=0)
+            result[key] = np.asarray(largest, old.dtype)  # numpy turns 0-d results into scalars
+        else:
+            result[key] = np.asarray(_sum(old, updates, coefficients, key), old.dtype)
+    return result
+
+
+def move(
+    weights: Weights,
+    updates: Sequence[SiteUpdate],
+    coefficients: Sequence[float],
+    *,
+    trainable: frozenset[str],
+    buffers: Sequence[float] | None = None,
+) -> Weights:
+    """Move along the sites' changes: w + Σ_k c_k (w_k − w) for parameters, whatever the sign and sum of c.
+
+    A combination that is not convex would make running variances negative, so floating buffers are averaged with
+    the convex ``buffers`` (default: by sample count).
+    """
+    result = average(weights, updates, sample_fractions(updates) if buffers is None else buffers)
+    rest = 1.0 - sum(coefficients)
+    for key in weights:
+        if key in trainable and key in updates[0].weights:
+            old = weights[key]
+            total = _sum(old, updates, coefficients, key) + rest * old.astype(np.float64)
+            result[key] = np.asarray(total, old.dtype)
+    return result
+
+
+def _sum(old: np.ndarray, updates: Sequence[SiteUpdate], coefficients: Sequence[float], key: str) -> np.ndarray:
+    total = np.zeros(old.size, np.float64)
+    for update, coefficient in zip(updates, coefficients, strict=True):
+        flat = update.weights[key].reshape(-1)
+        for start in range(0, flat.size, BLOCK):  # what is in the processor's cache, and no copy of a large array
+            part = flat[start : start + BLOCK].astype(np.float64)
+            part *= coefficient
+            total[start : start + BLOCK] += part
+    return total.reshape(old.shape)

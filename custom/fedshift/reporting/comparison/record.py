@@ -1,0 +1,193 @@
+"""``cells.json`` (schema 1): a comparison's spec and what came of each cell. All tables are made of it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_serializer, model_validator
+
+from fedshift.reporting.comparison.published import Figure
+from fedshift.reporting.comparison.spec import Model, Part, Summary
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.files import write_text
+from fedshift.schema.results import FROM_SCRATCH, DataRecord, Metrics
+from fedshift.schema.strict import Strict
+
+FILE_NAME = "cells.json"
+State = Literal["done", "failed", "missing"]
+Scores = dict[str, dict[str, dict[str, Metrics]]]
+"""Model (best, last, personal) -> part (test, val, held_out) -> site -> metrics."""
+
+
+class Left(Strict):
+    """A site whose update was left out of rounds, and why the last time."""
+
+    site: str
+    rounds: int
+    reason: str
+
+
+class CellRecord(Strict):
+    """A cell. ``curve`` is the mean validation score (``metric``) of each round's aggregate; None where unknown."""
+
+    labels: dict[str, str]
+    seed: int
+    state: State
+    reason: str = ""
+    commands: list[str]
+    key: str = ""
+    how: str = ""
+    device: str = ""
+    seconds: float | None = None
+    rounds: int = 0
+    selected: dict[str, int] = {}
+    """The round of the best model; by the site that was held out, or under "" for a single run."""
+    metric: str = ""
+    curve: list[float | None] = []
+    scores: Scores = {}
+    shown: dict[Part, list[str]] = {}
+    """The sites of its table, by the part that is scored there; ``A > B`` is the model of A at B."""
+    newcomers: list[str] = []
+    left_out: list[Left] = []
+    data: dict[str, DataRecord] = {}
+    initial_weights: str = ""
+    version: str = ""
+    source: str = ""
+    versions: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """``FedFA, 0.17, seed 2``."""
+        return ", ".join([*self.labels.values(), f"seed {self.seed}"])
+
+    def found(self, model: Model, part: Part, metric: str) -> dict[str, float]:
+        """Each site's score. Where there is no personal model it is the best; local models at other sites are last."""
+        for which in dict.fromkeys((model, "best", "last")):
+            sites = self.scores.get(which, {}).get(part)
+            if sites:
+                return {site: values[metric] for site, values in sites.items() if metric in values}
+        return {}
+
+
+class Comparison(Strict):
+    """A comparison at a scale."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    name: str
+    title: str
+    what: str
+    scale: str
+    axes: dict[str, list[str]]
+    seeds: list[int]
+    metric: str
+    model: Model
+    summaries: list[Summary]
+    tests: list[tuple[str, str]] = []
+    tuning: str | dict[str, Any] = ""
+    differences: str = ""
+    published: list[Figure] = []
+    spec: dict[str, Any]
+    cells: Annotated[list[CellRecord], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Comparison:
+        for cell in self.cells:
+            if any(label not in self.axes.get(axis, ()) for axis, label in cell.labels.items()):
+                raise ValueError(f"cell {cell.name} is of no axis")
+            if list(cell.labels) != list(self.axes):
+                raise ValueError(f"cell {cell.name} has not one label of each axis")
+        return self
+
+    def of(self, labels: Mapping[str, str]) -> list[CellRecord]:
+        """The cells with these labels, by seed."""
+        return [cell for cell in self.cells if all(cell.labels[axis] == label for axis, label in labels.items())]
+
+    @property
+    def notes(self) -> list[str]:
+        """What every output must say."""
+        done = [cell for cell in self.cells if cell.state == "done"]
+        kinds = {record.kind for cell in done for record in cell.data.values()}
+        weights = sorted({cell.initial_weights for cell in done})
+        notes = []
+        if "phantom" in kinds:
+            notes.append("The data are the phantom: simulated scans, no patients.")
+        if len(kinds) > 1:
+            notes.append(f"Cells are of different kinds of data ({', '.join(sorted(kinds))}): do not compare them.")
+        if weights == [FROM_SCRATCH]:
+            notes.append("All networks start from scratch (random weights).")
+        elif weights:
+            notes.append(f"Initial weights: {'; '.join(weights)}.")
+        sources = {f"{cell.version} (source {cell.source})" for cell in done}
+        if len(sources) > 1:
+            notes.append(f"Cells come from different versions of fedshift: {', '.join(sorted(sources))}.")
+        if len({cell.device for cell in done}) > 1:
+            notes.append(f"Cells were trained on different devices: {', '.join(sorted({c.device for c in done}))}.")
+        if any(len(found) > 1 for found in _by_site(done).values()):
+            notes.append("Cells of one site come from different preparations of its data.")
+        notes += [
+            f"{cell.name}: site {left.site} was left out of {left.rounds} rounds ({left.reason})."
+            for cell in done
+            for left in cell.left_out
+        ]
+        missing = len(self.cells) - len(done)
+        if missing:
+            notes.append(f"{missing} of {len(self.cells)} cells are missing; rows without all seeds are never bold.")
+        return notes
+
+    @model_serializer(mode="plain")
+    def _plain(self) -> dict[str, Any]:
+        return {
+            ("schema" if name == "schema_" else name): _plain(getattr(self, name)) for name in type(self).model_fields
+        }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Strict):
+        return value.model_dump(mode="json", exclude_defaults=True)
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def _by_site(cells: Iterable[CellRecord]) -> dict[tuple[str, str], set[str]]:
+    found: dict[tuple[str, str], set[str]] = {}
+    for cell in cells:
+        for site, record in cell.data.items():
+            # Further axes may be other data sets with sites of the same name: rows of one column share theirs.
+            column = " ".join(list(cell.labels.values())[1:])
+            found.setdefault((column, site), set()).add(record.manifest_sha256)
+    return found
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> Path:
+    """Write ``folder/cells.json`` (whole or not at all).
+
+    Raises:
+        ConfigError: there is no writing there.
+    """
+    path = folder / FILE_NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(path, comparison.model_dump_json(indent=1))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}): name another --out") from None
+    return path
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Read a ``cells.json`` or the one in a folder.
+
+    Raises:
+        ConfigError: not there, or not such a file.
+    """
+    path = path / FILE_NAME if path.is_dir() else path
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: 'fedshift compare' writes it")
+    try:
+        return Comparison.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(map(str, fault["loc"])) or "content"
+        raise ConfigError(f"{path} is no file of this version ({place}: {fault['msg']}): repeat the command") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not text in UTF-8 ({error}): repeat the command") from None

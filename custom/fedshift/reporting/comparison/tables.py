@@ -1,0 +1,339 @@
+"""A comparison's tables: mean and sample standard deviation over seeds, best in bold, published figures beside."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+from rich.table import Table as Rich
+from rich.text import Text
+
+from fedshift.reporting.comparison.columns import MOST_SITES, SUMMED, Block, blocks, p_value, site_score, summary
+from fedshift.reporting.comparison.measures import Measure, measure
+from fedshift.reporting.comparison.record import CellRecord, Comparison
+from fedshift.reporting.comparison.significance import Paired, paired_tests, printed_p
+from fedshift.reporting.comparison.spec import Summary
+from fedshift.schema.files import write_text
+
+FILES = ("table.md", "table.tex", "table.csv")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of a table. ``values`` are those of the seeds that have ended, ``of`` is how many there are."""
+
+    values: tuple[float, ...]
+    of: int
+    published: str = ""
+    best: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no seed is missing."""
+        return len(self.values) == self.of
+
+    @property
+    def mean(self) -> float | None:
+        """Over seeds."""
+        return fmean(self.values) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """Of the sample (n - 1), if there is more than one seed."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Column:
+    """``heading`` is for people, ``key`` for published figures and CSV."""
+
+    key: str
+    heading: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of entries under columns."""
+
+    title: str
+    columns: list[Column]
+    rows: dict[str, list[Entry]]
+
+
+def make_tables(comparison: Comparison) -> list[Table]:
+    """With one axis a table of sites; with more one of what sums them up, then one of sites for each block."""
+    found = blocks(comparison)
+    if len(comparison.axes) == 1:
+        return [_table(comparison, "", [(found[0], _columns(comparison, found[0]))])]
+    axes = " and ".join(list(comparison.axes)[1:])
+    over = [(block, _summed(comparison, block, alone=True)) for block in found]
+    tables = [_table(comparison, f"by {axes}", over)]
+    for block in found:
+        columns = _columns(comparison, block)
+        if len(columns) > len(comparison.summaries):
+            title = ", ".join(f"{axis} {label}" for axis, label in block.labels.items())
+            tables.append(_table(comparison, title, [(block, columns)]))
+    return tables
+
+
+def _columns(comparison: Comparison, block: Block) -> list[tuple[str, str]]:
+    sites = [(site, site) for site in block.sites] if len(block.sites) <= MOST_SITES else []
+    return [*sites, *_summed(comparison, block, alone=not sites)]
+
+
+def _summed(comparison: Comparison, block: Block, *, alone: bool) -> list[tuple[str, str]]:
+    """``alone`` is a summary without the sites beside it; the mean of a single site is no news beside it."""
+    return [
+        (what, SUMMED[what]) for what in comparison.summaries if alone or what != "held_out" or len(block.held_out) != 1
+    ]
+
+
+def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list[tuple[str, str]]]]) -> Table:
+    first, *_ = comparison.axes
+    figures = {(figure.row, figure.column): figure.text for figure in comparison.published}
+    columns: list[Column] = []
+    entries: list[list[Entry]] = []
+    for block, keys in parts:
+        single = len(keys) == 1 and len(parts) > 1
+        for key, heading in keys:
+            if len(parts) > 1:
+                heading = block.key if single else f"{block.key}: {heading}"
+            columns.append(Column(block.name(key), heading))
+            column = []
+            for row in comparison.axes[first]:
+                cells = comparison.of({first: row, **block.labels})
+                values = [_value(comparison, cell, key) for cell in cells]
+                names = [block.name(key), *([block.key] if block.key and key == "average" else [])]
+                printed = next((figures[row, name] for name in names if (row, name) in figures), "")
+                column.append(Entry(tuple(v for v in values if v is not None), len(comparison.seeds), printed))
+            entries.append(_best(column, measure(comparison.metric) if key != "spread" else Measure(better=None)))
+    rows = {row: [column[number] for column in entries] for number, row in enumerate(comparison.axes[first])}
+    return Table(title, columns, rows)
+
+
+def _value(comparison: Comparison, cell: CellRecord, key: str) -> float | None:
+    if cell.state != "done":
+        return None
+    chosen: Summary | None = next((what for what in SUMMED if what == key), None)
+    return site_score(comparison, cell, key) if chosen is None else summary(comparison, cell, chosen)
+
+
+def _best(column: list[Entry], of: Measure) -> list[Entry]:
+    """Mark the best of a column, among rows without missing seeds; those that print alike are equally good."""
+    whole = [entry.mean for entry in column if entry.is_complete and entry.mean is not None]
+    if of.better is None or len(whole) < 2:
+        return column
+    best = of.text(max(whole) if of.better == "higher" else min(whole))
+    return [
+        replace(entry, best=entry.is_complete and entry.mean is not None and of.text(entry.mean) == best)
+        for entry in column
+    ]
+
+
+# --- words that all forms share -------------------------------------------------------------------
+
+
+def heading(comparison: Comparison) -> str:
+    """The title, and what the numbers are."""
+    words = " ".join(filter(None, [comparison.metric, measure(comparison.metric).words]))
+    model = {"best": "of the best round", "last": "of the last round", "personal": "of sites' own models"}
+    which = model[comparison.model]
+    if comparison.spec.get("run") == "cross_site":
+        which = "of sites' own models of the last round"
+    return f"{comparison.title} ({comparison.scale}): {words}, {which}"
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """What stands below the tables."""
+    seeds = len(comparison.seeds)
+    lines = [f"One seed ({comparison.seeds[0]})."]
+    if seeds > 1:
+        named = ", ".join(map(str, comparison.seeds))
+        lines = [
+            f"Mean ± sample standard deviation (n - 1) over {seeds} seeds ({named}); averages over sites are made for "
+            "each seed first."
+        ]
+    if comparison.published:
+        lines.append("In brackets: the paper's figures.")
+    lines += [test_line(test, comparison) for test in paired_tests(comparison)]
+    if comparison.tests:
+        lines.append("Tests are paired and two-sided; a pair is a site and a seed.")
+    lines += comparison.notes
+    if comparison.differences:
+        lines.append(f"Differences from the paper: {' '.join(comparison.differences.split())}")
+    if comparison.tuning:
+        tuning = comparison.tuning
+        if isinstance(tuning, dict):
+            tuning = "; ".join(f"{key}: {value}" for key, value in tuning.items())
+        lines.append(f"Tuning: {' '.join(str(tuning).split())}")
+    return lines
+
+
+def test_line(test: Paired, comparison: Comparison) -> str:
+    """A test in words."""
+    shown = measure(comparison.metric)
+    where = f" ({test.block})" if test.block else ""
+    sign = "+" if test.difference >= 0 else "−"
+    gap = f"{sign}{shown.text(abs(test.difference))}"
+    told = "no t-test is possible" if test.p is None or test.t is None else f"t = {test.t:.2f}, p = {_p(test.p)}"
+    printed = printed_p(test, comparison)
+    about = f"n = {test.n}" + (f"; in the paper p = {printed}" if printed else "")
+    return f"{test.row} against {test.against}{where}: {gap}, {told} ({about})."
+
+
+def _p(p: float) -> str:
+    return f"{p:.4f}" if p >= 0.0001 else f"{p:.1e}"
+
+
+def _text(entry: Entry, of: Measure) -> str:
+    """``61.2 ± 0.4``, ``61.2 (1 of 3 seeds)`` or ``-``."""
+    if entry.mean is None:
+        return "-"
+    words = of.text(entry.mean)
+    if entry.std is not None:
+        words += f" ± {of.text(entry.std)}"
+    return words if entry.is_complete else f"{words} ({len(entry.values)} of {entry.of} seeds)"
+
+
+# --- forms ----------------------------------------------------------------------------------------
+
+
+def rich_tables(comparison: Comparison) -> list[Rich]:
+    """For the terminal."""
+    shown, found = measure(comparison.metric), []
+    tables = make_tables(comparison)
+    for number, table in enumerate(tables):
+        last = number == len(tables) - 1
+        title = "\n".join(filter(None, [heading(comparison) if not number else "", table.title]))
+        rich = Rich(
+            title=Text(title),
+            caption=Text("\n".join(remarks(comparison))) if last else None,
+            title_justify="left",
+            caption_justify="left",
+        )
+        rich.add_column(Text(next(iter(comparison.axes))))
+        for column in table.columns:
+            rich.add_column(Text(column.heading), justify="right")
+        for row, entries in table.rows.items():
+            words = [Text(_text(e, shown), style="bold" if e.best else "") for e in entries]
+            for text, entry in zip(words, entries, strict=True):
+                text.append(f" [{entry.published}]" if entry.published else "", style="dim not bold")
+            rich.add_row(Text(row), *words)
+        found.append(rich)
+    return found
+
+
+def markdown(comparison: Comparison) -> str:
+    """For a README."""
+    shown = measure(comparison.metric)
+    lines = [f"# {_md(heading(comparison))}", "", _md(" ".join(comparison.what.split())), ""]
+    for table in make_tables(comparison):
+        if table.title:
+            lines += [f"**{_md(table.title)}**", ""]
+        lines.append("| " + " | ".join([_md(next(iter(comparison.axes))), *(_md(c.heading) for c in table.columns)]))
+        lines[-1] += " |"
+        lines.append("|---|" + "---:|" * len(table.columns))
+        for row, entries in table.rows.items():
+            words = []
+            for entry in entries:
+                text = _text(entry, shown)
+                text = f"**{text}**" if entry.best else text
+                words.append(text + (f" [{entry.published}]" if entry.published else ""))
+            lines.append(f"| {_md(row)} | " + " | ".join(words) + " |")
+        lines.append("")
+    lines += [f"- {_md(line)}" for line in remarks(comparison)]
+    return "\n".join(lines) + "\n"
+
+
+def _md(text: str) -> str:
+    return re.sub(r"([\\|*_`<>\[\]#])", r"\\\1", text)
+
+
+def latex(comparison: Comparison) -> str:
+    """With booktabs."""
+    shown = measure(comparison.metric)
+    lines = [r"% needs \usepackage{booktabs}"]
+    for table in make_tables(comparison):
+        title = ", ".join(filter(None, [heading(comparison), table.title]))
+        lines += [r"\begin{table}", r"\centering", rf"\caption{{{_tex(title)}}}"]
+        lines += [rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule"]
+        head = [next(iter(comparison.axes)), *(column.heading for column in table.columns)]
+        lines += [" & ".join(map(_tex, head)) + r" \\", r"\midrule"]
+        for row, entries in table.rows.items():
+            words = [_tex(row)]
+            for entry in entries:
+                text = _tex(_text(entry, shown))
+                text = rf"\textbf{{{text}}}" if entry.best else text
+                words.append(text + (rf" {{\scriptsize [{_tex(entry.published)}]}}" if entry.published else ""))
+            lines.append(" & ".join(words) + r" \\")
+        lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+    lines += [rf"\noindent {_tex(line)}\par" for line in remarks(comparison)]
+    return "\n".join(lines) + "\n"
+
+
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "−": r"$-$",
+    "°": r"$^\circ$",
+}
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(character, character) for character in text)
+
+
+def long_csv(comparison: Comparison) -> str:
+    """One number a line: every row, block and column, then the tests' p-values."""
+    shown, (first, *further) = measure(comparison.metric), comparison.axes
+    unit = {"percent": "%", "mm": "mm", "plain": ""}[shown.unit]
+    figures = {(figure.row, figure.column): figure for figure in comparison.published}
+    out = io.StringIO()
+    write = csv.writer(out, lineterminator="\n")
+    numbers_of = ("value", "std", "unit", "n", "of", "published", "published std")
+    write.writerow([first, *further, "column", *numbers_of, "data", "initial weights"])
+    done = [cell for cell in comparison.cells if cell.state == "done"]
+    kinds = "+".join(sorted({record.kind for cell in done for record in cell.data.values()}))
+    about = [kinds, "; ".join(sorted({cell.initial_weights for cell in done}))]
+    for block in blocks(comparison):
+        keys = [*block.sites, *comparison.summaries]
+        table = _table(comparison, "", [(block, [(key, key) for key in keys])])
+        for row, entries in table.rows.items():
+            for key, entry in zip(keys, entries, strict=True):
+                names = [block.name(key), *([block.key] if block.key and key == "average" else [])]
+                figure = next((figures[row, name] for name in names if (row, name) in figures), None)
+                numbers = ["" if v is None else f"{shown.scaled(v):.6g}" for v in (entry.mean, entry.std)]
+                printed = [figure.value, figure.std] if figure else ["", ""]
+                write.writerow(
+                    [row, *block.labels.values(), key, *numbers, unit, len(entry.values), entry.of, *printed, *about]
+                )
+    for test in paired_tests(comparison):
+        labels = next(block.labels for block in blocks(comparison) if block.key == test.block)
+        p = "" if test.p is None else f"{test.p:.6g}"
+        numbers = [p, "", "", str(test.n), str(test.n), printed_p(test, comparison), ""]
+        write.writerow([test.row, *labels.values(), p_value(test.against), *numbers, *about])
+    return out.getvalue()
+
+
+def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
+    """``table.md``, ``table.tex`` and ``table.csv``."""
+    texts = (markdown(comparison), latex(comparison), long_csv(comparison))
+    for name, text in zip(FILES, texts, strict=True):
+        write_text(folder / name, text)
+    return [folder / name for name in FILES]

@@ -1,0 +1,66 @@
+"""Terminal tables of leave-one-site-out and cross-site runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from fedshift.reporting.table import PHANTOM
+from fedshift.schema.protocol_results import CrossSite, LeaveOneOut, mean_metrics
+from fedshift.schema.results import DataRecord, Metrics
+
+
+def leave_one_out_table(record: LeaveOneOut) -> Table:
+    """A row a site that was held out: the others' best and last model on all its samples, and on its test part."""
+    table = _table(record, "each site held out in turn", [site.data for site in record.sites.values()])
+    table.add_column("held out")
+    table.add_column("samples", justify="right")
+    for which in ("best", "last"):
+        for part in ("all", "test"):
+            table.add_column(f"{which} model\n{part} samples", justify="right")
+    metric = record.job.metric
+    for name, site in record.sites.items():
+        found = [model.scores.get(part, {}) for model in (site.best, site.last) for part in ("all", "test")]
+        table.add_row(name, str(sum(site.data.n.values())), *(_percent(metrics, metric) for metrics in found))
+    table.add_section()
+    means = [record.mean[which].get(part, {}) for which in ("best", "last") for part in ("all", "test")]
+    table.add_row("mean", "", *(_percent(metrics, metric) for metrics in means))
+    return table
+
+
+def cross_site_table(record: CrossSite) -> Table:
+    """Rows: where a model was trained. Columns: at whose test part it is scored; then its own site, and the others."""
+    table = _table(record, "every site's own model", record.data.values())
+    table.add_column("trained at")
+    for name in record.data:
+        table.add_column(f"tested at\n{name}", justify="right")
+    table.add_column("own\nsite", justify="right")
+    table.add_column("mean\nelsewhere", justify="right")
+    metric = record.job.metric
+    for name, row in record.scores.items():
+        elsewhere = mean_metrics(metrics for site, metrics in row.items() if site != name)
+        shown = [*(row.get(site, {}) for site in record.data), row.get(name, {}), elsewhere]
+        table.add_row(name, *(_percent(metrics, metric) for metrics in shown))
+    table.add_section()
+    means = [_percent(metrics, metric) for metrics in (record.mean_own, record.mean_elsewhere)]
+    table.add_row("mean", *[""] * len(record.data), *means)
+    return table
+
+
+def _table(record: LeaveOneOut | CrossSite, what: str, data: Iterable[DataRecord]) -> Table:
+    job = record.job
+    notes = [f"Initial weights: {job.initial_weights}."]
+    if any(site.kind == "phantom" for site in data):
+        notes.append(PHANTOM)
+    methods = " + ".join(method.name for method in job.methods)
+    return Table(
+        title=f"{methods} on {job.task}, {what}, {job.metric} in percent",
+        caption="\n".join(notes),
+        title_justify="left",
+        caption_justify="left",
+    )
+
+
+def _percent(metrics: Metrics, name: str) -> str:
+    return f"{100 * metrics[name]:.1f}" if name in metrics else "-"

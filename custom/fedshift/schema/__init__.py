@@ -1,0 +1,1 @@
+"""Plain, checked data that every other folder uses: jobs, messages, manifests, results, errors."""

@@ -1,0 +1,144 @@
+"""Fewer bytes a round: network weights as bfloat16 or as whole numbers of 8 bits. ``federation.weights_as``.
+
+Only the network's trainable float32 arrays of two or more dimensions are packed: kernels and matrices, nearly all of
+its bytes. Biases, normalisation layers, running statistics and counters travel as they are.
+
+Down, the server packs the weights and keeps its own in full, so that rounding does not add up over the rounds. Up, a
+site packs the change d_r of round r against what it received, together with what the packing of its earlier answers
+left out (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019)::
+
+    s_r = pack(d_r + e_{r−1}),    e_r = d_r + e_{r−1} − s_r
+
+so the sum over the rounds of what it sent is the sum of its changes, but for the last e.
+
+``int8`` is symmetric with a scale for each index of the first axis (a convolution's output channel)::
+
+    scale = max |x| / 127,    code = round(x / scale),    x ≈ code · scale
+
+The scale is rounded up to 17 significant bits: its product with a code then has at most 24, so it is exact in float32,
+and packing what was unpacked gives the same codes again. The same is true of ``bf16``. What sites score is therefore,
+bit for bit, what a model file holds, however often it is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+WeightsAs = Literal["fp32", "bf16", "int8"]
+"""How weights travel."""
+
+CODES: dict[str, np.dtype] = {"bf16": np.dtype(np.uint16), "int8": np.dtype(np.int8)}
+"""Type of the codes: of bf16 the upper half of a float32's bits."""
+MOST = 127
+"""Largest code of int8."""
+SPARE = 7
+"""Bits of a float32 scale that are 0: as many as MOST has."""
+SMALLEST = np.float32(np.finfo(np.float32).tiny)
+"""Below this a scale would have fewer bits; such a channel is taken for zeros."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A float32 array in fewer bytes: ``codes`` in its shape and, of int8, a float32 ``scale`` for each first index.
+
+    What is made of a message is checked here, so that there is no other kind.
+    """
+
+    codes: np.ndarray
+    scale: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what `unpack` could not unpack."""
+        if type(self.codes) is not np.ndarray or self.codes.dtype not in CODES.values():
+            raise ValueError(f"is {_kind(self.codes)}, not codes of {' or '.join(map(str, CODES.values()))}")
+        if self.codes.ndim < 2:
+            raise ValueError(f"has codes of shape {self.codes.shape}, and only two dimensions or more are packed")
+        if self.codes.dtype == CODES["bf16"]:
+            if self.scale is not None:
+                raise ValueError("has a scale, and bf16 has none")
+            return
+        if type(self.scale) is not np.ndarray or self.scale.dtype != np.float32:
+            raise ValueError(f"has {_kind(self.scale)} for a scale, not an array of float32")
+        if self.scale.shape != self.codes.shape[:1]:
+            raise ValueError(f"has a scale of shape {self.scale.shape}, expected {self.codes.shape[:1]}")
+        if not np.isfinite(self.scale).all() or (self.scale < 0).any():
+            raise ValueError("has a scale that is negative, NaN or infinity")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array."""
+        return self.codes.shape
+
+    @property
+    def nbytes(self) -> int:
+        """What travels, without framing."""
+        return self.codes.nbytes + (0 if self.scale is None else self.scale.nbytes)
+
+    def unpack(self) -> np.ndarray:
+        """The array, float32; infinite or NaN where the codes say so."""
+        if self.scale is None:
+            return (self.codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        with np.errstate(over="ignore"):
+            array: np.ndarray = self.codes.astype(np.float32) * _by_first(self.scale, self.codes.ndim)
+        return array
+
+
+def pack(array: np.ndarray, weights_as: WeightsAs) -> Packed:
+    """A float32 array of two or more dimensions in fewer bytes; halves are rounded to even.
+
+    Raises:
+        ValueError: it holds NaN or infinity.
+    """
+    if not np.isfinite(array).all():
+        raise ValueError("NaN or infinity cannot be packed")
+    values = np.ascontiguousarray(array, np.float32)
+    if weights_as == "bf16":
+        bits = values.view(np.uint32)
+        odd = (bits >> np.uint32(16)) & np.uint32(1)
+        return Packed(((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(CODES["bf16"]))
+    largest = np.abs(values).max(axis=tuple(range(1, values.ndim)), initial=0)
+    scale = (largest / np.float32(MOST)).astype(np.float32)
+    up = np.uint32((1 << SPARE) - 1)
+    scale = ((scale.view(np.uint32) + up) & ~up).view(np.float32)
+    scale = np.where(scale < SMALLEST, np.float32(0), scale)
+    divisor = np.where(scale > 0, scale, np.float32(np.inf))  # a channel of zeros stays one
+    codes = np.rint(values / _by_first(divisor, values.ndim)).astype(CODES["int8"])
+    return Packed(codes, scale)
+
+
+def packed_keys(weights: Mapping[str, np.ndarray], trainable: Iterable[str], weights_as: WeightsAs) -> frozenset[str]:
+    """Which of a network's arrays are packed; ``trainable`` names its parameters."""
+    if weights_as == "fp32":
+        return frozenset()
+    named = {key: weights[key] for key in trainable if key in weights}
+    return frozenset(key for key, value in named.items() if value.ndim >= 2 and value.dtype == np.float32)
+
+
+def feed_back(
+    change: Mapping[str, np.ndarray], residual: Mapping[str, np.ndarray], weights_as: WeightsAs
+) -> tuple[dict[str, Packed], dict[str, np.ndarray]]:
+    """A site's change in fewer bytes, and what that leaves out, to be added to its next one.
+
+    Args:
+        change: what it trained to less what it received, float32, by key.
+        residual: what the answer before left out; empty before the first.
+        weights_as: how it is packed.
+    """
+    packed, left = {}, {}
+    for key, value in change.items():
+        wanted = value + residual[key] if key in residual else value
+        packed[key] = pack(wanted, weights_as)
+        left[key] = wanted - packed[key].unpack()
+    return packed, left
+
+
+def _by_first(scale: np.ndarray, ndim: int) -> np.ndarray:
+    return scale.reshape(-1, *(1,) * (ndim - 1))
+
+
+def _kind(value: object) -> str:
+    return f"an array of {value.dtype}" if type(value) is np.ndarray else f"a {type(value).__name__}"

@@ -1,0 +1,155 @@
+"""``manifest.json`` of a prepared site (schema 1): what is there, from where, in which split."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from fedshift.schema.errors import DataError
+from fedshift.schema.files import write_text
+from fedshift.schema.strict import Strict
+
+Split = Literal["train", "val", "test"]
+FILE_NAME = "manifest.json"
+Counts = dict[Split, dict[str, int]]
+"""Pictures by split and class, those that have none too."""
+
+
+class Case(Strict):
+    """One volume of a site.
+
+    ``sha256_*`` hash the decoded voxels, so the same content under another name or compression
+    is recognised. ``shape`` is (slices, rows, columns), ``spacing`` millimetres in that order.
+    ``array`` names the folder of cached arrays below the site, ``offset`` the case's first slice there.
+    """
+
+    id: str
+    sha256_image: str
+    sha256_label: str
+    split: Split
+    shape: tuple[int, int, int]
+    spacing: tuple[float, float, float]
+    direction: tuple[float, ...]
+    array: str
+    offset: int
+
+
+class Picture(Strict):
+    """One picture of a site; its row in the cached arrays is its place in the manifest.
+
+    ``sha256`` hashes the decoded RGB pixels before they are resized, ``label`` names one of the site's classes.
+    """
+
+    id: str
+    sha256: str
+    label: str
+    split: Split
+
+
+def count(pictures: Iterable[Picture], classes: Iterable[str]) -> Counts:
+    """How many pictures each split has of each class."""
+    found = Counter((picture.split, picture.label) for picture in pictures)
+    classes = tuple(classes)
+    return {split: {label: found[split, label] for label in classes} for split in get_args(Split)}
+
+
+class Manifest(Strict):
+    """All that is known of a prepared site. Written once by data_prep, read by everything else.
+
+    A site holds volumes (``cases``) or ``pictures``, never both. ``counts`` are of the pictures; manifests from before
+    they were there have none.
+    """
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    dataset: str
+    site: str
+    kind: Literal["patients", "images", "phantom"]
+    preparation: dict[str, Any]
+    classes: tuple[str, ...]
+    counts: Counts | None = None
+    cases: tuple[Case, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    licence: str
+    citation: str
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if bool(self.cases) == bool(self.pictures):
+            raise ValueError("either 'cases' or 'pictures' must be filled: prepare the site again")
+        unknown = {picture.label for picture in self.pictures} - set(self.classes)
+        if unknown:
+            raise ValueError(f"a picture's label {min(unknown)!r} is none of the classes: prepare the site again")
+        return self
+
+    @model_validator(mode="after")
+    def _counted(self) -> Self:
+        if self.counts is None:
+            return self
+        listed = count(self.pictures, self.classes)
+        for split, of_class in listed.items():
+            said = self.counts.get(split, {})
+            for label in dict.fromkeys((*of_class, *said)):
+                if said.get(label, 0) != of_class.get(label, 0):
+                    raise ValueError(
+                        f"'counts' says {said.get(label, 0)} {split} picture(s) of {label!r}, 'pictures' lists "
+                        f"{of_class.get(label, 0)}: prepare the site again"
+                    )
+        return self
+
+    @property
+    def entries(self) -> tuple[Case, ...] | tuple[Picture, ...]:
+        """The cases or the pictures, whichever the site has."""
+        return self.cases or self.pictures
+
+    def by_split(self, split: Split) -> tuple[Case | Picture, ...]:
+        """The cases or pictures of one split, in file order."""
+        return tuple(entry for entry in self.entries if entry.split == split)
+
+    def check_is(self, folder: Path, *, dataset: str, site: str, classes: tuple[str, ...]) -> None:
+        """Compare with what a job expects in ``folder``.
+
+        Raises:
+            DataError: the folder is another site's, or of another data set or other classes.
+        """
+        for what, have, want in (
+            ("dataset", self.dataset, dataset),
+            ("site", self.site, site),
+            ("classes", self.classes, classes),
+        ):
+            if have != want:
+                raise DataError(
+                    f"{folder}: its manifest says {what} {have}, the job wants {want}: name the right folder"
+                )
+
+    def write(self, folder: Path) -> None:
+        """Write ``folder/manifest.json`` (whole or not at all)."""
+        absent = {"pictures" if self.cases else "cases", *(("counts",) if self.counts is None else ())}
+        content = self.model_dump(by_alias=True, exclude=absent)
+        write_text(folder / FILE_NAME, json.dumps(content, indent=1))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read ``folder/manifest.json``.
+
+    Raises:
+        DataError: no manifest there, or one that does not parse.
+    """
+    path = folder / FILE_NAME
+    if not path.is_file():
+        raise DataError(f"{path} does not exist: prepare the site with 'fedshift data prepare' first")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON ({error}): prepare the site again") from None
+    return Manifest.parse(raw, where=str(path))
+
+
+def manifest_sha256(folder: Path) -> str:
+    """Fingerprint of a site's manifest file, as results.json records it."""
+    return hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()

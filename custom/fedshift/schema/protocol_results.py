@@ -1,0 +1,101 @@
+"""``leave_one_out.json`` and ``cross_site.json`` (schema 1): what the two protocols measure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+from typing import ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.files import write_text
+from fedshift.schema.results import DataRecord, JobRecord, Metrics
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class _Record(_Model):
+    """A file of its own: the job that all runs share, and what came of it."""
+
+    FILE_NAME: ClassVar[str]
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    job: JobRecord
+    versions: dict[str, str]
+
+    def write(self, folder: Path) -> None:
+        """Write the file into ``folder`` (whole or not at all)."""
+        write_text(folder / self.FILE_NAME, json.dumps(self.model_dump(mode="json", by_alias=True), indent=1))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the file in ``folder``.
+
+        Raises:
+            ConfigError: not there, or not such a file.
+        """
+        path = folder / cls.FILE_NAME
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{path} does not exist: the command did not end") from None
+        except ValueError as error:
+            raise ConfigError(f"{path} is not a file of this version ({str(error).splitlines()[0]})") from None
+
+
+class ModelScores(_Model):
+    """A model's scores at the site that it was not trained on: ``all`` samples, and those of the ``test`` part."""
+
+    round: int
+    scores: dict[str, Metrics]
+    evaluations: dict[str, Evaluation] = {}
+
+
+class HeldOutSite(_Model):
+    """What the others' best and last model reached at a site."""
+
+    data: DataRecord
+    best: ModelScores
+    last: ModelScores
+
+
+class LeaveOneOut(_Record):
+    """Every site held out in turn. ``job.held_out`` is empty: ``sites`` names who took turns."""
+
+    FILE_NAME = "leave_one_out.json"
+
+    sites: dict[str, HeldOutSite]
+    mean: dict[Literal["best", "last"], dict[str, Metrics]]
+    """Over sites."""
+
+
+class CrossSite(_Record):
+    """Every site's own model after its last local training, on every site's test part."""
+
+    FILE_NAME = "cross_site.json"
+
+    data: dict[str, DataRecord]
+    scores: dict[str, dict[str, Metrics]]
+    """Trained at -> tested at -> metrics."""
+    mean_own: Metrics
+    """Of every model at its own site."""
+    mean_elsewhere: Metrics
+    """Of every model at every other site."""
+
+
+def own_model(folder: Path, site: str) -> Path:
+    """Where ``fedshift cross-site --keep-models`` leaves a site's own model."""
+    return folder / "own_models" / f"{site}.pt"
+
+
+def mean_metrics(values: Iterable[Metrics]) -> Metrics:
+    """The mean of each metric over those that have it."""
+    values = list(values)
+    names = sorted({name for metrics in values for name in metrics})
+    return {name: fmean(metrics[name] for metrics in values if name in metrics) for name in names}

@@ -1,0 +1,220 @@
+"""``results.json`` (schema 1): one model that the server writes and every reader uses."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedshift import __version__
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.files import write_text
+from fedshift.schema.job import JobSpec
+
+FILE_NAME = "results.json"
+BEST, LAST = "best_global_model.pt", "last_global_model.pt"
+"""The models beside it."""
+Metrics = dict[str, float]
+Count = Annotated[int, Field(strict=True, ge=0, le=10**9)]
+FROM_SCRATCH = "from scratch"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), ser_json_inf_nan="constants")
+
+
+class MethodRecord(_Model):
+    """A method as it ran."""
+
+    name: str
+    variant: str | None
+    options: dict[str, Any]
+
+
+class JobRecord(_Model):
+    """What was run."""
+
+    name: str
+    task: str
+    protocol: str
+    methods: list[MethodRecord]
+    seed: int
+    precision: str
+    threads: int | str
+    """Either may be ``auto``; what it was at each site is in ``machines``."""
+    rounds: int
+    network: dict[str, Any]
+    initial_weights: str = FROM_SCRATCH
+    """Or the file and what was taken of it."""
+    data: dict[str, Any]
+    metric: str = "dice"
+    """The score that selects the best round."""
+    held_out: list[str] = []
+    """Sites that only score the final models."""
+
+
+class DataRecord(_Model):
+    """A site's data: counts of samples a split, and the fingerprint of its manifest."""
+
+    kind: Literal["patients", "images", "phantom"]
+    n: dict[str, Count]
+    manifest_sha256: str = Field(max_length=64)
+    split_rule: str = Field(max_length=64)
+
+
+class MachineRecord(_Model):
+    """On what a site computes, as it says: its device's model, the precision and torch's threads that it used."""
+
+    device: str = Field(max_length=64, pattern=r"^[ -~]+$")
+    precision: Literal["fp32", "bf16"]
+    threads: int = Field(strict=True, ge=1, le=4096)
+
+
+class SiteRound(_Model):
+    """A site in a round. ``val`` and ``test`` are scores of the round's aggregate at the site.
+
+    A site that was absent when the aggregate was made but scored it later has scores and nothing else.
+    """
+
+    n: int = 0
+    steps: int = 0
+    train_loss: float | None = None
+    val: Metrics = {}
+    test: Metrics | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+
+
+class Rejection(_Model):
+    """An update that was left out."""
+
+    site: str
+    key: str
+    reason: str
+
+
+class RoundRecord(_Model):
+    """A round."""
+
+    round: int
+    seconds: float = 0.0
+    sites: dict[str, SiteRound] = {}
+    rejected: list[Rejection] = []
+    absent: list[str] = []
+
+
+class Selected(_Model):
+    """The round whose aggregate is the best model, and by which rule."""
+
+    round: int
+    rule: str
+
+
+class FinalScores(_Model):
+    """Scores of an aggregate: site -> split -> metrics.
+
+    Those of sites that are held out are apart: ``all`` is over all samples of such a site, ``test`` over its test part.
+    ``evaluations`` say more of both kinds of sites, for every split but ``val``: site -> split -> evaluation.
+    """
+
+    round: int
+    sites: dict[str, dict[str, Metrics]]
+    held_out: dict[str, dict[str, Metrics]] = {}
+    evaluations: dict[str, dict[str, Evaluation]] = {}
+
+
+class Final(_Model):
+    """Scores of the best and the last aggregate.
+
+    ``personal`` is filled when methods keep parts at the sites: test scores of the best round, each site with its own
+    parts (so are ``best`` and ``last`` then; the model files hold none of these parts); or, with ``fine_tuned``, with
+    the best model as the site trained it on (``best`` and ``last`` are then of the model itself). ``newcomers`` had not
+    trained up to the best round: they had no parts of their own, and the methods' options say what they used instead.
+    """
+
+    best: FinalScores
+    last: FinalScores
+    personal: dict[str, Metrics] = {}
+    personal_evaluations: dict[str, Evaluation] = {}
+    fine_tuned: bool = False
+    newcomers: list[str] = []
+
+
+class Results(_Model):
+    """The record of a run."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    job: JobRecord
+    versions: dict[str, str]
+    data: dict[str, DataRecord] = {}
+    machines: dict[str, MachineRecord] = {}
+    statistics: RoundRecord | None = None
+    rounds: list[RoundRecord] = []
+    evaluations: list[RoundRecord] = []
+    selected: Selected | None = None
+    final: Final | None = None
+
+    @property
+    def is_phantom(self) -> bool:
+        """Whether any site's data are simulated."""
+        return any(record.kind == "phantom" for record in self.data.values())
+
+    def write(self, folder: Path) -> None:
+        """Write ``folder/results.json`` (whole or not at all)."""
+        # Not json.dumps: this is written after every round, and grows with them.
+        write_text(folder / FILE_NAME, self.model_dump_json(by_alias=True, indent=1))
+
+
+def read_results(path: Path) -> Results:
+    """Read a ``results.json`` or the one in a folder.
+
+    Raises:
+        ConfigError: not there, or not such a file.
+    """
+    path = path / FILE_NAME if path.is_dir() else path
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: a run writes it into the server's job folder")
+    try:
+        return Results.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a results file of this version ({str(error).splitlines()[0]})") from None
+
+
+def new_results(job: JobSpec, *, metric: str) -> Results:
+    """An empty record of a job; ``metric`` is its task's."""
+    schedule = job.task.schedule
+    return Results(
+        job=JobRecord(
+            name=job.name,
+            task=job.task.name,
+            protocol=job.task.protocol,
+            methods=[
+                MethodRecord(name=name, variant=options.get("variant"), options=options)
+                for name, options in job.methods.items()
+            ],
+            seed=job.seed,
+            precision=schedule.precision,
+            threads=schedule.threads,
+            rounds=schedule.rounds,
+            network=job.task.network.model_dump(mode="json"),
+            data=job.task.data,
+            metric=metric,
+            held_out=list(job.task.held_out),
+        ),
+        versions=_versions(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"fedshift": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    for package in ("torch", "numpy", "monai", "nvflare"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,40 @@
+"""Task files (``apps/*.yaml``): where they are, and the numbered sites that they may name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+import fedshift
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.strict import Strict
+
+MOST_SITES = 100_000
+
+
+def apps_dir() -> Path:
+    """Where the task files are: inside an installed wheel, else beside ``custom`` in a checkout."""
+    package = Path(fedshift.__file__).resolve().parent
+    for folder in (package / "apps", package.parents[1] / "apps"):
+        if folder.is_dir():
+            return folder
+    raise ConfigError("the folder 'apps' with the task files is missing: install fedshift again")
+
+
+def tasks() -> list[str]:
+    """Names of all tasks."""
+    return sorted(path.stem for path in apps_dir().glob("*.yaml"))
+
+
+class Numbered(Strict):
+    """``count`` names that begin with ``prefix``, as a task file may have them in place of a list."""
+
+    prefix: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=100)
+    count: int = Field(ge=1, le=MOST_SITES)
+
+    @property
+    def names(self) -> list[str]:
+        """Numbers have as many digits as ``count``, at least three, so that names sort."""
+        digits = max(3, len(str(self.count)))
+        return [f"{self.prefix}{number:0{digits}d}" for number in range(self.count)]

@@ -1,0 +1,197 @@
+"""The kinds of task: how a site's data become batches, what the loss is, what is scored."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from torch import Tensor, nn
+
+from fedshift.data.samples import Samples
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import Manifest, Split
+from fedshift.schema.seeding import derive_seed
+from fedshift.schema.strict import nearest
+from fedshift.tasks import kinds as kinds_package
+from fedshift.tasks import networks
+
+Part = Split | Literal["all"]
+"""What can be scored: a split, or all samples of a site that is held out."""
+
+
+class SiteData(Samples):
+    """A prepared site as training and evaluation read it."""
+
+    manifest: Manifest
+    split_rule: str
+    eval_batch: ClassVar[int]
+    """Samples in a batch of evaluation."""
+
+    @abstractmethod
+    def members(self, part: Part) -> np.ndarray:
+        """Sample numbers (n,) of a part of the site."""
+
+    @abstractmethod
+    def images(self, index: np.ndarray) -> Tensor:
+        """(B, C, H, W) float32 for sample numbers (B,)."""
+
+    @abstractmethod
+    def labels(self, index: np.ndarray) -> Tensor:
+        """(B,) or (B, H, W) int64 for sample numbers (B,)."""
+
+    def count(self, part: Part) -> int:
+        """Number of samples in a part."""
+        return len(self.members(part))
+
+    def cases(self, part: Part) -> np.ndarray:
+        """Which case each sample of a part is of, (n,); every picture is a case."""
+        return self.members(part)
+
+    @property
+    def n_train(self) -> int:
+        """Training samples."""
+        return self.count("train")
+
+    def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Training samples by their place among them."""
+        members = self.members("train")[index]
+        return self.images(members), self.labels(members)
+
+    def eval_index(self, part: Part) -> Iterator[np.ndarray]:
+        """Sample numbers of a part, batch by batch, in order."""
+        members = self.members(part)
+        for start in range(0, len(members), self.eval_batch):
+            yield members[start : start + self.eval_batch]
+
+    def eval_images(self, part: Part) -> Iterator[Tensor]:
+        """The images of `eval_index`."""
+        for index in self.eval_index(part):
+            yield self.images(index)
+
+    def check_fits(self, job: JobSpec, folder: Path, site: str) -> None:
+        """Compare with what a job expects of a site.
+
+        Raises:
+            DataError: the folder is another site's, or of another data set or other classes; or the site has nothing
+                to train on and is not held out.
+        """
+        task = job.task
+        self.manifest.check_is(folder, dataset=task.dataset, site=site, classes=task.classes)
+        if not self.n_train and site not in task.held_out:
+            raise DataError(f"site {site}: no image to train on; prepare the site with more of them, or hold it out")
+
+
+class Everything(Samples):
+    """All samples of a held-out site that has no training part: what methods measure there."""
+
+    def __init__(self, data: SiteData) -> None:
+        """``data`` is the site's."""
+        self._data = data
+
+    @property
+    def n_train(self) -> int:
+        """All."""
+        return self._data.count("all")
+
+    def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        """By their place."""
+        members = self._data.members("all")[index]
+        return self._data.images(members), self._data.labels(members)
+
+
+class Task(Protocol):
+    """One kind of task, built from a job."""
+
+    images_are_slices: bool
+    """Whether the channels of an image are neighbouring slices and not colours."""
+    sizes: Mapping[str, int]
+    """What words in a method's array shapes stand for: rows, columns, half columns (of a real spectrum), classes."""
+    metric: str
+    """The score that selects the best round; higher is better."""
+    metrics: Mapping[str, tuple[float, float]]
+    """Every score and its range; sites may send no others."""
+    per_case: tuple[str, ...]
+    """Those of which every case has one of its own."""
+    intensities: tuple[float, float]
+    """The smallest and largest value that an image can have, whatever is on it."""
+
+    def __init__(self, job: JobSpec) -> None: ...
+
+    def network(self) -> nn.Module:
+        """The network with its initial weights."""
+        ...
+
+    def preparation(self) -> dict[str, Any]:
+        """How a scan or picture becomes the network's input, as plain values, for the header of a model file.
+
+        A model file whose statement differs from this version's was trained on images prepared otherwise: it is
+        refused.
+        """
+        ...
+
+    def open(self, folder: Path, site: str) -> SiteData:
+        """A site's prepared folder."""
+        ...
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """A scalar for a batch."""
+        ...
+
+    def scores(self, predictions: Iterator[Tensor], data: SiteData, part: Part) -> dict[str, float]:
+        """Scores of predicted classes, which come batch by batch in the order of ``data.eval_images``.
+
+        What selects the best round: quick, on what the network sees.
+        """
+        ...
+
+    def evaluate(
+        self, probabilities: Iterator[Tensor], data: SiteData, part: Part, *, seed: int, share_cases: bool
+    ) -> Evaluation:
+        """All that is told of a final model on a part that has samples.
+
+        Args:
+            probabilities: of the classes, (B, K, …) float32 on the CPU, batch by batch in the order of ``eval_images``.
+            data: the site's.
+            part: which part of it.
+            seed: of the bootstrap.
+            share_cases: whether scores of single cases may leave.
+        """
+        ...
+
+
+def sizes(side: int, n_classes: int) -> Mapping[str, int]:
+    """`Task.sizes` of square images."""
+    return {"rows": side, "columns": side, "half columns": side // 2 + 1, "classes": n_classes}
+
+
+def initial_network(job: JobSpec, *, in_channels: int) -> nn.Module:
+    """The job's network; its initial weights depend on the seed only."""
+    spec = job.task.network
+    return networks.build(
+        spec.name,
+        spec.options,
+        in_channels=in_channels,
+        n_classes=len(job.task.classes),
+        seed=derive_seed(job.seed, "server", 0, "weights"),
+    )
+
+
+def build_task(job: JobSpec) -> Task:
+    """The task of a job.
+
+    Raises:
+        ConfigError: no such kind, or a ``data`` key that the kind does not know.
+    """
+    kinds: Sequence[str] = [module.name for module in pkgutil.iter_modules(kinds_package.__path__)]
+    kind = job.task.kind
+    if kind not in kinds:
+        raise ConfigError(f"task {job.task.name}: there is no kind {kind!r}{nearest(kind, kinds)}")
+    task: Task = importlib.import_module(f"fedshift.tasks.kinds.{kind}").Task(job)
+    return task

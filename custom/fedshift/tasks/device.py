@@ -1,0 +1,50 @@
+"""Where to train: a GPU if there is one, unless the site says otherwise."""
+
+from __future__ import annotations
+
+import torch
+
+from fedshift.data.locate import read_settings
+from fedshift.schema.errors import ConfigError
+
+LONGEST = 64
+"""Characters of a device's name."""
+
+
+def spread(asked: str, number: int) -> str:
+    """What process ``number`` of several on this machine takes for a device.
+
+    ``auto`` on a machine with several GPUs is one of them, in turn; everything else is as it was asked for.
+    """
+    if asked != "auto" or not torch.cuda.is_available():
+        return asked
+    count = torch.cuda.device_count()
+    return f"cuda:{number % count}" if count > 1 else asked
+
+
+def device_name(device: torch.device) -> str:
+    """What a device is, in words for a record: ``cpu``, or a GPU's model."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return "".join(c if " " <= c <= "~" else " " for c in name)[:LONGEST].strip() or device.type
+
+
+def choose_device(asked: str = "auto") -> torch.device:
+    """``auto``, or a device as torch names it.
+
+    Raises:
+        ConfigError: no such device here.
+    """
+    if asked == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(asked)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {asked!r} cannot be used here ({reason}): set it to auto, cpu or cuda") from None
+    return device
+
+
+def own_device() -> str:
+    """The device that this process trains on: ``$FEDSHIFT_DEVICE``, else a GPU if there is one."""
+    return str(choose_device(read_settings(None).device))

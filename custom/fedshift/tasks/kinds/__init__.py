@@ -1,0 +1,1 @@
+"""One module for each kind of task, found by module name."""

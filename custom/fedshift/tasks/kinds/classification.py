@@ -1,0 +1,173 @@
+"""Classification of images: cached arrays, cross-entropy, accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedshift.data.images import open_images
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import Split
+from fedshift.schema.seeding import derive_seed
+from fedshift.schema.strict import Strict
+from fedshift.tasks.base import Part, SiteData, initial_network, sizes
+from fedshift.tasks.evaluation.calibration import Calibration
+from fedshift.tasks.evaluation.spread import FEWEST, distribution
+from fedshift.tasks.precision import precise
+
+
+class DataSpec(Strict):
+    """How images become samples.
+
+    ``size`` is the side in pixels, ``channels`` 1 for grey and 3 for colour. Intensities are scaled to [0, 1], then
+    normalised by ``mean`` and ``std``, one number or one a channel. ``fraction`` keeps that part of the training
+    images, and ``images`` at most that many of them, drawn by seed.
+    """
+
+    size: int = Field(ge=8)
+    channels: Literal[1, 3] = 3
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    fraction: float = Field(default=1.0, gt=0, le=1)
+    images: int | None = Field(default=None, ge=1)
+
+
+class Images(SiteData):
+    """A prepared site: images in a memory-mapped array."""
+
+    eval_batch = 64
+
+    def __init__(self, folder: Path, spec: DataSpec, *, site: str, seed: int) -> None:
+        """Open the arrays.
+
+        Raises:
+            DataError: arrays or manifest missing or broken.
+        """
+        arrays = open_images(folder, size=spec.size, channels=spec.channels)
+        self.manifest = arrays.manifest
+        self.split_rule = str(self.manifest.preparation.get("split_rule", "manifest"))[:64]
+        self._images, self._labels = arrays.images, arrays.labels
+        self._mean, self._std = (torch.tensor(v).reshape(1, -1, 1, 1) for v in (spec.mean, spec.std))
+        splits = np.array([picture.split for picture in self.manifest.pictures])
+        self._members: dict[Part, np.ndarray] = {part: np.flatnonzero(splits == part) for part in get_args(Split)}
+        self._members["all"] = np.arange(len(splits))
+        train = self._members["train"]
+        keep = min(max(1, round(spec.fraction * len(train))), spec.images or len(train))
+        if keep < len(train):
+            rng = np.random.default_rng(derive_seed(seed, site, 0, "fraction"))
+            self._members["train"] = np.sort(rng.permutation(train)[:keep])
+
+    def members(self, part: Part) -> np.ndarray:
+        """Image numbers of a split, ascending; or of all images, also those that ``fraction`` leaves out."""
+        return self._members[part]
+
+    def images(self, index: np.ndarray) -> Tensor:
+        """(B, C, S, S) float32 for image numbers (B,)."""
+        x = torch.from_numpy(self._images[index]).float().div_(255)
+        return x.sub_(self._mean).div_(self._std)
+
+    def labels(self, index: np.ndarray) -> Tensor:
+        """(B,) int64 for image numbers (B,)."""
+        return torch.from_numpy(self._labels[index]).long()
+
+
+class Task:
+    """Classification of the task's classes; the score is the accuracy over a split's images."""
+
+    images_are_slices = False
+    metric = "accuracy"
+    metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
+        {"accuracy": (0, 1), "macro_accuracy": (0, 1)}
+    )
+    per_case = ("accuracy",)
+
+    def __init__(self, job: JobSpec) -> None:
+        """Check the parts of the job that only this kind understands."""
+        self._job = job
+        where = f"task {job.task.name}"
+        self._data = DataSpec.parse(job.task.data, where=f"{where}: data")
+        self.sizes = sizes(self._data.size, len(job.task.classes))
+        if job.task.loss != "ce":
+            raise ConfigError(f"{where}: loss must be ce, not {job.task.loss!r}")
+        for name, values in (("mean", self._data.mean), ("std", self._data.std)):
+            if len(values) not in (1, self._data.channels):
+                raise ConfigError(f"{where}: data.{name} needs 1 or {self._data.channels} numbers, not {len(values)}")
+        if min(self._data.std) <= 0:
+            raise ConfigError(f"{where}: data.std must be above 0, not {self._data.std}")
+        mean, std = np.array(self._data.mean), np.array(self._data.std)
+        self.intensities = (float((-mean / std).min()), float(((1 - mean) / std).max()))
+
+    def network(self) -> nn.Module:
+        """Initial weights depend on the job's seed only."""
+        return initial_network(self._job, in_channels=self._data.channels)
+
+    def preparation(self) -> dict[str, Any]:
+        """How pictures become the network's input: see `data_prep.decode`."""
+        return {
+            "size": self._data.size,
+            "channels": self._data.channels,
+            "resampling": "bilinear, antialiased",
+            "intensity": "divided by 255",
+            "mean": list(self._data.mean),
+            "std": list(self._data.std),
+        }
+
+    def open(self, folder: Path, site: str) -> Images:
+        """A site's images at the job's size.
+
+        Raises:
+            DataError: the folder is damaged, or not what the job expects (`SiteData.check_fits`).
+        """
+        data = Images(folder, self._data, site=site, seed=self._job.seed)
+        data.check_fits(self._job, folder, site)
+        return data
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy, in float32 (float64 stays); soft targets (B, K) are allowed."""
+        return functional.cross_entropy(precise(logits), target)
+
+    def scores(self, predictions: Iterator[Tensor], data: Images, part: Part) -> dict[str, float]:
+        """``accuracy``: the share of the part's images whose most likely class is the right one."""
+        members = data.members(part)
+        if not len(members):
+            return {}
+        predicted = torch.cat(list(predictions))
+        return {"accuracy": float((predicted == data.labels(members)).double().mean())}
+
+    def evaluate(
+        self, probabilities: Iterator[Tensor], data: Images, part: Part, *, seed: int, share_cases: bool
+    ) -> Evaluation:
+        """Accuracy with its interval over pictures, confusion matrix, calibration; of few pictures the accuracy alone.
+
+        ``macro_accuracy`` is the mean over classes that the part has of the share of their pictures that is right.
+        """
+        calibration = Calibration()
+        n_classes = len(self._job.task.classes)
+        confusion = np.zeros((n_classes, n_classes), np.int64)
+        right: list[np.ndarray] = []
+        for index, batch in zip(data.eval_index(part), probabilities, strict=True):
+            confidence, predicted = batch.max(1)
+            labels = data.labels(index)
+            right.append((predicted == labels).numpy())
+            np.add.at(confusion, (labels.numpy(), predicted.numpy()), 1)
+            calibration.add(confidence.double().numpy(), right[-1])
+        hides = not share_cases and len(data.members(part)) < FEWEST
+        spread = distribution(np.concatenate(right), seed=seed, share_cases=share_cases)
+        seen = confusion.sum(1) > 0
+        recall = confusion.diagonal()[seen] / confusion.sum(1)[seen]
+        return Evaluation(
+            scores={"accuracy": spread.mean, "macro_accuracy": float(recall.mean())},
+            distributions={"accuracy": spread},
+            calibration=None if hides else calibration.record(fewest=1 if share_cases else FEWEST),
+            confusion=None if hides else confusion.tolist(),
+        )

@@ -1,0 +1,342 @@
+"""Segmentation of volumes slice by slice: adjacent slices as channels, CE and Dice losses, Dice per case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedshift.data.arrays import PERCENTILE, open_arrays, radiological, restore
+from fedshift.data.splits import legacy_split
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import Case, Split
+from fedshift.schema.seeding import derive_seed
+from fedshift.schema.strict import Strict
+from fedshift.tasks.base import Part, SiteData, initial_network, sizes
+from fedshift.tasks.evaluation.calibration import Calibration
+from fedshift.tasks.evaluation.spread import FEWEST, distribution
+from fedshift.tasks.evaluation.surfaces import surface_distances
+from fedshift.tasks.evaluation.volumes import volumes
+from fedshift.tasks.precision import precise
+
+SMOOTH = 1e-5
+LONGEST = 1e4
+"""Millimetres: no scan is larger."""
+
+
+class DataSpec(Strict):
+    """How slices become samples.
+
+    ``split: case`` follows the manifest; ``slice-legacy`` is the papers' split of shuffled slices, which puts one
+    patient into training and test. ``fraction`` keeps that part of the training samples, at least 32 (FedFA).
+    ``scale`` is the largest intensity the network gets. ``train_slices: foreground`` leaves out slices without
+    prostate and the first and last of a volume, as the papers do everywhere.
+    """
+
+    matrix: int = Field(ge=32, multiple_of=16)
+    context: Literal[1, 3] = 3
+    scale: float = Field(default=1.0, gt=0, le=255)
+    split: Literal["case", "slice-legacy"] = "case"
+    fraction: float = Field(default=1.0, gt=0, le=1)
+    train_slices: Literal["all", "foreground"] = "all"
+    augmentation: Literal["none", "rot90-flip"] = "none"
+
+
+class Slices(SiteData):
+    """A prepared site: slices in memory-mapped arrays, cut into batches without decoding.
+
+    A sample is a slice with its neighbours in the volume as channels (the outermost repeat themselves).
+    """
+
+    eval_batch = 32
+
+    def __init__(self, folder: Path, spec: DataSpec, *, site: str, seed: int) -> None:
+        """Open the arrays and decide which slice is in which split.
+
+        Raises:
+            DataError: arrays or manifest missing or broken.
+        """
+        arrays = open_arrays(folder, matrix=spec.matrix)
+        self.manifest = arrays.manifest
+        self.split_rule = spec.split
+        self._images, self._labels, self._spec, self._folder = arrays.images, arrays.labels, spec, folder
+        cases = self.manifest.cases
+        lost = next((case.id for case in cases if not _mask(folder, case).is_file()), None)
+        if lost is not None:
+            raise DataError(
+                f"{folder / 'volumes'} has no mask of case {lost}, which the final evaluation reads: prepare the site "
+                "again"
+            )
+        self.case_of = np.repeat(np.arange(len(cases)), [case.shape[0] for case in cases])
+        first = np.repeat([case.offset for case in cases], [case.shape[0] for case in cases])
+        last = np.repeat([case.offset + case.shape[0] - 1 for case in cases], [case.shape[0] for case in cases])
+        index = np.arange(len(first))
+        reach = spec.context // 2
+        self._window = np.stack([np.clip(index + d, first, last) for d in range(-reach, reach + 1)], 1)
+        foreground = self._labels.reshape(len(index), -1).any(1)
+        self.countable = foreground & (index > first) & (index < last)
+        self._members = self._split(cases, seed=seed, site=site)
+
+    def _split(self, cases: tuple[Case, ...], *, seed: int, site: str) -> dict[Part, np.ndarray]:
+        spec = self._spec
+        if spec.split == "slice-legacy":
+            countable = np.flatnonzero(self.countable)
+            legacy = legacy_split(countable, fraction=spec.fraction, site=site)
+            return {"all": countable, "train": legacy["train"], "val": legacy["val"], "test": legacy["test"]}
+        members: dict[Part, np.ndarray] = {"all": np.arange(len(self.case_of))}
+        for split in get_args(Split):
+            inside = np.array([case.split == split for case in cases])[self.case_of]
+            if split == "train" and spec.train_slices == "foreground":
+                inside &= self.countable
+            members[split] = np.flatnonzero(inside)
+        if spec.fraction < 1:
+            train = members["train"]
+            keep = min(len(train), max(int(spec.fraction * len(train)), 32))
+            rng = np.random.default_rng(derive_seed(seed, site, 0, "fraction"))
+            members["train"] = np.sort(rng.permutation(train)[:keep])
+        return members
+
+    def members(self, part: Part) -> np.ndarray:
+        """Slice numbers of a split, ascending (in the order of the permutation for slice-legacy); or of all cases."""
+        return self._members[part]
+
+    def cases(self, part: Part) -> np.ndarray:
+        """The volumes that slices are from."""
+        volumes: np.ndarray = self.case_of[self.members(part)]
+        return volumes
+
+    def images(self, index: np.ndarray) -> Tensor:
+        """(B, context, M, M) float32 in [0, scale] for slice numbers (B,)."""
+        stack = torch.from_numpy(self._images[self._window[index]])
+        return stack.float().mul_(self._spec.scale / 255)
+
+    def labels(self, index: np.ndarray) -> Tensor:
+        """(B, M, M) int64 for slice numbers (B,)."""
+        return torch.from_numpy(self._labels[index]).long()
+
+    def reference(self, case: int) -> np.ndarray:
+        """The mask of a case on its own grid, (slices, rows, columns) bool, seen as the arrays are.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        from fedshift.data.scans import read_scan  # SimpleITK: not where a model trains
+
+        mask: np.ndarray = radiological(read_scan(_mask(self._folder, self.manifest.cases[case])).voxels) > 0
+        return mask
+
+    def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """With ``augmentation: rot90-flip``."""
+        return rotate_and_flip(x, y, rng=rng) if self._spec.augmentation == "rot90-flip" else (x, y)
+
+
+def _mask(folder: Path, case: Case) -> Path:
+    return folder / "volumes" / f"{case.id}_mask.nii.gz"
+
+
+def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A random symmetry of the square for each image and its mask, as in FedFA's released code.
+
+    There k ∈ {0…4} quarter turns always, then with probability 0.75 a vertical flip, a horizontal one, or both.
+    """
+    turns = torch.randint(5, (len(x),), generator=rng) % 4
+    flips = torch.randint(4, (len(x),), generator=rng)
+    x, y = x.clone(), y.clone()
+    for turn in range(4):
+        for flip in range(4):
+            chosen = (turns == turn) & (flips == flip)
+            if not chosen.any():
+                continue
+            # Bit 1 flips rows, bit 2 columns; 0 leaves the image alone.
+            dims = [d for bit, d in ((1, -2), (2, -1)) if flip & bit]
+            x[chosen] = torch.rot90(x[chosen], turn, (-2, -1)).flip(dims)
+            y[chosen] = torch.rot90(y[chosen], turn, (-2, -1)).flip(dims)
+    return x, y
+
+
+def dice_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """1 − mean over classes of the soft Dice over the whole batch (FedFA's loss; background counts too).
+
+    ``logits`` (B, K, H, W); ``target`` (B, H, W) int64 or soft (B, K, H, W).
+    """
+    probability = logits.softmax(1)
+    if target.dim() == 3:
+        target = functional.one_hot(target, logits.shape[1]).movedim(-1, 1)
+    target = target.to(probability.dtype)
+    dims = (0, 2, 3)
+    overlap = (probability * target).sum(dims)
+    dice = (2 * overlap + SMOOTH) / (probability.sum(dims) + target.sum(dims) + SMOOTH)
+    return 1 - dice.mean()
+
+
+def ce_dice_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """(cross-entropy + Dice loss) / 2 (FedFA)."""
+    return (functional.cross_entropy(logits, target) + dice_loss(logits, target)) / 2
+
+
+LOSSES = {"ce_dice": ce_dice_loss, "dice": dice_loss}
+
+
+class Task:
+    """Segmentation of the task's classes; the score is the mean foreground Dice over cases."""
+
+    images_are_slices = True
+    metric = "dice"
+    metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
+        {"dice": (0, 1), "dice_papers": (0, 1), "hd95": (0, LONGEST), "asd": (0, LONGEST)}
+    )
+    per_case = ("dice", "hd95", "asd")
+
+    def __init__(self, job: JobSpec) -> None:
+        """Check the parts of the job that only this kind understands."""
+        self._job = job
+        self._data = DataSpec.parse(job.task.data, where=f"task {job.task.name}: data")
+        self.sizes = sizes(self._data.matrix, len(job.task.classes))
+        self.intensities = (0.0, self._data.scale)
+        if job.task.loss not in LOSSES:
+            raise ConfigError(f"task {job.task.name}: loss must be one of {', '.join(LOSSES)}, not {job.task.loss!r}")
+        if len(job.task.classes) != 2:
+            raise ConfigError(f"task {job.task.name}: segmentation knows background and one foreground class")
+
+    def network(self) -> nn.Module:
+        """Initial weights depend on the job's seed only."""
+        return initial_network(self._job, in_channels=self._data.context)
+
+    def preparation(self) -> dict[str, Any]:
+        """How scans become the network's input: see `fedshift.data.arrays`."""
+        return {
+            "orientation": "RAS",
+            "slices": "axial, anterior at the top, the patient's right on the left",
+            "clip_above_quantile": PERCENTILE,
+            "intensity": "per volume: min-max, times 255, floor",
+            "square": "padded with 0 on both sides",
+            "resampling": "area where it shrinks, linear where it grows, rounded",
+            "matrix": self._data.matrix,
+            "context": self._data.context,
+            "scale": self._data.scale,
+        }
+
+    def open(self, folder: Path, site: str) -> Slices:
+        """A site's slices at the job's matrix.
+
+        Raises:
+            DataError: the folder is damaged, or not what the job expects (`SiteData.check_fits`).
+        """
+        data = Slices(folder, self._data, site=site, seed=self._job.seed)
+        data.check_fits(self._job, folder, site)
+        return data
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The job's loss, in float32 (float64 stays)."""
+        return LOSSES[self._job.task.loss](precise(logits), target)
+
+    def scores(self, predictions: Iterator[Tensor], data: Slices, part: Part) -> dict[str, float]:
+        """``dice``: foreground Dice per case, mean over cases, on the network's grid.
+
+        ``dice_papers``: as FedFA prints it, mean over slices with prostate of the mean of background and
+        foreground Dice; left out if the part has no such slice.
+        """
+        members = data.members(part)
+        if not len(members):
+            return {}
+        counts = np.concatenate(
+            [
+                _counts(predicted.bool(), data.labels(index).bool())
+                for index, predicted in zip(data.eval_index(part), predictions, strict=True)
+            ]
+        )
+        cases, position = np.unique(data.case_of[members], return_inverse=True)
+        per_case = dice(*(np.bincount(position, column, len(cases)) for column in counts.T))
+        return {"dice": float(per_case.mean()), **self._papers(counts, data.countable[members])}
+
+    def evaluate(
+        self, probabilities: Iterator[Tensor], data: Slices, part: Part, *, seed: int, share_cases: bool
+    ) -> Evaluation:
+        """Scores of every case on its own grid: what was predicted is brought back to the scan's rows and columns.
+
+        Dice, and distances in mm where all slices of a volume are in the part. ``dice_papers`` is as in `scores`.
+        Calibration counts the pixels (of the network's grid) in the box around what is and what was found, since far
+        from both every model is right and sure.
+        """
+        members = data.members(part)
+        expected = dict(zip(*np.unique(data.case_of[members], return_counts=True), strict=True))
+        foreground = (batch[:, 1].clone() for batch in probabilities)
+        told: dict[str, dict[int, float]] = {name: {} for name in self.per_case}
+        counts: list[np.ndarray] = []
+        shown: list[np.ndarray] = []
+        calibration, empty = Calibration(), 0
+        for number, slices, probability in volumes(foreground, data.eval_index(part), data.case_of, expected):
+            case = data.manifest.cases[number]
+            labels = data.labels(slices).bool()
+            predicted = torch.from_numpy(probability > 0.5)
+            counts.append(_counts(predicted, labels))
+            shown.append(data.countable[slices])
+            inside = _box((predicted | labels).numpy())
+            sure, right = np.maximum(probability, 1 - probability)[inside], (predicted == labels).numpy()[inside]
+            calibration.add(sure.ravel(), right.ravel())
+            reference = data.reference(number)[slices - case.offset]
+            found = restore(probability, *case.shape[1:]) > 0.5
+            empty += not found.any()
+            told["dice"][number] = float(dice(*(np.array(n.sum()) for n in (found & reference, found, reference))))
+            if len(slices) == case.shape[0]:
+                told["hd95"][number], told["asd"][number] = surface_distances(found, reference, case.spacing)
+        distributions = {
+            name: distribution([by_case[n] for n in sorted(by_case)], seed=seed, share_cases=share_cases)
+            for name, by_case in told.items()
+            if len(by_case) == len(expected)
+        }
+        return Evaluation(
+            scores={
+                **{name: spread.mean for name, spread in distributions.items()},
+                **self._papers(np.concatenate(counts), np.concatenate(shown)),
+            },
+            distributions=distributions,
+            calibration=calibration.record(fewest=1 if share_cases else FEWEST),
+            empty=empty,
+        )
+
+    def _papers(self, counts: np.ndarray, shown: np.ndarray) -> dict[str, float]:
+        """FedFA's score of slices from their `_counts`, over those that are ``shown`` (n,)."""
+        if not shown.any():
+            return {}
+        overlap, predicted, reference = counts[shown].T
+        pixels = float(self._data.matrix**2)
+        outside = papers_dice(pixels - predicted - reference + overlap, pixels - predicted, pixels - reference)
+        return {"dice_papers": float(((papers_dice(overlap, predicted, reference) + outside) / 2).mean())}
+
+
+def _counts(predicted: Tensor, reference: Tensor) -> np.ndarray:
+    """Pixels of overlap, prediction and reference in each slice, (B, 3) float64."""
+    sums = [mask.sum((1, 2)) for mask in (predicted & reference, predicted, reference)]
+    counts: np.ndarray = torch.stack(sums, 1).double().numpy()
+    return counts
+
+
+def _box(mask: np.ndarray) -> tuple[slice, ...]:
+    """The smallest box around what is True; nothing if nothing is."""
+    places = [
+        np.flatnonzero(mask.any(axis=tuple(a for a in range(mask.ndim) if a != axis))) for axis in range(mask.ndim)
+    ]
+    return tuple(slice(p[0], p[-1] + 1) if len(p) else slice(0) for p in places)
+
+
+def dice(overlap: np.ndarray, predicted: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """2|P∩R| / (|P|+|R|) from voxel counts; two empty masks agree (1)."""
+    size = predicted + reference
+    score: np.ndarray = np.where(size > 0, 2 * overlap / np.maximum(size, 1), 1.0)
+    return score
+
+
+def papers_dice(overlap: np.ndarray, predicted: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """FedFA's metric for one class: 2|P∩R| / (|P|+|R|+1e-5), so two empty masks give 0."""
+    score: np.ndarray = 2 * overlap / (predicted + reference + SMOOTH)
+    return score

@@ -1,0 +1,44 @@
+"""Networks, found by module name. Each module's ``build(in_channels, n_classes, **options)`` makes one.
+
+A network gives ``stages`` (places where methods see features, see `fedshift.tasks.stages.Stage`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from typing import Any
+
+from torch import nn
+
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.seeding import seeded_global
+from fedshift.schema.strict import nearest
+
+
+def available() -> list[str]:
+    """Names of all networks."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def build(name: str, options: dict[str, Any], *, in_channels: int, n_classes: int, seed: int) -> nn.Module:
+    """A network with initial weights that depend on ``seed`` only.
+
+    Raises:
+        ConfigError: no such network, or an option that it does not have.
+    """
+    if name not in available():
+        raise ConfigError(f"there is no network {name!r}{nearest(name, available())}")
+    make = importlib.import_module(f"fedshift.tasks.networks.{name}").build
+    known = [p for p in inspect.signature(make).parameters if p not in ("in_channels", "n_classes")]
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"network {name}: unknown option {key!r}{nearest(key, known)}")
+    try:
+        with seeded_global(seed):
+            net: nn.Module = make(in_channels=in_channels, n_classes=n_classes, **options)
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"network {name}: no such network can be made with options {options} ({reason})") from None
+    return net

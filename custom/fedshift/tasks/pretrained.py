@@ -1,0 +1,235 @@
+"""Starting weights from a file that the user names, such as torchvision's of ImageNet for ResNet-18.
+
+A job holds the file's name and hash. Only the server needs the file: sites get the weights with the first round. What
+fits is taken; the head may be of other classes and then starts anew, and so do group norms where the file's network has
+batch norms, as in the released code of "Mitigating Data Heterogeneity…". Anything else that does not fit is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import shutil
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.data.locate import data_home
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import WeightsSpec
+from fedshift.tasks import networks
+
+SHOWN = 12
+"""Digits of a hash in sentences and file names."""
+COUNTER = ".num_batches_tracked"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a network takes from a file."""
+
+    arrays: dict[str, Tensor]
+    """By the network's keys."""
+    of: int
+    """Arrays that the network has."""
+    new: tuple[str, ...]
+    """What starts anew, in words."""
+
+    def __str__(self) -> str:
+        """``120 of 122 arrays; new: fc.weight, fc.bias``."""
+        return f"{len(self.arrays)} of {self.of} arrays" + (f"; new: {', '.join(self.new)}" if self.new else "")
+
+
+def identify(path: Path) -> WeightsSpec:
+    """A file's name and hash, as a job holds them.
+
+    Raises:
+        ConfigError: it cannot be read, or has a name that a job cannot hold.
+    """
+    digest = _sha256(path)
+    try:
+        return WeightsSpec.parse({"file": path.name, "sha256": digest}, where="weights")
+    except ConfigError:
+        raise ConfigError(
+            f"{path} must have a name of letters, digits, '.', '-' and '_' only, for it goes into the job: rename it"
+        ) from None
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """A ``state_dict``, or the one in a model that fedshift wrote. No code in the file is run.
+
+    Raises:
+        ConfigError: it cannot be read, or is something else.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ConfigError(
+            f"{path} is no file of torch.save with arrays only, and nothing else is loaded: save the network's "
+            "state_dict()"
+        ) from None
+    except Exception as error:  # a damaged file may fail anywhere in torch
+        raise ConfigError(f"{path} cannot be read ({type(error).__name__}): fetch it again") from None
+    if isinstance(content, dict) and "schema" in content:
+        content = content.get("weights")
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()) or not content:
+        raise ConfigError(f"{path} does not hold arrays by name: save the network's state_dict()")
+    return {str(key): value.detach() for key, value in content.items()}
+
+
+def take(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
+    """Those of a file's arrays that a network starts from; the network is left as it is.
+
+    Args:
+        net: the job's network.
+        state: what `read` gave.
+        where: how to name the file in errors.
+
+    Raises:
+        ConfigError: an array is missing, of another shape, not finite, or has no place; the first one is named.
+    """
+    own = net.state_dict()
+    head = {name for name, module in net.named_modules() if module is getattr(net, "head", None)}
+    norms = {name for name, m in net.named_modules() if isinstance(m, nn.GroupNorm) and f"{name}.running_mean" in state}
+    heads = [key for key in own if _owner(key) in head]
+    fits = all(key in state and state[key].shape == own[key].shape for key in heads)
+    of_norms = [key for key in own if _owner(key) in norms]
+    counters = [key for key in own if key.endswith(COUNTER) and key not in state]  # torch before 0.4.1 had none
+    new = {*(() if fits else heads), *of_norms, *counters}
+    taken = {key: value for key, value in own.items() if key not in new}
+    unfit = f"{where} does not fit the job's network"
+    for key in taken:
+        if key not in state:
+            raise ConfigError(f"{unfit}: it has no {key}{_hint(state)}")
+    for key in state:
+        if key not in own and _owner(key) not in norms | head:
+            raise ConfigError(f"{unfit}: the network has no {key}{_hint(state)}")
+    for key, value in taken.items():
+        if state[key].shape != value.shape:
+            raise ConfigError(
+                f"{unfit}: its {key} is {_shape(state[key])}, the network's {_shape(value)}: choose network.options "
+                "and data.channels as they were when the file was made, or another file"
+            )
+    arrays = {key: _checked(state[key], value, f"{where}: {key}") for key, value in taken.items()}
+    words = [*(() if fits else heads)]
+    words += [f"group norms ({len(of_norms)} arrays)"] if of_norms else []
+    words += [f"counters of norms ({len(counters)} arrays)"] if counters else []
+    return Taken(arrays, len(own), tuple(words))
+
+
+def describe(spec: WeightsSpec, taken: Taken) -> str:
+    """One line for log, results and report."""
+    return f"{spec.file} (sha256 {spec.sha256[:SHOWN]}…, {taken})"
+
+
+def load(net: nn.Module, spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> str:
+    """Put the weights of a job's file into its network; returns what `describe` says.
+
+    Raises:
+        ConfigError: the file is not on this machine, is another, or does not fit.
+    """
+    taken = take(net, read(find(spec, environ)), where=spec.file)
+    net.load_state_dict(taken.arrays, strict=False)
+    return describe(spec, taken)
+
+
+def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Path:
+    """A job's file: in ``$FEDSHIFT_WEIGHTS`` or in ``weights`` of `data_home`.
+
+    Raises:
+        ConfigError: it is not there, or only one of its name with another hash; the sentence says where it was looked
+            for.
+    """
+    looked = _folders(environ)
+    others = []
+    for path in (folder / name for folder in looked for name in (_kept_as(spec), spec.file)):
+        if path.is_file():
+            if _sha256(path) == spec.sha256:
+                return path
+            others.append(path)
+    what = f"{spec.file} (sha256 {spec.sha256[:SHOWN]}…)"
+    mend = "copy the file there, or make the job on this machine with 'fedshift job … --weights FILE'"
+    if others:
+        found = f"{others[0]} has sha256 {_sha256(others[0])[:SHOWN]}…"
+        raise ConfigError(f"the job starts from {what}, but {found}: {mend}")
+    raise ConfigError(f"the job starts from {what}, which is not here: looked in {', '.join(map(str, looked))}; {mend}")
+
+
+def keep(path: Path, spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Path:
+    """Copy a file to where `find` looks, whole or not at all, unless it is there. Returns its place.
+
+    Raises:
+        ConfigError: there is no writing there.
+    """
+    try:
+        return find(spec, environ)
+    except ConfigError:
+        kept = _folders(environ)[0] / _kept_as(spec)
+    beside = kept.with_name(f".{kept.name}.partial-{uuid.uuid4().hex[:8]}")
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, beside)
+        if _sha256(beside) != spec.sha256:
+            raise ConfigError(f"{path} changed while it was copied: name it again")
+        beside.replace(kept)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be copied to {kept.parent} ({error.strerror}): set FEDSHIFT_WEIGHTS to another folder"
+        ) from None
+    finally:
+        with suppress(OSError):
+            beside.unlink()
+    return kept
+
+
+def _folders(environ: Mapping[str, str]) -> list[Path]:
+    named = environ.get("FEDSHIFT_WEIGHTS")
+    return [*([Path(named).absolute()] if named else []), data_home(environ) / "weights"]
+
+
+def _kept_as(spec: WeightsSpec) -> str:
+    return f"{spec.sha256[:SHOWN]}-{spec.file}"
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _owner(key: str) -> str:
+    """The module that an array belongs to."""
+    return key.rpartition(".")[0]
+
+
+def _shape(value: Tensor) -> str:
+    return " x ".join(map(str, value.shape)) or "a number"
+
+
+def _checked(value: Tensor, own: Tensor, what: str) -> Tensor:
+    """As the network has it: a dense array on the CPU, of its type."""
+    plain = value.layout == torch.strided and not value.is_quantized and value.device.type == "cpu"
+    if not plain or value.is_floating_point() != own.is_floating_point():
+        raise ConfigError(f"{what} is not an array of {own.dtype}".replace("torch.", ""))
+    value = value.to(own.dtype)
+    if not bool(torch.isfinite(value).all()):
+        raise ConfigError(f"{what} is not finite: the training that made it had failed; name another file")
+    return value
+
+
+def _hint(state: Mapping[str, Tensor]) -> str:
+    """Which network a file looks like, by the names of its arrays."""
+    keys = {key for key in state if not key.endswith(COUNTER)}
+    for name in networks.available():
+        net = networks.build(name, {}, in_channels=3, n_classes=2, seed=0)
+        if keys == {key for key in net.state_dict() if not key.endswith(COUNTER)}:
+            return f"; it looks like a file of network {name}"
+    return ": name a file that was made for it"

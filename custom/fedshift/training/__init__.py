@@ -1,1 +1,0 @@
-"""What a site does: seeding, precision, local training, evaluation, state files."""
