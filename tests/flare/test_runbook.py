@@ -40,10 +40,10 @@ JOB_ID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 NOT_TYPED = {
     r"python3\.11 -m venv|\. fedshift-env|(?:fedshift-env/bin/)?pip |make wheelhouse": "a fresh environment; CI makes "
-    "one with `make install`, and tests/test_packaging.py a wheel",
-    r"useradd|chown|systemctl|journalctl|cp deploy/systemd": "systemd and root; tests/test_deploy_files.py "
+    "one with `make install`, and tests/repository/test_packaging.py a wheel",
+    r"useradd|chown|systemctl|journalctl|cp deploy/systemd": "systemd and root; tests/documents/test_deploy_files.py "
     "has the units",
-    r"docker ": "a Docker engine; tests/test_deploy_files.py has the Dockerfile",
+    r"docker ": "a Docker engine; tests/documents/test_deploy_files.py has the Dockerfile",
 }
 """Commands (how they begin), and what a test machine has not."""
 

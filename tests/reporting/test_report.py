@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import small_job
-from reports import HOSTILE, Page, html_of, record, scan_sites, written
 from scipy import stats
 
 from fedshift import cli
@@ -21,6 +20,7 @@ from fedshift.reporting.table import PHANTOM
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
+from reporting.reports import HOSTILE, Page, html_of, record, scan_sites, written
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "results"
 GOOD = {"BIDMC": [0.8, 0.9, 0.85, 0.7, 0.95, 0.9], "HK": [0.5, 0.6, 0.55, 0.4, 0.65, 0.6]}

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import small_image_job, small_job
-from reports import Page, image_sites, scan_sites
 
 from fedshift import cli
 from fedshift.federation.in_process import run_in_process
@@ -18,6 +17,7 @@ from fedshift.reporting.report.images.models import look
 from fedshift.reporting.report.runs import Run, Transfer, own_models, read
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import read_results
+from reporting.reports import Page, image_sites, scan_sites
 
 NOTICE = "This file contains images. If they are of patients, it must not leave the site."
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from conftest import small_job
-from reports import HOSTILE, html_of, record, scan_sites, written
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.reporting.report import page as report
@@ -18,6 +17,7 @@ from fedshift.reporting.report.runs import Given, Run, read
 from fedshift.reporting.report.section import Section
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import Results
+from reporting.reports import HOSTILE, html_of, record, scan_sites, written
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'fedshift[dev]'")
 

@@ -121,7 +121,3 @@ def _tasks(args: argparse.Namespace) -> int:
 
 def _sites(named: list[str] | dict[str, Any]) -> str:
     return ", ".join(named) if isinstance(named, list) else f"{named['prefix']}… ({named['count']})"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -31,7 +31,7 @@ from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.results import LAST, read_results
 from fedshift.tasks import pretrained
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TASK = fingerprint(Broadcast(round=1, best_round=0, weights={}))
 STRANGE = (None, True, -1, 2**70, float("nan"), "", "ø\n", [], {}, [[]], {"a": None}, "../..", "!!python/object:x")
 

@@ -9,7 +9,7 @@ import pytest
 
 from fedshift import methods
 
-PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
+PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 
 
 @pytest.mark.parametrize("name", methods.available())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 
 
 def run(*command: str, cwd: Path, **environ: str) -> str:

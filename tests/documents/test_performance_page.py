@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 OVERHEAD: dict[str, Any] = json.loads((RESULTS / "performance" / "flare_overhead.json").read_text(encoding="utf-8"))

@@ -35,7 +35,7 @@ from fedshift.cli import _parser
 from fedshift.federation.in_process import run_in_process
 from fedshift.tasks import networks
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 RUNBOOK = "deploy/RUNBOOK.md"
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in (*PAGES, RUNBOOK)}

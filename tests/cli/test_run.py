@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from flare.conftest import SimulatorRun, environment, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedshift.cli import main
@@ -27,8 +28,6 @@ from fedshift.flare.export import read_job_folder
 from fedshift.reporting.progress import Progress, duration
 from fedshift.schema.results import read_results
 from fedshift.tasks.machine import cores
-
-from .conftest import SimulatorRun, environment, run
 
 pytestmark = pytest.mark.timeout(240)
 SHORT = [

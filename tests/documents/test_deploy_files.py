@@ -16,7 +16,7 @@ from nvflare import cli as nvflare_cli
 
 from fedshift.cli import _parser
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 RUNBOOK = (DEPLOY / "RUNBOOK.md").read_text(encoding="utf-8")
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))

@@ -16,7 +16,7 @@ from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import ConfigError
 from fedshift.tasks.base import build_task
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "fraug_head_tuning.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fraug_head_tuning.py"
 
 
 @pytest.fixture(scope="module")

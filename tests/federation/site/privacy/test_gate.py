@@ -668,7 +668,7 @@ def test_noise_at_a_site_without_training_cases_is_refused_with_the_way_out(
 
 
 def test_every_test_that_the_page_on_security_names_is_there() -> None:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[4]
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (root / "docs" / "security.md").read_text(encoding="utf-8"))
     assert len(named) > 20
     for file, test in named:

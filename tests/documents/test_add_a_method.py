@@ -17,7 +17,7 @@ from fedshift.federation.model_files import load_checkpoint
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import LAST
 
-PAGE = Path(__file__).parents[1] / "docs" / "add-a-method.md"
+PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"
 
 
 @pytest.fixture

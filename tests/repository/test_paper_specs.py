@@ -28,7 +28,7 @@ from fedshift.schema.job import TaskSpec
 from fedshift.tasks import networks
 from fedshift.tasks.base import Task
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SPECS = sorted((BENCHMARKS / "papers").glob("*.yaml"))
 PUBLISHED = sorted((BENCHMARKS / "published").glob("*.csv"))
 SCALES = ("paper", "quick")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 from conftest import SHAPE_CLASSES, make_image_site, small_image_job
+from inference.conftest import BALL, Run, brightness_model, dice, save_model, write_ball
 from PIL import Image
 from scanfiles import volume, write_dicom
 
@@ -18,8 +19,6 @@ from fedshift.data.images import open_images
 from fedshift.federation.in_process import run_in_process
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.schema.results import BEST
-
-from .conftest import BALL, Run, brightness_model, dice, save_model, write_ball
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -232,9 +231,9 @@ def test_a_name_that_is_no_text_is_refused_and_ends_nothing(tmp_path: Path, caps
 
 
 def test_a_grey_classifier_takes_pictures_in_colour(tmp_path: Path) -> None:
-    from fedshift.inference.classify import read_input
+    from inference.conftest import save_model
 
-    from .conftest import save_model
+    from fedshift.inference.classify import read_input
 
     job = small_image_job("fedavg", "data.channels=1", sites=("A", "B"))
     model = open_model(save_model(tmp_path / "model.pt", job))
