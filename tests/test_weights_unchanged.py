@@ -23,13 +23,13 @@ import pytest
 import torch
 from conftest import make_image_site, make_site
 
-from fedshift.checkpoint import load_checkpoint
-from fedshift.federation import run_in_process
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.resolve import resolve
 from fedshift.flare.export import write_job
 from fedshift.flare.simulate import simulate
-from fedshift.job import JobSpec
-from fedshift.reporting.results import BEST, LAST
-from fedshift.resolve import resolve
+from fedshift.schema.job import JobSpec
+from fedshift.schema.results import BEST, LAST
 
 RECORD = Path(__file__).parent / "golden" / "final_weights.json"
 SITES = {"A": (1.0, 0.0), "B": (0.5, 20.0), "C": (1.4, -30.0)}
