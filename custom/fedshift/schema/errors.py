@@ -10,7 +10,7 @@ class ConfigError(FedshiftError):
 
 
 class PolicyError(ConfigError):
-    """A request that the site's policy forbids. The message contains nothing about the data: it is sent to the server."""
+    """A request that the site's policy forbids. The message is sent to the server and says nothing about the data."""
 
 
 class MixedDataError(ConfigError):

@@ -46,7 +46,7 @@ Threads = Annotated[int | Literal["auto"], BeforeValidator(_threads)]
 
 
 class WeightsSpec(Strict):
-    """A file of initial weights on the server (`fedshift.tasks.pretrained`): its name only, since sites read the job."""
+    """A file of initial weights on the server (`fedshift.tasks.pretrained`). No path, since sites read the job."""
 
     file: Name
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
