@@ -7,7 +7,7 @@ import torch
 from fedshift.data.locate import read_settings
 from fedshift.schema.errors import ConfigError
 
-LONGEST = 64
+MAX_NAME_LENGTH = 64
 """Characters of a device's name."""
 
 
@@ -25,7 +25,7 @@ def spread(asked: str, number: int) -> str:
 def device_name(device: torch.device) -> str:
     """What a device is, in words for a record: ``cpu``, or a GPU's model."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return "".join(c if " " <= c <= "~" else " " for c in name)[:LONGEST].strip() or device.type
+    return "".join(c if " " <= c <= "~" else " " for c in name)[:MAX_NAME_LENGTH].strip() or device.type
 
 
 def choose_device(asked: str = "auto") -> torch.device:

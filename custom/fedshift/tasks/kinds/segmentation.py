@@ -29,7 +29,7 @@ from fedshift.tasks.evaluation.volumes import volumes
 from fedshift.tasks.precision import precise
 
 SMOOTH = 1e-5
-LONGEST = 1e4
+MAX_MILLIMETRES = 1e4
 """Millimetres: no scan is larger."""
 
 
@@ -192,7 +192,7 @@ class Task:
     images_are_slices = True
     metric = "dice"
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
-        {"dice": (0, 1), "dice_papers": (0, 1), "hd95": (0, LONGEST), "asd": (0, LONGEST)}
+        {"dice": (0, 1), "dice_papers": (0, 1), "hd95": (0, MAX_MILLIMETRES), "asd": (0, MAX_MILLIMETRES)}
     )
     per_case = ("dice", "hd95", "asd")
 
