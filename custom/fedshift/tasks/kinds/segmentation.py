@@ -37,7 +37,7 @@ class DataSpec(Strict):
     """Options of ``task.data``: how slices become samples.
 
     ``split: case`` uses the manifest's split by case; ``slice-legacy`` is the papers' split of shuffled slices, with
-    slices of one patient in training and test. ``fraction``: fraction of the training samples to use, at least 32 (FedFA).
+    slices of one patient in training and test. ``fraction``: fraction of the training samples, at least 32 (FedFA).
     ``scale``: the largest input intensity. ``train_slices: foreground`` skips slices without foreground and the first
     and last slice of a volume, as the papers do.
     """
