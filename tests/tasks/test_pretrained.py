@@ -223,7 +223,9 @@ def test_a_file_is_known_by_its_name_and_hash(tmp_path: Path) -> None:
 def test_it_is_kept_once_and_found_again(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"a": torch.ones(2)}, tmp_path / "a.pth")
     spec = pretrained.identify(path)
-    with pytest.raises(ConfigError, match=rf"a.pth \(sha256 {spec.sha256[:12]}…\), which is not on this machine: .*{home}; copy"):
+    with pytest.raises(
+        ConfigError, match=rf"a.pth \(sha256 {spec.sha256[:12]}…\), which is not on this machine: .*{home}; copy"
+    ):
         pretrained.find(spec)
     kept = pretrained.keep(path, spec)
     assert kept == home / f"{spec.sha256[:12]}-a.pth" == pretrained.find(spec)
