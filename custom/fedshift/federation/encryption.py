@@ -34,10 +34,11 @@ from torch import nn
 from fedshift import methods
 from fedshift.federation.model_files import header_of, load_checkpoint, save_checkpoint
 from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.global_model import GlobalModel
 from fedshift.federation.server.guard import Change, Received, Rejected, check_update
 from fedshift.federation.server.spool import StoredUpdate
 from fedshift.federation.site.site import read_weights
-from fedshift.methods.base import ServerContext
+from fedshift.methods.base import ArraySpec, ServerContext
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Broadcast, MethodArrays, Update, Weights
@@ -456,9 +457,12 @@ class EncryptedCoordinator(Coordinator):
         self._keys, self._layout = keys, Layout(job, keys.slots)
         super().__init__(job, folder, on_progress=on_progress, on_reject=on_reject)
 
+    def _make_model(self, net: nn.Module) -> GlobalModel:
+        return EncryptedModel(self.job, net, self._methods, specs=self._specs, keys=self._keys, layout=self._layout)
+
     def _compared_with(self) -> Received:
         """What is in clear: buffers."""
-        clear = {key: value for key, value in self._weights.items() if key in self._layout.clear}
+        clear = {key: value for key, value in self.model.weights.items() if key in self._layout.clear}
         return Received(clear, trainable=frozenset(), withheld=self._withheld)
 
     def _check(self, update: Update, n_samples: int) -> Change:
@@ -485,23 +489,41 @@ class EncryptedCoordinator(Coordinator):
                 raise Rejected(key, str(error)) from None
         return Change()
 
-    def _combine(self, stored: Sequence[StoredUpdate]) -> None:
+
+class EncryptedModel(GlobalModel):
+    """Weights that are sums of ciphertexts from round 1 on."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        net: nn.Module,
+        loaded: Sequence[Method],
+        *,
+        specs: dict[str, dict[str, ArraySpec]],
+        keys: Keys,
+        layout: Layout,
+    ) -> None:
+        """``keys`` are the server's, ``layout`` is the job's; the rest as for `GlobalModel`."""
+        self._keys, self._layout = keys, layout
+        super().__init__(job, net, loaded, specs=specs)
+
+    def _combine(self, stored: Sequence[StoredUpdate], round_: int) -> None:
         """The sum of ciphertexts, one after another, in site order."""
-        if self.round == 0:
-            super()._combine(stored)
+        if round_ == 0:
+            super()._combine(stored, round_)
             return
         layout = self._layout
         factors = sum(layout.factor(update.n_samples) for update in stored)
         total: Weights = {}
         for key in layout.template:
             if key in layout.withheld:
-                total[key] = self._weights[key]
+                total[key] = self.weights[key]
             elif key in layout.clear:
                 total[key] = np.asarray(np.max([update.weights[key] for update in stored], axis=0))
         for key, size in layout.chunks.items():
             total[key] = self._keys.add((update.weights[key] for update in stored), size)
         total[COUNTS] = np.array([factors, len(stored)], np.int64)
-        self._weights = total
+        self.weights = total
 
     def _arrays(self, round_: int) -> MethodArrays:
         """The methods' first arrays; the later ones are made of the sum, at the sites."""
