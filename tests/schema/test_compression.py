@@ -344,7 +344,7 @@ def test_a_kept_answer_is_sent_again_as_it_was(
         where: dict[str, Any] = {"data": three_sites["HK"], "state": tmp_path / option / "own", "keep_answers": True}
         first = Site(job, "HK", **where).train(broadcast)
         with monkeypatch.context() as patch:
-            patch.delattr(site_module.local, "train")
+            patch.delattr(site_module.local_training, "train")
             assert_same_answer(first, Site(job, "HK", **where).train(broadcast))
             other = {**broadcast.packed, "conv.weight": pack(-broadcast.packed["conv.weight"].unpack(), "int8")}
             assert fingerprint(replace(broadcast, packed=other)) != fingerprint(broadcast)

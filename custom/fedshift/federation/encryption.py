@@ -36,6 +36,7 @@ from fedshift.federation.model_files import header_of, load_checkpoint, save_che
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.global_model import GlobalModel
 from fedshift.federation.server.guard import Change, Received, Rejected, check_update
+from fedshift.federation.server.inbound import Inbound
 from fedshift.federation.server.spool import StoredUpdate
 from fedshift.federation.site.site import read_weights
 from fedshift.methods.base import ArraySpec, ServerContext
@@ -43,7 +44,7 @@ from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Broadcast, MethodArrays, Update, Weights
 from fedshift.schema.results import Rejection
-from fedshift.tasks.base import build_task
+from fedshift.tasks.base import Task, build_task
 
 if TYPE_CHECKING:
     from fedshift.methods import Method
@@ -460,34 +461,17 @@ class EncryptedCoordinator(Coordinator):
     def _make_model(self, net: nn.Module) -> GlobalModel:
         return EncryptedModel(self.job, net, self._methods, specs=self._specs, keys=self._keys, layout=self._layout)
 
-    def _compared_with(self) -> Received:
-        """What is in clear: buffers."""
-        clear = {key: value for key, value in self.model.weights.items() if key in self._layout.clear}
-        return Received(clear, trainable=frozenset(), withheld=self._withheld)
-
-    def _check(self, update: Update, n_samples: int) -> Change:
-        """All that can be checked without reading: everything in clear, and that ciphertexts can be added."""
-        if self.round == 0:
-            return super()._check(update, n_samples)
-        sealed = {key: value for key, value in update.weights.items() if str(key).startswith(PREFIX)}
-        check_update(
-            replace(update, weights={key: value for key, value in update.weights.items() if key not in sealed}),
-            round_=self.round,
-            received=self._received,
-            specs={},
-            metrics=self._task.metrics,
-            n_samples=n_samples,
-            max_norm=self.job.federation.max_update_norm,
-            n_steps=self._steps(n_samples),
+    def _make_inbound(self) -> Inbound:
+        return EncryptedInbound(
+            self.job,
+            self._task,
+            self._methods,
+            self.model,
+            specs=self._specs,
+            withheld=self._withheld,
+            keys=self._keys,
+            layout=self._layout,
         )
-        for key in sealed.keys() ^ self._layout.chunks.keys():
-            raise Rejected(key, "is not expected in weights" if key in sealed else "is missing from weights")
-        for key, size in self._layout.chunks.items():
-            try:
-                self._keys.check(sealed[key], size)
-            except ValueError as error:
-                raise Rejected(key, str(error)) from None
-        return Change()
 
 
 class EncryptedModel(GlobalModel):
@@ -528,3 +512,52 @@ class EncryptedModel(GlobalModel):
     def _arrays(self, round_: int) -> MethodArrays:
         """The methods' first arrays; the later ones are made of the sum, at the sites."""
         return super()._arrays(round_) if round_ <= 1 else {}
+
+
+class EncryptedInbound(Inbound):
+    """Checks ciphertexts as far as is possible without reading them."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        task: Task,
+        loaded: Sequence[Method],
+        model: GlobalModel,
+        *,
+        specs: dict[str, dict[str, ArraySpec]],
+        withheld: frozenset[str],
+        keys: Keys,
+        layout: Layout,
+    ) -> None:
+        """``keys`` are the server's, ``layout`` is the job's; the rest as for `Inbound`."""
+        self._keys, self._layout = keys, layout
+        super().__init__(job, task, loaded, model, specs=specs, withheld=withheld)
+
+    def _compared_with(self) -> Received:
+        """What is in clear: buffers."""
+        clear = {key: value for key, value in self._model.weights.items() if key in self._layout.clear}
+        return Received(clear, trainable=frozenset(), withheld=self._withheld)
+
+    def _check(self, update: Update, round_: int, n_samples: int) -> Change:
+        """All that can be checked without reading: everything in clear, and that ciphertexts can be added."""
+        if round_ == 0:
+            return super()._check(update, round_, n_samples)
+        sealed = {key: value for key, value in update.weights.items() if str(key).startswith(PREFIX)}
+        check_update(
+            replace(update, weights={key: value for key, value in update.weights.items() if key not in sealed}),
+            round_=round_,
+            received=self._received,
+            specs={},
+            metrics=self._task.metrics,
+            n_samples=n_samples,
+            max_norm=self._job.federation.max_update_norm,
+            n_steps=self.steps(n_samples),
+        )
+        for key in sealed.keys() ^ self._layout.chunks.keys():
+            raise Rejected(key, "is not expected in weights" if key in sealed else "is missing from weights")
+        for key, size in self._layout.chunks.items():
+            try:
+                self._keys.check(sealed[key], size)
+            except ValueError as error:
+                raise Rejected(key, str(error)) from None
+        return Change()

@@ -313,7 +313,7 @@ def a_round(coordinator: Coordinator, moves: Mapping[str, float]) -> dict[str, s
         moved = {key: value.copy() for key, value in received.items()}
         moved["head.bias"][0] += move
         metrics = {coordinator.metric: 0.5}
-        assert coordinator.accept(Update(site, round_, 10, coordinator._steps(10) or 0, moved, metrics))
+        assert coordinator.accept(Update(site, round_, 10, coordinator.inbound.steps(10) or 0, moved, metrics))
     coordinator.close()
     return {rejected.site: rejected.key for rejected in coordinator.results.rounds[-1].rejected}
 

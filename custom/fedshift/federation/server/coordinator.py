@@ -19,25 +19,15 @@ import numpy as np
 from torch import nn
 
 from fedshift import methods
-from fedshift.data.samples import epoch_starts
 from fedshift.federation.compression import check as check_compression
 from fedshift.federation.server import robust
 from fedshift.federation.server.global_model import GlobalModel
-from fedshift.federation.server.guard import (
-    Change,
-    Received,
-    Rejected,
-    check_packed,
-    check_scores,
-    check_update,
-    medians,
-    outliers,
-)
+from fedshift.federation.server.guard import Rejected
+from fedshift.federation.server.inbound import Inbound
 from fedshift.federation.server.quorum import Quorum
 from fedshift.federation.server.run_files import NEXT_BEST, RunFiles
 from fedshift.federation.server.run_record import RunRecord
 from fedshift.federation.server.spool import StoredUpdate
-from fedshift.federation.site.site import SCORED, SCORED_IF_HELD_OUT
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Scores, SiteInfo, Update
@@ -103,9 +93,8 @@ class Coordinator:
         self._own_models = any(m.client().scores_own_model(net) for m in self._methods)
         self.files = RunFiles(job, folder, self.record, personal=self._personal, not_kept=self._not_kept)
         self.model = self._make_model(net)
-        self._received = self._compared_with()
+        self.inbound = self._make_inbound()
         self._updates: dict[str, StoredUpdate] = {}
-        self._medians: dict[str, float] = {}
         self._down_bytes = 0
         self._scored_round = 0
 
@@ -197,7 +186,7 @@ class Coordinator:
         state = self.files.load_state()
         if state is None:
             return -1
-        self.round, self.next_round, self._medians = state.round, state.round + 1, state.medians
+        self.round, self.next_round, self.inbound.medians = state.round, state.round + 1, state.medians
         self.model.restore(state.weights, state.methods)
         self.record.restore(state.results)
         if self.files.recover_best(state.best_round):
@@ -220,7 +209,7 @@ class Coordinator:
             broadcast = Broadcast(round=0, best_round=0, weights={}, sites=self.invited)
         else:
             broadcast = self.model.broadcast(round_, best_round=self.best_round, sites=self.invited)
-        self._received = self._compared_with()
+        self.inbound.open_round()
         self._down_bytes = payload_bytes(broadcast)
         self._on_progress(self)
         return broadcast
@@ -249,8 +238,7 @@ class Coordinator:
                 raise Rejected("info", "the site has not said what its data are")
             n_samples = self.results.data[update.site].n["train"]
             bytes_up = payload_bytes(update)
-            update = self._restored(update)
-            change = self._check(update, n_samples)
+            update, change = self.inbound.check_update(update, round_=self.round, n_samples=n_samples)
         except Rejected as fault:
             self.reject(update.site, fault.key, fault.reason)
             return False
@@ -311,19 +299,8 @@ class Coordinator:
                 raise Rejected("site", f"is not one of {', '.join(self.job.task.everyone)}")
             if scores.site in self.answered:
                 raise Rejected("site", "has answered already")
-            held_out = scores.site in self.job.task.held_out
             known = self.results.data.get(scores.site)
-            check_scores(
-                scores,
-                round_=self._scored_round,
-                metrics=self._task.metrics,
-                parts=SCORED_IF_HELD_OUT if held_out else SCORED,
-                personal=not held_out and any(m.client().fine_tune() for m in self._methods),
-                counts={} if known is None else known.n,
-                gradient_norm=self.job.evaluation.gradient_norm,
-                n_classes=len(self.job.task.classes),
-                per_case=self._task.per_case,
-            )
+            self.inbound.check_scores(scores, round_=self._scored_round, counts={} if known is None else known.n)
         except Rejected as fault:
             self.reject(scores.site, fault.key, fault.reason)
             return False
@@ -382,6 +359,9 @@ class Coordinator:
     def _make_model(self, net: nn.Module) -> GlobalModel:
         return GlobalModel(self.job, net, self._methods, specs=self._specs, lay_out=self._lay_out)
 
+    def _make_inbound(self) -> Inbound:
+        return Inbound(self.job, self._task, self._methods, self.model, specs=self._specs, withheld=self._withheld)
+
     def _load_starting_weights(self) -> None:
         """Only a run that begins needs the job's file of starting weights; one that goes on doesn't."""
         loaded = self.model.load_starting_weights(self._task.network())
@@ -389,59 +369,10 @@ class Coordinator:
             self.results.job.initial_weights = loaded
         log.info("job %s: initial weights: %s", self.job.name, self.results.job.initial_weights)
 
-    def _compared_with(self) -> Received:
-        """What updates of the open round are compared with."""
-        return Received(self.model.weights, trainable=self.model.trainable, withheld=self._withheld)
-
-    def _restored(self, update: Update) -> Update:
-        """An update with all its weights as arrays: the site's changes added to the server's own weights."""
-        keys = self.model.packed_keys - self._withheld if self.round else frozenset()
-        check_packed(update, self.model.weights, keys, self.job.federation.weights_as)
-        return update.restored(self.model.weights)
-
-    def _check(self, update: Update, n_samples: int) -> Change:
-        """Check the content of an update, and measure how far it is from what the site received.
-
-        Raises:
-            Rejected: something in it is not as it must be.
-        """
-        return check_update(
-            update,
-            round_=self.round,
-            received=self._received,
-            specs=self._specs,
-            metrics=self._task.metrics,
-            n_samples=n_samples,
-            max_norm=self.job.federation.max_update_norm,
-            n_steps=self._steps(n_samples),
-            faults={name: half.fault for name, half in self.model.halves},
-        )
-
-    def _steps(self, n_samples: int) -> int | None:
-        """Optimiser steps in a round of a site with ``n_samples``; None if the job's method decides."""
-        schedule = self.job.task.schedule
-        if methods.reference_in(self._methods) is not None:
-            return None
-        if schedule.local_steps is not None:
-            return schedule.local_steps
-        starts = epoch_starts(n_samples, batch_size=schedule.batch_size, drop_last=schedule.drop_last)
-        return schedule.local_epochs * len(starts)
-
     def _reject_outliers(self) -> None:
         """Reject updates that are far from the others."""
         stored = [self._updates[s] for s in self.job.task.sites if s in self._updates]
-        federation = self.job.federation
-        usual = medians(stored, self._medians)
-        if self.round:  # the statistics round has other arrays
-            self._medians = usual
-        found = outliers(
-            stored,
-            usual=usual,
-            specs=self._specs,
-            max_norm_ratio=federation.max_norm_ratio,
-            max_sample_ratio=federation.max_sample_ratio,
-        )
-        for site, fault in list(found):
+        for site, fault in list(self.inbound.outliers(stored, self.round)):
             self._updates.pop(site).close()
             self.record.remove_update(site)
             self.reject(site, fault.key, fault.reason)
@@ -472,7 +403,7 @@ class Coordinator:
         self.files.save_model(name, round_, *self.model.as_sent(round_ + 1))
 
     def _save_state(self, round_: int) -> None:
-        self.files.save_state(round_, self.model.weights, self.model.method_state, self._medians)
+        self.files.save_state(round_, self.model.weights, self.model.method_state, self.inbound.medians)
 
 
 def payload_bytes(message: Broadcast | Update) -> int:
