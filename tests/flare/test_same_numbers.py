@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import ServerState, load_checkpoint, load_progress
 from fedshift.flare.export import write_job
-from fedshift.flare.server_memory import LARGE
+from fedshift.flare.patches.spooled_answers import LARGE
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST, LAST, Results, read_results
 

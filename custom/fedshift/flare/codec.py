@@ -18,14 +18,14 @@ from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.shareable import Shareable
 from pydantic import ValidationError
 
-from fedshift.flare import transport
+from fedshift.flare import patches
 from fedshift.schema.compression import Packed
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.identity import Identity, own_identity
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update
 
-transport.mend()  # whoever sends or takes a message imports this module
+patches.install()  # every process that sends or receives a message imports this module
 
 STATISTICS, TRAIN, VALIDATE = "statistics", "train", "validate"
 """Task names."""

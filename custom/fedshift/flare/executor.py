@@ -19,9 +19,9 @@ from nvflare.apis.signal import Signal
 from fedshift.data.locate import find_site, read_settings
 from fedshift.federation.site.site import Site
 from fedshift.flare import codec
-from fedshift.flare.freed import trim
 from fedshift.flare.hosts import hosts
-from fedshift.flare.server_memory import limit
+from fedshift.flare.patches.memory_release import release
+from fedshift.flare.patches.send_window import limit
 from fedshift.flare.stats import SiteWork, add_stats
 from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
 from fedshift.schema.job import FILE_NAME, JobSpec, read_job
@@ -52,7 +52,7 @@ class FedshiftExecutor(Executor):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """One task for each of this client's sites that are asked. A site's failure is an answer too: a sentence."""
-        trim()  # what the last answer has left
+        release()  # what the last answer has left
         broadcast = codec.decode_task(shareable)
         client = fl_ctx.get_identity_name()
         hosted = hosts(self._read_job(fl_ctx)).get(client, ()) if is_simulator(fl_ctx) else (client,)

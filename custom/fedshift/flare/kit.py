@@ -35,14 +35,14 @@ STORE = "store"
 RESOURCES, AUTHORIZATION, LOGS = "resources.json", "authorization.json", "log_config.json"
 LAUNCHERS = {
     "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher": (
-        "fedshift.flare.launcher.SiteJobLauncher"
+        "fedshift.flare.patches.job_restart.SiteJobLauncher"
     ),
     "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher": (
-        "fedshift.flare.launcher.ServerJobLauncher"
+        "fedshift.flare.patches.job_restart.ServerJobLauncher"
     ),
 }
 """FLARE's starters of job processes, and ours, which start them again when they were killed."""
-READMISSION = {"id": "readmission", "path": "fedshift.flare.readmission.Readmission", "args": {}}
+READMISSION = {"id": "readmission", "path": "fedshift.flare.patches.readmission.Readmission", "args": {}}
 """At the server: lets sites that come late or come back into a running job."""
 SILENCE = 120
 """Seconds without a byte after which a site asks the server again; FLARE's own 300 come on top of every cut network."""
