@@ -49,17 +49,16 @@ class Patch:
         if self.name in os.environ.get(SKIP, "").split(","):
             return False
         try:
-            changed = [name for name, known in self.replaces.items() if fingerprint(name) != known]
-            changed += [name for name, known in self.calls.items() if parameters(name) != known]
+            changed = [_short(name) for name, known in self.replaces.items() if fingerprint(name) != known]
+            changed += [_short(name) for name, known in self.calls.items() if parameters(name) != known]
         except (ImportError, AttributeError, TypeError, OSError) as error:
             changed = [str(error)]
         if changed:
             log.warning(
-                "NVFlare %s differs from 2.9.0 in what fedshift's patch %r is written for (%s), so the run goes on "
-                "without the patch: %s",
+                "NVFlare %s is not as fedshift's patch %s expects it (%s), so the run goes on without the patch: %s",
                 version("nvflare"),
                 self.name,
-                "; ".join(changed),
+                ", ".join(changed),
                 self.without,
             )
         return not changed
@@ -89,3 +88,7 @@ def fingerprint(name: str) -> str:
 def parameters(name: str) -> str:
     """The names of a function's parameters, ``self`` included."""
     return ", ".join(inspect.signature(find(name)).parameters)
+
+
+def _short(name: str) -> str:
+    return name.partition(":")[2]
