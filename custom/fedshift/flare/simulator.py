@@ -1,8 +1,8 @@
-"""FLARE's simulator for ``fedshift run``: with forked workers, and all imported before it starts.
+"""FLARE's simulator for ``fedshift run``, with forked workers.
 
-``python -m fedshift.flare.simulator JOB_FOLDER [--measure]`` imports what the run needs, prints `READY` and, if it is
-asked to, what `fedshift.federation.footprint` has found; then it waits for a line with the simulator's arguments and
-environment, `Start`, or for the end of its input.
+``python -m fedshift.flare.simulator JOB_FOLDER [--measure]`` imports what the run needs. It then prints `READY`, with
+``--measure`` followed by what `fedshift.federation.footprint` has measured, and waits for a `Start` line on standard
+input. If the input ends instead, so does the process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _simulator(fork_server: socket.socket | None) -> int:
 
 
 def _main() -> int:
-    # What the server and the workers import, but for what their tasks ask for.
+    # Import what server and workers need, before anything is forked.
     import fedshift.flare.executor
     import fedshift.flare.workflow  # noqa: F401
     from fedshift.federation.footprint import measure
@@ -50,7 +50,7 @@ def _main() -> int:
         return 0
     start: Start = json.loads(line)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)  # nobody below waits for words
+    os.dup2(nothing, 0)  # the simulator must not read from the terminal
     sys.argv = [sys.argv[0], *start["argv"]]
     os.environ.update(start["env"])
     return serve_child(_simulator) if CAN_FORK and simulator_workers.PATCH.fits() else _simulator(None)
