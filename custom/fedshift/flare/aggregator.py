@@ -15,9 +15,10 @@ from fedshift import methods
 from fedshift.federation.encryption import EncryptedCoordinator
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.guard import Rejected
-from fedshift.flare import codec, transport
+from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.flare.keys import SERVER_KEYS, read_keys
+from fedshift.flare.patches.numpy_arrays import laid_out
 from fedshift.schema.errors import MixedDataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Scores, Update
@@ -55,9 +56,7 @@ class FedshiftAggregator(FLComponent):
         methods.require_federation(job)
         self._tell, self._message = on_progress, False
         if job.federation.encryption is None:
-            self.coordinator = Coordinator(
-                job, folder, on_progress=self._note, on_reject=on_reject, lay_out=transport.laid_out
-            )
+            self.coordinator = Coordinator(job, folder, on_progress=self._note, on_reject=on_reject, lay_out=laid_out)
         else:
             keys = read_keys(startup or folder, SERVER_KEYS)
             self.coordinator = EncryptedCoordinator(job, folder, keys=keys, on_progress=self._note, on_reject=on_reject)

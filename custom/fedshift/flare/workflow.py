@@ -25,16 +25,20 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedshift.data.local_sites import find_sites
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.flare import codec, transport
+from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.executor import job_of
-from fedshift.flare.handout import Handout
 from fedshift.flare.hosts import hosts
-from fedshift.flare.patience import Patience
-from fedshift.flare.readmission import update_clients
-from fedshift.flare.server_memory import limit, spare
+from fedshift.flare.patches.broadcast_copy import share_data
+from fedshift.flare.patches.long_poll import LongPoll
+from fedshift.flare.patches.memory_release import collect_after_round, unmap_large_blocks
+from fedshift.flare.patches.numpy_arrays import share
+from fedshift.flare.patches.readmission import update_clients
+from fedshift.flare.patches.send_window import limit
+from fedshift.flare.patches.simulator_workers import use_in_bare_simulator
+from fedshift.flare.patches.spooled_answers import spool_to
+from fedshift.flare.round_deadline import RoundDeadline
 from fedshift.flare.stats import add_stats, server_stats
-from fedshift.flare.warm import warm
 from fedshift.reporting.events import Events
 from fedshift.reporting.progress import ProgressFile
 from fedshift.reporting.table import several
@@ -62,7 +66,7 @@ class FedshiftWorkflow(Controller):
         self._silent: set[str] = set()
         self._fault: Exception | None = None
         self._progress: ProgressFile | None = None
-        self._handout = Handout()
+        self._long_poll = LongPoll()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Answer ``show_stats`` of the console."""
@@ -72,7 +76,7 @@ class FedshiftWorkflow(Controller):
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Find the aggregator; in FLARE's simulator, replace its way to start workers before there are any."""
         if _simulated(fl_ctx):
-            warm()
+            use_in_bare_simulator()
         self._aggregator: FedshiftAggregator = self._engine.get_component(self._aggregator_id)
         if not isinstance(self._aggregator, FedshiftAggregator):
             self.system_panic(f"the job has no FedshiftAggregator named {self._aggregator_id!r}", fl_ctx)
@@ -101,7 +105,7 @@ class FedshiftWorkflow(Controller):
             self._fail(f"{type(error).__name__} at the server (its log has the details)", progress, fl_ctx)
         finally:
             ended.set()
-            self._handout.close()
+            self._long_poll.close()
             coordinator = getattr(self._aggregator, "coordinator", None)
             if coordinator is not None:
                 coordinator.discard_waiting()
@@ -127,11 +131,14 @@ class FedshiftWorkflow(Controller):
         job = job_of(fl_ctx)
         if _simulated(fl_ctx):
             find_sites(job)
-        self._handout.attach(fl_ctx, clients=len(hosts(job)))
-        spare(folder)
+        self._long_poll.attach(fl_ctx, clients=len(hosts(job)))
+        spool_to(folder)
+        unmap_large_blocks()
         limit(clients=len(hosts(job)))
         aggregator, federation = self._aggregator, job.federation
-        patience = Patience(frozenset(hosts(job)), federation.min_sites, federation.round_timeout, federation.grace)
+        patience = RoundDeadline(
+            frozenset(hosts(job)), federation.min_sites, federation.round_timeout, federation.grace
+        )
         events = Events(folder)
         try:
             startup = Path(fl_ctx.get_workspace().get_startup_kit_dir())
@@ -153,7 +160,7 @@ class FedshiftWorkflow(Controller):
                     _log_closed_round(coordinator)
                 before = request.task
                 # FLARE's tasks and answers form reference cycles: without this, old models would stay in memory.
-                gc.collect()
+                collect_after_round()
                 data = codec.encode_task(request.broadcast)
                 self._gather(request.task, data, patience, events, abort_signal, fl_ctx)
                 del request, data
@@ -167,7 +174,7 @@ class FedshiftWorkflow(Controller):
         self,
         name: str,
         data: Shareable,
-        patience: Patience,
+        patience: RoundDeadline,
         events: Events,
         abort_signal: Signal,
         fl_ctx: FLContext,
@@ -187,14 +194,14 @@ class FedshiftWorkflow(Controller):
         awaited = frozenset(client for client, sites in hosts(coordinator.job).items() if out & set(sites))
         patience = replace(patience, clients=asked, min_sites=coordinator.needed, awaited=awaited)
         task = Task(name, data=data, result_received_cb=self._receive)
-        task._broadcast_data = data  # FLARE would copy it against later changes, and nothing changes it
-        transport.share(data, clients=len(asked))
+        share_data(task)
+        share(data, clients=len(asked))
         started = time.monotonic()
         quorum_after: float | None = None
         with self._changed:
             self._open, self._answered = True, set()
         self.broadcast(task, fl_ctx, targets=sorted(asked), min_responses=len(asked))
-        self._handout.ring()
+        self._long_poll.notify()
         try:
             if name == codec.STATISTICS:
                 events.prepare()
