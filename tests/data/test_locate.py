@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import make_site
 
-from fedshift.data.locate import find_site, phantom_only, read_settings
+from fedshift.data.locate import find_site, phantom_home, read_settings
 from fedshift.schema.errors import ConfigError, DataError
 
 
@@ -80,15 +80,15 @@ def test_a_wrong_data_path_never_falls_back_to_other_data(
 
 
 def test_the_phantom_is_found_where_it_is_asked_for_and_no_other_data(tmp_path: Path) -> None:
-    environ = {"FEDSHIFT_DATA": str(tmp_path / "env"), "XDG_DATA_HOME": str(tmp_path / "xdg")}
-    make_site(tmp_path / "env", "HK")
+    environ = {"XDG_DATA_HOME": str(tmp_path / "xdg")}
     make_site(tmp_path / "xdg" / "fedshift", "HK")
-    asked = phantom_only(environ)
-    with pytest.raises(DataError, match="no phantom data of prostate for site HK: .*'fedshift data phantom' makes one"):
+    asked = {**environ, "FEDSHIFT_DATA": str(phantom_home(environ))}
+    with pytest.raises(
+        DataError, match=r"no phantom data of prostate for site HK: .*'fedshift data phantom' makes one"
+    ):
         find_site("prostate", "HK", local=None, simulator=True, environ=asked)
     phantom = make_site(tmp_path / "xdg" / "fedshift" / "phantom", "HK")
     assert find_site("prostate", "HK", local=None, simulator=True, environ=asked) == phantom
-    assert environ["FEDSHIFT_DATA"] == str(tmp_path / "env")
 
 
 @pytest.mark.parametrize("given", ["{kit}", "{kit}/prostate/HK/volumes", "{kit}/prostate/HK "])

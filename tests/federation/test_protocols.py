@@ -178,7 +178,7 @@ def test_the_sites_own_models_are_kept_if_that_is_asked_for(home: Path, capsys: 
     for site in "ABC":
         kept = load_checkpoint(own_model(home / "kept", site))
         trained = local_model(job, data, home / "again", site)
-        assert kept["sites"] == 1 and all(torch.equal(kept["weights"][key], trained[key]) for key in trained)
+        assert kept["sites"] == [site] and all(torch.equal(kept["weights"][key], trained[key]) for key in trained)
         shutil.rmtree(home / "again")
 
 

@@ -11,17 +11,14 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
 
 
-def find_sites(job: JobSpec, environ: Mapping[str, str] | None = None) -> dict[str, Path]:
-    """Return every site's prepared folder; ``environ`` as in `find_site`.
+def find_sites(job: JobSpec) -> dict[str, Path]:
+    """Return every site's prepared folder.
 
     Raises:
         DataError: a site has no data or a broken manifest; the message names the folders that were tried.
         ConfigError: some sites' data are simulated and others' are not.
     """
-    folders = {
-        site: find_site(job.task.dataset, site, local=None, simulator=True, environ=environ)
-        for site in job.task.everyone
-    }
+    folders = {site: find_site(job.task.dataset, site, local=None, simulator=True) for site in job.task.everyone}
     simulated = _simulated(folders)
     if simulated and len(simulated) < len(folders):
         raise ConfigError(

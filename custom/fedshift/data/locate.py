@@ -69,11 +69,6 @@ def phantom_home(environ: Mapping[str, str] = os.environ) -> Path:
     return data_home(environ) / "phantom"
 
 
-def phantom_only(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """An environment in which `find_site` finds the phantom and nothing else: what ``--phantom`` asks for."""
-    return {**environ, DATA: str(phantom_home(environ).absolute())}
-
-
 def find_site(
     dataset: str,
     site: str,

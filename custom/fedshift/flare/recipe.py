@@ -142,7 +142,7 @@ class JobFolder(FedJob):
             raise ConfigError("SimEnv's gpu_config and log_config do not apply: $FEDSHIFT_DEVICE chooses a device")
         with tempfile.TemporaryDirectory() as folder:
             job = write_job(self.spec, Path(folder) / self.name)
-            simulate(self.spec, job, Path(workspace), threads=threads, on_line=_show)
+            simulate(self.spec, job, Path(workspace), parallel=threads, on_line=_show)
         return 0
 
 

@@ -33,6 +33,7 @@ from fedshift.flare.hosts import hosts
 from fedshift.flare.patience import Patience
 from fedshift.flare.readmission import update_clients
 from fedshift.flare.server_memory import limit, spare
+from fedshift.flare.simulator_state import take_server_back
 from fedshift.flare.stats import add_stats, server_stats
 from fedshift.flare.warm import warm
 from fedshift.reporting.events import Events
@@ -127,6 +128,7 @@ class FedshiftWorkflow(Controller):
         job = job_of(fl_ctx)
         if _simulated(fl_ctx):
             find_sites(job)
+            take_server_back(folder)
         self._handout.attach(fl_ctx, clients=len(hosts(job)))
         spare(folder)
         limit(clients=len(hosts(job)))
@@ -141,6 +143,8 @@ class FedshiftWorkflow(Controller):
             events.update(coordinator.results)  # of an interrupted run: its curves begin anew
             if coordinator.results.final is not None:
                 log.warning("the run had been finished when it was interrupted: nothing is left to do")
+                coordinator.results.write(folder)
+                progress.update(coordinator)
                 return
             log.info("job %s: %s, %d rounds", job.name, several(job.task.sites), coordinator.rounds)
             if coordinator.round:

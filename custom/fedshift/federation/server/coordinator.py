@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -374,7 +375,7 @@ class Coordinator:
         state = load_progress(self.folder)
         if state is None:
             return -1
-        if state.job != self.job.dump():
+        if _without_hosts(state.job) != _without_hosts(self.job.dump()):
             raise ConfigError(f"{self.folder} holds the state of another job: name another folder or start anew")
         self.round, self._weights, self._medians = state.round, state.weights, state.medians
         for name, half in self._halves:
@@ -585,6 +586,7 @@ class Coordinator:
         if spec is not None:
             net = self._task.network()
             self.results.job.initial_weights = pretrained.load(net, spec)
+            self.results.job.lineage = pretrained.trained_by(spec)
             self._weights = read_weights(net)
             for _, half in self._halves:
                 half.start(net, self._context(0))
@@ -703,7 +705,8 @@ class Coordinator:
             personal=sorted(self._personal),
             scores={} if score is None else {f"val_{self.metric}": score},
             kind=next((kind for kind in ("phantom", "patients") if kind in kinds), "images"),
-            sites=len(trained),
+            sites=[site for site in self.job.task.sites if site in trained],
+            lineage=self.results.job.lineage,
             statistics=[] if statistics is None else [s for s in self.job.task.sites if s not in statistics.absent],
             initial_weights=self.results.job.initial_weights,
             encrypted=self.job.federation.encryption is not None,
@@ -715,6 +718,12 @@ class Coordinator:
         more = self._evaluations.get(round_, {})
         evaluations = {site: more[site] for site in self.job.task.everyone if more.get(site)}
         return FinalScores(round=round_, sites=self._selection.of(round_), held_out=held_out, evaluations=evaluations)
+
+
+def _without_hosts(job: dict[str, Any]) -> dict[str, Any]:
+    """A job without how its sites are shared out among processes, which changes no number."""
+    shared = {"hosts", "shares"}
+    return {**job, "federation": {key: value for key, value in job["federation"].items() if key not in shared}}
 
 
 def payload_bytes(message: Broadcast | Update) -> int:
