@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
 
     assert "every site keeps its whole network" in refused("leave-one-out", "single", "-w out")
     assert "needs at least two" in refused("leave-one-out", "fedavg", "--sites A")
-    assert "add --flare" in refused("leave-one-out", "fedavg", "-t 2")
+    assert "add --flare" in refused("leave-one-out", "fedavg", "-p 2")
     claim(home / "out" / "A", small_image_job("fedavg"))
     assert "A holds another job: give another --workspace" in refused("leave-one-out", "fedavg", "-w out")
     (home / "mine" / "A").mkdir(parents=True)

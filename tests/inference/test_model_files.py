@@ -43,7 +43,7 @@ def test_a_header_names_only_sites_that_were_there(tmp_path: Path) -> None:
     run_in_process(job, {**data, "B": tmp_path / "gone"}, tmp_path / "run")
     for name in (BEST, LAST):
         found = header_of(load_checkpoint(tmp_path / "run" / name), where=name)
-        assert found.statistics == ("A", "C") and found.sites == 2
+        assert found.statistics == found.sites == ("A", "C")
         assert len(load_checkpoint(tmp_path / "run" / name)["methods"]["fedrdn"]["means"]) == 2
 
 
