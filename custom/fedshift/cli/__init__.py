@@ -35,7 +35,7 @@ def _run(argv: Sequence[str] | None) -> int:
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, format="%(levelname)s %(message)s")
     try:
         check_paths(args)
-        with phantom_data(getattr(args, "phantom", False)):
+        with phantom_data(getattr(args, "only_phantom", False)):
             code: int = args.func(args)
     except FedshiftError as error:
         if args.debug:

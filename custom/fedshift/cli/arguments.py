@@ -17,6 +17,7 @@ def add_phantom(parser: Any) -> None:
     """``--phantom``; `phantom_data` acts on it."""
     parser.add_argument(
         "--phantom",
+        dest="only_phantom",  # 'fedshift site init' has an option of this name that means something else
         action="store_true",
         help="train on the simulated scans of 'fedshift data phantom', whatever other data are prepared",
     )
