@@ -255,7 +255,7 @@ def test_segmentation_models_too(three_sites: dict[str, Path], tmp_path: Path) -
 
 
 def test_a_record_of_another_kind_or_none_is_refused(home: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist: the command did not end"):
+    with pytest.raises(ConfigError, match="does not exist: the command was not finished"):
         LeaveOneOut.read(home)
     assert command("cross-site", "-w out --set schedule.rounds=1") == 0
     (home / "out" / CrossSite.FILE_NAME).rename(home / "out" / LeaveOneOut.FILE_NAME)

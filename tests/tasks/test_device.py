@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedshift.schema.errors import ConfigError
-from fedshift.tasks.device import LONGEST, choose_device, device_name, spread
+from fedshift.tasks.device import MAX_NAME_LENGTH, choose_device, device_name, spread
 
 
 def test_a_gpu_is_used_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,4 +46,4 @@ def test_a_device_s_name_is_short_and_plain(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         told = device_name(torch.device("cuda:0"))
         assert expected in (None, told)
-        assert told.isprintable() and told.isascii() and 0 < len(told) <= LONGEST
+        assert told.isprintable() and told.isascii() and 0 < len(told) <= MAX_NAME_LENGTH

@@ -1,4 +1,4 @@
-"""``manifest.json`` of a prepared site (schema 1): what is there, from where, in which split."""
+"""``manifest.json`` of a prepared site (schema 1): its cases, where they came from, and their splits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fedshift.schema.strict import Strict
 Split = Literal["train", "val", "test"]
 FILE_NAME = "manifest.json"
 Counts = dict[Split, dict[str, int]]
-"""Pictures by split and class, those that have none too."""
+"""Split -> class -> number of pictures, including zeros."""
 
 
 class Case(Strict):
     """One volume of a site.
 
-    ``sha256_*`` hash the decoded voxels, so the same content under another name or compression
+    ``sha256_*``: hash of the decoded voxels, so that the same content under another name or compression
     is recognised. ``shape`` is (slices, rows, columns), ``spacing`` millimetres in that order.
     ``array`` names the folder of cached arrays below the site, ``offset`` the case's first slice there.
     """
@@ -41,7 +41,7 @@ class Case(Strict):
 
 
 class Picture(Strict):
-    """One picture of a site; its row in the cached arrays is its place in the manifest.
+    """One picture of a site. Its position in the manifest is its row in the cached arrays.
 
     ``sha256`` hashes the decoded RGB pixels before they are resized, ``label`` names one of the site's classes.
     """
@@ -53,17 +53,16 @@ class Picture(Strict):
 
 
 def count(pictures: Iterable[Picture], classes: Iterable[str]) -> Counts:
-    """How many pictures each split has of each class."""
+    """Number of pictures by split and class."""
     found = Counter((picture.split, picture.label) for picture in pictures)
     classes = tuple(classes)
     return {split: {label: found[split, label] for label in classes} for split in get_args(Split)}
 
 
 class Manifest(Strict):
-    """All that is known of a prepared site. Written once by data_prep, read by everything else.
+    """Description of a prepared site, written once by data_prep.
 
-    A site holds volumes (``cases``) or ``pictures``, never both. ``counts`` are of the pictures; manifests from before
-    they were there have none.
+    A site has either volumes (``cases``) or ``pictures``. ``counts``: number of pictures by split and class.
     """
 
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -128,7 +127,7 @@ class Manifest(Strict):
                 )
 
     def write(self, folder: Path) -> None:
-        """Write ``folder/manifest.json`` (whole or not at all)."""
+        """Write ``folder/manifest.json`` atomically."""
         absent = {"pictures" if self.cases else "cases", *(("counts",) if self.counts is None else ())}
         content = self.model_dump(by_alias=True, exclude=absent)
         write_text(folder / FILE_NAME, json.dumps(content, indent=1))

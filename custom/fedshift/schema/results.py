@@ -1,4 +1,4 @@
-"""``results.json`` (schema 1): one model that the server writes and every reader uses."""
+"""``results.json`` (schema 1): the record of a run. The server writes it; tables, plots and reports read it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedshift.schema.lineage import Lineage
 
 FILE_NAME = "results.json"
 BEST, LAST = "best_global_model.pt", "last_global_model.pt"
-"""The models beside it."""
+"""Model files in the same folder."""
 Metrics = dict[str, float]
 Count = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 FROM_SCRATCH = "from scratch"
@@ -50,11 +50,11 @@ class JobRecord(_Model):
     seed: int
     precision: str
     threads: int | str
-    """Either may be ``auto``; what it was at each site is in ``machines``."""
+    """``precision`` and ``threads`` may be ``auto``; the values that each site used are in ``machines``."""
     rounds: int
     network: dict[str, Any]
     initial_weights: str = FROM_SCRATCH
-    """Or the file and what was taken of it."""
+    """Or the name of the file, and which layers were taken from it."""
     lineage: Lineage = {}
     """Sites that trained the starting weights, or those that these started from, if a fedshift model was the start."""
     data: dict[str, Any]
@@ -78,7 +78,7 @@ class DataRecord(_Model):
 
 
 class MachineRecord(_Model):
-    """On what a site computes, as it says: its device's model, the precision and torch's threads that it used."""
+    """A site's hardware as it reports it: device model, precision and PyTorch threads."""
 
     device: str = Field(max_length=64, pattern=r"^[ -~]+$")
     precision: Literal["fp32", "bf16"]
@@ -86,9 +86,9 @@ class MachineRecord(_Model):
 
 
 class SiteRound(_Model):
-    """A site in a round. ``val`` and ``test`` are scores of the round's aggregate at the site.
+    """One site in one round. ``val`` and ``test`` are scores of the round's aggregate at the site.
 
-    A site that was absent when the aggregate was made but scored it later has scores and nothing else.
+    A site that missed the round but scored its aggregate later has only scores.
     """
 
     n: int = 0
@@ -102,7 +102,7 @@ class SiteRound(_Model):
 
 
 class Rejection(_Model):
-    """An update that was left out."""
+    """An update that the server refused, and why."""
 
     site: str
     key: str
@@ -110,7 +110,7 @@ class Rejection(_Model):
 
 
 class RoundRecord(_Model):
-    """A round."""
+    """One round."""
 
     round: int
     seconds: float = 0.0
@@ -176,7 +176,7 @@ class Results(_Model):
         return any(record.kind == "phantom" for record in self.data.values())
 
     def write(self, folder: Path) -> None:
-        """Write ``folder/results.json`` (whole or not at all)."""
+        """Write ``folder/results.json`` atomically."""
         # Not json.dumps: this is written after every round, and grows with them.
         write_text(folder / FILE_NAME, self.model_dump_json(by_alias=True, indent=1))
 

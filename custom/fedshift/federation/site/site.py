@@ -24,7 +24,7 @@ from fedshift.methods import ClientChain
 from fedshift.methods.base import Run
 from fedshift.schema.compression import feed_back, packed_keys
 from fedshift.schema.errors import DataError
-from fedshift.schema.evaluation import LONGEST, Evaluation
+from fedshift.schema.evaluation import MAX_NUMBER, Evaluation
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import manifest_sha256
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
@@ -362,7 +362,7 @@ class Site:
                     told[part] = Evaluation(scores=values[part])
             if norm and part != "test":
                 length = local_training.gradient_norm(self._task, self._data, chain, self._net, part)
-                told[part] = told[part].model_copy(update={"gradient_norm": length if length <= LONGEST else None})
+                told[part] = told[part].model_copy(update={"gradient_norm": length if length <= MAX_NUMBER else None})
         return values, told
 
     def _evaluation(self, chain: ClientChain, part: Part) -> Evaluation:
