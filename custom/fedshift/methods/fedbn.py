@@ -112,7 +112,7 @@ class Client(base.Client[Config]):
             )
 
     def personal(self, net: nn.Module) -> frozenset[str]:
-        """Keys of normalisation layers, without batch counters if those are sent (and then count all sites' batches)."""
+        """Keys of normalisation layers; batch counters that are sent are left out, they count all sites' batches."""
         keys, state = norm_keys(net, self.config.norms), net.state_dict()
         if self.config.unseen == "averaged":
             return frozenset(key for key in keys if state[key].is_floating_point())
