@@ -424,6 +424,7 @@ def decrypted(model: Path, out: Path, keys: Keys) -> int:
         scores=header.scores,
         kind=header.kind,
         sites=header.sites,
+        lineage=header.lineage,
         statistics=header.statistics,
         initial_weights=header.initial_weights,
     )
