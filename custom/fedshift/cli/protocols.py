@@ -50,11 +50,11 @@ def add_parsers(subparsers: Any) -> None:
 
 def leave_one_out(args: argparse.Namespace) -> int:
     """``fedshift leave-one-out``."""
-    from fedshift import methods
     from fedshift.data.local_sites import find_sites
     from fedshift.federation import protocols
     from fedshift.federation.in_process import run_in_process, run_pooled
     from fedshift.flare.export import write_job
+    from fedshift.methods import method_set
     from fedshift.reporting.protocol_tables import leave_one_out_table
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.protocol_results import LeaveOneOut
@@ -63,7 +63,7 @@ def leave_one_out(args: argparse.Namespace) -> int:
     if args.threads is not None and not args.flare:
         raise ConfigError("--threads is for FLARE's simulator: add --flare")
     whole = resolve_job(args, held_out=[])
-    start = run_in_process if methods.reference_in(methods.load(whole.methods)) is None else run_pooled
+    start = run_in_process if method_set.pooled_reference(whole.methods) is None else run_pooled
     if args.flare and start is run_pooled:
         raise ConfigError(f"{args.methods} trains where all images are, which no federation can: leave out --flare")
     from fedshift.tasks.device import own_device
@@ -107,15 +107,15 @@ def leave_one_out(args: argparse.Namespace) -> int:
 
 def cross_site(args: argparse.Namespace) -> int:
     """``fedshift cross-site``."""
-    from fedshift import methods
     from fedshift.data.local_sites import find_sites
     from fedshift.federation import protocols
+    from fedshift.methods import method_set
     from fedshift.reporting.protocol_tables import cross_site_table
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.protocol_results import CrossSite, own_model
 
     job = resolve_job(args, held_out=[], sites=names(args.sites))
-    methods.require_federation(job)
+    method_set.require_federation(job)
     from fedshift.tasks.device import own_device
 
     device = own_device()

@@ -130,13 +130,13 @@ def write(args: argparse.Namespace) -> int:
 
 def train_pooled(args: argparse.Namespace) -> int:
     """``fedshift pooled``."""
-    from fedshift import methods
     from fedshift.federation.in_process import run_pooled
+    from fedshift.methods import method_set
     from fedshift.schema.errors import ConfigError
 
     job = resolve_job(args)
-    if methods.reference_in(methods.load(job.methods)) is None:
-        known = [name for name in methods.available() if methods.load({name: {}})[-1].is_pooled]
+    if method_set.pooled_reference(job.methods) is None:
+        known = [name for name in method_set.available() if method_set.load({name: {}})[-1].is_pooled]
         raise ConfigError(
             f"{args.methods} is no centralised reference ({', '.join(known)}): use 'fedshift job' and 'run'"
         )
@@ -175,11 +175,11 @@ def check_memory(job: JobSpec, data: Mapping[str, Path]) -> None:
     Raises:
         TooLittleMemory: it will not.
     """
-    from fedshift import methods
     from fedshift.federation.footprint import measure
     from fedshift.federation.memory import choose_workers, needs_in_process
+    from fedshift.methods import method_set
 
-    pooled = methods.reference_in(methods.load(job.methods)) is not None
+    pooled = method_set.pooled_reference(job.methods) is not None
     needs = needs_in_process(job, data, measure(job), together=len(job.task.sites) if pooled else 1)
     note = choose_workers(needs, wanted=1, asked=False)[1]
     if note:

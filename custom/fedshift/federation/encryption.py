@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from fedshift import methods
 from fedshift.federation.model_files import header_of, load_checkpoint, save_checkpoint
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.guard import Change, Received, Rejected, check_update
 from fedshift.federation.server.spool import StoredUpdate
 from fedshift.federation.site.site import read_weights
+from fedshift.methods import method_set
 from fedshift.methods.base import ServerContext
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
@@ -221,7 +221,7 @@ class Layout:
         """
         task = build_task(job)
         self.net = task.network()
-        self.methods = methods.load(job.methods)
+        self.methods = method_set.load(job.methods)
         check(self.methods, job, self.net)
         self.template = read_weights(self.net)
         self.withheld = frozenset().union(*(m.client().withheld(self.net) for m in self.methods))

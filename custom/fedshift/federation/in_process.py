@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from fedshift import methods
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import PooledSite, Site
+from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError, MixedDataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Update
@@ -58,7 +58,7 @@ def run_in_process(
         MixedDataError: some data are simulated and some are not.
         ConfigError: the job is a centralised reference, or cannot be gone on with.
     """
-    methods.require_federation(job)
+    method_set.require_federation(job)
     if job.federation.encryption is not None:
         raise ConfigError(
             f"job {job.name} asks for encryption, and in one process there is nobody to hide from: "

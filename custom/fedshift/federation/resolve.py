@@ -10,9 +10,9 @@ import torch
 import yaml
 from torch import nn
 
-from fedshift import methods
 from fedshift.federation import compression, encryption
 from fedshift.federation.server import robust
+from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import EvaluationSpec, FederationSpec, JobSpec, TaskSpec, WeightsSpec, read_yaml
 from fedshift.schema.strict import nearest
@@ -62,7 +62,7 @@ def resolve(
     if len(set(names)) != len(names):
         raise ConfigError(f"method named twice in {method_names!r}")
     # With FedAvg among them if nothing else combines updates; options may then name it.
-    chosen: dict[str, dict[str, Any]] = {m.name: {} for m in methods.load({part: {} for part in names})}
+    chosen: dict[str, dict[str, Any]] = {m.name: {} for m in method_set.load({part: {} for part in names})}
     if protocol is not None:
         if protocol not in protocols:
             raise ConfigError(f"{where} has no protocol {protocol!r}{nearest(protocol, protocols)}")
@@ -89,7 +89,7 @@ def resolve(
     if weights is not None and isinstance(raw.get("network"), dict):
         raw["network"] = raw["network"] | {"weights": weights.model_dump()}
     spec = TaskSpec.parse(raw, where=where)
-    loaded = methods.load(chosen)
+    loaded = method_set.load(chosen)
     federation_spec = _federation(apart["federation"], len(spec.sites))
     raw_job = {
         "schema": 1,
@@ -206,7 +206,7 @@ def _apply(
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"--set {option}: the value is not valid YAML, such as 0.3, name or [1, 2]") from None
-    if first in methods.available() and rest:
+    if first in method_set.available() and rest:
         if first not in chosen:
             raise ConfigError(f"--set {option}: the job does not use method {first}")
         chosen[first][".".join(rest)] = value

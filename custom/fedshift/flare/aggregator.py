@@ -11,13 +11,13 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.app_common.abstract.aggregator import Aggregator
 
-from fedshift import methods
 from fedshift.federation.encryption import EncryptedCoordinator
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.guard import Rejected
 from fedshift.flare import codec, transport
 from fedshift.flare.hosts import hosts
 from fedshift.flare.keys import SERVER_KEYS, read_keys
+from fedshift.methods import method_set
 from fedshift.schema.errors import MixedDataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Scores, Update
@@ -45,7 +45,7 @@ class FedshiftAggregator(Aggregator):
         The statistics task needs no model. ``startup`` is the kit's folder of that name, where an encrypted job finds
         the server's keys.
         """
-        methods.require_federation(job)
+        method_set.require_federation(job)
         self._tell, self._message = on_progress, False
         if job.federation.encryption is None:
             self.coordinator = Coordinator(

@@ -52,9 +52,9 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code
         ConfigError: something other than a job is there, the job is a centralised reference, or it should carry code
             and go to sites that take none.
     """
-    from fedshift import methods  # brings torch, which reading a job can do without
+    from fedshift.methods import method_set  # brings torch, which reading a job can do without
 
-    methods.require_federation(job)
+    method_set.require_federation(job)
     if production and with_code:
         raise ConfigError("--production is for sites that take no code: leave out that or --with-code")
     if production and job.federation.hosts is not None:

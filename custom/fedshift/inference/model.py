@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshift import methods
 from fedshift.federation.model_files import Header, header_of, load_checkpoint
 from fedshift.federation.site.state import SiteState, StateStore
 from fedshift.inference.slicewise import batches
-from fedshift.methods import ClientChain, Method
+from fedshift.methods import ClientChain, Method, method_set
 from fedshift.methods.base import Client, Run
-from fedshift.methods.fedbn import norm_keys
+from fedshift.methods.shared.norms import norm_keys
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import MethodArrays
 from fedshift.schema.strict import nearest
@@ -171,7 +170,7 @@ def make_ready(model: Model, choice: Choice, *, images: Images | None = None, de
         raise ConfigError(
             f"{model.path} has no statistics of a site {choice.site!r}{nearest(choice.site, header.statistics)}"
         )
-    loaded, net = methods.load(job.methods), model.task.network()
+    loaded, net = method_set.load(job.methods), model.task.network()
     net.load_state_dict(model.weights)
     state = _state(model, choice)
     notes = _about_personal_parts(model, loaded, net, choice)

@@ -24,9 +24,11 @@ a dead channel gives no infinite gradient and one site gives γ = 1. Algorithm 1
 to 0, 1 every round; as released, sites go on from the sites' mean (``running: average``; ``reset`` and
 ``local`` are the other readings).
 
-``variant: released`` does what the authors' code does: unbiased variances, and one scalar Σ² over sites and
-channels together, which makes every γ_j = 1. Ablations by ``fusion``: ``direct`` uses Σ² in place of γ,
-``local`` is FedFA-C (Ŝ = S), ``random`` is FedFA-R (deviation 0.5 for all). ``layers`` chooses stages, from 1.
+``variant: released`` does what the authors' code does: unbiased variances, one scalar Σ² over sites and channels
+together, which makes every γ_j = 1, and a layer that acts if u ≤ p, not u < p, for u uniform in [0, 1). With p = 0 it
+never acts here (there it would if u = 0), so that the method is FedAvg. Ablations by ``fusion``: ``direct`` uses Σ² in
+place of γ, ``local`` is FedFA-C (Ŝ = S), ``random`` is FedFA-R (deviation 0.5 for all). ``layers`` chooses stages,
+from 1.
 
 ``share: sums`` is for sites that do not want their m and s seen singly. A site sends the difference d to the mean of
 all sites that it received, and d²; the server uses only Σ d and Σ d² over the M sites::
@@ -100,6 +102,11 @@ def augment(
     return torch.addcmul(shift[..., None, None], x, scale[..., None, None])
 
 
+def fires(u: float, config: Config) -> bool:
+    """Whether a layer changes a batch, for u uniform in [0, 1): u < p, as released u ≤ p. With p = 0 it never does."""
+    return u < config.p or (config.variant == "released" and 0 < config.p == u)
+
+
 class FeatureAugmentation:
     """The FFA layer of one stage: changes features in training, leaves them alone in evaluation."""
 
@@ -115,7 +122,7 @@ class FeatureAugmentation:
         if not self._net.training:
             return features
         rng = self._ctx.rng(f"layer{self._layer}")
-        if float(torch.rand((), generator=rng)) >= self._config.p:
+        if not fires(float(torch.rand((), generator=rng)), self._config):
             return features
         x = precise(features)
         unbiased, eps = self._config.variant == "released", self._config.eps

@@ -20,12 +20,11 @@ Plain SGD only: for momentum use fedavgm, which has it at the server.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fedshift import methods
-from fedshift.methods import base
+from fedshift.methods import base, method_set
 from fedshift.methods.shared.aggregation import average, site_fractions
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
@@ -61,12 +60,13 @@ class Client(base.Client[Config]):
                 "method fedsgd: takes one plain step a round; for momentum, which belongs to the server then, use "
                 "--set optimizer.momentum=0 or method fedavgm with schedule.local_steps=1"
             )
-        for other in methods.load(job.methods):
-            if other.client().fine_tune():
-                raise ConfigError(
-                    f"method fedsgd: takes one step a round and so cannot do {other.name}'s fine-tuning: "
-                    "leave one of them out"
-                )
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse fine-tuning, which needs steps at one site."""
+        if other.fine_tune():
+            raise ConfigError(
+                f"method fedsgd: takes one step a round and so cannot do {name}'s fine-tuning: leave one of them out"
+            )
 
     def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:
         """The gradient of one more batch; the network stays where it is."""

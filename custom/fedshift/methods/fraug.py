@@ -49,10 +49,10 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
-from fedshift.methods.fedbn import norm_keys, re_estimate
 from fedshift.methods.shared.aggregation import site_fractions
 from fedshift.methods.shared.mixing import soft
 from fedshift.methods.shared.mmd import mmd
+from fedshift.methods.shared.norms import norm_keys, re_estimate
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays

@@ -13,10 +13,12 @@ A reference that needs all images in one place: `fedshift pooled mmrex`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import check_alone, site_losses
+from fedshift.methods.shared.domains import check_beside, site_losses
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
@@ -39,14 +41,17 @@ class Client(base.Client[Config]):
     trains_on = "every site"
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Weights that are all above 1/K do not sum to 1."""
+        """Refuse a lambda_min above 1/K: the weights would sum to more than 1."""
         largest = 1 / len(job.task.sites)
         if self.config.lambda_min > largest:
             raise ConfigError(
                 f"method mmrex: lambda_min is {self.config.lambda_min:g}, but the weights of {len(job.task.sites)} "
                 f"sites sum to 1: use --set mmrex.lambda_min={largest:.3g} or less"
             )
-        check_alone("mmrex", job)
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse a method that changes the loss too, mixes sites, or trains at one site."""
+        check_beside("mmrex", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """The worst extrapolation of the sites' losses."""

@@ -24,7 +24,7 @@ of the global model, and go on from round to round.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,9 +33,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedshift import methods
-from fedshift.methods import base
-from fedshift.methods.fedbn import is_norm, own_keys
+from fedshift.methods import base, method_set
+from fedshift.methods.shared.norms import is_norm, own_keys
 from fedshift.methods.shared.passes import frozen_statistics
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
@@ -114,14 +113,13 @@ def random_batches(
 class Client(base.Client[Config]):
     """Keeps a copy of its model, and mixes it with what comes in."""
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Only one method can say what a site keeps."""
-        for other in methods.load(job.methods):
-            if other.client().personal(net):
-                raise ConfigError(
-                    f"method partialfed: cannot be combined with {other.name} as it is set: both decide what a site "
-                    "keeps for itself; name one of them"
-                )
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse a method with personal keys: only one method can decide what a site keeps."""
+        if other.personal(net):
+            raise ConfigError(
+                f"method partialfed: cannot be combined with {name} as it is set: both decide what a site "
+                "keeps for itself; name one of them"
+            )
 
     def scores_own_model(self, net: nn.Module) -> bool:
         """Unless it keeps nothing."""

@@ -27,15 +27,14 @@ so methods that keep parameters at the site, or fine-tune them there, are refuse
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedshift import methods
-from fedshift.methods import base
+from fedshift.methods import base, method_set
 from fedshift.methods.shared.aggregation import effective_steps, move, site_fractions
 from fedshift.methods.shared.passes import frozen_statistics
 from fedshift.schema.errors import ConfigError
@@ -117,19 +116,19 @@ class Client(base.Client[Config]):
                 "method scaffold: takes the mean gradient from a round's movement, into which kept momentum carries "
                 "earlier rounds: use --set optimizer.keep=false"
             )
-        parameters = {name for name, _ in net.named_parameters()}
-        for other in methods.load(job.methods):
-            half = other.client()
-            if half.scores_own_model(net) or parameters & half.withheld(net):
-                raise ConfigError(
-                    f"method scaffold: corrects and sends the gradients of all parameters, and {other.name} keeps "
-                    "some at the site: leave one of them out"
-                )
-            if half.fine_tune():
-                raise ConfigError(
-                    f"method scaffold: would pull {other.name}'s fine-tuning back to the other sites: "
-                    "leave one of them out"
-                )
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse a method that keeps parameters at the site, or fine-tunes."""
+        parameters = {key for key, _ in net.named_parameters()}
+        if other.scores_own_model(net) or parameters & other.withheld(net):
+            raise ConfigError(
+                f"method scaffold: corrects and sends the gradients of all parameters, and {name} keeps "
+                "some at the site: leave one of them out"
+            )
+        if other.fine_tune():
+            raise ConfigError(
+                f"method scaffold: would pull {name}'s fine-tuning back to the other sites: leave one of them out"
+            )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The change of c_i."""

@@ -14,11 +14,13 @@ A reference that needs all images in one place: `fedshift pooled vrex`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import check_alone, penalty_weight, site_losses
+from fedshift.methods.shared.domains import check_beside, penalty_weight, site_losses
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 
@@ -40,9 +42,9 @@ class Client(base.Client[Config]):
 
     trains_on = "every site"
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """No other method may change the loss or train at one site."""
-        check_alone("vrex", job)
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse a method that changes the loss too, mixes sites, or trains at one site."""
+        check_beside("vrex", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """Mean + β variance."""

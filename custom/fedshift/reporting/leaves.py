@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from torch import nn
 
-from fedshift import methods
 from fedshift.federation.resolve import resolve
+from fedshift.methods import method_set
 from fedshift.methods.base import ArraySpec
 from fedshift.schema.compression import pack, packed_keys
 from fedshift.schema.errors import ConfigError
@@ -103,7 +103,7 @@ def leaves_page() -> str:
     parts = ["## Every job\n", "| what | shape | when | what a reader of it learns |\n|---|---|---|---|"]
     parts += [f"| {' | '.join(row)} |" for row in ALWAYS]
     parts += ["", PACKED]
-    parts += [leaves_section(name, reference_job(name)) for name in methods.available()]
+    parts += [leaves_section(name, reference_job(name)) for name in method_set.available()]
     return "\n".join(parts) + "\n"
 
 
@@ -114,14 +114,14 @@ def reference_job(name: str) -> JobSpec:
             return resolve("prostate", name, options=options)
         except ConfigError:
             continue
-    loaded = methods.load({name: {}})
+    loaded = method_set.load({name: {}})
     named = {method.name: method.config.model_dump(mode="json") for method in loaded}
     return JobSpec.parse({**DIGITS, "methods": named}, where="digits")
 
 
 def leaves_section(name: str, job: JobSpec) -> str:
     """One method's part of the page, with the shapes that it has in a job."""
-    loaded = methods.load(job.methods)
+    loaded = method_set.load(job.methods)
     method = next(m for m in loaded if m.name == name)
     if method.is_pooled:
         return f"\n## {name}\n\nNo federation: it trains where all images are."

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedshift import methods
 from fedshift.data.samples import epoch_starts
 from fedshift.federation.compression import check as check_compression
 from fedshift.federation.model_files import (
@@ -42,6 +41,7 @@ from fedshift.federation.server.guard import (
 from fedshift.federation.server.selection import Selection
 from fedshift.federation.server.spool import StoredUpdate
 from fedshift.federation.site.site import SCORED, SCORED_IF_HELD_OUT, read_weights
+from fedshift.methods import method_set
 from fedshift.methods.base import ServerContext
 from fedshift.schema import compression
 from fedshift.schema.compression import Packed, packed_keys
@@ -112,7 +112,7 @@ class Coordinator:
         self._selection = Selection(job.task.sites, self.metric, last=self._sampled is not None)
         net = self._task.network()
         self._weights = read_weights(net)
-        self._methods = methods.load(job.methods)
+        self._methods = method_set.load(job.methods)
         methods.check(self._methods, job, net)
         robust.check(self._methods, job, net)
         check_compression(self._methods, job)

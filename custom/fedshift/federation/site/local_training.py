@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.data.samples import Samples
-from fedshift.methods import ClientChain
 from fedshift.methods.base import Batch, Run
+from fedshift.methods.chain import ClientChain
 from fedshift.methods.shared.passes import Replayed
 from fedshift.schema.errors import Stopped
 from fedshift.schema.job import OptimizerSpec, ScheduleSpec

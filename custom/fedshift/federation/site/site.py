@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import fedshift
-from fedshift import methods
 from fedshift.data.samples import EverySite, Samples, Union
 from fedshift.federation.site import local_training
 from fedshift.federation.site.answers import AnswerStore, fingerprint
 from fedshift.federation.site.state import SiteState, StateStore
-from fedshift.methods import ClientChain
+from fedshift.methods import method_set
 from fedshift.methods.base import Run
+from fedshift.methods.chain import ClientChain
 from fedshift.schema.compression import feed_back, packed_keys
 from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import MAX_NUMBER, Evaluation
@@ -145,7 +145,7 @@ class Site:
         self._held_out = name in job.task.held_out
         self._training = training
         self._task = build_task(job)
-        self._methods = methods.load(job.methods)
+        self._methods = method_set.load(job.methods)
         if beside is None:
             place, threads = choose_device(device), use_threads(schedule.threads, workers=workers)
             with told_of_memory(name):
@@ -436,7 +436,7 @@ class PooledSite(Site):
         """``data``: each site's prepared folder; the rest as for `Site`."""
         task = build_task(job)
         parts = [task.open(data[site], site) for site in job.task.sites]
-        reference = methods.reference_in(methods.load(job.methods))
+        reference = method_set.pooled_reference(job.methods)
         mixed = reference is not None and reference.client().trains_on == "union"
         self._data = None
         self._set_up(job, "all sites", Union(parts) if mixed else EverySite(parts), state, device)

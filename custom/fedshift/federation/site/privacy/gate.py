@@ -25,10 +25,9 @@ from typing import Literal, TypeVar
 import numpy as np
 from torch import nn
 
-from fedshift import methods
 from fedshift.federation.site.privacy.accounting import epsilon_of, noise_multiplier
 from fedshift.federation.site.privacy.noise import NoiseSource
-from fedshift.methods import Method
+from fedshift.methods import Method, method_set
 from fedshift.methods.base import ArraySpec
 from fedshift.schema.errors import PolicyError
 from fedshift.schema.job import JobSpec
