@@ -26,7 +26,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fedshift.federation.encryption import EncryptedCoordinator, Keys, SiteEncryption
+from fedshift.federation.encryption.keys import Keys
+from fedshift.federation.encryption.server import EncryptedCoordinator
+from fedshift.federation.encryption.site import SiteEncryption
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator, payload_bytes
 from fedshift.schema.job import JobSpec

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from conftest import small_job
 
+from fedshift import methods
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint
-from fedshift import methods
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import LAST

@@ -136,7 +136,7 @@ def train_pooled(args: argparse.Namespace) -> int:
 
     job = resolve_job(args)
     if method_set.pooled_reference(job.methods) is None:
-        known = [name for name in method_set.available() if method_set.load({name: {}})[-1].is_pooled]
+        known = method_set.pooled_references()
         raise ConfigError(
             f"{args.methods} is no centralised reference ({', '.join(known)}): use 'fedshift job' and 'run'"
         )

@@ -108,7 +108,7 @@ class ServerState:
     results: str
     """``results.json`` as it was then."""
     medians: dict[str, float] = field(default_factory=dict)
-    """`fedshift.federation.server.guard.medians` of the rounds so far. Files of earlier versions have none."""
+    """`fedshift.federation.server.outliers.medians` of the rounds so far. Files of earlier versions have none."""
 
 
 def save_progress(folder: Path, state: ServerState) -> None:

@@ -10,9 +10,9 @@ import torch
 import yaml
 from torch import nn
 
-from fedshift.federation import compression, encryption
-from fedshift.federation.server import robust
+from fedshift.federation import refusals
 from fedshift.methods import method_set
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import EvaluationSpec, FederationSpec, JobSpec, TaskSpec, WeightsSpec, read_yaml
 from fedshift.schema.strict import nearest
@@ -101,15 +101,11 @@ def resolve(
         "evaluation": EvaluationSpec.parse(apart["evaluation"], where="evaluation"),
     }
     job = JobSpec.parse(raw_job, where="job")
-    # What only the network, the kind of task or a method can tell is told now, not when the sites start.
+    # Check what depends on the network, the task's kind or a method now, not when the sites start.
     built = build_task(job)
     net = built.network()
     _try(net, built, spec)
-    methods.check(loaded, job, net)
-    robust.check(loaded, job, net)
-    encryption.check(loaded, job, net)
-    compression.check(loaded, job)
-    methods.array_specs(loaded, net, built.sizes)
+    refusals.check(MethodSet(job, net))
     return job
 
 

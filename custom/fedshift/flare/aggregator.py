@@ -11,9 +11,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.app_common.abstract.aggregator import Aggregator
 
-from fedshift.federation.encryption import EncryptedCoordinator
+from fedshift.federation.encryption.server import EncryptedCoordinator
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.server.guard import Rejected
+from fedshift.federation.server.update_check import Rejected
 from fedshift.flare import codec, transport
 from fedshift.flare.hosts import hosts
 from fedshift.flare.keys import SERVER_KEYS, read_keys

@@ -186,6 +186,8 @@ class Client(Generic[ConfigT]):
     trains_on: ClassVar[TrainsOn] = "site"
     mixes_samples: ClassVar[bool] = False
     """Whether the method mixes samples of a batch, and their targets, with each other."""
+    option_for_sums: ClassVar[str] = ""
+    """``option=value`` with which the server needs only sums of the method's arrays, as encryption requires."""
 
     def __init__(self, config: ConfigT) -> None:
         """``config`` holds the method's checked options."""

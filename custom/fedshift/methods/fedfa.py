@@ -174,6 +174,8 @@ def differences(name: str, spec: base.ArraySpec) -> dict[str, base.ArraySpec]:
 class Client(base.Client[Config]):
     """Places the layers; sends m and s, receives γ."""
 
+    option_for_sums = "fedfa.share=sums"
+
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """M and s of each layer, or how far they are from the mean of all sites, and the square of that."""
         if not self.config.shares:

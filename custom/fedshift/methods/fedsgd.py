@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fedshift.methods import base, method_set
+from fedshift.methods import base
 from fedshift.methods.shared.aggregation import average, site_fractions
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec

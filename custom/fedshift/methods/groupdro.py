@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from fedshift.methods import base
 from fedshift.methods.shared.domains import check_beside, site_losses
-from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 
 

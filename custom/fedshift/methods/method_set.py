@@ -256,6 +256,7 @@ class MethodSet(Sequence[Method]):
             for other, other_half in self._clients.items():
                 if other != name:
                     half.check_beside(other, other_half, self.net)
+        _ = self.up  # refuses layers that the network does not have
         held_out = self.job.task.held_out
         if held_out and not self.sends_parameters:
             raise ConfigError(

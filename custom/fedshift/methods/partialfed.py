@@ -33,11 +33,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedshift.methods import base, method_set
+from fedshift.methods import base
 from fedshift.methods.shared.norms import is_norm, own_keys
 from fedshift.methods.shared.passes import frozen_statistics
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 

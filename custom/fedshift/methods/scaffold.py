@@ -34,7 +34,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedshift.methods import base, method_set
+from fedshift.methods import base
 from fedshift.methods.shared.aggregation import effective_steps, move, site_fractions
 from fedshift.methods.shared.passes import frozen_statistics
 from fedshift.schema.errors import ConfigError

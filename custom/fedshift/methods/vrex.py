@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from fedshift.methods import base
 from fedshift.methods.shared.domains import check_beside, penalty_weight, site_losses
-from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from fedshift.federation.resolve import resolve
 from fedshift.methods import method_set
 from fedshift.methods.base import ArraySpec
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.compression import pack, packed_keys
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
@@ -121,18 +122,11 @@ def reference_job(name: str) -> JobSpec:
 
 def leaves_section(name: str, job: JobSpec) -> str:
     """One method's part of the page, with the shapes that it has in a job."""
-    loaded = method_set.load(job.methods)
-    method = next(m for m in loaded if m.name == name)
-    if method.is_pooled:
+    methods = MethodSet(job, build_task(job).network())
+    if methods.pooled is not None and methods.pooled.name == name:
         return f"\n## {name}\n\nNo federation: it trains where all images are."
-    task = build_task(job)
-    net, sizes = task.network(), {**task.sizes, "sites": len(job.task.sites)}
-    up, down = (
-        {name: spec.sized(sizes) for name, spec in specs.items()}
-        for specs in (method.client().up(net), method.server().down(net))
-    )
-    withheld = frozenset().union(*(m.client().withheld(net) for m in loaded))
-    parts = [f"\n## {name}\n", network_line(net, withheld, job)]
+    up, down = methods.up[name], methods.down[name]
+    parts = [f"\n## {name}\n", network_line(methods.net, methods.withheld, job)]
     parts += ["", HEADER_UP, *_rows(up, kinds=True)] if up else ["", "Nothing more."]
     if down:
         parts += ["\nThe server sends to every site, with the network:\n", HEADER, *_rows(down)]

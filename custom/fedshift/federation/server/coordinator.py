@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedshift.data.samples import epoch_starts
-from fedshift.federation.compression import check as check_compression
+from fedshift.federation import refusals
 from fedshift.federation.model_files import (
     FORMER_STATE_FILE,
     STATE_FILE,
@@ -27,22 +27,22 @@ from fedshift.federation.model_files import (
     save_progress,
 )
 from fedshift.federation.server import robust
-from fedshift.federation.server.guard import (
+from fedshift.federation.server.outliers import medians, outliers
+from fedshift.federation.server.score_check import check_scores
+from fedshift.federation.server.selection import Selection
+from fedshift.federation.server.spool import SpooledUpdate
+from fedshift.federation.server.update_check import (
     TRAINING,
     Change,
     Received,
     Rejected,
     check_packed,
-    check_scores,
     check_update,
-    medians,
-    outliers,
 )
-from fedshift.federation.server.selection import Selection
-from fedshift.federation.server.spool import StoredUpdate
-from fedshift.federation.site.site import SCORED, SCORED_IF_HELD_OUT, read_weights
-from fedshift.methods import method_set
+from fedshift.federation.site.site import SCORED, SCORED_IF_HELD_OUT
+from fedshift.federation.weights import read_weights
 from fedshift.methods.base import ServerContext
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema import compression
 from fedshift.schema.compression import Packed, packed_keys
 from fedshift.schema.errors import ConfigError, MixedDataError, QuorumError
@@ -112,26 +112,22 @@ class Coordinator:
         self._selection = Selection(job.task.sites, self.metric, last=self._sampled is not None)
         net = self._task.network()
         self._weights = read_weights(net)
-        self._methods = method_set.load(job.methods)
-        methods.check(self._methods, job, net)
-        robust.check(self._methods, job, net)
-        check_compression(self._methods, job)
+        self._methods = MethodSet(job, net)
+        refusals.check(self._methods)
         self._halves = [(m.name, m.server()) for m in self._methods]
-        self._specs = methods.array_specs(self._methods, net, self._task.sizes)
-        self._not_kept = {
-            (m.name, name) for m in self._methods for name, s in m.server().down(net).items() if not s.keep
-        }
-        self._personal = frozenset().union(*(m.client().personal(net) for m in self._methods))
-        self._withheld = frozenset().union(*(m.client().withheld(net) for m in self._methods))
-        self._own_models = any(m.client().scores_own_model(net) for m in self._methods)
+        self._specs = self._methods.up
+        self._not_kept = self._methods.not_in_model_files
+        self._personal = self._methods.personal
+        self._withheld = self._methods.withheld
+        self._own_models = self._methods.scores_own_model
         self._fine_tuned: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
         self._evaluations: dict[int, dict[str, dict[str, Evaluation]]] = {}
         self._own_evaluations: dict[tuple[int, str], Evaluation] = {}
         self._held_out_scores: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
-        self._trainable = frozenset(name for name, _ in net.named_parameters())
+        self._trainable = self._methods.trainable
         self._packed_keys = packed_keys(self._weights, self._trainable, job.federation.weights_as)
         self._received = self._compared_with()
-        self._updates: dict[str, StoredUpdate] = {}
+        self._updates: dict[str, SpooledUpdate] = {}
         self._medians: dict[str, float] = {}
         self._record = RoundRecord(round=0)
         self._started = time.monotonic()
@@ -259,7 +255,7 @@ class Coordinator:
             self.reject(update.site, "update", f"cannot be checked ({type(error).__name__})")
             return False
         path = self._spool / f"{self.job.task.sites.index(update.site):04d}.arrays"
-        self._updates[update.site] = StoredUpdate(update, path, change)
+        self._updates[update.site] = SpooledUpdate(update, path, change)
         metrics = dict(update.metrics)
         train_loss, seconds = metrics.pop("train_loss", None), metrics.pop("seconds", 0.0)
         if self.round > 0:
@@ -420,7 +416,7 @@ class Coordinator:
                 round_=self._scoring,
                 metrics=self._task.metrics,
                 parts=SCORED_IF_HELD_OUT if held_out else SCORED,
-                personal=not held_out and any(m.client().fine_tune() for m in self._methods),
+                personal=not held_out and self._methods.fine_tune_epochs > 0,
                 counts={} if known is None else known.n,
                 gradient_norm=self.job.evaluation.gradient_norm,
                 n_classes=len(self.job.task.classes),
@@ -533,7 +529,7 @@ class Coordinator:
             faults={name: half.fault for name, half in self._halves},
         )
 
-    def _combine(self, stored: Sequence[StoredUpdate]) -> None:
+    def _combine(self, stored: Sequence[SpooledUpdate]) -> None:
         """Let the methods have the round's updates, and make new weights of them (none in the statistics round)."""
         context = self._context(self.round)
         updates = robust.present(
@@ -552,7 +548,7 @@ class Coordinator:
     def _steps(self, n_samples: int) -> int | None:
         """Optimiser steps of a site with so many samples in a round; None where the job's method decides."""
         schedule = self.job.task.schedule
-        if methods.reference_in(self._methods) is not None:
+        if self._methods.pooled is not None:
             return None
         if schedule.local_steps is not None:
             return schedule.local_steps

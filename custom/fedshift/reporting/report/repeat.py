@@ -121,7 +121,7 @@ def _named(names: list[str]) -> list[str]:
     """What a person writes: FedAvg is there anyway where nothing else combines updates."""
     from fedshift.methods import method_set
 
-    fewer = [name for name in names if name != "fedavg"]
+    fewer = [name for name in names if name != method_set.DEFAULT_COMBINE]
     try:
         implied = bool(fewer) and [m.name for m in method_set.load({name: {} for name in fewer})] == names
     except ConfigError:  # a method that this version does not have

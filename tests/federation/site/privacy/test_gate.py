@@ -35,6 +35,8 @@ from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.methods import method_set
 from fedshift.methods.base import ArraySpec
+from fedshift.methods.chain import ClientChain
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError, DataError, PolicyError, QuorumError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Scores, Update
@@ -197,8 +199,7 @@ def test_every_array_of_every_method_says_of_which_kind_it_is() -> None:
                 job = kind(name)
             except ConfigError:
                 continue
-            loaded, task = method_set.load(job.methods), build_task(job)
-            for method, named in methods.array_specs(loaded, task.network(), task.sizes).items():
+            for method, named in MethodSet(job, build_task(job).network()).up.items():
                 assert all(spec.kind != "other" for spec in named.values()), method
 
 
@@ -461,7 +462,7 @@ def test_statistics_of_features_are_clipped_together_and_take_noise_for_all_roun
         arrays = sites[0].train(broadcast).arrays["fedfa"]
         changed.append({key: array - broadcast.arrays["fedfa"][key] for key, array in arrays.items()})
     net = build_task(job).network()
-    for name, spec in method_set.load(job.methods)[-1].client().up(net).items():
+    for name, spec in MethodSet(job, net).up["fedfa"].items():
         assert arrays[name].min() >= spec.low, "as the guard wants it"
     plain = np.concatenate(list(changed[0].values()))
     assert np.linalg.norm(plain) > clip, "or the test would not show anything"
@@ -633,7 +634,7 @@ def test_a_site_that_only_evaluates_measures_no_training_images_for_newcomers(
     job = small_job("fedbn", "schedule.rounds=1")
     last = run_in_process(job, three_sites, tmp_path / "run").open(2)
     asked: list[str] = []
-    monkeypatch.setattr(methods.ClientChain, "newcomer", lambda self, data: asked.append("newcomer"))
+    monkeypatch.setattr(ClientChain, "newcomer", lambda self, data: asked.append("newcomer"))
     for name, rules in (("free", policy()), ("only", policy(train=False))):
         site = Site(job, "HK", data=three_sites["HK"], state=tmp_path / name, privacy=rules)
         assert site.validate(last).values["test"]
