@@ -31,7 +31,7 @@ from fedshift.schema.manifest import manifest_sha256
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.schema.policy import Policy
 from fedshift.schema.seeding import derive_seed
-from fedshift.tasks.base import Everything, Part, SiteData, build_task
+from fedshift.tasks.base import Everything, SiteData, Subset, build_task
 from fedshift.tasks.device import choose_device, device_name
 from fedshift.tasks.out_of_memory import out_of_memory_as_error
 from fedshift.tasks.precision import prepare, settled, use_threads
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedshift")
 
-SCORED: tuple[Part, ...] = ("val", "test")
-SCORED_IF_HELD_OUT: tuple[Part, ...] = ("all", "test")
+SCORED: tuple[Subset, ...] = ("val", "test")
+SCORED_IF_HELD_OUT: tuple[Subset, ...] = ("all", "test")
 
 
 class _Machine(TypedDict):
@@ -260,11 +260,11 @@ class Site:
             )
         return update
 
-    def score(self, broadcast: Broadcast, part: Part) -> dict[str, float]:
+    def score(self, broadcast: Broadcast, subset: Subset) -> dict[str, float]:
         """Score a received model on one subset of the site, as `validate` does."""
         broadcast = self._outbound.open(broadcast)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            return self._scores(session.chain, part)
+            return self._scores(session.chain, subset)
 
     def validate(self, broadcast: Broadcast, *, stop: Callable[[], bool] = lambda: False) -> Scores:
         """Score the last or the best aggregate on the splits that it was not trained on.
@@ -307,18 +307,20 @@ class Site:
             personal_evaluation=own,
         )
 
-    def evaluate(self, broadcast: Broadcast, part: Part) -> Evaluation:
+    def evaluate(self, broadcast: Broadcast, subset: Subset) -> Evaluation:
         """Evaluate a received model on one subset of the site, which must have samples."""
         broadcast = self._outbound.open(broadcast)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            return self._evaluation(session.chain, part)
+            return self._evaluation(session.chain, subset)
 
-    def predictions(self, broadcast: Broadcast, part: Part) -> Iterator[Tensor]:
+    def predictions(self, broadcast: Broadcast, subset: Subset) -> Iterator[Tensor]:
         """Yield a received model's class probabilities for one subset of the site, by batches, (B, K, …) on the CPU."""
         assert self._data is not None
         broadcast = self._outbound.open(broadcast)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            yield from local_training.probabilities(self._data, session.chain, self._net, part, self._job.task.schedule)
+            yield from local_training.probabilities(
+                self._data, session.chain, self._net, subset, self._job.task.schedule
+            )
 
     def _fine_tune(self, session: _Session, epochs: int) -> None:
         """Train the received model for this site alone. The result is neither kept nor sent."""
@@ -333,29 +335,29 @@ class Site:
         values: dict[str, dict[str, float]] = {}
         evaluations: dict[str, Evaluation] = {}
         norm = self._job.evaluation.gradient_norm
-        for part in SCORED_IF_HELD_OUT if self._held_out else SCORED:
-            if not self._data.count(part):
+        for subset in SCORED_IF_HELD_OUT if self._held_out else SCORED:
+            if not self._data.count(subset):
                 continue
-            if part != "val":
-                evaluations[part] = self._evaluation(chain, part)
-                values[part] = dict(evaluations[part].scores)
+            if subset != "val":
+                evaluations[subset] = self._evaluation(chain, subset)
+                values[subset] = dict(evaluations[subset].scores)
             else:
-                values[part] = self._scores(chain, part)
+                values[subset] = self._scores(chain, subset)
                 if norm:
-                    evaluations[part] = Evaluation(scores=values[part])
-            if norm and part != "test":
-                length = local_training.gradient_norm(self._task, self._data, chain, self._net, part)
-                evaluations[part] = evaluations[part].model_copy(
+                    evaluations[subset] = Evaluation(scores=values[subset])
+            if norm and subset != "test":
+                length = local_training.gradient_norm(self._task, self._data, chain, self._net, subset)
+                evaluations[subset] = evaluations[subset].model_copy(
                     update={"gradient_norm": length if length <= MAX_NUMBER else None}
                 )
         return values, evaluations
 
-    def _evaluation(self, chain: ClientChain, part: Part) -> Evaluation:
+    def _evaluation(self, chain: ClientChain, subset: Subset) -> Evaluation:
         assert self._data is not None
         return self._task.evaluate(
-            local_training.probabilities(self._data, chain, self._net, part, self._job.task.schedule),
+            local_training.probabilities(self._data, chain, self._net, subset, self._job.task.schedule),
             self._data,
-            part,
+            subset,
             seed=derive_seed(self._job.seed, self.name, 0, "bootstrap"),
             share_cases=self._share_cases,
         )
@@ -374,11 +376,11 @@ class Site:
             arrays = ClientChain(self._methods, self._run(0, {}), state.methods).statistics(self._training)
         return state, arrays
 
-    def _scores(self, chain: ClientChain, part: Part) -> dict[str, float]:
-        if self._data is None or not self._data.count(part):
+    def _scores(self, chain: ClientChain, subset: Subset) -> dict[str, float]:
+        if self._data is None or not self._data.count(subset):
             return {}
-        predictions = local_training.predict(self._data, chain, self._net, part, self._job.task.schedule)
-        return self._task.scores(predictions, self._data, part)
+        predictions = local_training.predict(self._data, chain, self._net, subset, self._job.task.schedule)
+        return self._task.scores(predictions, self._data, subset)
 
     def _run(self, round_: int, received: Weights) -> Run:
         job = self._job
