@@ -20,7 +20,8 @@ from fedshift.federation.encryption.server import EncryptedCoordinator
 from fedshift.federation.encryption.shared import COUNTS, Layout
 from fedshift.federation.encryption.site import SiteEncryption, decrypt_model
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint, load_progress
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.server.state_files import load_state
 from fedshift.federation.weights import read_weights
 from fedshift.flare.export import write_job
 from fedshift.flare.keys import SERVER_KEYS, SITE_KEYS, read_keys
@@ -263,7 +264,7 @@ def test_what_the_server_writes_is_ciphertext(run: Run) -> None:
         content = load_checkpoint(run.server / name)
         assert not net_keys & content["weights"].keys()
         assert not content["methods"]
-    state = load_progress(run.server)
+    state = load_state(run.server)
     assert state is not None and COUNTS in state.weights and not net_keys & state.weights.keys()
 
 
@@ -334,11 +335,11 @@ def test_what_cannot_be_added_is_refused_with_its_name(
         ({readable: updates["HK"].weights[readable]}, readable, "is not expected in weights"),
     ):
         assert not server.accept(replace(good, weights={**good.weights, **changes}))
-        fault = server._record.rejected[-1]
+        fault = server.record.current.rejected[-1]
         assert fault.site == "HK" and fault.key == key and reason in fault.reason, fault
     short = {k: v for k, v in good.weights.items() if k != chunk}
     assert not server.accept(replace(good, weights=short))
-    assert "is missing from weights" in server._record.rejected[-1].reason
+    assert "is missing from weights" in server.record.current.rejected[-1].reason
     for bad in (replace(good, n_samples=10**6), replace(good, round=2), replace(good, arrays={"fedfa": {}})):
         assert not server.accept(bad)
     assert server.accept(good)

@@ -86,8 +86,8 @@ def test_a_repeated_task_gives_the_same_bytes(context: Context, tmp_path: Path) 
     assert isinstance(statistics.content, Update)
     coordinator.register(statistics.info)
     coordinator.accept(statistics.content)
-    half = dict(coordinator._halves)["fedrdn"]
-    half.receive([coordinator._updates["HK"]], coordinator._context(0))
+    half = dict(coordinator.model.halves)["fedrdn"]
+    half.receive([coordinator._updates["HK"]], coordinator.model._context(0))
     broadcast = coordinator.open(1)
     kept = FedshiftExecutor()
     first = flat(ask(kept, context, codec.TRAIN, broadcast))

@@ -144,7 +144,7 @@ def test_a_run_with_sums_is_a_run_with_statistics_but_for_rounding(
 
     single, sums = run("statistics"), run("sums")
     assert not [rejected for record in sums.results.rounds for rejected in record.rejected]
-    states = [dict(coordinator._halves)["fedfa"].state for coordinator in (single, sums)]
+    states = [dict(coordinator.model.halves)["fedfa"].state for coordinator in (single, sums)]
     for name, array in states[0].items():
         np.testing.assert_allclose(states[1][name], array, rtol=2e-3, atol=2e-4, err_msg=name)
     for key, value in single._weights.items():

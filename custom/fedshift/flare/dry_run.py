@@ -15,7 +15,7 @@ import numpy as np
 from nvflare.apis.dxo import DXO, from_shareable
 
 from fedshift.data.locate import SiteSettings
-from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.coordinator import Coordinator, Request
 from fedshift.federation.site.site import Site
 from fedshift.flare import codec
 from fedshift.schema.errors import ConfigError
@@ -53,7 +53,7 @@ class Sent:
 
 
 class _Alone(Coordinator):
-    """A server that hears of one site only; others may have what it lacks."""
+    """A server that meets one site only; validation data may be at the others."""
 
     def _require_validation_data(self) -> None:
         return
@@ -87,10 +87,10 @@ def dry_run(job: JobSpec, name: str, data: Path, folder: Path, *, settings: Site
     site = Site(short, name, data=data, state=folder / "site", device=device, privacy=privacy)
     server = _Alone(short, folder / "server")
     statistics = site.statistics()
-    broadcast = _first_round(server, site.info(), statistics)
-    update = site.train(broadcast)
+    requests = server.requests()
+    update = site.train(_first_round(server, requests, site.info(), statistics))
     server.accept(update)
-    server.close()
+    next(requests)
     return [
         contents(codec.STATISTICS, codec.Answer(statistics, site.info())),
         contents(codec.TRAIN, codec.Answer(update, site.info())),
@@ -109,18 +109,18 @@ def _evaluation(job: JobSpec, name: str, data: Path, folder: Path, settings: Sit
     )
     statistics = site.statistics()
     info = replace(site.info(), n_train=statistics.n_samples)
-    broadcast = _first_round(_Alone(_shortened(job, steps, trains=name), folder / "server"), info, statistics)
+    server = _Alone(_shortened(job, steps, trains=name), folder / "server")
+    broadcast = _first_round(server, server.requests(), info, statistics)
     return contents(codec.VALIDATE, codec.Answer(site.validate(broadcast), site.info()))
 
 
-def _first_round(server: Coordinator, info: SiteInfo, statistics: Update) -> Broadcast:
-    """What the server sends after the statistics round, as it arrives."""
-    server.open(0)
+def _first_round(server: Coordinator, requests: Iterator[Request], info: SiteInfo, statistics: Update) -> Broadcast:
+    """The message of round 1, after the statistics round, as the site receives it."""
+    next(requests)
     server.register(info)
     server.accept(statistics)
-    server.close()
-    # A copy, as a site gets one.
-    return codec.decode_task(deepcopy(codec.encode_task(server.open(1))))
+    # A copy, since a site's message shares no memory with the server's.
+    return codec.decode_task(deepcopy(codec.encode_task(next(requests).broadcast)))
 
 
 def _shortened(job: JobSpec, steps: int, trains: str | None = None) -> JobSpec:

@@ -136,29 +136,27 @@ class FedshiftWorkflow(Controller):
         try:
             startup = Path(fl_ctx.get_workspace().get_startup_kit_dir())
             audit = partial(_audit, fl_ctx.get_job_id())
-            data = aggregator.begin(job, folder, on_progress=progress.update, on_reject=audit, startup=startup)
+            aggregator.begin(job, folder, on_progress=progress.update, on_reject=audit, startup=startup)
             coordinator = aggregator.coordinator
             events.update(coordinator.results)  # of an interrupted run: its curves begin anew
             if coordinator.results.final is not None:
                 log.warning("the run had been finished when it was interrupted: nothing is left to do")
                 return
             log.info("job %s: %s, %d rounds", job.name, several(job.task.sites), coordinator.rounds)
-            if coordinator.round:
-                log.warning("the run was interrupted: it goes on with %s", _place(coordinator))
+            if coordinator.next_round:
+                log.warning("the run was interrupted: it goes on with %s", _place(coordinator, coordinator.next_round))
             gc.collect()
-            gc.freeze()  # what is there by now stays, and need not be looked at again
-            for round_ in range(coordinator.round, coordinator.rounds + 1):
-                # FLARE's tasks and their answers refer to each other: models would stay until Python looks for such.
+            gc.freeze()  # objects made so far stay for the whole run: later collections need not visit them
+            before = None
+            for request in coordinator.requests():
+                if before in (codec.STATISTICS, codec.TRAIN):
+                    _log_closed_round(coordinator)
+                before = request.task
+                # FLARE's tasks and answers form reference cycles: without this, old models would stay in memory.
                 gc.collect()
-                self._gather(codec.TRAIN if round_ else codec.STATISTICS, data, patience, events, abort_signal, fl_ctx)
-                data = aggregator.aggregate(fl_ctx)
-                _report(coordinator, round_)
-            self._gather(codec.VALIDATE, data, patience, events, abort_signal, fl_ctx)
-            coordinator.close_last()
-            best = coordinator.open_best()
-            if best is not None:
-                self._gather(codec.VALIDATE, codec.encode_task(best), patience, events, abort_signal, fl_ctx)
-            coordinator.finish()
+                data = codec.encode_task(request.broadcast)
+                self._gather(request.task, data, patience, events, abort_signal, fl_ctx)
+                del request, data
             events.update(coordinator.results)
             log.info("finished: the best model is that of round %d", coordinator.best_round)
         finally:
@@ -219,7 +217,7 @@ class FedshiftWorkflow(Controller):
                         break
                     if abort_signal.triggered:
                         waiting = ", ".join(sorted(asked - self._answered))
-                        place = _place(coordinator)
+                        place = _place(coordinator, coordinator.round)
                         raise Stopped(f"the run was stopped from outside during {place}, before {waiting} answered")
                     self._changed.wait(min(LOOK, max(end - elapsed, 0.0)))
         finally:
@@ -231,7 +229,7 @@ class FedshiftWorkflow(Controller):
         silent = asked - self._answered
         self._silent = (self._silent - asked) | silent
         if silent and not coordinator.hopeless:
-            log.warning("%s: no answer from %s", _place(coordinator), ", ".join(sorted(silent)))
+            log.warning("%s: no answer from %s", _place(coordinator, coordinator.round), ", ".join(sorted(silent)))
 
     def _receive(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """A client's answer; called by FLARE, in a thread of its own."""
@@ -274,13 +272,14 @@ def _simulated(fl_ctx: FLContext) -> bool:
     return bool(fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME)
 
 
-def _place(coordinator: Coordinator) -> str:
-    if coordinator.round == 0:
+def _place(coordinator: Coordinator, round_: int) -> str:
+    if round_ == 0:
         return "the statistics round"
-    return f"round {coordinator.round}" if coordinator.round <= coordinator.rounds else "the last evaluation"
+    return f"round {round_}" if round_ <= coordinator.rounds else "the last evaluation"
 
 
-def _report(coordinator: Coordinator, round_: int) -> None:
+def _log_closed_round(coordinator: Coordinator) -> None:
+    round_ = coordinator.next_round - 1
     if round_ == 0:
         kinds = sorted({site.kind for site in coordinator.results.data.values()})
         log.info("statistics round done; data: %s", ", ".join(kinds))

@@ -12,9 +12,9 @@ import pytest
 import torch
 from conftest import small_image_job
 
-from fedshift.federation import model_files
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.outliers import medians, outliers
+from fedshift.federation.server.state_files import STATE_FILE
 from fedshift.federation.server.update_check import Change, Received, check_update
 from fedshift.methods.base import ArraySpec
 from fedshift.schema.job import JobSpec
@@ -110,7 +110,7 @@ def a_round(coordinator: Coordinator, moves: Mapping[str, float]) -> dict[str, s
         moved = {key: value.copy() for key, value in received.items()}
         moved["head.bias"][0] += move
         metrics = {coordinator.metric: 0.5}
-        assert coordinator.accept(Update(site, round_, 10, coordinator._steps(10) or 0, moved, metrics))
+        assert coordinator.accept(Update(site, round_, 10, coordinator.inbound.steps(10) or 0, moved, metrics))
     coordinator.close()
     return {rejected.site: rejected.key for rejected in coordinator.results.rounds[-1].rejected}
 
@@ -144,7 +144,7 @@ def test_a_state_without_medians_is_gone_on_from(tmp_path: Path) -> None:
     """As earlier versions wrote it."""
     job = small_image_job("fedavg")
     begun(job, tmp_path)
-    path = tmp_path / model_files.STATE_FILE
+    path = tmp_path / STATE_FILE
     content = torch.load(path, weights_only=True)
     assert content.pop("medians") == {"weights": pytest.approx(1, rel=1e-3)}
     torch.save(content, path)

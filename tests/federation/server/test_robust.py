@@ -222,7 +222,7 @@ def one_round(job: JobSpec, data: Mapping[str, Path], folder: Path, poisoned: st
             bad = {
                 key: np.asarray(value - 6 * (value - broadcast.weights[key]), value.dtype)
                 for key, value in update.weights.items()
-                if key in coordinator._trainable
+                if key in coordinator.model.trainable
             }
             update = replace(update, weights={**update.weights, **bad})
         assert coordinator.accept(update)

@@ -57,8 +57,8 @@ def server(job: JobSpec, folder: Path, *sites: Site) -> Coordinator:
     for site in sites:
         coordinator.register(site.info())
         assert coordinator.accept(site.statistics()), coordinator.results
-    for _, half in coordinator._halves:
-        half.receive([coordinator._updates[site.name] for site in sites], coordinator._context(0))
+    for _, half in coordinator.model.halves:
+        half.receive([coordinator._updates[site.name] for site in sites], coordinator.model._context(0))
     return coordinator
 
 
