@@ -163,7 +163,7 @@ def made(first: Broadcast, server: Coordinator, site: str, number: int) -> Updat
         metrics={"train_loss": 1.0},
         arrays={
             method: {name: np.full([int(n) for n in spec.shape], 0.01, spec.dtype) for name, spec in named.items()}
-            for method, named in server._specs.items()
+            for method, named in server.inbound.specs.items()
             if named
         },
     )

@@ -238,7 +238,7 @@ def test_personal_layers_stay_at_the_site(site_keys: Keys) -> None:
     job = small_job("fedbn", ENCRYPTED)
     layout = Layout(job, site_keys.slots)
     assert layout.withheld
-    assert not layout.withheld & {part.name for part in layout.parts}
+    assert not layout.withheld & {segment.name for segment in layout.segments}
 
 
 # --- what others see --------------------------------------------------------------------------------------

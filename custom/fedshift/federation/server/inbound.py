@@ -28,7 +28,7 @@ class Inbound:
             model: the server's model, which updates change.
         """
         self._job, self._task, self._model = methods.job, task, model
-        self._specs, self._withheld = methods.up, methods.withheld
+        self.specs, self._withheld = methods.up, methods.withheld
         self._fine_tunes, self._is_pooled = methods.fine_tune_epochs > 0, methods.pooled is not None
         self.medians: dict[str, float] = {}
         """`fedshift.federation.server.outliers.medians` of the rounds so far; they are part of the server's state."""
@@ -80,7 +80,7 @@ class Inbound:
         return outliers(
             stored,
             usual=usual,
-            specs=self._specs,
+            specs=self.specs,
             max_norm_ratio=federation.max_norm_ratio,
             max_sample_ratio=federation.max_sample_ratio,
         )
@@ -103,7 +103,7 @@ class Inbound:
             update,
             round_=round_,
             received=self._received,
-            specs=self._specs,
+            specs=self.specs,
             metrics=self._task.metrics,
             n_samples=n_samples,
             max_norm=self._job.federation.max_update_norm,
