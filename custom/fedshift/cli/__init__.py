@@ -85,7 +85,7 @@ def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _methods(args: argparse.Namespace) -> int:
-    from fedshift import methods
+    from fedshift.methods import method_set
 
     if args.leaves:
         from fedshift.reporting.leaves import leaves_page
@@ -95,7 +95,7 @@ def _methods(args: argparse.Namespace) -> int:
     if args.name is not None:
         from fedshift.reporting.leaves import leaves_section, reference_job
 
-        module = methods.find(args.name)
+        module = method_set.find(args.name)
         print((module.__doc__ or "").strip())
         print("\nOptions (--set METHOD.OPTION=VALUE):")
         for name, field in module.Config.model_fields.items():
@@ -104,8 +104,8 @@ def _methods(args: argparse.Namespace) -> int:
         leaves = leaves_section(args.name, reference_job(args.name)).lstrip().removeprefix(f"## {args.name}").strip()
         print(f"\nWhat leaves a site:\n{leaves}")
         return 0
-    for name in methods.available():
-        first = (methods.find(name).__doc__ or "").strip().splitlines()[0]
+    for name in method_set.available():
+        first = (method_set.find(name).__doc__ or "").strip().splitlines()[0]
         print(f"{name:<16} {first.partition(': ')[2] or first}")
     return 0
 

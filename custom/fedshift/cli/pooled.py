@@ -23,14 +23,14 @@ def add_parser(subparsers: Any) -> None:
 
 def train_pooled(args: argparse.Namespace) -> int:
     """``fedshift pooled``."""
-    from fedshift import methods
     from fedshift.cli.run import in_one_process
     from fedshift.federation.in_process import run_pooled
+    from fedshift.methods import method_set
     from fedshift.schema.errors import ConfigError
 
     job = resolve_job(args)
-    if methods.reference_in(methods.load(job.methods)) is None:
-        known = [name for name in methods.available() if methods.load({name: {}})[-1].is_pooled]
+    if method_set.pooled_reference(job.methods) is None:
+        known = method_set.pooled_references()
         raise ConfigError(
             f"{args.methods} is no centralised reference ({', '.join(known)}): use 'fedshift job' and 'run'"
         )

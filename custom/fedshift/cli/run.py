@@ -109,11 +109,11 @@ def check_memory(job: JobSpec, data: Mapping[str, Path]) -> None:
     Raises:
         TooLittleMemory: it will not fit.
     """
-    from fedshift import methods
     from fedshift.federation.footprint import measure
     from fedshift.federation.memory import choose_workers, needs_in_process
+    from fedshift.methods import method_set
 
-    pooled = methods.reference_in(methods.load(job.methods)) is not None
+    pooled = method_set.pooled_reference(job.methods) is not None
     needs = needs_in_process(job, data, measure(job), together=len(job.task.sites) if pooled else 1)
     note = choose_workers(needs, wanted=1, asked=False)[1]
     if note:

@@ -10,9 +10,9 @@ import torch
 import yaml
 from torch import nn
 
-from fedshift import methods
-from fedshift.federation import compression, encryption
-from fedshift.federation.server import robust
+from fedshift.federation import refusals
+from fedshift.methods import method_set
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import EvaluationSpec, FederationSpec, JobSpec, TaskSpec, WeightsSpec, read_yaml
 from fedshift.schema.strict import nearest
@@ -62,7 +62,7 @@ def resolve(
     if len(set(names)) != len(names):
         raise ConfigError(f"method named twice in {method_names!r}")
     # With FedAvg among them if nothing else combines updates; options may then name it.
-    chosen: dict[str, dict[str, Any]] = {m.name: {} for m in methods.load({part: {} for part in names})}
+    chosen: dict[str, dict[str, Any]] = {m.name: {} for m in method_set.load({part: {} for part in names})}
     if protocol is not None:
         if protocol not in protocols:
             raise ConfigError(f"{where} has no protocol {protocol!r}{nearest(protocol, protocols)}")
@@ -89,7 +89,7 @@ def resolve(
     if weights is not None and isinstance(raw.get("network"), dict):
         raw["network"] = raw["network"] | {"weights": weights.model_dump()}
     spec = TaskSpec.parse(raw, where=where)
-    loaded = methods.load(chosen)
+    loaded = method_set.load(chosen)
     federation_spec = _federation(apart["federation"], len(spec.sites))
     raw_job = {
         "schema": 1,
@@ -101,15 +101,11 @@ def resolve(
         "evaluation": EvaluationSpec.parse(apart["evaluation"], where="evaluation"),
     }
     job = JobSpec.parse(raw_job, where="job")
-    # What only the network, the kind of task or a method can tell is told now, not when the sites start.
+    # Check what depends on the network, the task's kind or a method now, not when the sites start.
     built = build_task(job)
     net = built.network()
     _try(net, built, spec)
-    methods.check(loaded, job, net)
-    robust.check(loaded, job, net)
-    encryption.check(loaded, job, net)
-    compression.check(loaded, job)
-    methods.array_specs(loaded, net, built.sizes)
+    refusals.check(MethodSet(job, net))
     return job
 
 
@@ -206,7 +202,7 @@ def _apply(
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"--set {option}: the value is not valid YAML, such as 0.3, name or [1, 2]") from None
-    if first in methods.available() and rest:
+    if first in method_set.available() and rest:
         if first not in chosen:
             raise ConfigError(f"--set {option}: the job does not use method {first}")
         chosen[first][".".join(rest)] = value

@@ -46,7 +46,7 @@ COPIED = (
     slicewise.segment,
 )
 """Functions that the bundle's script is made of; they call each other, numpy and torch only."""
-CONSTANTS = {"PERCENTILE": arrays.PERCENTILE, "BATCH": slicewise.BATCH}
+CONSTANTS = {"CLIP_ABOVE_QUANTILE": arrays.CLIP_ABOVE_QUANTILE, "BATCH": slicewise.BATCH}
 HEAD = '''"""From a scan to the network's slices and back. Of fedshift {version}; Apache License 2.0, see LICENSE."""
 
 from __future__ import annotations
@@ -65,9 +65,15 @@ INFERER = '''
 class SliceInferer:
     """Called as MONAI's inferers are: volumes (1, 1, X, Y, Z) in RAS orientation to masks of the same shape."""
 
-    def __init__(self, *, matrix: int, context: int, scale: float, precision: Precision) -> None:
+    def __init__(
+        self, *, matrix: int, context: int, scale: float, clip_above_quantile: float, precision: Precision
+    ) -> None:
         self._options: dict[str, Any] = {
-            "matrix": matrix, "context": context, "scale": scale, "precision": precision
+            "matrix": matrix,
+            "context": context,
+            "scale": scale,
+            "clip_above_quantile": clip_above_quantile,
+            "precision": precision,
         }
 
     def __call__(self, inputs: Tensor, network: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
@@ -179,6 +185,7 @@ def _inference(model: Model) -> dict[str, Any]:
             "matrix": data["matrix"],
             "context": data["context"],
             "scale": data["scale"],
+            "clip_above_quantile": data["clip_above_quantile"],
             "precision": model.header.job.task.schedule.precision,
         },
         "postprocessing": {

@@ -73,7 +73,8 @@ def ready_for(model: Model, images: Sequence[Path], choice: Choice, *, device: s
     data, stacks, fault = model.data, [], None
     for image in images:
         try:
-            stacks.append(to_network(_read(image).voxels, matrix=data["matrix"]))
+            clip = data["clip_above_quantile"]
+            stacks.append(to_network(_read(image).voxels, matrix=data["matrix"], clip_above_quantile=clip))
         except ScanError as error:  # is told when its turn comes
             fault = fault or error
     if not stacks and fault is not None:
@@ -122,6 +123,7 @@ def find(model: Model, ready: Ready, scan: Scan) -> np.ndarray:
         matrix=data["matrix"],
         context=data["context"],
         scale=data["scale"],
+        clip_above_quantile=data["clip_above_quantile"],
         precision=model.header.job.task.schedule.precision,
         device=ready.device,
     )

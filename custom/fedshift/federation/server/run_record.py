@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 
-from fedshift.federation.server.guard import TRAINING, Rejected
 from fedshift.federation.server.quorum import Quorum
 from fedshift.federation.server.selection import Selection
+from fedshift.federation.server.update_check import TRAINING, Rejected
 from fedshift.schema.errors import MixedDataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import yaml
 
-from fedshift import methods
 from fedshift.data.locate import data_home
 from fedshift.federation.resolve import resolve
+from fedshift.methods import method_set
 from fedshift.reporting.comparison.measures import KNOWN
 from fedshift.reporting.comparison.spec import Settings
 from fedshift.schema.errors import ConfigError
@@ -74,7 +74,7 @@ def make_plan(settings: Settings, *, metric: str | None, folder: Path) -> Plan:
     run = settings.run or "federation"
     held_out = settings.held_out if run == "federation" else ()
     whole = resolve(task, names, sites=settings.sites, held_out=held_out, **common)
-    is_pooled = methods.reference_in(methods.load(whole.methods)) is not None
+    is_pooled = method_set.pooled_reference(whole.methods) is not None
     built = build_task(whole)
     _check_metric(metric, {*built.metrics, *KNOWN})
     if settings.weights is not None and weights is not None:
@@ -99,7 +99,7 @@ def make_plan(settings: Settings, *, metric: str | None, folder: Path) -> Plan:
             for site in turns
         }
     if run == "cross_site":
-        methods.require_federation(whole)
+        method_set.require_federation(whole)
     kind: Kind = "pooled" if run == "federation" and is_pooled else run
     return Plan(kind, whole.name, jobs, built.metric, is_pooled, lacking)
 
