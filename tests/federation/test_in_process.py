@@ -429,15 +429,6 @@ def test_a_run_that_has_ended_can_be_gone_on_with(three_sites: dict[str, Path], 
         assert same(load_checkpoint(tmp_path / file)["weights"], weights)
 
 
-def test_where_all_sites_are_asked_as_many_may_fail_as_in_a_drawn_round(tmp_path: Path) -> None:
-    coordinator = Coordinator(small_job("fedavg", "federation.sites_per_round=2"), tmp_path)
-    needed = {}
-    for round_ in (0, 1, coordinator.rounds + 1):
-        coordinator.open(round_)
-        needed[round_] = coordinator.needed
-    assert needed == {0: 2, 1: 1, coordinator.rounds + 1: 2}
-
-
 @pytest.mark.parametrize(
     ("methods", "message"),
     [

@@ -15,7 +15,7 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint
 from fedshift.federation.server.state_files import ServerState, load_state
 from fedshift.flare.export import write_job
-from fedshift.flare.server_memory import LARGE
+from fedshift.flare.patches.spooled_answers import LARGE
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST, LAST, Results, read_results
 

@@ -144,12 +144,23 @@ def _run(
 ) -> None:
     """Take every request to the invited sites, one after another; ``ask`` returns None for a site that failed."""
     for request in coordinator.requests():
-        for name in coordinator.invited:
-            answer = ask(name, request)
-            if isinstance(answer, Scores):
-                coordinator.add_scores(answer)
-            elif answer is not None and coordinator.accept(answer) and request.task == "train":
-                on_update(request.broadcast, answer)
+        _gather(coordinator, request, ask, on_update)
+        del request  # the message need not stay in memory while the round is closed
+
+
+def _gather(
+    coordinator: Coordinator,
+    request: Request,
+    ask: Callable[[str, Request], Answer | None],
+    on_update: Callable[[Broadcast, Update], None],
+) -> None:
+    """Pass the sites' answers to the coordinator."""
+    for name in coordinator.invited:
+        answer = ask(name, request)
+        if isinstance(answer, Scores):
+            coordinator.add_scores(answer)
+        elif answer is not None and coordinator.accept(answer) and request.task == "train":
+            on_update(request.broadcast, answer)
 
 
 def _answer(site: Site, request: Request) -> Answer:

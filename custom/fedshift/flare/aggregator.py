@@ -14,9 +14,10 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from fedshift.federation.encryption.server import EncryptedCoordinator
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.update_check import Rejected
-from fedshift.flare import codec, transport
+from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.flare.keys import SERVER_KEYS, read_keys
+from fedshift.flare.patches.numpy_arrays import laid_out
 from fedshift.methods import method_set
 from fedshift.schema.errors import MixedDataError
 from fedshift.schema.job import JobSpec
@@ -55,9 +56,7 @@ class FedshiftAggregator(FLComponent):
         method_set.require_federation(job)
         self._tell, self._message = on_progress, False
         if job.federation.encryption is None:
-            self.coordinator = Coordinator(
-                job, folder, on_progress=self._note, on_reject=on_reject, lay_out=transport.laid_out
-            )
+            self.coordinator = Coordinator(job, folder, on_progress=self._note, on_reject=on_reject, lay_out=laid_out)
         else:
             keys = read_keys(startup or folder, SERVER_KEYS)
             self.coordinator = EncryptedCoordinator(job, folder, keys=keys, on_progress=self._note, on_reject=on_reject)

@@ -40,13 +40,13 @@ class Item:
 
     @property
     def bytes(self) -> int:
-        """Of an array; 0 for plain values."""
+        """Size of the array; 0 for plain values."""
         return self.value.nbytes if isinstance(self.value, np.ndarray) else 0
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a site would answer to one task."""
+    """A site's answer to one task."""
 
     task: str
     items: tuple[Item, ...]
@@ -60,23 +60,23 @@ class _Alone(Coordinator):
 
 
 def dry_run(job: JobSpec, name: str, data: Path, folder: Path, *, settings: SiteSettings, steps: int = 1) -> list[Sent]:
-    """Let a site answer the job's first tasks: statistics and round 1, or, if the job holds it out, the evaluation.
+    """Have a site answer the job's first tasks: statistics and round 1, or the evaluation if the job holds it out.
 
-    What an encrypted job encrypts is shown in clear.
+    The answers of an encrypted job are shown unencrypted.
 
     Args:
-        job: the resolved job. It starts from random weights here, since a file of others is at the server only.
+        job: the resolved job. It starts from random weights here, since a file of starting weights is at the server.
         name: the site.
         data: its prepared folder.
-        folder: for what is written; to be deleted afterwards.
-        settings: the site's own, of which the device and the privacy policy are used.
+        folder: for temporary files; the caller deletes it.
+        settings: the site's settings, of which the device and the privacy policy are used.
         steps: optimiser steps.
 
     Raises:
         ConfigError: the job does not ask this site.
         DataError: the data cannot be used.
         PolicyError: the site's policy forbids what the job's methods send.
-        QuorumError: the server would refuse an answer; the sentence says why.
+        QuorumError: the server would reject an answer; the message says why.
     """
     if name not in job.task.everyone:
         raise ConfigError(f"job {job.name} is for {', '.join(job.task.everyone)}, not for site {name}")
@@ -98,7 +98,7 @@ def dry_run(job: JobSpec, name: str, data: Path, folder: Path, *, settings: Site
 
 
 def _evaluation(job: JobSpec, name: str, data: Path, folder: Path, settings: SiteSettings, steps: int) -> Sent:
-    """What a site sends that is held out: scores. It is measured for the arrays of the model that it scores."""
+    """A held-out site's answer: scores. Its own statistics stand in for those of the training sites."""
     site = Site(
         _shortened(job, steps),
         name,
@@ -124,7 +124,7 @@ def _first_round(server: Coordinator, requests: Iterator[Request], info: SiteInf
 
 
 def _shortened(job: JobSpec, steps: int, trains: str | None = None) -> JobSpec:
-    """The job with few steps, random weights, and content with one site."""
+    """The job with few steps, random weights and a quorum of one site; ``trains`` is moved to the training sites."""
     raw = job.dump()
     raw["task"]["network"]["weights"] = None
     raw["task"]["schedule"]["local_steps"] = steps

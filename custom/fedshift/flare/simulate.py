@@ -1,4 +1,4 @@
-"""FLARE's stock simulator as a child process: started, watched through ``progress.json``, ended for certain."""
+"""Run FLARE's simulator as a child process, watch it through ``progress.json``, and make sure that it ends."""
 
 from __future__ import annotations
 
@@ -32,31 +32,32 @@ from fedshift.tasks.machine import WORKERS, cores
 log = logging.getLogger("fedshift")
 
 LOG = "simulator.log"
-LOOK = 0.2
-PATIENCE = 90.0
-"""Seconds the simulator has to end once the run itself has failed: every site may be busy with a batch."""
-GRACE = 0.5
-"""Seconds it has once the run has finished. All is written by then, and FLARE would sleep for another seven."""
+INTERVAL = 0.2
+"""Seconds between two looks at ``progress.json``."""
+END_AFTER_FAILURE = 90.0
+"""Seconds for the simulator to end after the run has failed: every site may be busy with a batch."""
+END_AFTER_SUCCESS = 0.5
+"""The same after the run has finished. All files are written by then, and FLARE would sleep for seven seconds."""
 
 
 class RunFailed(FedshiftError):
-    """The simulator ended without a model; the message is the reason in one sentence."""
+    """The run ended without a model; the message is the reason, in one sentence."""
 
 
 @dataclass(frozen=True)
 class RunFolders:
-    """Where a simulated run leaves what."""
+    """Where a simulated run writes its files."""
 
     workspace: Path
 
     @property
     def server(self) -> Path:
-        """The server's job folder: results, models, curves."""
+        """The server's job folder, with results, models and curves."""
         return self.workspace / "server" / str(SimulatorConstants.JOB_NAME)
 
     @property
     def log(self) -> Path:
-        """Everything that the simulator and its workers printed."""
+        """The file with everything that the simulator and its workers printed."""
         return self.workspace / LOG
 
 
@@ -71,24 +72,25 @@ def simulate(
     on_line: Callable[[str], None] = lambda line: None,
     on_note: Callable[[str], None] = log.warning,
 ) -> RunFolders:
-    """Run a job folder in FLARE's simulator; returns when it has ended well.
+    """Run a job folder in FLARE's simulator; returns when the run has finished.
 
     Args:
         job: the job in ``job_folder``.
         job_folder: as `fedshift.flare.export.write_job` made it.
         workspace: the simulator's folder; an earlier run in it is removed.
-        threads: how many sites work at a time, each in a process that serves its share of them; by default one a
-            core, or as many as the job has ``federation.hosts``, or fewer if memory has no room for as many.
-        ignore_memory: run it whether or not it fits.
+        threads: how many sites work at a time; so many processes divide the sites among them. By default as many as
+            there are cores, or as the job has ``federation.hosts``; fewer if memory has no room for them.
+        ignore_memory: run the job whether or not it fits into memory.
         on_look: called several times a second with the latest progress.
         on_line: called with every line that the simulator and its workers print.
-        on_note: called with a sentence if memory is tight or decides how many work at a time.
+        on_note: called with a sentence if memory is scarce or limits how many sites work at a time.
 
     Raises:
-        ConfigError: ``workspace`` holds something other than a run, ``threads`` does not fit, or kinds of data mix.
+        ConfigError: ``workspace`` holds something other than a run, ``threads`` does not fit the job, or the sites mix
+            simulated and real data.
         DataError: a site has no data.
-        TooLittleMemory: it would not fit into memory; an earlier run is still there.
-        RunFailed: the run did not end with a model.
+        TooLittleMemory: the run would not fit into memory; an earlier run has not been removed.
+        RunFailed: the run ended without a model.
     """
     clients = len(hosts(job))
     if threads is None:
@@ -118,7 +120,7 @@ def simulate(
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             folder = job_folder.absolute()
             if count < clients:
-                # FLARE's own way to run fewer at a time ends a process and starts another for every task.
+                # With fewer threads than clients FLARE starts another process for every task.
                 folder = Path(scratch) / folder.name
                 share_out(job, job_folder, folder, shares=balanced(work_of(job, data), count))
             logger.start()
@@ -140,7 +142,7 @@ def simulate(
 
 
 def _launch(job_folder: Path, *, measure: bool) -> subprocess.Popen[str]:
-    """The simulator's process, which first imports everything, and then waits."""
+    """Start the simulator's process, which imports everything and then waits for `_start`."""
     command = [sys.executable, "-m", "fedshift.flare.simulator", str(job_folder.absolute())]
     return subprocess.Popen(
         [*command, MEASURE] if measure else command,
@@ -149,26 +151,26 @@ def _launch(job_folder: Path, *, measure: bool) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-        # FLARE's server handles each message in another thread; glibc would keep a heap of models for each of them.
+        # FLARE's server handles messages in many threads; glibc would keep a heap with freed models for each of them.
         env={"MALLOC_ARENA_MAX": "2", **os.environ},
     )
 
 
 def _ready(process: subprocess.Popen[str], waiting: list[str]) -> Measured | None:
-    """Wait until the simulator could start: what it has measured, if it could. ``waiting`` gets what it prints.
+    """Wait until the simulator can start; what it has measured, if it could. ``waiting`` collects what it prints.
 
     Raises:
-        RunFailed: it ended.
+        RunFailed: the process ended.
     """
     assert process.stdout is not None
     for line in process.stdout:
-        _, found, told = line.partition(READY)
+        _, found, measured = line.partition(READY)
         if found:
-            raw = json.loads(told)
+            raw = json.loads(measured)
             return None if raw is None else Measured(**{**raw, "gpus": tuple(raw["gpus"])})
         waiting.append(line)
-    said = next((line.strip() for line in reversed(waiting) if line.strip()), "no reason given")
-    raise RunFailed(f"FLARE's simulator could not be started: {said}")
+    reason = next((line.strip() for line in reversed(waiting) if line.strip()), "no reason given")
+    raise RunFailed(f"FLARE's simulator could not be started: {reason}")
 
 
 def _start(process: subprocess.Popen[str], start: Start) -> None:
@@ -178,7 +180,7 @@ def _start(process: subprocess.Popen[str], start: Start) -> None:
 
 
 def _watch(process: subprocess.Popen[str], folders: RunFolders, on_look: Callable[[Progress | None], None]) -> bool:
-    """Look until the simulator has ended, or could: whether the run has finished by then."""
+    """Watch the run until the simulator has ended or may be ended; whether the run has finished."""
     ended: float | None = None
     while process.poll() is None:
         progress = read_progress(folders.server)
@@ -186,16 +188,16 @@ def _watch(process: subprocess.Popen[str], folders: RunFolders, on_look: Callabl
         if progress is not None and progress.state != "running":
             ended = ended or time.monotonic()
             finished = progress.state == "finished"
-            if time.monotonic() - ended > (GRACE if finished else PATIENCE):
+            if time.monotonic() - ended > (END_AFTER_SUCCESS if finished else END_AFTER_FAILURE):
                 return finished
-        time.sleep(LOOK)
+        time.sleep(INTERVAL)
     progress = read_progress(folders.server)
     on_look(progress)
     return progress is not None and progress.state == "finished" and process.returncode == 0
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the simulator and all its workers, which are in sessions of their own."""
+    """End the simulator and all its workers, which have sessions of their own."""
     try:
         family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
     except psutil.NoSuchProcess:
@@ -211,7 +213,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _others(folders: RunFolders) -> list[Path]:
-    """The simulator deletes whatever is in its workspace: make sure that that is a former run."""
+    """What is in the workspace, which the simulator would delete; an error unless it is a former run."""
     workspace = folders.workspace
     if workspace.exists() and not workspace.is_dir():
         raise ConfigError(f"{workspace} is not a folder: give another -w")
@@ -223,7 +225,7 @@ def _others(folders: RunFolders) -> list[Path]:
 
 
 class _LogFile(threading.Thread):
-    """Copies what the simulator prints into the workspace, once the simulator has emptied that."""
+    """Copies what the simulator prints to the log, once the simulator has emptied the workspace."""
 
     def __init__(self, process: subprocess.Popen[str], folders: RunFolders, on_line: Callable[[str], None]) -> None:
         super().__init__(daemon=True)
@@ -232,7 +234,7 @@ class _LogFile(threading.Thread):
         self.waiting: list[str] = []
 
     def run(self) -> None:
-        """Until the last worker has closed its end."""
+        """Read until the last worker has closed its end of the pipe."""
         assert self._process.stdout is not None
         waiting = self.waiting
         for line in self._process.stdout:

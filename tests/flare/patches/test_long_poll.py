@@ -1,4 +1,4 @@
-"""A question for work waits until there is some, and no longer than it should."""
+"""A request for a task waits until there is one, and no longer than it should."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
-from fedshift.flare import handout
-from fedshift.flare.handout import HOLD, MANY, MOST, PAUSE, Handout
+from fedshift.flare.patches import long_poll
+from fedshift.flare.patches.long_poll import HOLD, MANY, MOST, PAUSE, LongPoll
 
 TASK, NONE = ("train", "id", {}), ("", "", None)
 
 
 class Runner:
-    """FLARE's server, as far as it hands out tasks."""
+    """NVFlare's server runner, as far as it hands out tasks."""
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(task_request_interval=0.1)
@@ -31,16 +31,16 @@ class Runner:
         return self.answer
 
 
-def attach(clients: int) -> tuple[Handout, Runner]:
+def attach(clients: int) -> tuple[LongPoll, Runner]:
     context, runner = FLContext(), Runner()
     context.set_prop(FLContextKey.RUNNER, runner, private=True, sticky=False)
-    held = Handout()
+    held = LongPoll()
     held.attach(context, clients=clients)
     return held, runner
 
 
 @pytest.fixture
-def attached() -> tuple[Handout, Runner]:
+def attached() -> tuple[LongPoll, Runner]:
     return attach(MOST)
 
 
@@ -58,7 +58,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_task_that_is_there_is_given_at_once(attached: tuple[Handout, Runner]) -> None:
+def test_an_open_task_is_handed_out_at_once(attached: tuple[LongPoll, Runner]) -> None:
     _, runner = attached
     runner.answer = TASK
     assert runner._try_to_get_task("client", None) == TASK
@@ -66,24 +66,24 @@ def test_a_task_that_is_there_is_given_at_once(attached: tuple[Handout, Runner])
     assert runner.config.task_request_interval == PAUSE
 
 
-def test_a_question_waits_for_the_bell(attached: tuple[Handout, Runner]) -> None:
+def test_a_request_waits_until_a_task_is_opened(attached: tuple[LongPoll, Runner]) -> None:
     held, runner = attached
     thread, found = ask(runner)
     until(lambda: runner.asked == 1)
     thread.join(0.05)
     assert not found
     runner.answer = TASK
-    held.ring()
+    held.notify()
     thread.join(10)
     assert found == [TASK]
     assert runner.asked == 2
 
 
-def test_a_bell_for_others_is_no_answer(attached: tuple[Handout, Runner]) -> None:
+def test_a_task_for_others_leaves_it_waiting(attached: tuple[LongPoll, Runner]) -> None:
     held, runner = attached
     thread, found = ask(runner)
     until(lambda: runner.asked == 1)
-    held.ring()
+    held.notify()
     until(lambda: runner.asked == 2)
     assert not found
     held.close()
@@ -91,13 +91,13 @@ def test_a_bell_for_others_is_no_answer(attached: tuple[Handout, Runner]) -> Non
     assert found == [NONE]
 
 
-def test_it_is_sent_away_in_the_end(attached: tuple[Handout, Runner], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_waits_no_longer_than_its_limit(attached: tuple[LongPoll, Runner], monkeypatch: pytest.MonkeyPatch) -> None:
     _, runner = attached
-    monkeypatch.setattr(handout, "HOLD", 0.05)
+    monkeypatch.setattr(long_poll, "HOLD", 0.05)
     assert runner._try_to_get_task("client", None) == NONE
 
 
-def test_too_many_do_not_wait_and_ask_the_less_often_the_more_there_are() -> None:
+def test_too_many_clients_do_not_wait_and_ask_less_often_the_more_there_are() -> None:
     _, runner = attach(MOST + 1)
     began = time.monotonic()
     assert runner._try_to_get_task("client", None) == NONE
@@ -107,7 +107,7 @@ def test_too_many_do_not_wait_and_ask_the_less_often_the_more_there_are() -> Non
     assert runner.config.task_request_interval == pytest.approx(1000 / MANY)
 
 
-def test_nobody_waits_after_the_end(attached: tuple[Handout, Runner]) -> None:
+def test_nobody_waits_once_it_is_closed(attached: tuple[LongPoll, Runner]) -> None:
     held, runner = attached
     held.close()
     began = time.monotonic()

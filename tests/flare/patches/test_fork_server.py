@@ -1,4 +1,4 @@
-"""Workers that are forked do what started ones would, and are told apart."""
+"""Forked workers behave as started ones would, and their exit codes are reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedshift.flare.zygote import apart, cuda_is_spoilt
+from fedshift.flare.patches.fork_server import cuda_is_unusable, run_in_child
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -29,7 +29,7 @@ sys.exit(int(sys.argv[2]))
 """
 MAIN = """
 import multiprocessing, subprocess, sys
-from fedshift.flare.zygote import Forks, fork_with_zygote
+from fedshift.flare.patches.fork_server import Forks, serve_child
 
 def inside(socket, queue):
     forks = Forks(socket)
@@ -53,17 +53,17 @@ def simulator(socket):
     return 7
 
 {before}
-sys.exit(fork_with_zygote(simulator))
+sys.exit(serve_child(simulator))
 """
 PREPARED = "import fractions"
-SPOILT = """
+UNUSABLE = """
 import fractions
-from fedshift.flare import zygote
-zygote.cuda_is_spoilt = lambda: True
+from fedshift.flare.patches import fork_server
+fork_server.cuda_is_unusable = lambda: True
 """
 
 
-@pytest.mark.parametrize(("before", "forked"), [(PREPARED, True), (SPOILT, False)], ids=["forks", "spoilt"])
+@pytest.mark.parametrize(("before", "forked"), [(PREPARED, True), (UNUSABLE, False)], ids=["forks", "cuda unusable"])
 def test_workers_are_forked_end_and_are_ended(before: str, forked: bool, tmp_path: Path) -> None:
     """Where CUDA could not be used in a fork, a worker has nothing that was imported before; all else is the same."""
     (tmp_path / "the_worker.py").write_text(WORKER, encoding="utf-8")
@@ -79,24 +79,24 @@ def test_workers_are_forked_end_and_are_ended(before: str, forked: bool, tmp_pat
     assert "ValueError: a worker's own error" in done.stderr
 
 
-def test_a_fork_of_what_had_used_cuda_is_told_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not cuda_is_spoilt()
+def test_torch_knows_a_fork_of_a_process_that_has_used_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not cuda_is_unusable()
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-    assert cuda_is_spoilt()
+    assert cuda_is_unusable()
     monkeypatch.delitem(sys.modules, "torch")
-    assert not cuda_is_spoilt(), "without torch there is nothing to spoil, and it is not imported to see"
+    assert not cuda_is_unusable(), "without torch there is nothing to spoil, and it is not imported to see"
 
 
-def test_what_is_done_apart_leaves_nothing_here(capfd: pytest.CaptureFixture[str]) -> None:
+def test_work_in_a_child_changes_nothing_here(capfd: pytest.CaptureFixture[str]) -> None:
     kept: list[int] = []
 
     def work() -> dict[str, int]:
         kept.append(1)
         return {"pid": os.getpid(), "kept": len(kept)}
 
-    told = apart(work)
-    assert told["kept"] == 1 and told["pid"] != os.getpid() and not kept
-    assert apart(lambda: 1 // 0) is None
+    found = run_in_child(work)
+    assert found["kept"] == 1 and found["pid"] != os.getpid() and not kept
+    assert run_in_child(lambda: 1 // 0) is None
     assert "ZeroDivisionError" in capfd.readouterr().err
     with pytest.raises(ChildProcessError):  # it has been waited for
-        os.waitpid(told["pid"], os.WNOHANG)
+        os.waitpid(found["pid"], os.WNOHANG)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from fedshift.flare.patience import Patience
+from fedshift.flare.round_deadline import RoundDeadline
 
-RULE = Patience(frozenset("ABCD"), min_sites=3, timeout=100.0, grace=5.0)
+RULE = RoundDeadline(frozenset("ABCD"), min_sites=3, timeout=100.0, grace=5.0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""When a round is over although not every site has answered."""
+"""When a round ends although not every site has answered."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Patience:
-    """A job's rule. Times are seconds since the round was opened.
+class RoundDeadline:
+    """A job's rule for the end of a round. Times are seconds since the round was opened.
 
-    A round ends when every client has answered; when ``min_sites`` gave usable answers and the rest had as long
-    again as those took, plus ``grace``; or at ``timeout``. Clients that said nothing in the last round are invited
-    but not waited for, so that a dead one costs its grace once and not in every round. ``awaited`` clients have other
-    work than those that count, such as scoring all images of a site that is held out: they have until ``timeout``.
+    A round ends when every client has answered, or at ``timeout``. It ends earlier if ``min_sites`` answers were
+    usable and the other clients have had as long again as those took, plus ``grace``. Clients that did not answer in
+    the last round get the task but are not waited for, so that a dead client delays one round and not all. ``awaited``
+    clients do other work than the rest, such as scoring all images of a held-out site: they have until ``timeout``.
     """
 
     clients: frozenset[str]
@@ -25,13 +25,13 @@ class Patience:
     def deadline(
         self, *, answered: Set[str], usable: int, quorum_after: float | None, silent_before: Set[str]
     ) -> float:
-        """When the round ends if nobody says anything more; 0 if it is over already.
+        """When the round ends if no further answer arrives; 0 if it is over already.
 
         Args:
             answered: clients that have answered, usably or not.
             usable: how many sites' answers were usable.
-            quorum_after: when the usable answers became ``min_sites``.
-            silent_before: clients that said nothing in the last round.
+            quorum_after: when the number of usable answers reached ``min_sites``.
+            silent_before: clients that did not answer in the last round.
         """
         missing = self.clients - answered
         if not missing:

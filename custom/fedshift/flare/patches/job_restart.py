@@ -1,9 +1,15 @@
-"""Job processes that are started again when they die: named in ``local/resources.json`` in place of FLARE's launchers.
+"""Job processes that are started again when they are killed.
 
-FLARE ends a whole job when the job process of one site, or its own at the server, is killed (out of memory, by hand,
-by a fault in a library). Here the parent starts such a process again, and FLARE never learns of it: the site asks for
-its task once more and goes on from its last state, the server from the last round that was closed. A process that ends
-by itself, or that FLARE ends, stays ended.
+NVFlare 2.9: ends a job when the job process of one site, or its own at the server, is killed (out of memory, by hand,
+by a fault in a library).
+Cost: the whole run, however many sites are left.
+Instead: the parent process starts the killed process again, and the rest of NVFlare does not notice. The site asks for
+its task once more and continues from its last state, the server from the last round that was closed. A process that
+exits by itself, or that NVFlare ends, is not started again. `SiteJobLauncher` and `ServerJobLauncher` are named in
+``local/resources.json`` in place of NVFlare's launchers, which is a public setting; private is only what they use of
+`ProcessHandle`.
+Fixed in NVFlare when: a job whose ``min_clients`` is below its number of sites survives ``kill -9`` of one site's job
+process.
 """
 
 from __future__ import annotations
@@ -21,11 +27,21 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 
+from fedshift.flare.patches.patch import Patch
+
 log = logging.getLogger("fedshift")
+
+LAUNCHER = "nvflare.app_common.job_launcher.process_launcher"
+PATCH = Patch(
+    name="job_restart",
+    without="a job ends when one of its processes is killed",
+    replaces={f"{LAUNCHER}:ProcessHandle": "563d9f116b64"},
+    calls={f"{LAUNCHER}:ProcessJobLauncher.launch_job": "self, job_meta, fl_ctx"},
+)
 
 
 class PersistentHandle(JobHandleSpec):
-    """A job process, or its successor after it was killed."""
+    """A job process, or the one that was started after it was killed."""
 
     def __init__(self, launch: Callable[[], ProcessHandle], *, restarts: int, pause: float, dispensable: bool) -> None:
         """Start the process.
@@ -33,8 +49,8 @@ class PersistentHandle(JobHandleSpec):
         Args:
             launch: starts it.
             restarts: how often it is started again at most.
-            pause: seconds before that; twice as long each further time.
-            dispensable: whether the job goes on without it when that does not help.
+            pause: seconds before the first restart; each further one waits twice as long.
+            dispensable: whether the job continues without the process after the last restart.
         """
         super().__init__()
         self._launch, self._restarts, self._pause, self._dispensable = launch, restarts, pause, dispensable
@@ -50,11 +66,11 @@ class PersistentHandle(JobHandleSpec):
             self._process.terminate()
 
     def poll(self) -> Any:
-        """FLARE's code for how the process ended, or that it has not."""
+        """NVFlare's code for how the process ended, or for one that still runs."""
         return JobReturnCode.SUCCESS if self._given_up and self._dispensable else self._process.poll()
 
     def wait(self) -> None:
-        """Until the process has ended and is not started again."""
+        """Wait until the process has ended and is not started again."""
         for number in range(self._restarts + 1):
             self._process.wait()
             code = self._process.adapter.poll()
@@ -73,12 +89,12 @@ class PersistentHandle(JobHandleSpec):
                     return
                 try:
                     self._process = self._launch()
-                except Exception:  # no memory for it, perhaps: the old process is asked again, and counts again
+                except Exception:  # perhaps no memory: wait for the old process again, which counts as a restart
                     log.exception("the job process could not be started again")
 
 
 class _Persistent:
-    """What both launchers do beside FLARE's."""
+    """What both launchers add to NVFlare's."""
 
     dispensable: ClassVar[bool]
 
@@ -89,7 +105,9 @@ class _Persistent:
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         """Start a job's process."""
-        # FLARE uses the context for other jobs later on.
+        if not PATCH.fits():
+            return super().launch_job(job_meta, fl_ctx)  # type: ignore[misc]
+        # NVFlare uses the context for other jobs later on.
         engine, arguments = fl_ctx.get_engine(), fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
 
         def launch() -> ProcessHandle:
@@ -101,7 +119,7 @@ class _Persistent:
 
 
 class SiteJobLauncher(_Persistent, ClientProcessJobLauncher):
-    """For a site's ``local/resources.json``. FLARE would fail the job for its sake: it is told that all is well."""
+    """For a site's ``local/resources.json``. A process that is given up counts as ended well, lest the job fails."""
 
     dispensable = True
 

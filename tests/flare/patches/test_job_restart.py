@@ -12,7 +12,7 @@ import pytest
 from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
-from fedshift.flare.launcher import PersistentHandle
+from fedshift.flare.patches.job_restart import PersistentHandle
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 SLEEPS = "import time; time.sleep(60)"

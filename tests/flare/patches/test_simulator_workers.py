@@ -1,4 +1,4 @@
-"""FLARE's bare command forks its workers too, and nobody is left behind when it ends."""
+"""NVFlare's bare command forks its workers too, and no process is left when it ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from fedshift.flare.zygote import Forks
+from fedshift.flare.patches.fork_server import Forks
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -27,16 +27,16 @@ time.sleep(60)
 """
 SIMULATOR = """
 from nvflare.private.fed.app.simulator import simulator_runner
-from fedshift.flare.mended import Clock, ClientRunner
-from fedshift.flare.warm import warm
-from fedshift.flare.zygote import Forks
+from fedshift.flare.patches.fork_server import Forks
+from fedshift.flare.patches.simulator_sleeps import Clock
+from fedshift.flare.patches.simulator_workers import use_in_bare_simulator
 
-warm()
+use_in_bare_simulator()
 forks = simulator_runner.subprocess
 assert isinstance(forks, Forks), forks
-assert simulator_runner.time is Clock and simulator_runner.SimulatorClientRunner is ClientRunner
-warm()
-assert simulator_runner.subprocess is forks, "it is warm already"
+assert simulator_runner.time is Clock
+use_in_bare_simulator()
+assert simulator_runner.subprocess is forks, "once is enough"
 import os, sys
 worker = forks.Popen([sys.executable, "-m", "the_worker"], env=dict(os.environ))
 sys.stdout.write(f"{worker.pid}\\n")
@@ -61,16 +61,16 @@ def test_workers_of_the_bare_simulator_have_imported_all_and_end_with_it(tmp_pat
     said = sorted([simulator.stdout.readline().strip(), simulator.stdout.readline().strip()])
     assert said[0] and said[1:] == ["has torch"], said
     worker = psutil.Process(int(said[0]))
-    zygote = worker.parent()
-    assert zygote is not None and "fedshift.flare.warm" in zygote.cmdline()
+    fork_server = worker.parent()
+    assert fork_server is not None and "fedshift.flare.patches.simulator_workers" in fork_server.cmdline()
     simulator.kill()
     simulator.communicate()
-    gone, alive = psutil.wait_procs([zygote, worker], timeout=20)
+    gone, alive = psutil.wait_procs([fork_server, worker], timeout=20)
     assert not alive, f"{[process.cmdline() for process in alive]} go on without their simulator"
     assert len(gone) == 2
 
 
-def test_a_zygote_that_cannot_start_is_an_error_at_once() -> None:
+def test_a_fork_server_that_cannot_start_is_an_error_at_once() -> None:
     ours, theirs = socket.socketpair()
     forks = Forks(ours)
     theirs.close()

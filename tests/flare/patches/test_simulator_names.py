@@ -1,15 +1,15 @@
-"""FLARE's simulator sends every worker the name of its own client."""
+"""The simulator sends every worker the name of its own client."""
 
 from __future__ import annotations
 
 import pickle
 import threading
 
-from fedshift.flare.mended import NAME, OwnNames
+from fedshift.flare.patches.simulator_names import NAME, ThreadNames
 
 
 def test_threads_that_start_at_the_same_moment_send_their_own_names() -> None:
-    context, sent = OwnNames({"server_config": 1}), {}
+    context, sent = ThreadNames({"server_config": 1}), {}
     both_set = threading.Barrier(2)
 
     def start(name: str) -> None:
@@ -26,6 +26,6 @@ def test_threads_that_start_at_the_same_moment_send_their_own_names() -> None:
 
 
 def test_what_was_there_before_any_thread_stays() -> None:
-    context = OwnNames({NAME: "first", "retry": 2})
+    context = ThreadNames({NAME: "first", "retry": 2})
     context["retry"] = 3
     assert pickle.loads(pickle.dumps(context)) == {NAME: "first", "retry": 3}

@@ -1,4 +1,4 @@
-"""What a process has freed is the system's again."""
+"""Memory that a process has freed returns to the OS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 CODE = """
 import numpy as np, psutil
-from fedshift.flare import freed
+from fedshift.flare.patches import memory_release
 
 def megabytes():
     return psutil.Process().memory_info().rss / 1e6
@@ -23,16 +23,16 @@ full = megabytes()
 kept = made[::40]
 del made
 before = megabytes()
-every, freed.EVERY = freed.EVERY, 0.0
-freed.trim()
-freed.EVERY = every
+every, memory_release.EVERY = memory_release.EVERY, 0.0
+memory_release.release()
+memory_release.EVERY = every
 after = megabytes()
 made = hold()
 del made
-freed.trim()  # too soon
+memory_release.release()  # too soon
 print(full, before, after, megabytes())
-freed.EVERY = 0.0
-freed.trim()
+memory_release.EVERY = 0.0
+memory_release.release()
 print(megabytes())
 """
 """In a process of its own: what other tests have freed would be given back too."""
@@ -53,20 +53,20 @@ def test_what_was_freed_between_what_was_not_is_given_back_now_and_then() -> Non
 
 CYCLES = """
 import gc, weakref
-from fedshift.flare import freed
+from fedshift.flare.patches import memory_release
 
 class Message:
     def __init__(self):
         self.stream = self
 
 gc.disable()  # as if Python had not looked for them yet
-freed.trim()
+memory_release.release()
 sent = weakref.ref(Message())
 assert sent() is not None
-freed.trim()
+memory_release.release()
 assert sent() is not None, "too soon"
-freed.EVERY = 0.0
-freed.trim()
+memory_release.EVERY = 0.0
+memory_release.release()
 assert sent() is None
 """
 

@@ -1,11 +1,12 @@
-"""FLARE's workers as forks of one process that has imported what they need: no worker imports torch for itself.
+"""A process that has imported what workers need, and forks one whenever it is asked to over a socket.
 
-`Zygote` is that process: it has imported everything, and forks a worker whenever the simulator asks for one over a
-socket. It stays a process of one thread, which alone can be forked safely. In the simulator `Forks` stands where FLARE
-expects Python's ``subprocess``. All their memory that nobody writes to is shared.
+`ForkServer` keeps to one thread, because only such a process can be forked safely. In the simulator `Forks` stands
+where NVFlare expects Python's ``subprocess`` (`fedshift.flare.patches.simulator_workers`). Memory that nobody writes to
+is shared by all workers.
 
-CUDA cannot be used in a fork of a process that has used it, were it only to count GPUs. So nothing here may; what has
-to be asked is asked in a child (`apart`), and a worker that finds CUDA spoilt begins anew as a process of its own.
+CUDA cannot be used in a fork of a process that has used it, were it only to count GPUs. So nothing in this process may
+use it: what must be asked is asked in a child (`run_in_child`), and a worker that finds CUDA unusable starts again as a
+process of its own.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ CAN_FORK = sys.platform == "linux"
 """Elsewhere a process that has loaded libraries is not safe to fork."""
 LOOK = 0.02
 """Seconds between looks at who has ended."""
-PATIENCE = 60.0
-"""Seconds that the zygote may take to import everything."""
+START_TIMEOUT = 60.0
+"""Seconds that the fork server may take to import everything."""
 
 
-class Zygote:
-    """The process that is forked, into a worker for every line that comes through its socket."""
+class ForkServer:
+    """Forks a worker for every line that arrives at its socket. Forks have what this process has imported."""
 
-    def __init__(self, asked: socket.socket, simulator: int | None = None) -> None:
-        """``simulator`` is the process that asks, if it is a child of this one. Forks have what is imported here."""
-        self._asked, self._simulator = asked, simulator
+    def __init__(self, requests: socket.socket, simulator: int | None = None) -> None:
+        """``simulator`` is the process id of the process that asks, if it is a child of this one."""
+        self._requests, self._simulator = requests, simulator
         self._workers: dict[int, int] = {}
 
     def run(self) -> int:
-        """Serve until the simulator has ended; returns its exit code, or 0 where it is no child."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the simulator ends this too
+        """Serve until the simulator has ended; its exit code, or 0 if it is not a child."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the simulator also ends this process
         received = b""
         while True:
             ended = self._reap()
             if ended is not None:
                 return self._close(ended)
-            if not select.select([self._asked], [], [], LOOK)[0]:
+            if not select.select([self._requests], [], [], LOOK)[0]:
                 continue
             try:
-                some = self._asked.recv(1 << 16)
+                some = self._requests.recv(1 << 16)
             except ConnectionResetError:
                 some = b""
             if not some:
@@ -63,13 +64,13 @@ class Zygote:
             for line in lines:
                 self._start(json.loads(line))
 
-    def _start(self, asked: dict[str, Any]) -> None:
-        pid = _fork(lambda: _work(asked["argv"], asked["env"]), self._asked)
-        self._workers[pid] = asked["number"]
-        _tell(self._asked, number=asked["number"], pid=pid)
+    def _start(self, request: dict[str, Any]) -> None:
+        pid = _fork(lambda: _work(request["argv"], request["env"]), self._requests)
+        self._workers[pid] = request["number"]
+        _report(self._requests, number=request["number"], pid=pid)
 
     def _reap(self) -> int | None:
-        """Tell of workers that have ended; the simulator's exit code once it has."""
+        """Report workers that have ended; the simulator's exit code if it has ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -80,7 +81,7 @@ class Zygote:
             code = os.waitstatus_to_exitcode(status)
             if pid == self._simulator:
                 return code
-            _tell(self._asked, number=self._workers.pop(pid), code=code)
+            _report(self._requests, number=self._workers.pop(pid), code=code)
 
     def _close(self, code: int) -> int:
         for worker in self._workers:
@@ -89,23 +90,23 @@ class Zygote:
         return code
 
 
-def fork_with_zygote(simulator: Callable[[socket.socket], int]) -> int:
-    """Run ``simulator`` in a child and be its zygote, which it asks through its socket; the child's exit code."""
+def serve_child(simulator: Callable[[socket.socket], int]) -> int:
+    """Run ``simulator`` in a child with a socket to this process, which is its fork server; the child's exit code."""
     ours, theirs = socket.socketpair()
     with ours:
         main = _fork(lambda: simulator(theirs), ours)
         theirs.close()
-        return Zygote(ours, main).run()
+        return ForkServer(ours, main).run()
 
 
 class Forks:
-    """In the simulator: what FLARE uses of ``subprocess``, for workers that a `Zygote` forks."""
+    """What NVFlare's simulator uses of ``subprocess``, with workers that a `ForkServer` forks."""
 
     TimeoutExpired = subprocess.TimeoutExpired
 
-    def __init__(self, zygote: socket.socket) -> None:
-        """``zygote`` is what `Zygote` has given to the simulator."""
-        self._socket = zygote
+    def __init__(self, fork_server: socket.socket) -> None:
+        """``fork_server`` is the simulator's end of the socket."""
+        self._socket = fork_server
         self._asking = threading.Lock()
         self._numbers = itertools.count()
         self._workers: dict[int, Worker] = {}
@@ -115,39 +116,39 @@ class Forks:
         """Start ``python -m MODULE ARGUMENTS``.
 
         Raises:
-            OSError: the zygote does not answer.
+            OSError: the fork server does not answer.
         """
         assert argv[1] == "-m", argv
         worker, number = Worker(), next(self._numbers)
         self._workers[number] = worker
         with self._asking:
-            if self._listener is None:  # not before: FLARE forks, and threads are not forked
-                self._listener = threading.Thread(target=self._listen, name="zygote", daemon=True)
+            if self._listener is None:  # not earlier: NVFlare forks this process, and threads are not forked
+                self._listener = threading.Thread(target=self._listen, name="fork server", daemon=True)
                 self._listener.start()
-            _tell(self._socket, number=number, argv=list(argv[2:]), env=dict(env))
+            _report(self._socket, number=number, argv=list(argv[2:]), env=dict(env))
         worker.started()
         return worker
 
     def _listen(self) -> None:
         with self._socket.makefile("r", encoding="utf-8") as answers:
             for line in answers:
-                told = json.loads(line)
-                self._workers[told["number"]].note(told.get("pid"), told.get("code"))
+                reported = json.loads(line)
+                self._workers[reported["number"]].note(reported.get("pid"), reported.get("code"))
         for worker in self._workers.values():
             worker.note(None, 1)
 
 
 class Worker:
-    """A process that is no child of this one, with as much of `subprocess.Popen` as FLARE uses."""
+    """A process that is not a child of this one, with as much of `subprocess.Popen` as NVFlare uses."""
 
     def __init__(self) -> None:
-        """It is not there yet."""
+        """The process does not exist yet."""
         self.pid = 0
         self.returncode: int | None = None
         self._there, self._ended = threading.Event(), threading.Event()
 
     def note(self, pid: int | None, code: int | None) -> None:
-        """What the zygote says of it."""
+        """Take over what the fork server reports: its process id, or its exit code."""
         if pid is not None:
             self.pid = pid
         if code is not None and self.returncode is None:
@@ -156,12 +157,12 @@ class Worker:
         self._there.set()
 
     def started(self) -> None:
-        """Wait until it is there.
+        """Wait until the process exists.
 
         Raises:
-            OSError: it does not come.
+            OSError: it could not be started.
         """
-        if not self._there.wait(PATIENCE) or not self.pid:
+        if not self._there.wait(START_TIMEOUT) or not self.pid:
             raise OSError("no worker could be started")
 
     def poll(self) -> int | None:
@@ -169,10 +170,10 @@ class Worker:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Until it has ended.
+        """Wait until it has ended; its exit code.
 
         Raises:
-            subprocess.TimeoutExpired: it has not.
+            subprocess.TimeoutExpired: it has not ended within ``timeout`` seconds.
         """
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired("worker", timeout or 0.0)
@@ -180,11 +181,11 @@ class Worker:
         return self.returncode
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
+        """Send SIGKILL."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
@@ -194,7 +195,7 @@ class Worker:
 
 
 def _fork(work: Callable[[], int], ours: socket.socket) -> int:
-    """A child that does ``work`` and ends; its process id."""
+    """Start a child that calls ``work`` and exits with what it returns; the child's process id."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -220,7 +221,7 @@ def _end(work: Callable[[], int]) -> NoReturn:
 
 
 def _work(argv: Sequence[str], environment: Mapping[str, str]) -> int:
-    """A worker, as if Python had been started with these words."""
+    """Be a worker, as if Python had been started with these arguments and this environment."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
@@ -229,31 +230,31 @@ def _work(argv: Sequence[str], environment: Mapping[str, str]) -> int:
         if folder and folder not in sys.path:
             sys.path.append(folder)
     module, *words = argv
-    if cuda_is_spoilt():
+    if cuda_is_unusable():
         os.execve(sys.executable, [sys.executable, "-m", module, *words], dict(environment))
     sys.argv = [module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0
 
 
-def cuda_is_spoilt() -> bool:
-    """Whether this process is a fork of one that had used CUDA. It imports nothing."""
+def cuda_is_unusable() -> bool:
+    """Whether this process is a fork of one that had used CUDA. Imports nothing."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda._is_in_bad_fork())
 
 
-def apart(work: Callable[[], Any]) -> Any:
-    """What ``work`` gives, as JSON can hold it, from a child: nothing that it does stays in this process.
+def run_in_child(work: Callable[[], Any]) -> Any:
+    """Call ``work`` in a child process, so that it changes nothing in this one; what it returns, which must be JSON.
 
-    None if it fails; what it raises is printed.
+    None if it raises; the traceback is printed.
     """
     ours, theirs = socket.socketpair()
     pid = _fork(lambda: _answer(work, theirs), ours)
     theirs.close()
     with ours, ours.makefile("r", encoding="utf-8") as answer:
-        told = answer.read()
+        received = answer.read()
     os.waitpid(pid, 0)
-    return json.loads(told) if told else None
+    return json.loads(received) if received else None
 
 
 def _answer(work: Callable[[], Any], to: socket.socket) -> int:
@@ -261,6 +262,6 @@ def _answer(work: Callable[[], Any], to: socket.socket) -> int:
     return 0
 
 
-def _tell(to: socket.socket, **said: Any) -> None:
+def _report(to: socket.socket, **content: Any) -> None:
     with suppress(BrokenPipeError):
-        to.sendall((json.dumps(said) + "\n").encode())
+        to.sendall((json.dumps(content) + "\n").encode())
