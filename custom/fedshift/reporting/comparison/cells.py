@@ -12,6 +12,7 @@ from typing import Any
 
 from fedshift import methods
 from fedshift.data.locate import find_site
+from fedshift.federation.resolve import split_methods
 from fedshift.reporting.comparison.plan import Kind, Plan, command, make_plan
 from fedshift.reporting.comparison.spec import Settings, Spec
 from fedshift.schema.errors import ConfigError, FedshiftError
@@ -125,7 +126,7 @@ def merge(spec: Spec, values: Sequence[Settings]) -> Settings:
     merged: dict[str, Any] = dict(shared)
     for value in values:
         merged |= {key: getattr(value, key) for key in value.model_fields_set if key != "options"}
-    named = [name.strip() for name in (merged["methods"] or "").split("+") if name.strip()]
+    named = split_methods(merged["methods"]) if merged["methods"] else []
     used = {method.name for method in methods.load({name: {} for name in named})}
     known = set(methods.available())
     options: dict[str, Any] = {}
