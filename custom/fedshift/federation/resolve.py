@@ -20,6 +20,7 @@ from fedshift.schema.task_files import Numbered, apps_dir, tasks
 from fedshift.tasks.base import Task, build_task
 from fedshift.tasks.stages import StagedNetwork
 
+
 def resolve(
     task: str,
     method_names: str,
