@@ -22,5 +22,5 @@ _logger = _PythonLogger()
 
 
 def quiet_itk() -> None:
-    """Send ITK's messages to the log of this process. What matters to a user is found and reported by our own checks."""
+    """Send ITK's messages to the log of this process; our own checks report what matters to a user."""
     _logger.SetAsGlobalITKLogger()
