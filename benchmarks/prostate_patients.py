@@ -56,6 +56,7 @@ def run(method: str, seed: int, rounds: int, work: Path) -> bool:
     job = [
         *("fedshift", "job", method, "prostate", "--name", name, "--seed", str(seed), "--sites", ",".join(SITES)),
         *("--set", "data.matrix=128", f"schedule.rounds={rounds}", "schedule.local_epochs=1"),
+        "network.options.bn_momentum=0.1",
     ]
     start = time.monotonic()
     for command in (

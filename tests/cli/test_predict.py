@@ -99,7 +99,7 @@ def test_a_bad_image_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFix
         "empty.nii.gz": "is an empty file",
         "cut.nii.gz": "cannot be read",
         "text.nii.gz": "cannot be read",
-        "gap": "one is missing or doubled",
+        "gap": "one is missing or duplicated",
         "none.nii.gz": "does not exist",
     }
     assert predict(model, *(tmp_path / name for name in names), good, "--out", out) == 1
@@ -258,7 +258,7 @@ def test_a_name_that_is_no_text_is_refused_and_ends_nothing(tmp_path: Path, caps
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xe9.nii.gz"))
     (tmp_path / "scan.nii.gz").rename(odd)
     assert predict(model, odd, "--out", tmp_path / "out") == 2
-    assert "has a name that is not text in UTF-8: rename it" in capsys.readouterr().err
+    assert "has a name that is not valid UTF-8: rename it" in capsys.readouterr().err
 
 
 def test_a_grey_classifier_takes_pictures_in_colour(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_truncated_array_is_named(site: Path) -> None:
     open_arrays(site, matrix=16)
     file = site / "arrays" / "16" / "labels.npy"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"labels\.npy is cut short.*delete the folder"):
+    with pytest.raises(DataError, match=r"labels\.npy is truncated.*delete the folder"):
         open_arrays(site, matrix=16)
 
 

@@ -388,7 +388,7 @@ PREPARED: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
         lambda s: cut(s / "arrays" / "16" / "images.npy", 0.5),
         "error",
         "16",
-        "images.npy is cut short",
+        "images.npy is truncated",
     ),
     "manifest broken": (lambda s: cut(s / FILE_NAME, 0.5), "error", FILE_NAME, "not valid JSON"),
     "unknown key": (

@@ -132,7 +132,7 @@ def test_what_is_wrong_with_a_task_of_ones_own_is_said(change: dict[str, object]
     with pytest.raises(ConfigError, match=message):
         resolve(str(path), "fedavg", sites=["A"])
     path.write_bytes(b"name: caf\xe9")
-    with pytest.raises(ConfigError, match="UTF-8"):
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
         resolve(str(path), "fedavg")
 
 

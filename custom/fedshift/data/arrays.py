@@ -1,9 +1,9 @@
-"""Cached slices of a prepared site: ``arrays/<M>/images.npy`` and ``labels.npy``, opened memory-mapped.
+"""Cached slices of a prepared site: ``arrays/<M>/images.npy`` and ``labels.npy``, memory-mapped.
 
-Batches are cut from these without decoding anything again. They are derived from ``volumes/`` and can be
-deleted at any time; the first use makes them again. Intensities follow the preparation that FedFA, HarmoFL
-and FedRDN use (per volume: clip above the 99th percentile, min-max, times 255, floor). Slices are seen as a
-radiologist sees them: anterior at the top, the patient's right on the left.
+Batches are read from these arrays without decoding. They are derived from ``volumes/`` and may be deleted at any
+time; they are rebuilt on first use. Intensities follow the preparation that FedFA, HarmoFL
+and FedRDN use (per volume: clip above the 99th percentile, min-max, times 255, floor). Slices are in
+radiological orientation: anterior at the top, the patient's right on the left.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class SliceArrays:
 
 
 def open_arrays(site_dir: Path, *, matrix: int) -> SliceArrays:
-    """Open the slices of a site at ``matrix`` x ``matrix`` pixels, making them from its volumes if need be.
+    """Open a site's slices at ``matrix`` x ``matrix`` pixels; build the arrays from its volumes if they are missing.
 
     Raises:
-        DataError: no prepared site there, a volume that cannot be read, a cache that does not fit.
+        DataError: no prepared site there, an unreadable volume, or arrays that do not match the manifest.
     """
     manifest = read_manifest(site_dir)
     folder = arrays_dir(site_dir, manifest, matrix)
@@ -51,7 +51,7 @@ def open_arrays(site_dir: Path, *, matrix: int) -> SliceArrays:
 
 
 def arrays_dir(site_dir: Path, manifest: Manifest, matrix: int) -> Path:
-    """Where the slices of one matrix size are."""
+    """Folder of the cached slices of one matrix size."""
     if matrix < 8:
         raise DataError(f"matrix {matrix} is too small: ask for at least 8 pixels")
     if not manifest.cases:
@@ -60,8 +60,8 @@ def arrays_dir(site_dir: Path, manifest: Manifest, matrix: int) -> Path:
 
 
 def build_arrays(site_dir: Path, manifest: Manifest, matrix: int) -> None:
-    """Write ``arrays/<matrix>/`` beside its place, then rename it; another process may win the race."""
-    from fedshift.data.scans import read_scan  # SimpleITK: only here, not wherever a model trains
+    """Write ``arrays/<matrix>/`` under a temporary name, then rename it; another process may be faster."""
+    from fedshift.data.scans import read_scan  # imports SimpleITK, which training does not need
 
     target = arrays_dir(site_dir, manifest, matrix)
     beside = target.parent / f".{matrix}.partial-{uuid.uuid4().hex[:8]}"
@@ -99,7 +99,7 @@ def build_arrays(site_dir: Path, manifest: Manifest, matrix: int) -> None:
 
 
 def radiological(voxels: np.ndarray) -> np.ndarray:
-    """RAS voxels ``[z, y, x]`` as slices with anterior at the top and the patient's right on the left."""
+    """Flip RAS voxels ``[z, y, x]`` to slices with anterior at the top and the patient's right on the left."""
     return voxels[:, ::-1, ::-1]
 
 
@@ -134,7 +134,7 @@ def resize_labels(slices: np.ndarray, matrix: int) -> np.ndarray:
 
 
 def restore(values: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """The way back of `resize_images` for numbers such as probabilities: ``[S, M, M]`` to ``[S, rows, columns]``."""
+    """Inverse of `resize_images`, for probabilities and the like: ``[S, M, M]`` to ``[S, rows, columns]``."""
     if values.shape[1:] == (rows, columns):
         return values
     side = max(rows, columns)
@@ -150,10 +150,9 @@ def _square(slices: np.ndarray) -> np.ndarray:
 
 
 def _resample(slices: np.ndarray, matrix: int) -> np.ndarray:
-    """Rows, then columns, as sums over the few pixels that count.
+    """Resample rows, then columns, by summing over the few pixels with a weight above 0.
 
-    No matrix product on purpose: threaded BLAS is far slower at this on a busy machine, and its order of
-    summing is not ours to choose.
+    A matrix product would be slower on a busy machine (threaded BLAS), and its order of summation is not fixed.
     """
     weights = resize_weights(slices.shape[1], matrix)
     taps = int((weights > 0).sum(axis=1).max())
@@ -170,10 +169,10 @@ def _resample(slices: np.ndarray, matrix: int) -> np.ndarray:
 
 
 def resize_weights(before: int, after: int) -> np.ndarray:
-    """Give ``[after, before]`` weights whose rows sum to 1.
+    """Resampling weights ``[after, before]``; each row sums to 1.
 
-    Shrinking takes the mean over the area that a new pixel covers, growing interpolates linearly between pixel
-    centres and holds the edges.
+    Shrinking averages over the area that a new pixel covers. Growing interpolates linearly between pixel centres and
+    repeats the edges.
     """
     scale = before / after
     if scale >= 1:
@@ -186,13 +185,13 @@ def resize_weights(before: int, after: int) -> np.ndarray:
 
 
 def _open(path: Path, slices: int, matrix: int) -> np.ndarray:
-    again = f"delete the folder {path.parent} and it is made again"
+    again = f"delete the folder {path.parent}, it will be rebuilt"
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"{path} is missing: {again}") from None
     except (ValueError, OSError, EOFError):
-        raise DataError(f"{path} is cut short or damaged: {again}") from None
+        raise DataError(f"{path} is truncated or damaged: {again}") from None
     if array.dtype != np.uint8 or array.shape != (slices, matrix, matrix):
         raise DataError(
             f"{path} holds {array.dtype} {array.shape}, the manifest calls for uint8 "

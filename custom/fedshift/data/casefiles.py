@@ -1,4 +1,4 @@
-"""One case before preparation: where its image and mask are, and what reading the two together shows."""
+"""One case before preparation: its image and mask files, and checks of the two together."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CaseFiles:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that ``check`` has to say: where, what is wrong, how to mend it."""
+    """One result of ``data check``: the file, what is wrong with it, and how to fix it."""
 
     level: Literal["error", "warning"]
     file: Path
@@ -55,7 +55,7 @@ class CasePair:
 
 
 def read_case(case: CaseFiles) -> tuple[CasePair | None, list[Finding]]:
-    """Read a case and say all that is wrong with it; the pair is None when an error was found."""
+    """Read a case and list everything that is wrong with it; the pair is None if there was an error."""
     findings: list[Finding] = []
     image = _read(case.image, findings, channel=case.channel)
     trusted = image.stored_direction if image and case.trust_voxels else None
@@ -74,14 +74,14 @@ def read_case(case: CaseFiles) -> tuple[CasePair | None, list[Finding]]:
 
 
 def is_dummy(scan: Scan) -> bool:
-    """Voxels of 1 x 1 x 1 mm along the patient's axes: what a header holds when the geometry was lost."""
+    """Whether the header has 1 x 1 x 1 mm voxels and no rotation, as when the geometry was lost."""
     turned = np.abs(np.reshape(scan.direction, (3, 3))) - np.eye(3)
     unit = np.allclose(scan.spacing, 1, atol=SPACING_TOLERANCE)
     return bool(unit and np.abs(turned).max() < DIRECTION_TOLERANCE)
 
 
 def dummy_finding(folder: Path, dummies: int, cases: int) -> list[Finding]:
-    """One warning for a whole folder, since whole data sets lose their geometry at once."""
+    """One warning per folder, since the geometry is usually lost for a whole data set at once."""
     if not dummies:
         return []
     return [
@@ -151,7 +151,7 @@ def _mask_findings(path: Path, mask: Scan) -> Iterator[Finding]:
 
 
 def _geometry_findings(case: CaseFiles, image: Scan, mask: Scan) -> Iterator[Finding]:
-    """At most one finding a case: shape first, for the rest follows from it."""
+    """At most one finding per case: a wrong shape hides all other differences."""
     mend = f"export the mask on the grid of {case.image.name}"
     stored = f" (stored as {image.stored} and {mask.stored})" if image.stored != mask.stored else ""
     if image.voxels.shape != mask.voxels.shape:

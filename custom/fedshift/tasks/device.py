@@ -1,4 +1,4 @@
-"""Where to train: a GPU if there is one, unless the site says otherwise."""
+"""The device to train on: a GPU if there is one, unless the site's settings say otherwise."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from fedshift.data.locate import read_settings
 from fedshift.schema.errors import ConfigError
 
 MAX_NAME_LENGTH = 64
-"""Characters of a device's name."""
+"""Maximum length of a device name in records."""
 
 
 def spread(asked: str, number: int) -> str:
-    """What process ``number`` of several on this machine takes for a device.
+    """Device of process ``number`` among several on this machine.
 
-    ``auto`` on a machine with several GPUs is one of them, in turn; everything else is as it was asked for.
+    On a machine with several GPUs ``auto`` deals them out in turn; any other value is returned unchanged.
     """
     if asked != "auto" or not torch.cuda.is_available():
         return asked
@@ -23,16 +23,16 @@ def spread(asked: str, number: int) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """What a device is, in words for a record: ``cpu``, or a GPU's model."""
+    """Name of a device for records: ``cpu``, or the GPU's model name."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return "".join(c if " " <= c <= "~" else " " for c in name)[:MAX_NAME_LENGTH].strip() or device.type
 
 
 def choose_device(asked: str = "auto") -> torch.device:
-    """``auto``, or a device as torch names it.
+    """Turn ``auto`` or a torch device name into a device.
 
     Raises:
-        ConfigError: no such device here.
+        ConfigError: this machine has no such device.
     """
     if asked == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -27,11 +27,11 @@ from fedshift.tasks.precision import precise
 
 
 class DataSpec(Strict):
-    """How images become samples.
+    """Options of ``task.data``: how pictures become samples.
 
-    ``size`` is the side in pixels, ``channels`` 1 for grey and 3 for colour. Intensities are scaled to [0, 1], then
-    normalised by ``mean`` and ``std``, one number or one a channel. ``fraction`` keeps that part of the training
-    images, and ``images`` at most that many of them, drawn by seed.
+    ``size``: height and width in pixels. ``channels``: 1 for grey, 3 for colour. Intensities are scaled to [0, 1], then
+    normalised by ``mean`` and ``std`` (one number, or one per channel). ``fraction``: fraction of the training images
+    to use; ``images``: at most that many. Both are sampled by seed.
     """
 
     size: int = Field(ge=8)
@@ -43,7 +43,7 @@ class DataSpec(Strict):
 
 
 class Images(SiteData):
-    """A prepared site: images in a memory-mapped array."""
+    """A prepared site: pictures in a memory-mapped array."""
 
     eval_batch = 64
 
@@ -51,7 +51,7 @@ class Images(SiteData):
         """Open the arrays.
 
         Raises:
-            DataError: arrays or manifest missing or broken.
+            DataError: arrays or manifest are missing or damaged.
         """
         arrays = open_images(folder, size=spec.size, channels=spec.channels)
         self.manifest = arrays.manifest
@@ -68,7 +68,7 @@ class Images(SiteData):
             self._members["train"] = np.sort(rng.permutation(train)[:keep])
 
     def members(self, part: Part) -> np.ndarray:
-        """Image numbers of a split, ascending; or of all images, also those that ``fraction`` leaves out."""
+        """Image numbers of a split in ascending order; ``all`` includes those that ``fraction`` leaves out."""
         return self._members[part]
 
     def images(self, index: np.ndarray) -> Tensor:

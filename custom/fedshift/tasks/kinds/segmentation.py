@@ -30,16 +30,16 @@ from fedshift.tasks.precision import precise
 
 SMOOTH = 1e-5
 MAX_MILLIMETRES = 1e4
-"""Millimetres: no scan is larger."""
+"""Upper limit of a surface distance in mm; larger than any scan."""
 
 
 class DataSpec(Strict):
-    """How slices become samples.
+    """Options of ``task.data``: how slices become samples.
 
-    ``split: case`` follows the manifest; ``slice-legacy`` is the papers' split of shuffled slices, which puts one
-    patient into training and test. ``fraction`` keeps that part of the training samples, at least 32 (FedFA).
-    ``scale`` is the largest intensity the network gets. ``train_slices: foreground`` leaves out slices without
-    prostate and the first and last of a volume, as the papers do everywhere.
+    ``split: case`` uses the manifest's split by case; ``slice-legacy`` is the papers' split of shuffled slices, with
+    slices of one patient in training and test. ``fraction``: fraction of the training samples, at least 32 (FedFA).
+    ``scale``: the largest input intensity. ``train_slices: foreground`` skips slices without foreground and the first
+    and last slice of a volume, as the papers do.
     """
 
     matrix: int = Field(ge=32, multiple_of=16)
@@ -52,18 +52,18 @@ class DataSpec(Strict):
 
 
 class Slices(SiteData):
-    """A prepared site: slices in memory-mapped arrays, cut into batches without decoding.
+    """A prepared site: slices in memory-mapped arrays, read in batches without decoding.
 
-    A sample is a slice with its neighbours in the volume as channels (the outermost repeat themselves).
+    A sample is a slice with its neighbours as channels (the first and last slice of a volume are repeated).
     """
 
     eval_batch = 32
 
     def __init__(self, folder: Path, spec: DataSpec, *, site: str, seed: int) -> None:
-        """Open the arrays and decide which slice is in which split.
+        """Open the arrays and assign slices to splits.
 
         Raises:
-            DataError: arrays or manifest missing or broken.
+            DataError: arrays or manifest are missing or damaged.
         """
         arrays = open_arrays(folder, matrix=spec.matrix)
         self.manifest = arrays.manifest
@@ -110,7 +110,7 @@ class Slices(SiteData):
         return self._members[part]
 
     def cases(self, part: Part) -> np.ndarray:
-        """The volumes that slices are from."""
+        """The case of each slice."""
         volumes: np.ndarray = self.case_of[self.members(part)]
         return volumes
 
@@ -124,18 +124,18 @@ class Slices(SiteData):
         return torch.from_numpy(self._labels[index]).long()
 
     def reference(self, case: int) -> np.ndarray:
-        """The mask of a case on its own grid, (slices, rows, columns) bool, seen as the arrays are.
+        """The mask of a case on its original grid, (slices, rows, columns) bool, in the orientation of the arrays.
 
         Raises:
             DataError: it cannot be read.
         """
-        from fedshift.data.scans import read_scan  # SimpleITK: not where a model trains
+        from fedshift.data.scans import read_scan  # imports SimpleITK, which training does not need
 
         mask: np.ndarray = radiological(read_scan(_mask(self._folder, self.manifest.cases[case])).voxels) > 0
         return mask
 
     def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """With ``augmentation: rot90-flip``."""
+        """Apply random rotations and flips if ``augmentation`` is ``rot90-flip``."""
         return rotate_and_flip(x, y, rng=rng) if self._spec.augmentation == "rot90-flip" else (x, y)
 
 
@@ -144,9 +144,9 @@ def _mask(folder: Path, case: Case) -> Path:
 
 
 def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A random symmetry of the square for each image and its mask, as in FedFA's released code.
+    """Random quarter turns and flips of each image and its mask, as in FedFA's released code.
 
-    There k ∈ {0…4} quarter turns always, then with probability 0.75 a vertical flip, a horizontal one, or both.
+    k ∈ {0…4} quarter turns, then with probability 0.75 a vertical flip, a horizontal flip, or both.
     """
     turns = torch.randint(5, (len(x),), generator=rng) % 4
     flips = torch.randint(4, (len(x),), generator=rng)
@@ -156,7 +156,7 @@ def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tens
             chosen = (turns == turn) & (flips == flip)
             if not chosen.any():
                 continue
-            # Bit 1 flips rows, bit 2 columns; 0 leaves the image alone.
+            # Bit 1 flips rows, bit 2 columns; 0 leaves the image unchanged.
             dims = [d for bit, d in ((1, -2), (2, -1)) if flip & bit]
             x[chosen] = torch.rot90(x[chosen], turn, (-2, -1)).flip(dims)
             y[chosen] = torch.rot90(y[chosen], turn, (-2, -1)).flip(dims)
@@ -164,7 +164,7 @@ def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tens
 
 
 def dice_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """1 − mean over classes of the soft Dice over the whole batch (FedFA's loss; background counts too).
+    """1 − mean over classes of the soft Dice over the whole batch (FedFA's loss; background included).
 
     ``logits`` (B, K, H, W); ``target`` (B, H, W) int64 or soft (B, K, H, W).
     """
@@ -240,10 +240,10 @@ class Task:
         return LOSSES[self._job.task.loss](precise(logits), target)
 
     def scores(self, predictions: Iterator[Tensor], data: Slices, part: Part) -> dict[str, float]:
-        """``dice``: foreground Dice per case, mean over cases, on the network's grid.
+        """``dice``: mean over cases of the foreground Dice, on the network's grid.
 
-        ``dice_papers``: as FedFA prints it, mean over slices with prostate of the mean of background and
-        foreground Dice; left out if the part has no such slice.
+        ``dice_papers``: FedFA's metric, the mean over slices with foreground of the mean of background and foreground
+        Dice; missing if there is no such slice.
         """
         members = data.members(part)
         if not len(members):
@@ -261,16 +261,16 @@ class Task:
     def evaluate(
         self, probabilities: Iterator[Tensor], data: Slices, part: Part, *, seed: int, share_cases: bool
     ) -> Evaluation:
-        """Scores of every case on its own grid: what was predicted is brought back to the scan's rows and columns.
+        """Scores of each case on its original grid: probabilities are resampled to the scan's rows and columns.
 
-        Dice, and distances in mm where all slices of a volume are in the part. ``dice_papers`` is as in `scores`.
-        Calibration counts the pixels (of the network's grid) in the box around what is and what was found, since far
-        from both every model is right and sure.
+        Dice; HD95 and ASD in mm if all slices of the volume are in the split; ``dice_papers`` as in `scores`.
+        Calibration counts the pixels (on the network's grid) in the bounding box of prediction and reference, since far
+        from both every model is correct with high confidence.
         """
         members = data.members(part)
         expected = dict(zip(*np.unique(data.case_of[members], return_counts=True), strict=True))
         foreground = (batch[:, 1].clone() for batch in probabilities)
-        told: dict[str, dict[int, float]] = {name: {} for name in self.per_case}
+        by_metric: dict[str, dict[int, float]] = {name: {} for name in self.per_case}
         counts: list[np.ndarray] = []
         shown: list[np.ndarray] = []
         calibration, empty = Calibration(), 0
@@ -286,12 +286,12 @@ class Task:
             reference = data.reference(number)[slices - case.offset]
             found = restore(probability, *case.shape[1:]) > 0.5
             empty += not found.any()
-            told["dice"][number] = float(dice(*(np.array(n.sum()) for n in (found & reference, found, reference))))
+            by_metric["dice"][number] = float(dice(*(np.array(n.sum()) for n in (found & reference, found, reference))))
             if len(slices) == case.shape[0]:
-                told["hd95"][number], told["asd"][number] = surface_distances(found, reference, case.spacing)
+                by_metric["hd95"][number], by_metric["asd"][number] = surface_distances(found, reference, case.spacing)
         distributions = {
             name: distribution([by_case[n] for n in sorted(by_case)], seed=seed, share_cases=share_cases)
-            for name, by_case in told.items()
+            for name, by_case in by_metric.items()
             if len(by_case) == len(expected)
         }
         return Evaluation(
@@ -305,7 +305,7 @@ class Task:
         )
 
     def _papers(self, counts: np.ndarray, shown: np.ndarray) -> dict[str, float]:
-        """FedFA's score of slices from their `_counts`, over those that are ``shown`` (n,)."""
+        """FedFA's metric from `_counts` (n, 3), over the slices selected by ``shown`` (n,) bool."""
         if not shown.any():
             return {}
         overlap, predicted, reference = counts[shown].T
@@ -315,14 +315,14 @@ class Task:
 
 
 def _counts(predicted: Tensor, reference: Tensor) -> np.ndarray:
-    """Pixels of overlap, prediction and reference in each slice, (B, 3) float64."""
+    """Number of pixels of overlap, prediction and reference in each slice, (B, 3) float64."""
     sums = [mask.sum((1, 2)) for mask in (predicted & reference, predicted, reference)]
     counts: np.ndarray = torch.stack(sums, 1).double().numpy()
     return counts
 
 
 def _box(mask: np.ndarray) -> tuple[slice, ...]:
-    """The smallest box around what is True; nothing if nothing is."""
+    """Bounding box of the True elements; empty if there are none."""
     places = [
         np.flatnonzero(mask.any(axis=tuple(a for a in range(mask.ndim) if a != axis))) for axis in range(mask.ndim)
     ]
@@ -330,7 +330,7 @@ def _box(mask: np.ndarray) -> tuple[slice, ...]:
 
 
 def dice(overlap: np.ndarray, predicted: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """2|P∩R| / (|P|+|R|) from voxel counts; two empty masks agree (1)."""
+    """2|P∩R| / (|P|+|R|) from voxel counts; 1 for two empty masks."""
     size = predicted + reference
     score: np.ndarray = np.where(size > 0, 2 * overlap / np.maximum(size, 1), 1.0)
     return score
