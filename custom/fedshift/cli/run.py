@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parsers(subparsers: Any) -> None:
     """Add the command."""
     run = subparsers.add_parser("run", help="run a job folder in FLARE's simulator, sites side by side")
     run.add_argument("job", type=Path, metavar="JOB_FOLDER")
