@@ -16,12 +16,8 @@ from pathlib import Path
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-<<<<<<< HEAD
-from fedshift.data.intact import fault, non_finite
-from fedshift.data.itk_log import quiet_itk
-=======
 from fedshift.data.integrity import fault, non_finite
->>>>>>> main
+from fedshift.data.itk_log import quiet_itk
 from fedshift.schema.errors import DataError
 
 quiet_itk()
