@@ -197,7 +197,7 @@ def _p(p: float) -> str:
     return f"{p:.4f}" if p >= 0.0001 else f"{p:.1e}"
 
 
-def _text(entry: Entry, of: Measure) -> str:
+def entry_text(entry: Entry, of: Measure) -> str:
     """``61.2 ± 0.4``, ``61.2 (1 of 3 seeds)`` or ``-``."""
     if entry.mean is None:
         return "-"
@@ -228,7 +228,7 @@ def rich_tables(comparison: Comparison) -> list[Rich]:
         for column in table.columns:
             rich.add_column(Text(column.heading), justify="right")
         for row, entries in table.rows.items():
-            words = [Text(_text(e, shown), style="bold" if e.best else "") for e in entries]
+            words = [Text(entry_text(e, shown), style="bold" if e.best else "") for e in entries]
             for text, entry in zip(words, entries, strict=True):
                 text.append(f" [{entry.published}]" if entry.published else "", style="dim not bold")
             rich.add_row(Text(row), *words)
@@ -249,7 +249,7 @@ def markdown(comparison: Comparison) -> str:
         for row, entries in table.rows.items():
             words = []
             for entry in entries:
-                text = _text(entry, shown)
+                text = entry_text(entry, shown)
                 text = f"**{text}**" if entry.best else text
                 words.append(text + (f" [{entry.published}]" if entry.published else ""))
             lines.append(f"| {_md(row)} | " + " | ".join(words) + " |")
@@ -275,7 +275,7 @@ def latex(comparison: Comparison) -> str:
         for row, entries in table.rows.items():
             words = [_tex(row)]
             for entry in entries:
-                text = _tex(_text(entry, shown))
+                text = _tex(entry_text(entry, shown))
                 text = rf"\textbf{{{text}}}" if entry.best else text
                 words.append(text + (rf" {{\scriptsize [{_tex(entry.published)}]}}" if entry.published else ""))
             lines.append(" & ".join(words) + r" \\")
