@@ -29,7 +29,8 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks.performance import record
 from data_prep.phantom import make_phantom
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site.site import Site, read_weights
+from fedshift.federation.site.site import Site
+from fedshift.federation.weights import read_weights
 from fedshift.flare.export import read_job_folder, write_job
 from fedshift.reporting.progress import read_progress
 from fedshift.schema.job import JobSpec

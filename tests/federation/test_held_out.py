@@ -16,7 +16,8 @@ from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.model_files import load_checkpoint
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.server.guard import Rejected, check_scores
+from fedshift.federation.server.score_check import check_scores
+from fedshift.federation.server.update_check import Rejected
 from fedshift.federation.site.site import Site
 from fedshift.reporting.events import scalars
 from fedshift.schema.errors import ConfigError, DataError

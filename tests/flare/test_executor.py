@@ -17,7 +17,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site.site import read_weights
+from fedshift.federation.weights import read_weights
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import SPEC, write_job

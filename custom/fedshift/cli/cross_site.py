@@ -11,7 +11,7 @@ from fedshift.cli.display import console, shown
 from fedshift.cli.job import add_job_arguments, names, resolve_job
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parsers(subparsers: Any) -> None:
     """Add the command."""
     cross = subparsers.add_parser(
         "cross-site",
@@ -35,15 +35,15 @@ def add_parser(subparsers: Any) -> None:
 
 def cross_site(args: argparse.Namespace) -> int:
     """``fedshift cross-site``."""
-    from fedshift import methods
     from fedshift.data.local_sites import find_sites, is_phantom
     from fedshift.federation import protocols
+    from fedshift.methods import method_set
     from fedshift.reporting.protocol_tables import cross_site_table
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.protocol_results import CrossSite, own_model
 
     job = resolve_job(args, held_out=[], sites=names(args.sites))
-    methods.require_federation(job)
+    method_set.require_federation(job)
     from fedshift.tasks.device import own_device
 
     device = own_device()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parsers(subparsers: Any) -> None:
     """Add the command."""
     out = subparsers.add_parser(
         "leave-one-out",
@@ -33,13 +33,13 @@ def add_parser(subparsers: Any) -> None:
 
 def leave_one_out(args: argparse.Namespace) -> int:
     """``fedshift leave-one-out``."""
-    from fedshift import methods
     from fedshift.cli.earlier import find_run
     from fedshift.cli.run import in_simulator
     from fedshift.data.local_sites import find_sites, is_phantom
     from fedshift.federation import protocols
     from fedshift.federation.in_process import run_in_process, run_pooled
     from fedshift.flare.export import write_job
+    from fedshift.methods import method_set
     from fedshift.reporting.protocol_tables import leave_one_out_table
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.protocol_results import LeaveOneOut
@@ -48,7 +48,7 @@ def leave_one_out(args: argparse.Namespace) -> int:
     if args.parallel is not None and not args.flare:
         raise ConfigError("--parallel is for FLARE's simulator: add --flare")
     whole = resolve_job(args, held_out=[])
-    start = run_in_process if methods.reference_in(methods.load(whole.methods)) is None else run_pooled
+    start = run_in_process if method_set.pooled_reference(whole.methods) is None else run_pooled
     if args.flare and start is run_pooled:
         raise ConfigError(f"{args.methods} trains where all images are, which no federation can: leave out --flare")
     from fedshift.tasks.device import own_device

@@ -10,7 +10,7 @@ from fedshift.cli.arguments import add_earlier_run, add_memory, add_phantom
 from fedshift.cli.job import add_job_arguments, resolve_job
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parsers(subparsers: Any) -> None:
     """Add the command."""
     pooled = subparsers.add_parser("pooled", help="train a centralised reference on all sites' images, in one process")
     add_job_arguments(pooled)
@@ -23,14 +23,14 @@ def add_parser(subparsers: Any) -> None:
 
 def train_pooled(args: argparse.Namespace) -> int:
     """``fedshift pooled``."""
-    from fedshift import methods
     from fedshift.cli.run import in_one_process
     from fedshift.federation.in_process import run_pooled
+    from fedshift.methods import method_set
     from fedshift.schema.errors import ConfigError
 
     job = resolve_job(args)
-    if methods.reference_in(methods.load(job.methods)) is None:
-        known = [name for name in methods.available() if methods.load({name: {}})[-1].is_pooled]
+    if method_set.pooled_reference(job.methods) is None:
+        known = method_set.pooled_references()
         raise ConfigError(
             f"{args.methods} is no centralised reference ({', '.join(known)}): use 'fedshift job' and 'run'"
         )

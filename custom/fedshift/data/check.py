@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.arrays import open_arrays
+from fedshift.data.arrays import cached_arrays, open_arrays
 from fedshift.data.casefiles import CaseFiles, CasePair, Finding, dummy_finding, is_dummy, read_case, structure_of
 from fedshift.data.images import open_images
 from fedshift.data.scans import content_hash
@@ -221,11 +221,9 @@ def _not_listed(site: Path, manifest: Manifest) -> Iterator[Finding]:
 
 
 def _unusable_arrays(site: Path, manifest: Manifest) -> Iterator[Finding]:
-    for folder in sorted((site / "arrays").glob("*")):
-        if not folder.name.isdigit():
-            continue
+    for folder, matrix, clip_above_quantile in cached_arrays(site):
         try:
-            open_arrays(site, matrix=int(folder.name))
+            open_arrays(site, matrix=matrix, clip_above_quantile=clip_above_quantile)
         except DataError as error:
             what = f"cannot be used ({str(error).split(': ')[0]})"
             yield Finding("error", folder, what, "delete it, it is made again")

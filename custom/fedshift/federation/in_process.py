@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedshift import methods
 from fedshift.federation.server.coordinator import Coordinator, Request
 from fedshift.federation.site.site import PooledSite, Site
+from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError, MixedDataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Scores, Update
@@ -56,7 +56,7 @@ def run_in_process(
         MixedDataError: the job would mix simulated and real data.
         ConfigError: the job is a centralised reference, or can't be resumed.
     """
-    methods.require_federation(job)
+    method_set.require_federation(job)
     if job.federation.encryption is not None:
         raise ConfigError(
             f"job {job.name} asks for encryption, and in one process there is nobody to hide from: "

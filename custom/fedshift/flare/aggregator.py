@@ -11,14 +11,14 @@ from nvflare.apis.fl_constant import ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 
-from fedshift import methods
-from fedshift.federation.encryption import EncryptedCoordinator
+from fedshift.federation.encryption.server import EncryptedCoordinator
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.server.guard import Rejected
+from fedshift.federation.server.update_check import Rejected
 from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.flare.keys import SERVER_KEYS, read_keys
 from fedshift.flare.patches.numpy_arrays import laid_out
+from fedshift.methods import method_set
 from fedshift.schema.errors import MixedDataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Scores, Update
@@ -53,7 +53,7 @@ class FedshiftAggregator(FLComponent):
             on_reject: called for each rejected answer, with its round.
             startup: the kit's ``startup`` folder, where an encrypted job finds the server's keys.
         """
-        methods.require_federation(job)
+        method_set.require_federation(job)
         self._tell, self._message = on_progress, False
         if job.federation.encryption is None:
             self.coordinator = Coordinator(job, folder, on_progress=self._note, on_reject=on_reject, lay_out=laid_out)

@@ -47,7 +47,7 @@ def answer(
             packed, _ = feed_back(change, {}, weights_as) if change else ({}, {})
             arrays = {
                 method: {name: np.full(spec.shape, 1e-3, np.float32) for name, spec in named.items()}  # type: ignore[arg-type]
-                for method, named in server._specs.items()
+                for method, named in server.inbound.specs.items()
                 if named
             }
             assert server.accept(Update(site, round_, 8, 1, moved, {"train_loss": 1.0, **metrics}, arrays, packed))

@@ -16,18 +16,16 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from torch import nn
 
-from fedshift import methods
-from fedshift.federation.compression import check as check_compression
-from fedshift.federation.server import robust
+from fedshift.federation import refusals
 from fedshift.federation.server.global_model import GlobalModel
-from fedshift.federation.server.guard import Rejected
 from fedshift.federation.server.inbound import Inbound
 from fedshift.federation.server.quorum import Quorum
 from fedshift.federation.server.run_files import NEXT_BEST, RunFiles
 from fedshift.federation.server.run_record import RunRecord
-from fedshift.federation.server.spool import StoredUpdate
+from fedshift.federation.server.spool import SpooledUpdate
+from fedshift.federation.server.update_check import Rejected
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Scores, SiteInfo, Update
@@ -79,22 +77,13 @@ class Coordinator:
         self.metric = self._task.metric
         self.quorum = Quorum(job)
         self.record = RunRecord(job, metric=self.metric)
-        net = self._task.network()
-        self._methods = methods.load(job.methods)
-        methods.check(self._methods, job, net)
-        robust.check(self._methods, job, net)
-        check_compression(self._methods, job)
-        self._specs = methods.array_specs(self._methods, net, self._task.sizes)
-        self._not_kept = frozenset(
-            (m.name, name) for m in self._methods for name, s in m.server().down(net).items() if not s.keep
-        )
-        self._personal = frozenset().union(*(m.client().personal(net) for m in self._methods))
-        self._withheld = frozenset().union(*(m.client().withheld(net) for m in self._methods))
-        self._own_models = any(m.client().scores_own_model(net) for m in self._methods)
-        self.files = RunFiles(job, folder, self.record, personal=self._personal, not_kept=self._not_kept)
-        self.model = self._make_model(net)
-        self.inbound = self._make_inbound()
-        self._updates: dict[str, StoredUpdate] = {}
+        methods = MethodSet(job, self._task.network())  # not kept, because it has a second copy of the weights
+        refusals.check(methods)
+        self._own_models = methods.scores_own_model
+        self.files = RunFiles(methods, folder, self.record)
+        self.model = self._make_model(methods)
+        self.inbound = self._make_inbound(methods)
+        self._updates: dict[str, SpooledUpdate] = {}
         self._down_bytes = 0
         self._scored_round = 0
 
@@ -356,11 +345,11 @@ class Coordinator:
 
     # --- steps of a round -------------------------------------------------------------------------
 
-    def _make_model(self, net: nn.Module) -> GlobalModel:
-        return GlobalModel(self.job, net, self._methods, specs=self._specs, lay_out=self._lay_out)
+    def _make_model(self, methods: MethodSet) -> GlobalModel:
+        return GlobalModel(methods, lay_out=self._lay_out)
 
-    def _make_inbound(self) -> Inbound:
-        return Inbound(self.job, self._task, self._methods, self.model, specs=self._specs, withheld=self._withheld)
+    def _make_inbound(self, methods: MethodSet) -> Inbound:
+        return Inbound(methods, self._task, self.model)
 
     def _load_starting_weights(self) -> None:
         """Only a run that begins needs the job's file of starting weights; one that goes on doesn't."""

@@ -9,14 +9,13 @@ import numpy as np
 from torch import nn
 
 from fedshift.federation.server import robust
-from fedshift.federation.server.spool import StoredUpdate
-from fedshift.federation.site.site import read_weights
-from fedshift.methods import Method
-from fedshift.methods.base import ArraySpec, ServerContext
+from fedshift.federation.server.spool import SpooledUpdate
+from fedshift.federation.weights import read_weights
+from fedshift.methods.base import ServerContext
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema import compression
 from fedshift.schema.compression import Packed, packed_keys
 from fedshift.schema.errors import QuorumError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.lineage import Lineage
 from fedshift.schema.messages import Broadcast, MethodArrays, Weights
 from fedshift.tasks import pretrained
@@ -35,30 +34,21 @@ class GlobalModel:
     """Weights and method state, replaced by `combine` once a round."""
 
     def __init__(
-        self,
-        job: JobSpec,
-        net: nn.Module,
-        loaded: Sequence[Method],
-        *,
-        specs: dict[str, dict[str, ArraySpec]],
-        lay_out: Callable[[np.ndarray], np.ndarray] = lambda array: array,
+        self, methods: MethodSet, *, lay_out: Callable[[np.ndarray], np.ndarray] = lambda array: array
     ) -> None:
-        """Take the initial weights from a network.
+        """Take the initial weights from the network of ``methods``.
 
         Args:
-            job: the resolved job.
-            net: the job's network.
-            loaded: the job's methods.
-            specs: the arrays that sites may send, by method.
+            methods: the job's methods.
             lay_out: moves an array of weights to the place in memory from which it is sent.
         """
-        self._job, self._specs, self._lay_out = job, specs, lay_out
-        self.weights = read_weights(net)
-        self.halves = [(m.name, m.server()) for m in loaded]
-        self.trainable = frozenset(name for name, _ in net.named_parameters())
-        self.packed_keys = packed_keys(self.weights, self.trainable, job.federation.weights_as)
+        self._job, self._specs, self._lay_out = methods.job, methods.up, lay_out
+        self.weights = read_weights(methods.net)
+        self.halves = [(m.name, m.server()) for m in methods]
+        self.trainable = methods.trainable
+        self.packed_keys = packed_keys(self.weights, self.trainable, self._job.federation.weights_as)
         self._outgoing: Outgoing | None = None
-        self._start(net)
+        self._start(methods.net)
 
     def load_starting_weights(self, net: nn.Module) -> tuple[str, Lineage] | None:
         """Load the job's file of starting weights into ``net`` and start from it; None if the job names no file.
@@ -109,7 +99,7 @@ class GlobalModel:
         outgoing = self._outgoing_for(round_)
         return {**self.weights, **{k: packed.unpack() for k, packed in outgoing.packed.items()}}, outgoing.arrays
 
-    def combine(self, stored: Sequence[StoredUpdate], round_: int) -> None:
+    def combine(self, stored: Sequence[SpooledUpdate], round_: int) -> None:
         """Pass a round's updates to the methods and replace the weights; round 0 has only the methods' arrays.
 
         Raises:
@@ -120,7 +110,7 @@ class GlobalModel:
         if round_:
             self._check_aggregate(round_)
 
-    def _combine(self, stored: Sequence[StoredUpdate], round_: int) -> None:
+    def _combine(self, stored: Sequence[SpooledUpdate], round_: int) -> None:
         context = self._context(round_)
         updates = robust.present(
             stored,

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fedshift import methods
 from fedshift.data.samples import epoch_starts
 from fedshift.federation.server.global_model import GlobalModel
-from fedshift.federation.server.guard import (
-    Change,
-    Received,
-    Rejected,
-    check_packed,
-    check_scores,
-    check_update,
-    medians,
-    outliers,
-)
-from fedshift.federation.server.spool import StoredUpdate
+from fedshift.federation.server.outliers import medians, outliers
+from fedshift.federation.server.score_check import check_scores
+from fedshift.federation.server.spool import SpooledUpdate
+from fedshift.federation.server.update_check import Change, Received, Rejected, check_packed, check_update
 from fedshift.federation.site.site import SCORED, SCORED_IF_HELD_OUT
-from fedshift.methods import Method
-from fedshift.methods.base import ArraySpec
-from fedshift.schema.job import JobSpec
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.messages import Scores, Update
 from fedshift.tasks.base import Task
 
@@ -29,30 +19,19 @@ from fedshift.tasks.base import Task
 class Inbound:
     """Checks answers against the job and the global model; everything that doesn't fit is a `Rejected`."""
 
-    def __init__(
-        self,
-        job: JobSpec,
-        task: Task,
-        loaded: Sequence[Method],
-        model: GlobalModel,
-        *,
-        specs: dict[str, dict[str, ArraySpec]],
-        withheld: frozenset[str],
-    ) -> None:
-        """For a whole run.
+    def __init__(self, methods: MethodSet, task: Task, model: GlobalModel) -> None:
+        """Prepare for a whole run.
 
         Args:
-            job: the resolved job.
+            methods: the job's methods.
             task: the job's task.
-            loaded: the job's methods.
             model: the server's model, which updates change.
-            specs: the arrays that sites may send, by method.
-            withheld: keys of the network that never leave a site.
         """
-        self._job, self._task, self._methods, self._model = job, task, loaded, model
-        self._specs, self._withheld = specs, withheld
+        self._job, self._task, self._model = methods.job, task, model
+        self.specs, self._withheld = methods.up, methods.withheld
+        self._fine_tunes, self._is_pooled = methods.fine_tune_epochs > 0, methods.pooled is not None
         self.medians: dict[str, float] = {}
-        """`fedshift.federation.server.guard.medians` of the rounds so far; they are part of the server's state."""
+        """`fedshift.federation.server.outliers.medians` of the rounds so far; they are part of the server's state."""
         self._received = self._compared_with()
 
     def open_round(self) -> None:
@@ -85,14 +64,14 @@ class Inbound:
             round_=round_,
             metrics=self._task.metrics,
             parts=SCORED_IF_HELD_OUT if held_out else SCORED,
-            personal=not held_out and any(m.client().fine_tune() for m in self._methods),
+            personal=not held_out and self._fine_tunes,
             counts=counts,
             gradient_norm=self._job.evaluation.gradient_norm,
             n_classes=len(self._job.task.classes),
             per_case=self._task.per_case,
         )
 
-    def outliers(self, stored: Sequence[StoredUpdate], round_: int) -> Iterator[tuple[str, Rejected]]:
+    def outliers(self, stored: Sequence[SpooledUpdate], round_: int) -> Iterator[tuple[str, Rejected]]:
         """Sites of a round whose update is far from the others, and why."""
         federation = self._job.federation
         usual = medians(stored, self.medians)
@@ -101,7 +80,7 @@ class Inbound:
         return outliers(
             stored,
             usual=usual,
-            specs=self._specs,
+            specs=self.specs,
             max_norm_ratio=federation.max_norm_ratio,
             max_sample_ratio=federation.max_sample_ratio,
         )
@@ -109,7 +88,7 @@ class Inbound:
     def steps(self, n_samples: int) -> int | None:
         """Optimiser steps in a round of a site with ``n_samples``; None if the job's method decides."""
         schedule = self._job.task.schedule
-        if methods.reference_in(self._methods) is not None:
+        if self._is_pooled:
             return None
         if schedule.local_steps is not None:
             return schedule.local_steps
@@ -124,7 +103,7 @@ class Inbound:
             update,
             round_=round_,
             received=self._received,
-            specs=self._specs,
+            specs=self.specs,
             metrics=self._task.metrics,
             n_samples=n_samples,
             max_norm=self._job.federation.max_update_norm,

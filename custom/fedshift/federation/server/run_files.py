@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.federation.model_files import read_model, save_checkpoint
-from fedshift.federation.server.guard import Change
 from fedshift.federation.server.run_record import RunRecord
-from fedshift.federation.server.spool import StoredUpdate
+from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.state_files import FORMER_STATE_FILE, STATE_FILE, ServerState, load_state, save_state
+from fedshift.federation.server.update_check import Change
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import MethodArrays, Update, Weights
 from fedshift.schema.results import BEST, FILE_NAME, LAST
 
@@ -26,26 +26,16 @@ NEXT_BEST = "next_best_global_model.pt"
 class RunFiles:
     """Writes and reads them. A crash between any two calls leaves a run that can be resumed."""
 
-    def __init__(
-        self,
-        job: JobSpec,
-        folder: Path,
-        record: RunRecord,
-        *,
-        personal: frozenset[str],
-        not_kept: frozenset[tuple[str, str]],
-    ) -> None:
+    def __init__(self, methods: MethodSet, folder: Path, record: RunRecord) -> None:
         """Make the folder if it does not exist.
 
         Args:
-            job: the resolved job.
+            methods: the job's methods.
             folder: the run's folder.
             record: the run's record, for the models' headers and the state.
-            personal: keys of the network that each site keeps for itself.
-            not_kept: method and name of broadcast arrays that only training needs; model files leave them out.
         """
-        self._job, self._folder, self._record = job, folder, record
-        self._personal, self._not_kept = personal, not_kept
+        self._job, self._folder, self._record = methods.job, folder, record
+        self._personal, self._not_in_model_files = methods.personal, methods.not_in_model_files
         self._spool = folder / "updates"
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -56,10 +46,10 @@ class RunFiles:
 
     # --- updates ----------------------------------------------------------------------------------
 
-    def store_update(self, update: Update, change: Change) -> StoredUpdate:
-        """Write an accepted update to disk; ``change`` is what the guard measured of it."""
+    def store_update(self, update: Update, change: Change) -> SpooledUpdate:
+        """Write an accepted update to disk; ``change`` is the result of its check."""
         path = self._spool / f"{self._job.task.sites.index(update.site):04d}.arrays"
-        return StoredUpdate(update, path, change)
+        return SpooledUpdate(update, path, change)
 
     def discard_updates(self) -> None:
         """Delete the sites' updates: nobody may read a single one after they were combined or the run ended."""
@@ -107,9 +97,9 @@ class RunFiles:
             round_=round_,
             weights=weights,
             methods={
-                method: {name: value for name, value in named.items() if (method, name) not in self._not_kept}
+                method: {name: value for name, value in named.items() if (method, name) not in self._not_in_model_files}
                 for method, named in arrays.items()
-                if any((method, name) not in self._not_kept for name in named)
+                if any((method, name) not in self._not_in_model_files for name in named)
             },
             personal=sorted(self._personal),
             scores={} if score is None else {f"val_{results.job.metric}": score},

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 
-from fedshift.federation.server.guard import TRAINING, Rejected
 from fedshift.federation.server.quorum import Quorum
 from fedshift.federation.server.selection import Selection
+from fedshift.federation.server.update_check import TRAINING, Rejected
 from fedshift.schema.errors import MixedDataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
@@ -103,6 +103,7 @@ class RunRecord:
                 "n": {"train": info.n_train, "val": info.n_val, "test": info.n_test},
                 "manifest_sha256": info.manifest_sha256,
                 "split_rule": info.split_rule,
+                "unknown_spacing": info.unknown_spacing,
             }
         )
         machine = MachineRecord(device=info.device, precision=info.precision, threads=info.threads)  # type: ignore[arg-type]

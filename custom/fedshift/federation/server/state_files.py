@@ -29,7 +29,7 @@ class ServerState:
     results: str
     """Content of ``results.json`` after this round."""
     medians: dict[str, float] = field(default_factory=dict)
-    """`fedshift.federation.server.guard.medians` of the rounds so far; empty in files of earlier versions."""
+    """`fedshift.federation.server.outliers.medians` of the rounds so far; empty in files of earlier versions."""
 
 
 def save_state(folder: Path, state: ServerState) -> None:
