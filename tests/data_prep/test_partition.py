@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from data_prep.manysites import site_names
 from data_prep.partition import dirichlet, distinct, least, like, size_skewed, sub_sites
-from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.errors import DataError
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 500))
 
@@ -168,9 +167,3 @@ def test_copies_are_found_by_content() -> None:
 
 def test_every_site_has_ten_items_or_a_third_of_the_mean() -> None:
     assert [least(n, 100) for n in (50_000, 1500, 250, 9)] == [10, 5, 1, 1]
-
-
-def test_names_are_those_of_a_task_with_numbered_sites() -> None:
-    assert site_names(100)[::99] == ["site_000", "site_099"] and site_names(1000)[-1] == "site_0999"
-    with pytest.raises(ConfigError, match="the number of sites: 'count' input should be greater than"):
-        site_names(0)
