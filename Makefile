@@ -24,7 +24,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: install ## train on simulated scans of six sites under FLARE's simulator
 	$(BIN)/fedshift data phantom
-	$(BIN)/fedshift run $(JOB) --workspace $(WORKSPACE)
+	$(BIN)/fedshift run $(JOB) --workspace $(WORKSPACE) --phantom --force
 
 jobs: install ## write the committed jobs again, from jobs/commands.txt
 	grep -v '^#' jobs/commands.txt | xargs -L 1 $(BIN)/fedshift job

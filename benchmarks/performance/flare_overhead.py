@@ -69,7 +69,7 @@ def main() -> None:
 
         measures: dict[str, Callable[[], float]] = {
             "fedshift run": lambda: run("fedshift run", *RUN),
-            "fedshift run -t 6": lambda: run("fedshift run -t 6", *RUN, "-t", "6"),
+            "fedshift run -t 6": lambda: run("fedshift run -t 6", *RUN, "-p", "6"),
             "nvflare simulator": lambda: run("nvflare simulator", *BARE, of="bare", rounds=BARE_ROUNDS),
             "nvflare simulator, one host": lambda: run("nvflare simulator, one host", *BARE, of="one_host"),
             "NVFlare FedAvgRecipe": lambda: a_round(recipe(job, folder)),

@@ -60,7 +60,7 @@ def measure(folder: Path, count: int) -> dict[str, float]:
     workspace = folder / "run"
     command = [sys.executable, "-m", "fedshift.cli", "run", str(folder / "job"), "-w", str(workspace)]
     process = subprocess.Popen(
-        [*command, "-t", str(count), "--ignore-memory"],
+        [*command, "-p", str(count), "--ignore-memory"],
         env=environment(folder),
         stdout=subprocess.DEVNULL,
         start_new_session=True,

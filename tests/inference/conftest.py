@@ -41,7 +41,8 @@ def save_model(path: Path, job: JobSpec, weights: dict[str, np.ndarray] | None =
         "personal": [],
         "scores": {"val_dice": 0.5},
         "kind": "phantom",
-        "sites": 3,
+        "sites": job.task.sites,
+        "lineage": {},
         "statistics": job.task.sites,
         "initial_weights": "from scratch",
     }

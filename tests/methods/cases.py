@@ -29,12 +29,12 @@ REPORTED = [
 ]
 
 REFUSED = {("fedproto", "segmentation"), ("fraug", "segmentation")}
-"""(method, kind): there is no embedding of a whole image in a segmentation network."""
+"""(method, kind): a segmentation network has no embedding of an image."""
 
 
 @cache
 def job_for(names: str, kind: str) -> JobSpec:
-    """A small job with these methods; with SGD if they are defined for nothing else."""
+    """A small job with these methods, with SGD if they require it."""
     rounds = f"schedule.rounds={ROUNDS[kind]}"
     try:
         return KINDS[kind](names, rounds)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import fedshift
+from fedshift.cli.arguments import check_paths, phantom_data
 from fedshift.schema.errors import FedshiftError
 
 
@@ -33,7 +34,9 @@ def _run(argv: Sequence[str] | None) -> int:
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, format="%(levelname)s %(message)s")
     try:
-        code: int = args.func(args)
+        check_paths(args)
+        with phantom_data(getattr(args, "only_phantom", False)):
+            code: int = args.func(args)
     except FedshiftError as error:
         if args.debug:
             raise
@@ -54,10 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_data(commands)
-    from fedshift.cli import compare, predict, protocols, report, run, site
+    from fedshift.cli import compare, cross_site, job, leave_one_out, pooled, predict, report, run, site
 
-    run.add_parsers(commands)
-    protocols.add_parsers(commands)
+    for command in (job, run, pooled, leave_one_out, cross_site):
+        command.add_parser(commands)
     compare.add_parsers(commands)
     report.add_parsers(commands)
     predict.add_parsers(commands)

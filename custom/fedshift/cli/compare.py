@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli.run import console
+from fedshift.cli.arguments import add_phantom
+from fedshift.cli.display import console
 
 if TYPE_CHECKING:
     import argparse
@@ -42,6 +43,7 @@ def add_parsers(subparsers: Any) -> None:
     compare.add_argument("-w", "--workspace", type=Path, default=CELLS, metavar="DIR", help=f"cells (default: {CELLS})")
     compare.add_argument("--out", type=Path, metavar="DIR", help="tables (default: runs/<name>_<scale>)")
     compare.add_argument("--tables-only", action="store_true", help="make the tables anew from cells.json alone")
+    add_phantom(compare)
     compare.set_defaults(func=compare_command)
 
 
@@ -79,6 +81,7 @@ class _Command:
 
     def run(self) -> int:
         """Exit code 1 if cells failed."""
+        from fedshift.data.local_sites import is_phantom
         from fedshift.reporting.comparison import runner
         from fedshift.reporting.comparison.cells import choose, make_cells
         from fedshift.reporting.comparison.estimate import Estimator
@@ -88,6 +91,7 @@ class _Command:
         with _Resolving() as resolving:
             self._cells = make_cells(spec, folder=self._folder, on_resolved=resolving)
         chosen = choose(self._cells, args.only)
+        self._phantom = any(is_phantom(folders) for folders in _different(cell.data for cell in self._cells))
         self._collect({})  # what does not fit is told before anything runs
         from fedshift.tasks.device import own_device
 
@@ -112,7 +116,7 @@ class _Command:
                 self._learn(job)
             self._collect(reasons, write=True)
 
-        display = _Bar() if console.is_terminal else _Lines()
+        display = _Bar(phantom=self._phantom) if console.is_terminal else _Lines(phantom=self._phantom)
         try:
             with display:
                 if args.flare:
@@ -161,6 +165,7 @@ class _Command:
 
         from fedshift.reporting.comparison.runner import by_row, total_seconds
         from fedshift.reporting.progress import duration
+        from fedshift.reporting.table import PHANTOM, title_of
         from fedshift.tasks.machine import free_memory
 
         done = sum(len(job.cells) for job in jobs if job.state == "done")
@@ -181,8 +186,11 @@ class _Command:
         lacking = {sentence for job in jobs for cell in job.cells for sentence in cell.lacking}
         for sentence in sorted(lacking):
             print(f"lacking: {sentence}")
+        if self._phantom:
+            print(PHANTOM)
         if self._args.dry_run:
-            table = Table(box=None, pad_edge=False)
+            title = title_of("cells to run", phantom=True) if self._phantom else None
+            table = Table(box=None, pad_edge=False, title=title, title_justify="left")
             table.add_column(next(iter(self._spec.axes)))
             for name in ("cells", "done", "one takes about", "memory"):
                 table.add_column(name, justify="right")
@@ -253,7 +261,7 @@ def _in_flare(
         def start(spec: Any, data: Any, place: Path, tell: Callable[[float], None], job: Job = job) -> None:
             def look(progress: Any) -> None:
                 if progress is not None:
-                    job.share = min(progress.round / (progress.rounds + 2), 1.0)
+                    job.share = progress.share
                     tell(job.share)
                 on_look(moment)
 
@@ -277,13 +285,18 @@ def _others(job: Job) -> str:
     return f" (and {', '.join(cell.name for cell in job.cells[1:])})" if len(job.cells) > 1 else ""
 
 
-def describe(moment: Moment) -> str:
-    """A moment of a comparison in one line."""
+def _different(data: Iterable[Mapping[str, Path]]) -> Iterable[Mapping[str, Path]]:
+    """The different sets of sites' folders among those of many cells."""
+    return {tuple(folders.items()): folders for folders in data}.values()
+
+
+def describe(moment: Moment, *, phantom: bool = False) -> str:
+    """One line about a moment of a comparison."""
     from fedshift.reporting.progress import duration
 
     done, of = moment.rounds
     total = sum(len(job.cells) for job in moment.jobs)
-    parts = [f"{moment.count('done', 'failed')}/{total} cells", f"round {done}/{of}"]
+    parts = [f"{'PHANTOM ' if phantom else ''}{moment.count('done', 'failed')}/{total} cells", f"round {done}/{of}"]
     states: tuple[tuple[State, str], ...] = (
         ("running", "running"),
         ("elsewhere", "in another process"),
@@ -318,6 +331,9 @@ class _Resolving:
 class _Bar:
     """A progress bar over all cells."""
 
+    def __init__(self, *, phantom: bool) -> None:
+        self._phantom = phantom
+
     def __enter__(self) -> _Bar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -332,13 +348,14 @@ class _Bar:
 
     def show(self, moment: Moment) -> None:
         """As far as it is."""
-        self._bar.update(self._task, completed=moment.share, description=describe(moment))
+        self._bar.update(self._task, completed=moment.share, description=describe(moment, phantom=self._phantom))
 
 
 class _Lines:
     """A line when a cell has ended, or now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, phantom: bool) -> None:
+        self._phantom = phantom
         self._ended, self._said = -1, 0.0
 
     def __enter__(self) -> _Lines:
@@ -352,4 +369,4 @@ class _Lines:
         ended, now = moment.count("done", "failed"), moment.clock()
         if ended != self._ended or now - self._said > EVERY:
             self._ended, self._said = ended, now
-            print(describe(moment), flush=True)
+            print(describe(moment, phantom=self._phantom), flush=True)

@@ -68,7 +68,7 @@ def _choice(args: argparse.Namespace) -> Choice:
 def _describe(model: Model) -> Iterator[str]:
     header, job = model.header, model.header.job
     scores = "".join(f", {name} {value:.3f}" for name, value in header.scores.items())
-    yield f"model: {'+'.join(job.methods)} on {job.task.name}, round {header.round}, {header.sites} sites{scores}"
+    yield f"model: {'+'.join(job.methods)} on {job.task.name}, round {header.round}, {len(header.sites)} sites{scores}"
     if header.kind == "phantom":
         yield "it was trained on simulated data (phantom), not on patients"
     yield "research use only; not a medical device"

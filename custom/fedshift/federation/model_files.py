@@ -15,11 +15,12 @@ import fedshift
 from fedshift.federation.site.state import first_words, write_whole
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.job import JobSpec
+from fedshift.schema.lineage import MODEL_FORMAT, MODEL_SCHEMA, Lineage
 from fedshift.schema.messages import MethodArrays, Weights
 from fedshift.schema.strict import Strict
 from fedshift.tasks.base import build_task
 
-FORMAT, SCHEMA = "fedshift model", 2
+FORMAT, SCHEMA = MODEL_FORMAT, MODEL_SCHEMA
 ARRAYS = ("weights", "methods")
 """What of a model file is no header."""
 
@@ -27,22 +28,29 @@ Kind = Literal["phantom", "patients", "images"]
 
 
 class Header(Strict):
-    """What a model file says of itself.
+    """The header of a model file: what the file says about the model.
 
-    ``kind`` is that of the training data, ``sites`` how many have trained. ``statistics`` names the sites, in order,
-    whose arrays of the statistics round are stacked in the methods' arrays, such as FedRDN's pairs. ``scores`` are
-    those of the round, as far as they were known; ``preparation`` is that of `fedshift.tasks.base.Task`.
-    ``personal`` names the keys that each site keeps for itself: here they hold what they were at the start. With
-    ``encrypted`` the weights are ciphertexts, which a site must open first.
+    Attributes:
+        kind: what the training data are.
+        sites: names of the sites whose training went into the model, up to its round.
+        lineage: data set -> sites that trained the weights that the run started from, or those that these started
+            from.
+        statistics: names of the sites, in order, whose arrays of the statistics round are stacked in the methods'
+            arrays, such as FedRDN's pairs.
+        scores: scores of the round, as far as they were known when the file was written.
+        preparation: as `fedshift.tasks.base.Task.preparation` returns it.
+        personal: keys that each site keeps for itself; the file has the values of the start of the run for them.
+        encrypted: True if the weights are ciphertexts, which a site must decrypt first.
     """
 
     format: Literal["fedshift model"]
-    schema_: Literal[2] = Field(alias="schema")
+    schema_: Literal[3] = Field(alias="schema")
     fedshift: str
     job: JobSpec
     round: int = Field(ge=0)
     kind: Kind
-    sites: int = Field(ge=0)
+    sites: tuple[str, ...]
+    lineage: Lineage
     statistics: tuple[str, ...]
     scores: dict[str, float]
     preparation: dict[str, Any]
@@ -61,7 +69,8 @@ def save_checkpoint(
     personal: Sequence[str],
     scores: dict[str, float],
     kind: Kind,
-    sites: int,
+    sites: Sequence[str],
+    lineage: Lineage,
     statistics: Sequence[str],
     initial_weights: str,
     encrypted: bool = False,
@@ -78,7 +87,8 @@ def save_checkpoint(
         "job": job.dump(),
         "round": round_,
         "kind": kind,
-        "sites": sites,
+        "sites": list(sites),
+        "lineage": {dataset: list(named) for dataset, named in lineage.items()},
         "statistics": list(statistics),
         "scores": scores,
         "preparation": build_task(job).preparation(),

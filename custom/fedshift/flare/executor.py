@@ -23,6 +23,8 @@ from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.flare.patches.memory_release import release
 from fedshift.flare.patches.send_window import limit
+from fedshift.flare.run_folders import SITES
+from fedshift.flare.simulator_state import take_site_back
 from fedshift.flare.stats import SiteWork, add_stats
 from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
 from fedshift.schema.job import FILE_NAME, JobSpec, read_job
@@ -111,7 +113,9 @@ class FedshiftExecutor(Executor):
         workspace, job_id = fl_ctx.get_workspace(), fl_ctx.get_job_id()
         job, local = self._read_job(fl_ctx), Path(workspace.get_site_config_dir())
         data = find_site(job.task.dataset, name, local=local, simulator=is_simulator(fl_ctx))
-        state = Path(workspace.get_run_dir(job_id)) / "sites"
+        state = Path(workspace.get_run_dir(job_id)) / SITES
+        if is_simulator(fl_ctx):
+            take_site_back(name, state)
         settings, beside = read_settings(local), next(iter(self._sites.values()), None)
         device, workers = settings.device, None
         if is_simulator(fl_ctx):

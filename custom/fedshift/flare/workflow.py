@@ -38,6 +38,7 @@ from fedshift.flare.patches.send_window import limit
 from fedshift.flare.patches.simulator_workers import use_in_bare_simulator
 from fedshift.flare.patches.spooled_answers import spool_to
 from fedshift.flare.round_deadline import RoundDeadline
+from fedshift.flare.simulator_state import take_server_back
 from fedshift.flare.stats import add_stats, server_stats
 from fedshift.reporting.events import Events
 from fedshift.reporting.progress import ProgressFile
@@ -131,6 +132,7 @@ class FedshiftWorkflow(Controller):
         job = job_of(fl_ctx)
         if _simulated(fl_ctx):
             find_sites(job)
+            take_server_back(folder)
         self._long_poll.attach(fl_ctx, clients=len(hosts(job)))
         spool_to(folder)
         unmap_large_blocks()
@@ -148,6 +150,8 @@ class FedshiftWorkflow(Controller):
             events.update(coordinator.results)  # after a restart the curves are written again from round 1
             if coordinator.results.final is not None:
                 log.warning("the run had been finished when it was interrupted: nothing is left to do")
+                coordinator.results.write(folder)
+                progress.update(coordinator)
                 return
             log.info("job %s: %s, %d rounds", job.name, several(job.task.sites), coordinator.rounds)
             if coordinator.next_round:

@@ -293,8 +293,8 @@ _PRECISION = {
 def _trained(header: Header) -> str:
     names = "+".join(header.job.methods)
     return (
-        f"Trained by federated learning ({names}) at {header.sites} sites on {_DATA[header.kind]}; the model of round "
-        f"{header.round} of {header.job.task.schedule.rounds}."
+        f"Trained by federated learning ({names}) at {len(header.sites)} sites on {_DATA[header.kind]}; the model of "
+        f"round {header.round} of {header.job.task.schedule.rounds}."
     )
 
 
@@ -342,7 +342,7 @@ needs `monai`, `torch`, `nibabel` and `fire`. Masks are those that `fedshift pre
 ## Training
 | | |
 |---|---|
-| sites | {header.sites} (by number only; their names are not part of this bundle) |
+| sites | {len(header.sites)} (by number only; their names are not part of this bundle) |
 | data | {_DATA[header.kind]} |
 | network | `{job.task.network.name}`, {_options(job.task.network.options)} |
 | initial weights | {header.initial_weights} |

@@ -169,5 +169,6 @@ def decrypt_model(model: Path, out: Path, keys: Keys) -> int:
         sites=header.sites,
         statistics=header.statistics,
         initial_weights=header.initial_weights,
+        lineage=header.lineage,
     )
     return round_

@@ -355,7 +355,7 @@ class Coordinator:
         """Only a run that begins needs the job's file of starting weights; one that goes on doesn't."""
         loaded = self.model.load_starting_weights(self._task.network())
         if loaded is not None:
-            self.results.job.initial_weights = loaded
+            self.results.job.initial_weights, self.results.job.lineage = loaded
         log.info("job %s: initial weights: %s", self.job.name, self.results.job.initial_weights)
 
     def _reject_outliers(self) -> None:

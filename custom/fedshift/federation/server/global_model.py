@@ -16,6 +16,7 @@ from fedshift.methods.method_set import MethodSet
 from fedshift.schema import compression
 from fedshift.schema.compression import Packed, packed_keys
 from fedshift.schema.errors import QuorumError
+from fedshift.schema.lineage import Lineage
 from fedshift.schema.messages import Broadcast, MethodArrays, Weights
 from fedshift.tasks import pretrained
 
@@ -49,11 +50,11 @@ class GlobalModel:
         self._outgoing: Outgoing | None = None
         self._start(methods.net)
 
-    def load_starting_weights(self, net: nn.Module) -> str | None:
+    def load_starting_weights(self, net: nn.Module) -> tuple[str, Lineage] | None:
         """Load the job's file of starting weights into ``net`` and start from it; None if the job names no file.
 
         Returns:
-            What was loaded, for the record.
+            What was loaded, and the sites that trained it, for the record.
 
         Raises:
             ConfigError: the file is not here or does not fit the network.
@@ -64,7 +65,7 @@ class GlobalModel:
         loaded = pretrained.load(net, spec)
         self.weights, self._outgoing = read_weights(net), None
         self._start(net)
-        return loaded
+        return loaded, pretrained.trained_by(spec)
 
     def restore(self, weights: Weights, methods: MethodArrays) -> None:
         """Go on from saved weights and method state."""

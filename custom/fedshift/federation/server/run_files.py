@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 from fedshift.federation.model_files import read_model, save_checkpoint
 from fedshift.federation.server.run_record import RunRecord
@@ -79,7 +80,7 @@ class RunFiles:
             ConfigError: it is another job's, or can't be read.
         """
         state = load_state(self._folder)
-        if state is not None and state.job != self._job.dump():
+        if state is not None and _without_hosts(state.job) != _without_hosts(self._job.dump()):
             raise ConfigError(f"{self._folder} holds the state of another job: name another folder or start anew")
         return state
 
@@ -103,7 +104,8 @@ class RunFiles:
             personal=sorted(self._personal),
             scores={} if score is None else {f"val_{results.job.metric}": score},
             kind=next((kind for kind in ("phantom", "patients") if kind in kinds), "images"),
-            sites=len(record.trained_sites(round_)),
+            sites=[site for site in self._job.task.sites if site in record.trained_sites(round_)],
+            lineage=results.job.lineage,
             statistics=[] if statistics is None else [s for s in self._job.task.sites if s not in statistics.absent],
             initial_weights=results.job.initial_weights,
             encrypted=self._job.federation.encryption is not None,
@@ -141,3 +143,9 @@ class RunFiles:
         waiting = self._folder / NEXT_BEST
         if waiting.is_file():
             waiting.replace(self._folder / BEST)
+
+
+def _without_hosts(job: dict[str, Any]) -> dict[str, Any]:
+    """A job without how its sites are divided among processes, which changes no number."""
+    divided = {"hosts", "shares"}
+    return {**job, "federation": {key: value for key, value in job["federation"].items() if key not in divided}}

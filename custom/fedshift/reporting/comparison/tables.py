@@ -18,6 +18,7 @@ from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.record import CellRecord, Comparison
 from fedshift.reporting.comparison.significance import Paired, paired_tests, printed_p
 from fedshift.reporting.comparison.spec import Summary
+from fedshift.reporting.table import title_of
 from fedshift.schema.files import write_text
 
 FILES = ("table.md", "table.tex", "table.csv")
@@ -145,7 +146,7 @@ def heading(comparison: Comparison) -> str:
     which = model[comparison.model]
     if comparison.spec.get("run") == "cross_site":
         which = "of sites' own models of the last round"
-    return f"{comparison.title} ({comparison.scale}): {words}, {which}"
+    return title_of(f"{comparison.title} ({comparison.scale}): {words}, {which}", phantom=comparison.is_phantom)
 
 
 def remarks(comparison: Comparison) -> list[str]:

@@ -1,4 +1,4 @@
-"""``fedshift leave-one-out`` and ``fedshift cross-site``."""
+"""``fedshift leave-one-out``: every site in turn is held out."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli.run import add_job_arguments, console, in_simulator, names, resolve_job, shown
+from fedshift.cli.arguments import add_parallel, add_phantom
+from fedshift.cli.display import console, shown
+from fedshift.cli.job import add_job_arguments, resolve_job
 
 if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
 
 
-def add_parsers(subparsers: Any) -> None:
-    """Add the commands."""
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
     out = subparsers.add_parser(
         "leave-one-out",
         help="every site in turn is held out and the others train",
@@ -24,33 +26,16 @@ def add_parsers(subparsers: Any) -> None:
     add_job_arguments(out, with_held_out=False)
     out.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name>_leave_one_out")
     out.add_argument("--flare", action="store_true", help="in FLARE's simulator, not in one process: the same numbers")
-    out.add_argument(
-        "-t", "--threads", type=int, metavar="N", help="with --flare: sites that work at a time (default: one a core)"
-    )
+    add_parallel(out, note="with --flare: ")
+    add_phantom(out)
     out.set_defaults(func=leave_one_out)
-
-    cross = subparsers.add_parser(
-        "cross-site",
-        help="score every site's own model at every site (simulation only)",
-        description="Score every site's own model, as it is after its last local training, on every site's test part. "
-        "Simulation only, in one process: in a federation these models never leave their sites.",
-    )
-    add_job_arguments(cross, with_methods=False, with_held_out=False)
-    cross.add_argument(
-        "--methods", default="single", metavar="METHODS", help="joined by +; single (default): all sites train alone"
-    )
-    cross.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name>_cross_site")
-    cross.add_argument(
-        "--keep-models",
-        action="store_true",
-        help="leave each site's own model in own_models/: `fedshift report --images` shows its features",
-    )
-    cross.set_defaults(func=cross_site)
 
 
 def leave_one_out(args: argparse.Namespace) -> int:
     """``fedshift leave-one-out``."""
-    from fedshift.data.local_sites import find_sites
+    from fedshift.cli.earlier import find_run
+    from fedshift.cli.run import in_simulator
+    from fedshift.data.local_sites import find_sites, is_phantom
     from fedshift.federation import protocols
     from fedshift.federation.in_process import run_in_process, run_pooled
     from fedshift.flare.export import write_job
@@ -60,8 +45,8 @@ def leave_one_out(args: argparse.Namespace) -> int:
     from fedshift.schema.protocol_results import LeaveOneOut
     from fedshift.schema.results import FILE_NAME
 
-    if args.threads is not None and not args.flare:
-        raise ConfigError("--threads is for FLARE's simulator: add --flare")
+    if args.parallel is not None and not args.flare:
+        raise ConfigError("--parallel is for FLARE's simulator: add --flare")
     whole = resolve_job(args, held_out=[])
     start = run_in_process if method_set.pooled_reference(whole.methods) is None else run_pooled
     if args.flare and start is run_pooled:
@@ -87,11 +72,14 @@ def leave_one_out(args: argparse.Namespace) -> int:
     folder = (args.workspace or Path("runs") / f"{whole.name}_leave_one_out").absolute()
 
     def in_process(job: JobSpec, place: Path) -> None:
-        with shown(place) as show:
+        with shown(place, phantom=is_phantom(data)) as show:
             start(job, data, place, device=device, resume=True, on_progress=show)
 
     def in_flare(job: JobSpec, place: Path) -> None:
-        folders = in_simulator(job, write_job(job, place / "job"), place / "flare", threads=args.threads)
+        workspace, earlier = place / "flare", find_run(place / "flare")
+        resume = earlier is not None and not earlier.has_finished
+        job_folder = write_job(job, place / "job")
+        folders = in_simulator(job, job_folder, workspace, parallel=args.parallel, resume=resume)
         shutil.copyfile(folders.server / FILE_NAME, place / FILE_NAME)
 
     def tell(site: str, ended: bool) -> None:
@@ -102,35 +90,4 @@ def leave_one_out(args: argparse.Namespace) -> int:
     record = protocols.leave_one_out(jobs, folder, name=whole.name, run=run, on_site=tell)
     console.print(leave_one_out_table(record))
     print(f"table: {folder / LeaveOneOut.FILE_NAME}")
-    return 0
-
-
-def cross_site(args: argparse.Namespace) -> int:
-    """``fedshift cross-site``."""
-    from fedshift.data.local_sites import find_sites
-    from fedshift.federation import protocols
-    from fedshift.methods import method_set
-    from fedshift.reporting.protocol_tables import cross_site_table
-    from fedshift.schema.errors import ConfigError
-    from fedshift.schema.protocol_results import CrossSite, own_model
-
-    job = resolve_job(args, held_out=[], sites=names(args.sites))
-    method_set.require_federation(job)
-    from fedshift.tasks.device import own_device
-
-    device = own_device()
-    data = find_sites(job)
-    protocols.require_training_samples(data)
-    folder = (args.workspace or Path("runs") / f"{job.name}_cross_site").absolute()
-    protocols.claim(folder, job)
-    if (folder / CrossSite.FILE_NAME).is_file():
-        record = CrossSite.read(folder)
-        if args.keep_models and not all(own_model(folder, site).is_file() for site in job.task.sites):
-            raise ConfigError(f"{folder} has its table already, made without --keep-models: give another --workspace")
-    else:
-        keep = args.keep_models
-        with shown(folder) as show:
-            record = protocols.cross_site(job, data, folder, device=device, keep_models=keep, on_progress=show)
-    console.print(cross_site_table(record))
-    print(f"table: {folder / CrossSite.FILE_NAME}")
     return 0
