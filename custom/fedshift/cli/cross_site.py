@@ -11,7 +11,7 @@ from fedshift.cli.display import console, shown
 from fedshift.cli.job import add_job_arguments, names, resolve_job
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parsers(subparsers: Any) -> None:
     """Add the command."""
     cross = subparsers.add_parser(
         "cross-site",

@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedshift.cli import phantom
+from fedshift.cli.parser import Parser
 from fedshift.data.locate import DATA, data_home
 from fedshift.schema.task_files import tasks
 
@@ -31,7 +33,7 @@ def default_root() -> Path:
     return Path(given).absolute() if given else data_home(os.environ)
 
 
-class _PicturesParser(argparse.ArgumentParser):
+class _PicturesParser(Parser):
     """Parses the options of a data set of pictures.
 
     Its module, which needs NumPy and Pillow, is imported only when there is something to parse: every command makes
@@ -55,7 +57,14 @@ class _PicturesParser(argparse.ArgumentParser):
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add ``prepare`` and ``check`` to the sub-commands of ``fedshift data``."""
+    """Add ``fedshift data`` with its sub-commands."""
+    parser = subparsers.add_parser("data", help="prepare and check a site's images")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_parsers(commands)
+    phantom.add_parser(commands)
+
+
+def _add_parsers(subparsers: Any) -> None:
     prepare = subparsers.add_parser("prepare", help="turn scans or pictures into a prepared site")
     kinds = prepare.add_subparsers(required=True, metavar="WHAT", parser_class=_PicturesParser)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parsers(subparsers: Any) -> None:
     """Add the command."""
     job = subparsers.add_parser("job", help="write a job folder for FLARE from a task and its methods")
     add_job_arguments(job)

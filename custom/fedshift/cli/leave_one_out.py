@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parsers(subparsers: Any) -> None:
     """Add the command."""
     out = subparsers.add_parser(
         "leave-one-out",

@@ -10,7 +10,7 @@ from fedshift.cli.arguments import add_earlier_run, add_memory, add_phantom
 from fedshift.cli.job import add_job_arguments, resolve_job
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parsers(subparsers: Any) -> None:
     """Add the command."""
     pooled = subparsers.add_parser("pooled", help="train a centralised reference on all sites' images, in one process")
     add_job_arguments(pooled)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parsers(subparsers: Any) -> None:
     """Add the command."""
     run = subparsers.add_parser("run", help="run a job folder in FLARE's simulator, sites side by side")
     run.add_argument("job", type=Path, metavar="JOB_FOLDER")
@@ -134,8 +134,9 @@ def in_simulator(
     from fedshift.cli.display import Lines
     from fedshift.data.local_sites import find_sites, is_phantom
     from fedshift.flare.run_folders import RunFolders
-    from fedshift.flare.simulate import RunFailed, simulate
+    from fedshift.flare.simulate import RunFailed, simulate, sites_at_a_time
 
+    sites_at_a_time(job, parallel)  # what does not fit is refused before data are looked for
     phantom = is_phantom(find_sites(job))
     display = Lines(phantom=phantom) if full_log else make_display(phantom=phantom)
     on_line = print if full_log else lambda line: None

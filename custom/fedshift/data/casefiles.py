@@ -10,13 +10,12 @@ from typing import Literal
 import numpy as np
 
 from fedshift.data.scans import Scan, ScanError, read_scan
+from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
 
 KNOWN_LABELS = (0, 1, 2)  # 2 is a second zone in some public sets; everything above 0 is the structure
 STRUCTURE = "structure"
 """What a mask outlines, where the classes are not known."""
-SPACING_TOLERANCE = 1e-3  # mm; headers in single precision and decimal DICOM strings differ by less
 ORIGIN_TOLERANCE = 1e-2  # mm
-DIRECTION_TOLERANCE = 1e-3  # of a direction cosine, about 0.06 degrees
 
 
 @dataclass(frozen=True)
@@ -84,10 +83,8 @@ def structure_of(classes: Sequence[str]) -> str:
 
 
 def is_dummy(scan: Scan) -> bool:
-    """Whether the header has 1 x 1 x 1 mm voxels and no rotation, as when the geometry was lost."""
-    turned = np.abs(np.reshape(scan.direction, (3, 3))) - np.eye(3)
-    unit = np.allclose(scan.spacing, 1, atol=SPACING_TOLERANCE)
-    return bool(unit and np.abs(turned).max() < DIRECTION_TOLERANCE)
+    """Whether a scan's header holds a placeholder instead of a voxel size."""
+    return is_dummy_geometry(scan.spacing, scan.direction)
 
 
 def dummy_finding(folder: Path, dummies: int, cases: int) -> list[Finding]:

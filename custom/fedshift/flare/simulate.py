@@ -76,16 +76,7 @@ def simulate(
         TooLittleMemory: the run would not fit into memory; an earlier run has not been removed.
         RunFailed: the run ended without a model.
     """
-    clients = len(hosts(job))
-    if parallel is None:
-        each = job.task.schedule.threads
-        at_a_time = clients if job.federation.hosts is not None else max(1, cores() // (1 if each == "auto" else each))
-        count = min(clients, at_a_time)
-    elif 1 <= parallel <= clients:
-        count = parallel
-    else:
-        what = "sites" if job.federation.hosts is None else "hosts"
-        raise ConfigError(f"--parallel {parallel} does not fit: the job has {clients} {what}")
+    clients, count = len(hosts(job)), sites_at_a_time(job, parallel)
     data = find_sites(job)
     folders = RunFolders(workspace.absolute())
     others = _others(folders)
@@ -133,6 +124,23 @@ def simulate(
     raise RunFailed(
         f"FLARE's simulator ended with exit code {process.returncode}: {logger.last_error or 'no reason given'}"
     )
+
+
+def sites_at_a_time(job: JobSpec, parallel: int | None) -> int:
+    """How many of a job's sites train at a time, if memory allows; ``parallel`` as in `simulate`.
+
+    Raises:
+        ConfigError: ``parallel`` does not fit.
+    """
+    clients = len(hosts(job))
+    if parallel is None:
+        each = job.task.schedule.threads
+        at_a_time = clients if job.federation.hosts is not None else max(1, cores() // (1 if each == "auto" else each))
+        return min(clients, at_a_time)
+    if not 1 <= parallel <= clients:
+        what = "sites" if job.federation.hosts is None else "hosts"
+        raise ConfigError(f"--parallel {parallel} does not fit: the job has {clients} {what}")
+    return parallel
 
 
 def _launch(job_folder: Path, *, measure: bool) -> subprocess.Popen[str]:

@@ -232,7 +232,7 @@ def _metadata(model: Model, ready: Ready) -> dict[str, Any]:
         "required_packages_version": {"nibabel": packages.version("nibabel")},
         "name": f"{target} segmentation, {'+'.join(job.methods)}",
         "task": f"Segmentation of the {target} in volumes, slice by slice",
-        "description": f"{_trained(header)} {_used(ready)}",
+        "description": f"{_trained(header)} {_WHERE} {_used(ready)}",
         "authors": "the federation that trained it; exported by fedshift",
         "copyright": "the weights: the federation that trained them; the scripts: Apache License 2.0",
         "data_source": _DATA[header.kind],
@@ -278,9 +278,10 @@ def _metadata(model: Model, ready: Ready) -> dict[str, Any]:
 
 _DATA = {
     "phantom": "simulated scans (phantom), no patients",
-    "patients": "patients' scans, which never left their sites",
+    "patients": "scans of patients",
     "images": "pictures",
 }
+_WHERE = "This file does not record whether the sites were hospitals or a simulation on one machine."
 
 
 _PRECISION = {
@@ -326,7 +327,7 @@ def model_card(model: Model, ready: Ready) -> str:
 
 {warning}**Research use only. This is not a medical device; do not use it for diagnosis or treatment.**
 
-{_trained(header)} {_used(ready)}
+{_trained(header)} {_WHERE} {_used(ready)}
 
 ## Intended use
 Research on federated learning and on segmentation of the {target}, by people who look at every mask. Input: one
@@ -342,7 +343,7 @@ needs `monai`, `torch`, `nibabel` and `fire`. Masks are those that `fedshift pre
 ## Training
 | | |
 |---|---|
-| sites | {len(header.sites)} (by number only; their names are not part of this bundle) |
+| sites | {len(header.sites)} (their names are not part of this bundle) |
 | data | {_DATA[header.kind]} |
 | network | `{job.task.network.name}`, {_options(job.task.network.options)} |
 | initial weights | {header.initial_weights} |

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +29,19 @@ class Segmented:
     error: str | None = None
 
 
-def outputs(images: Sequence[Path], out: Path, *, overlay: bool, force: bool) -> dict[Path, tuple[Path, Path | None]]:
+def outputs(
+    images: Sequence[Path], out: Path, *, overlay: bool, replace: Collection[Path] = ()
+) -> dict[Path, tuple[Path, Path | None]]:
     """Where mask and overlay of each image go.
 
+    Args:
+        images: scans.
+        out: the folder for both.
+        overlay: whether there are overlays.
+        replace: images, as resolved paths, whose files may be overwritten.
+
     Raises:
-        ConfigError: two would be one, or something is there already.
+        ConfigError: two images would share a file, an image would be overwritten, or a file already exists.
     """
     places: dict[Path, tuple[Path, Path | None]] = {}
     given = {image.resolve() for image in images}
@@ -50,8 +58,8 @@ def outputs(images: Sequence[Path], out: Path, *, overlay: bool, force: bool) ->
         if own is not None:
             raise ConfigError(f"{own} is one of the images: name another folder with --out")
         taken = next((path for path in sorted(files) if path.exists()), None)
-        if taken is not None and not force:
-            raise ConfigError(f"{taken} is there already: name another folder with --out, or replace it with --force")
+        if taken is not None and image.resolve() not in replace:
+            raise ConfigError(f"{taken} already exists: name another folder with --out, or replace it with --force")
         places[image] = mask, picture
     return places
 

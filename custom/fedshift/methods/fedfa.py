@@ -28,9 +28,9 @@ Deviations from the paper:
 
 Variants:
 
-- ``variant: released`` follows the authors' code: unbiased variances, one scalar Σ² over sites and channels together,
-  which makes every γ_j = 1, and a layer that fires if u ≤ p, not u < p, for u uniform in [0, 1). Unlike there, p = 0
-  never fires, not even for u = 0, so that it is FedAvg.
+- ``variant: released`` follows the authors' code: unbiased variances, and one scalar Σ² over sites and channels
+  together, which makes every γ_j = 1; a layer augments if u ≤ p instead of u < p, for u uniform in [0, 1).
+  With p = 0 it never does here (in the authors' code it would for u = 0), so that the method is FedAvg.
 - ``fusion`` selects the paper's ablations: ``direct`` uses Σ² instead of γ, ``local`` is FedFA-C (Ŝ = S), ``random`` is
   FedFA-R (standard deviation 0.5 for all). ``layers`` selects stages, numbered from 1.
 - ``share: sums`` hides a site's m and s if the transport encrypts. A site sends the difference d between its value and

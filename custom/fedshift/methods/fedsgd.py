@@ -66,7 +66,7 @@ class Client(base.Client[Config]):
             )
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse fine-tuning, which needs steps at one site."""
+        """Refuse fine-tuning, which needs more than one step at a site."""
         if other.fine_tune():
             raise ConfigError(
                 f"method fedsgd: cannot be combined with {name}, because one step a round leaves no room "

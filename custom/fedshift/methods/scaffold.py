@@ -125,7 +125,7 @@ class Client(base.Client[Config]):
             )
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse a method that keeps parameters at the site, or fine-tunes."""
+        """Refuse methods that keep parameters at the site, or fine-tune."""
         parameters = {key for key, _ in net.named_parameters()}
         if other.scores_own_model(net) or parameters & other.withheld(net):
             raise ConfigError(

@@ -45,7 +45,7 @@ class Client(base.Client[Config]):
     trains_on = "every site"
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse a method that changes the loss too, mixes sites, or trains at one site."""
+        """Refuse other methods that change the loss, mix sites or train at a single site."""
         check_beside("vrex", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:

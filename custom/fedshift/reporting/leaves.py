@@ -50,10 +50,10 @@ ALWAYS = (
         "how far the model is from what is best for the site",
     ),
     (
-        "counts of each split, kind, split rule, manifest fingerprint",
-        "6 values",
+        "counts of each split, kind, split rule, manifest fingerprint, whether voxel sizes are unknown",
+        "7 values",
         "every answer",
-        "size of the data set, and that it has not changed",
+        "size of the data set, that it has not changed, and whether distances in mm mean anything",
     ),
     (
         "device's model, precision, threads",

@@ -75,6 +75,8 @@ class DataRecord(_Model):
     n: dict[str, Count]
     manifest_sha256: str = Field(max_length=64)
     split_rule: str = Field(max_length=64)
+    unknown_spacing: bool = False
+    """Whether headers of some cases hold no voxel size, so that distances in mm mean nothing."""
 
 
 class MachineRecord(_Model):

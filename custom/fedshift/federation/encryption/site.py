@@ -167,6 +167,7 @@ def decrypt_model(model: Path, out: Path, keys: Keys) -> int:
         scores=header.scores,
         kind=header.kind,
         sites=header.sites,
+        lineage=header.lineage,
         statistics=header.statistics,
         initial_weights=header.initial_weights,
         lineage=header.lineage,

@@ -103,6 +103,7 @@ class RunRecord:
                 "n": {"train": info.n_train, "val": info.n_val, "test": info.n_test},
                 "manifest_sha256": info.manifest_sha256,
                 "split_rule": info.split_rule,
+                "unknown_spacing": info.unknown_spacing,
             }
         )
         machine = MachineRecord(device=info.device, precision=info.precision, threads=info.threads)  # type: ignore[arg-type]

@@ -169,6 +169,7 @@ class Site:
             n_test=self._data.count("test"),
             manifest_sha256=self._manifest_sha256,
             split_rule=self._data.split_rule,
+            unknown_spacing=self._data.manifest.has_unknown_spacing,
             **self._machine,
         )
 

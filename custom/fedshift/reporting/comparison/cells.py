@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.data.locate import find_site
+from fedshift.federation.resolve import split_methods
 from fedshift.methods import method_set
 from fedshift.reporting.comparison.plan import Kind, Plan, command, make_plan
 from fedshift.reporting.comparison.spec import Settings, Spec
@@ -125,7 +126,7 @@ def merge(spec: Spec, values: Sequence[Settings]) -> Settings:
     merged: dict[str, Any] = dict(shared)
     for value in values:
         merged |= {key: getattr(value, key) for key in value.model_fields_set if key != "options"}
-    named = [name.strip() for name in (merged["methods"] or "").split("+") if name.strip()]
+    named = split_methods(merged["methods"]) if merged["methods"] else []
     used = {method.name for method in method_set.load({name: {} for name in named})}
     known = set(method_set.available())
     options: dict[str, Any] = {}

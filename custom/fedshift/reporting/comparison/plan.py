@@ -67,7 +67,7 @@ def make_plan(settings: Settings, *, metric: str | None, folder: Path) -> Plan:
     weights, lacking = _weights(settings.weights, folder)
     common: dict[str, Any] = {
         "protocol": settings.protocol,
-        "options": [f"{key}={_inline(value)}" for key, value in in_order(settings.options)],
+        "options": [f"{key}={_inline(value)}" for key, value in settings.options.items()],
         "weights": weights,
     }
     task, names = _task(settings.task, folder), settings.methods
@@ -114,7 +114,7 @@ def command(settings: Settings, seed: int, *, name: str, is_pooled: bool) -> lis
     if settings.held_out is not None and settings.run in (None, "federation"):
         words += ["--held-out", ",".join(settings.held_out)]
     if settings.options:
-        words += ["--set", *(f"{key}={_inline(value)}" for key, value in in_order(settings.options))]
+        words += ["--set", *(f"{key}={_inline(value)}" for key, value in settings.options.items())]
     if settings.weights is not None:
         words += ["--weights", settings.weights]
     words += ["--seed", str(seed)]
@@ -129,11 +129,6 @@ def command(settings: Settings, seed: int, *, name: str, is_pooled: bool) -> lis
     if is_pooled:
         return [line("pooled", *words)]
     return [line("job", *words), line("run", f"jobs/{name}", "--in-process")]
-
-
-def in_order(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Options as they must be applied: a network's name takes its former options away."""
-    return sorted(options.items(), key=lambda item: item[0] != "network.name")
 
 
 def _inline(value: Any) -> str:

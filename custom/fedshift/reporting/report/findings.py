@@ -9,7 +9,7 @@ from statistics import fmean
 
 from fedshift.reporting.report.runs import Run, distribution, evaluation
 from fedshift.reporting.report.section import Finding, Findings, Section, Tone
-from fedshift.reporting.report.wording import counted, listed, metric
+from fedshift.reporting.report.wording import counted, listed, metric, ordered
 from fedshift.schema.results import FROM_SCRATCH, TRAINED_BEFORE, FinalScores, RoundRecord
 
 ORDER: tuple[Tone, ...] = ("result", "caution", "good", "note")
@@ -139,6 +139,13 @@ def _data_cautions(run: Run) -> Iterator[Finding]:
         yield Finding(
             "caution", "The data are simulated: nothing here says how well the model does on patients' scans."
         )
+    unknown = sites_without_voxel_sizes(run)
+    if unknown and (names := mm_scores(run)):
+        yield Finding(
+            "caution",
+            f"Scans at {listed(unknown)} have no voxel size in their headers (1 x 1 x 1 mm as a placeholder): "
+            f"{listed(names)} there are in voxels of unknown size, not in mm, so do not compare them with other sites.",
+        )
     legacy = [site for site, record in results.data.items() if record.split_rule == "slice-legacy"]
     if legacy:
         yield Finding(
@@ -245,6 +252,28 @@ def _fault_cautions(run: Run) -> Iterator[Finding]:
         yield Finding("caution", f"Sites were absent {counted(n, 'time')} in all: {listed(absent)}.")
     if run.results.rounds and not rejected and not absent:
         yield Finding("good", "Every site answered in every round it was asked, and no answer was refused.")
+
+
+def sites_without_voxel_sizes(run: Run) -> list[str]:
+    """Sites where distances in mm mean nothing."""
+    return [site for site, record in run.results.data.items() if record.unknown_spacing]
+
+
+def mm_scores(run: Run) -> list[str]:
+    """Titles of the scores in mm that the run has."""
+    final = run.results.final
+    found = (
+        set()
+        if final is None
+        else {
+            name
+            for sites in (final.best.sites, final.best.held_out)
+            for parts in sites.values()
+            for scores in parts.values()
+            for name in scores
+        }
+    )
+    return [metric(name).title for name in ordered(found) if metric(name).unit == "mm"]
 
 
 def all_records(run: Run) -> list[RoundRecord]:

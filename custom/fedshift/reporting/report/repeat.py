@@ -149,11 +149,10 @@ def _settings(job: JobSpec) -> dict[str, Any]:
 
 
 def _differences(base: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
-    """``path=value`` for everything that was told and is otherwise by default; a network's name comes first."""
+    """``path=value`` for every setting that differs from its default in ``base``."""
     had, now = _flat(base), _flat(told)
     changed = {path: value for path, value in now.items() if path not in had or had[path] != value}
-    ordered = sorted(changed, key=lambda path: (path != "network.name", path))
-    return [f"{path}={_value(changed[path])}" for path in ordered]
+    return [f"{path}={_value(changed[path])}" for path in sorted(changed)]
 
 
 def _flat(settings: Mapping[str, Any], path: str = "") -> dict[str, Any]:
