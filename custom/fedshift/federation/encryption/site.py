@@ -170,6 +170,5 @@ def decrypt_model(model: Path, out: Path, keys: Keys) -> int:
         lineage=header.lineage,
         statistics=header.statistics,
         initial_weights=header.initial_weights,
-        lineage=header.lineage,
     )
     return round_
