@@ -77,7 +77,7 @@ def small(**changes: Any) -> FeatureShiftRecipe:
     ],
 )
 def test_what_others_add_to_a_recipe_is_refused_and_not_lost(add: Callable[[FeatureShiftRecipe], object]) -> None:
-    with pytest.raises(ConfigError, match="a fedshift job is whole as it is"):
+    with pytest.raises(ConfigError, match="nothing can be added to a fedshift job"):
         add(small())
 
 

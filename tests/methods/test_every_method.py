@@ -18,10 +18,10 @@ import torch
 from conftest import make_image_site, make_site
 from flare.serialised import Federation
 
-from fedshift import methods
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.model_files import load_checkpoint
 from fedshift.federation.server.coordinator import Coordinator
+from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST, LAST
@@ -29,7 +29,7 @@ from fedshift.schema.results import BEST, LAST
 from .cases import KINDS, REFUSED, ROUNDS, cases, job_for
 
 CASES = list(cases())
-POOLED = [name for name in methods.available() if methods.load({name: {}})[-1].is_pooled]
+POOLED = [name for name in method_set.available() if method_set.load({name: {}})[-1].is_pooled]
 FEDERATED = [(names, kind) for names, kind in CASES if names not in POOLED]
 Data = Mapping[str, Path]
 
@@ -51,7 +51,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Data]:
 
 
 def run(job: JobSpec, data: Data, folder: Path, **options: object) -> Coordinator:
-    pooled = methods.reference_in(methods.load(job.methods))
+    pooled = method_set.pooled_reference(job.methods)
     return (run_pooled if pooled else run_in_process)(job, data, folder, **options)  # type: ignore[arg-type]
 
 

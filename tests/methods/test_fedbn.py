@@ -17,6 +17,7 @@ from fedshift.federation.model_files import load_checkpoint
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site
 from fedshift.methods import fedavg, fedbn
+from fedshift.methods.shared import norms
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
 from fedshift.tasks import networks
@@ -47,7 +48,7 @@ class Parts(nn.Module):
 
 
 def parts(kind: str) -> frozenset[str]:
-    return fedbn.norm_keys(Parts(), kind)  # type: ignore[arg-type]
+    return norms.norm_keys(Parts(), kind)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_the_type_decides_and_not_the_name() -> None:
     assert {key.removeprefix("plain.0.") for key in parts("batch") if key.startswith("plain.0.")} == expected
     shared = nn.BatchNorm2d(2)
     twice = nn.Sequential(shared, shared)
-    assert fedbn.norm_keys(twice, "batch") == set(twice.state_dict())
+    assert norms.norm_keys(twice, "batch") == set(twice.state_dict())
 
 
 class Golden(nn.Module):
@@ -207,5 +208,5 @@ def test_a_site_whose_images_cannot_be_read_leaves_the_network_as_it_was() -> No
 
     net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2)).train()
     with pytest.raises(OSError, match="the disk is gone"):
-        fedbn.re_estimate(net, Broken(torch.rand(4, 1, 3, 3)), make_context("fedbn", net).run)
+        norms.re_estimate(net, Broken(torch.rand(4, 1, 3, 3)), make_context("fedbn", net).run)
     assert net.training and net[1].training and net[1].momentum == 0.1

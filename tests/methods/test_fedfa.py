@@ -142,6 +142,18 @@ def test_layers_fire_with_probability_p_and_differ_between_seeds_only() -> None:
     assert fired == outputs(0) and fired != outputs(1)
 
 
+def test_a_draw_equal_to_p_fires_as_released_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(variant: str, p: float, u: float) -> bool:
+        layer = layer_for(fedfa.Config.parse({"variant": variant, "p": p}, where="fedfa"), 3)
+        monkeypatch.setattr(fedfa.torch, "rand", lambda *_a, **_k: torch.tensor(u))
+        x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(1))
+        return not torch.equal(layer(x), x)
+
+    assert changed("released", 0.5, 0.5) and not changed("paper", 0.5, 0.5)
+    assert changed("paper", 0.5, 0.25) and not changed("released", 0.5, 0.75)
+    assert not changed("released", 0, 0.0), "with p = 0 it is FedAvg"
+
+
 def test_a_batch_of_one_and_a_dead_channel_stay_finite() -> None:
     layer = layer_for(fedfa.Config(p=1.0), 2)
     x = torch.zeros(1, 2, 4, 4)

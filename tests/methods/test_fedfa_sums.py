@@ -12,11 +12,11 @@ import pytest
 import torch
 from conftest import Sent, first_round, server_context, small_job
 
-from fedshift import methods
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site
 from fedshift.methods import fedfa
+from fedshift.methods.method_set import MethodSet
 from fedshift.tasks.base import build_task
 from fedshift.tasks.networks.unet import UNet
 
@@ -91,7 +91,7 @@ def test_only_arrays_of_which_the_sum_suffices_say_so() -> None:
     for share in ("statistics", "sums"):
         job = small_job("fedfa+fedrdn", f"fedfa.share={share}")
         task = build_task(job)
-        specs = methods.array_specs(methods.load(job.methods), task.network(), task.sizes)
+        specs = MethodSet(job, task.network()).up
         reduced = {spec.reduce for spec in specs["fedfa"].values()}
         assert reduced == ({"sum"} if share == "sums" else {"stack"})
         assert {spec.reduce for spec in specs["fedrdn"].values()} == {"stack"}, "FedRDN needs every pair"
@@ -144,7 +144,7 @@ def test_a_run_with_sums_is_a_run_with_statistics_but_for_rounding(
 
     single, sums = run("statistics"), run("sums")
     assert not [rejected for record in sums.results.rounds for rejected in record.rejected]
-    states = [dict(coordinator._halves)["fedfa"].state for coordinator in (single, sums)]
+    states = [dict(coordinator.model.halves)["fedfa"].state for coordinator in (single, sums)]
     for name, array in states[0].items():
         np.testing.assert_allclose(states[1][name], array, rtol=2e-3, atol=2e-4, err_msg=name)
     for key, value in single._weights.items():

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint
-from fedshift.federation.site.site import Site, read_weights
+from fedshift.federation.site.site import Site
+from fedshift.federation.weights import read_weights
 from fedshift.methods import base, fedprox
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast

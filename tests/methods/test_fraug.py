@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint, load_progress
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.state_files import load_state
 from fedshift.federation.site.state import StateStore
 from fedshift.methods import base, fraug
 from fedshift.methods.shared.mmd import mmd
@@ -491,7 +492,7 @@ def test_the_shared_generator_learns_the_classes_of_every_site(learned: tuple[Co
     run, data = learned
     server = fraug.Server(fraug.Config(variant="released"))
     server.start(build_task(run.job).network(), server_context())
-    state = load_progress(run.folder)
+    state = load_state(run.folder)
     assert state is not None
     last = state.methods["fraug"]
     assert "fraug" not in load_checkpoint(run.folder / LAST)["methods"], "a model file is for prediction"

@@ -17,9 +17,9 @@ import torch
 from conftest import make_image_site, small_image_job
 from torch import Tensor
 
-from fedshift import methods
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.model_files import load_checkpoint
+from fedshift.methods import method_set
 from fedshift.schema.results import BEST, LAST, Results
 
 ROUNDING = (1e-4, 1e-6)
@@ -146,7 +146,7 @@ def end(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], End]:
         names, *options = job.split()
         spec = small_image_job(names, *options, sites=tuple(sites))
         folder: Path = tmp_path_factory.mktemp("run")
-        run = run_pooled if methods.reference_in(methods.load(spec.methods)) else run_in_process
+        run = run_pooled if method_set.pooled_reference(spec.methods) else run_in_process
         results = run(spec, {site: data[site] for site in sites}, folder).results
         return End({file: load_checkpoint(folder / file)["weights"] for file in (BEST, LAST)}, results)
 

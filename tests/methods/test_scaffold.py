@@ -12,9 +12,8 @@ import torch
 from conftest import Samples, Sent, golden, make_context, server_context, small_image_job
 from torch import Tensor, nn
 
-from fedshift import methods
 from fedshift.federation.in_process import run_in_process
-from fedshift.methods import base, fedfa, scaffold
+from fedshift.methods import base, fedfa, method_set, scaffold
 from fedshift.schema.job import OptimizerSpec
 
 SITES = ("A", "B", "C")
@@ -41,7 +40,7 @@ class Federation:
     def __init__(
         self, rows: Sequence[np.ndarray], w: np.ndarray, name: str, *, lr: float, momentum: float = 0, **options: object
     ) -> None:
-        self.method = methods.load({name: options})[0]
+        self.method = method_set.load({name: options})[0]
         self.rows, self.weights, self.lr, self.momentum = rows, {"w": w.copy()}, lr, momentum
         self.server = self.method.server()
         spec = OptimizerSpec(name="sgd", lr=lr, momentum=momentum, keep=False)

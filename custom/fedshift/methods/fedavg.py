@@ -22,8 +22,8 @@ from typing import Literal
 from torch import nn
 
 from fedshift.methods import base
-from fedshift.methods.fedbn import re_estimate
 from fedshift.methods.shared.aggregation import average, site_fractions
+from fedshift.methods.shared.norms import re_estimate
 from fedshift.schema.messages import Weights
 from fedshift.schema.strict import Strict
 

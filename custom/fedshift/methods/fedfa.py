@@ -29,7 +29,8 @@ Deviations from the paper:
 Variants:
 
 - ``variant: released`` follows the authors' code: unbiased variances, and one scalar Σ² over sites and channels
-  together, which makes every γ_j = 1.
+  together, which makes every γ_j = 1; a layer augments if u ≤ p instead of u < p, for u uniform in [0, 1).
+  With p = 0 it never does here (in the authors' code it would for u = 0), so that the method is FedAvg.
 - ``fusion`` selects the paper's ablations: ``direct`` uses Σ² instead of γ, ``local`` is FedFA-C (Ŝ = S), ``random`` is
   FedFA-R (standard deviation 0.5 for all). ``layers`` selects stages, numbered from 1.
 - ``share: sums`` hides a site's m and s if the transport encrypts. A site sends the difference d between its value and
@@ -103,6 +104,11 @@ def augment(
     return torch.addcmul(shift[..., None, None], x, scale[..., None, None])
 
 
+def fires(u: float, config: Config) -> bool:
+    """Whether a layer changes a batch, for u uniform in [0, 1): u < p, as released u ≤ p. With p = 0 it never does."""
+    return u < config.p or (config.variant == "released" and 0 < config.p == u)
+
+
 class FeatureAugmentation:
     """The FFA layer of one stage: augments features in training, the identity in evaluation."""
 
@@ -118,7 +124,7 @@ class FeatureAugmentation:
         if not self._net.training:
             return features
         rng = self._ctx.rng(f"layer{self._layer}")
-        if float(torch.rand((), generator=rng)) >= self._config.p:
+        if not fires(float(torch.rand((), generator=rng)), self._config):
             return features
         x = precise(features)
         unbiased, eps = self._config.variant == "released", self._config.eps
@@ -169,6 +175,8 @@ def differences(name: str, spec: base.ArraySpec) -> dict[str, base.ArraySpec]:
 
 class Client(base.Client[Config]):
     """Inserts the FFA layers; sends m and s, receives γ."""
+
+    option_for_sums = "fedfa.share=sums"
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """For each layer m and s, or with ``share: sums`` their d and d²."""

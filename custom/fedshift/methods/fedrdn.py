@@ -112,11 +112,11 @@ class Client(base.Client[Config]):
             pairs = pairs[0].mean(0, keepdim=True), pairs[1].mean(0, keepdim=True)
         self._means, self._stds = pairs
 
-    def told(self, arrays: Arrays, number: int) -> dict[str, Tensor]:
+    def state_from_model(self, arrays: Arrays, index: int) -> dict[str, Tensor]:
         """The site's own pair, from its row in the received list."""
         if self.config.mode == "fixed":
             return {}
-        return {name: torch.from_numpy(arrays[f"{name}s"][number]) for name in ("mean", "std")}
+        return {name: torch.from_numpy(arrays[f"{name}s"][index]) for name in ("mean", "std")}
 
     def inputs(self, x: Tensor, ctx: base.Context, *, training: bool) -> Tensor:
         """Normalise with a random site's pair for every image in training, with the site's own pair otherwise."""

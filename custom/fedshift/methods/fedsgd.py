@@ -24,11 +24,10 @@ w. Only plain SGD is allowed; for momentum use fedavgm, which applies it at the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fedshift import methods
 from fedshift.methods import base
 from fedshift.methods.shared.aggregation import average, site_fractions
 from fedshift.schema.errors import ConfigError
@@ -65,12 +64,14 @@ class Client(base.Client[Config]):
                 "method fedsgd: takes one plain SGD step a round: use --set optimizer.momentum=0, or for "
                 "momentum at the server method fedavgm with schedule.local_steps=1"
             )
-        for other in methods.load(job.methods):
-            if other.client().fine_tune():
-                raise ConfigError(
-                    f"method fedsgd: cannot be combined with {other.name}, because one step a round leaves no room "
-                    "for fine-tuning: leave one of them out"
-                )
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse fine-tuning, which needs more than one step at a site."""
+        if other.fine_tune():
+            raise ConfigError(
+                f"method fedsgd: cannot be combined with {name}, because one step a round leaves no room "
+                "for fine-tuning: leave one of them out"
+            )
 
     def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:
         """Add the gradient of one more batch; the weights do not change."""

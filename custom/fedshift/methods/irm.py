@@ -23,7 +23,7 @@ A centralised reference, which needs all images in one place: `fedshift pooled i
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from fedshift.methods import base
 from fedshift.methods.fedirm import classifier_penalty, scalar_penalty
-from fedshift.methods.shared.domains import by_site, check_alone, penalty_weight, site_losses
+from fedshift.methods.shared.domains import by_site, check_beside, penalty_weight, site_losses
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
@@ -57,13 +57,16 @@ class Client(base.Client[Config]):
     trains_on = "every site"
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require a linear head for ``penalty: classifier``; refuse methods that change the loss or train alone."""
+        """Require a linear head for ``penalty: classifier``."""
         if self.config.penalty == "classifier" and not isinstance(getattr(net, "head", None), nn.Linear):
             raise ConfigError(
                 f"method irm: penalty classifier needs a network with a linear head, and {job.task.network.name} "
                 "has none: use --set irm.penalty=scalar"
             )
-        check_alone("irm", job)
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse a method that changes the loss too, mixes sites, or trains at one site."""
+        check_beside("irm", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """(mean loss + β mean penalty) / max(β, 1)."""

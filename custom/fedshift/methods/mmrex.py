@@ -14,10 +14,12 @@ A centralised reference, which needs all images in one place: `fedshift pooled m
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import check_alone, site_losses
+from fedshift.methods.shared.domains import check_beside, site_losses
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
@@ -47,7 +49,10 @@ class Client(base.Client[Config]):
                 f"method mmrex: with lambda_min {self.config.lambda_min:g} the weights of {len(job.task.sites)} sites "
                 f"sum to more than 1: use --set mmrex.lambda_min={largest:.3g} or less"
             )
-        check_alone("mmrex", job)
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse a method that changes the loss too, mixes sites, or trains at one site."""
+        check_beside("mmrex", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """The worst extrapolation of the sites' losses."""

@@ -27,7 +27,7 @@ descriptions of the idea by others; these details were chosen here:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,12 +36,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedshift import methods
 from fedshift.methods import base
-from fedshift.methods.fedbn import is_norm, own_keys
+from fedshift.methods.shared.norms import is_norm, own_keys
 from fedshift.methods.shared.passes import frozen_statistics
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 
@@ -117,14 +115,13 @@ def random_batches(
 class Client(base.Client[Config]):
     """Keeps a copy of its model and mixes it with the received one."""
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
         """Refuse other methods that keep keys at the site."""
-        for other in methods.load(job.methods):
-            if other.client().personal(net):
-                raise ConfigError(
-                    f"method partialfed: cannot be combined with {other.name} and its present options, because both "
-                    "decide what a site keeps: leave one of them out"
-                )
+        if other.personal(net):
+            raise ConfigError(
+                f"method partialfed: cannot be combined with {name} and its present options, because both "
+                "decide what a site keeps: leave one of them out"
+            )
 
     def scores_own_model(self, net: nn.Module) -> bool:
         """True unless the site keeps nothing."""

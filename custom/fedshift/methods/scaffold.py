@@ -34,14 +34,13 @@ Choices:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedshift import methods
 from fedshift.methods import base
 from fedshift.methods.shared.aggregation import effective_steps, move, site_fractions
 from fedshift.methods.shared.passes import frozen_statistics
@@ -124,19 +123,20 @@ class Client(base.Client[Config]):
                 "method scaffold: derives the mean gradient from the change of the weights in one round, which "
                 "momentum kept from earlier rounds distorts: use --set optimizer.keep=false"
             )
-        parameters = {name for name, _ in net.named_parameters()}
-        for other in methods.load(job.methods):
-            half = other.client()
-            if half.scores_own_model(net) or parameters & half.withheld(net):
-                raise ConfigError(
-                    f"method scaffold: corrects and sends the gradients of all parameters, and {other.name} keeps "
-                    "some at the site: leave one of them out"
-                )
-            if half.fine_tune():
-                raise ConfigError(
-                    f"method scaffold: cannot be combined with {other.name}, because its correction would pull the "
-                    "fine-tuned model back towards the other sites: leave one of them out"
-                )
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse methods that keep parameters at the site, or fine-tune."""
+        parameters = {key for key, _ in net.named_parameters()}
+        if other.scores_own_model(net) or parameters & other.withheld(net):
+            raise ConfigError(
+                f"method scaffold: corrects and sends the gradients of all parameters, and {name} keeps "
+                "some at the site: leave one of them out"
+            )
+        if other.fine_tune():
+            raise ConfigError(
+                f"method scaffold: cannot be combined with {name}, because its correction would pull the "
+                "fine-tuned model back towards the other sites: leave one of them out"
+            )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The change of c_i, one array for each parameter."""

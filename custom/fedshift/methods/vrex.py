@@ -17,12 +17,13 @@ A centralised reference, which needs all images in one place: `fedshift pooled v
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import check_alone, penalty_weight, site_losses
-from fedshift.schema.job import JobSpec
+from fedshift.methods.shared.domains import check_beside, penalty_weight, site_losses
 from fedshift.schema.strict import Strict
 
 
@@ -43,9 +44,9 @@ class Client(base.Client[Config]):
 
     trains_on = "every site"
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse other methods that change the loss or train at a single site."""
-        check_alone("vrex", job)
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse other methods that change the loss, mix sites or train at a single site."""
+        check_beside("vrex", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """Mean plus β times variance of the sites' losses."""

@@ -105,6 +105,11 @@ class Comparison(Strict):
         return [cell for cell in self.cells if all(cell.labels[axis] == label for axis, label in labels.items())]
 
     @property
+    def is_phantom(self) -> bool:
+        """Whether any cell's data are simulated."""
+        return any(record.kind == "phantom" for cell in self.cells for record in cell.data.values())
+
+    @property
     def notes(self) -> list[str]:
         """What every output must say."""
         done = [cell for cell in self.cells if cell.state == "done"]

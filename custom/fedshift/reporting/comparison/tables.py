@@ -17,7 +17,8 @@ from fedshift.reporting.comparison.columns import MOST_SITES, SUMMED, Block, blo
 from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.record import CellRecord, Comparison
 from fedshift.reporting.comparison.significance import Paired, paired_tests, printed_p
-from fedshift.reporting.comparison.spec import Summary
+from fedshift.reporting.comparison.spec import FULL, Summary
+from fedshift.reporting.table import title_of
 from fedshift.schema.files import write_text
 
 FILES = ("table.md", "table.tex", "table.csv")
@@ -145,7 +146,13 @@ def heading(comparison: Comparison) -> str:
     which = model[comparison.model]
     if comparison.spec.get("run") == "cross_site":
         which = "of sites' own models of the last round"
-    return f"{comparison.title} ({comparison.scale}): {words}, {which}"
+    title = f"{titled(comparison.title, comparison.scale)}: {words}, {which}"
+    return title_of(title, phantom=comparison.is_phantom)
+
+
+def titled(title: str, scale: str) -> str:
+    """A comparison's title with its scale, if its spec names scales."""
+    return title if scale == FULL else f"{title} ({scale})"
 
 
 def remarks(comparison: Comparison) -> list[str]:
@@ -216,7 +223,8 @@ def rich_tables(comparison: Comparison) -> list[Rich]:
             title_justify="left",
             caption_justify="left",
         )
-        rich.add_column(Text(next(iter(comparison.axes))))
+        longest = max(len(row) for row in table.rows)
+        rich.add_column(Text(next(iter(comparison.axes))), no_wrap=True, min_width=longest)  # a name is never cut
         for column in table.columns:
             rich.add_column(Text(column.heading), justify="right")
         for row, entries in table.rows.items():

@@ -10,7 +10,7 @@ from statistics import fmean
 from fedshift.reporting.report.runs import Run, distribution, evaluation
 from fedshift.reporting.report.section import Finding, Findings, Section, Tone
 from fedshift.reporting.report.wording import counted, listed, metric
-from fedshift.schema.results import FROM_SCRATCH, FinalScores, RoundRecord
+from fedshift.schema.results import FROM_SCRATCH, TRAINED_BEFORE, FinalScores, RoundRecord
 
 ORDER: tuple[Tone, ...] = ("result", "caution", "good", "note")
 FEW_CASES = 10
@@ -122,7 +122,8 @@ def _result(run: Run) -> Iterator[Finding]:
     for site in results.job.held_out:
         score = best.held_out.get(site, {}).get("all", {}).get(results.job.metric)
         if score is not None:
-            yield Finding("result", f"At {site}, which never trained, it reaches {of.said(score)} on all samples.")
+            trained = TRAINED_BEFORE if results.job.trained_before([site]) else "never trained"
+            yield Finding("result", f"At {site}, which {trained}, it reaches {of.said(score)} on all samples.")
 
 
 def _cautions(run: Run) -> Iterator[Finding]:
@@ -190,6 +191,9 @@ def _training_cautions(run: Run) -> Iterator[Finding]:
             )
     if final.newcomers:
         yield Finding("note", f"Had not trained by the best round: {listed(final.newcomers)}.")
+    not_new = results.job.trained_before([*results.job.held_out, *final.newcomers])
+    if not_new:
+        yield Finding("caution", f"{listed(not_new)} {TRAINED_BEFORE}: scores there are not those of a new site.")
     if final.personal:
         own = (
             "Sites fine-tuned the best model for themselves; these models are in a column of their own."

@@ -9,9 +9,9 @@ from statistics import fmean
 from fedshift.reporting.report.findings import mean_with_interval
 from fedshift.reporting.report.runs import Run, evaluation, personal_evaluation
 from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, Text
-from fedshift.reporting.report.wording import interval, metric, ordered
+from fedshift.reporting.report.wording import interval, listed, metric, ordered
 from fedshift.schema.evaluation import Evaluation
-from fedshift.schema.results import FinalScores, Metrics
+from fedshift.schema.results import TRAINED_BEFORE, FinalScores, Metrics
 
 FEWEST_FOR_INTERVAL = 5
 """Cases: the bootstrap of fewer knows too few values, and its interval is too narrow."""
@@ -156,7 +156,9 @@ def _held_out(run: Run) -> Table:
         ]
         for site in job.held_out
     ]
-    return Table(columns, rows, caption=f"{of.heading} at sites that never trained")
+    before = job.trained_before(job.held_out)
+    but = f"; {listed(before)} {TRAINED_BEFORE}" if before else ""
+    return Table(columns, rows, caption=f"{of.heading} at sites that did not train in this run{but}")
 
 
 def _gradient_norms(run: Run) -> Table | None:
