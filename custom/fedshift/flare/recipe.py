@@ -31,8 +31,8 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 
 CLOSED = (
-    "nothing can be added to a fedshift job, as sites read nothing else: set job keys with options=…, and what may leave "
-    "a site in the site's fedshift.yaml"
+    "nothing can be added to a fedshift job, as sites read nothing else: set job keys with options=…, and what may "
+    "leave a site in the site's fedshift.yaml"
 )
 
 END = "...\n"
