@@ -165,8 +165,9 @@ def measure(workload: Workload, folder: Path, without: Sequence[str]) -> dict[st
     last = workload.rounds + 1
     if process.returncode or 1 not in moments or last not in moments:
         return None
-    rounds = workload.rounds - 1  # the last one may overlap with the end of workers
-    (first, first_cpu, _), (end_, end_cpu, _) = moments[1], moments[workload.rounds]
+    until = max(number for number in moments if number <= workload.rounds)  # later ones may overlap with the end
+    rounds = until - 1
+    (first, first_cpu, _), (end_, end_cpu, _) = moments[1], moments[until]
     result = {
         "launch_seconds": first - began,
         "launch_cpu_seconds": first_cpu,
