@@ -1,4 +1,5 @@
-# `make demo` trains on simulated sites under FLARE, `make test` runs every test; `make jobs` writes the committed jobs.
+# `make` or `make help` lists the targets. What follows `##` is what it prints.
+.DEFAULT_GOAL := help
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -6,9 +7,13 @@ JOB ?= jobs/fedfa_prostate
 WORKSPACE ?= demo
 WHEELS ?= dist/wheelhouse
 
-.PHONY: demo docs jobs test lint install clean wheelhouse
+.PHONY: help install demo test lint docs jobs wheelhouse release clean
 
-install: $(VENV)/.installed
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
+	  printf '  make %-12s %s\n' "$$name" "$$what"; done
+
+install: $(VENV)/.installed ## install everything for development into .venv
 
 # torch first and alone: an index may offer other builds to a looser request.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -17,32 +22,34 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@
 
-demo: install
+demo: install ## train on simulated scans of six sites under FLARE's simulator
 	$(BIN)/fedshift data phantom
-	$(BIN)/fedshift run $(JOB) --workspace $(WORKSPACE)
+	$(BIN)/fedshift run $(JOB) --workspace $(WORKSPACE) --phantom --force
 
-jobs: install
+jobs: install ## write the committed jobs again, from jobs/commands.txt
 	grep -v '^#' jobs/commands.txt | xargs -L 1 $(BIN)/fedshift job
 
-test: install lint
+test: install lint ## lint, types and tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-lint: install
+lint: install ## ruff, mypy and the order of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# The documentation as a site: open site/index.html.
-docs: install
+docs: install ## build the documentation as a site: open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # For machines without internet: all that fedshift is installed from, for this Python on this kind of machine.
-wheelhouse: install
+wheelhouse: install ## collect all wheels for machines without internet
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --constraint constraints.txt --wheel-dir $(WHEELS) torch
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --constraint constraints.txt --find-links $(WHEELS) \
 	  --wheel-dir $(WHEELS) .
 	cp deploy/wheelhouse.txt $(WHEELS)/README.txt
 
-clean:
+release: ## check, test, build and tag a release; pushes nothing
+	scripts/release.sh
+
+clean: ## delete .venv and everything that was built
 	rm -rf $(VENV) $(WORKSPACE) dist build site .pytest_cache .mypy_cache .ruff_cache

@@ -52,6 +52,7 @@ MATRIX = 48
 SMALL = (
     f"data.matrix={MATRIX}",
     "network.options.features=8",
+    "network.options.bn_momentum=0.1",
     "schedule.precision=fp32",
     "schedule.local_steps=10",
     "schedule.batch_size=8",

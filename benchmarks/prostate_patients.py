@@ -56,11 +56,12 @@ def run(method: str, seed: int, rounds: int, work: Path) -> bool:
     job = [
         *("fedshift", "job", method, "prostate", "--name", name, "--seed", str(seed), "--sites", ",".join(SITES)),
         *("--set", "data.matrix=128", f"schedule.rounds={rounds}", "schedule.local_epochs=1"),
+        "network.options.bn_momentum=0.1",
     ]
     start = time.monotonic()
     for command in (
         [*job, "--out", str(work / "jobs")],
-        ["fedshift", "run", str(work / "jobs" / name), "--workspace", str(work / name)],
+        ["fedshift", "run", str(work / "jobs" / name), "--workspace", str(work / name), "--resume"],
     ):
         print("$", shlex.join(command), flush=True)
         if subprocess.run(command, check=False).returncode:

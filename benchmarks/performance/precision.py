@@ -105,8 +105,8 @@ def run(arm: str, seed: int, *, rounds: int, matrix: int) -> dict[str, Any]:
 
 def job_of(arm: str, seed: int, *, rounds: int, matrix: int) -> JobSpec:
     """What an arm trains."""
-    options = [f"data.matrix={matrix}", "network.options.features=16", "schedule.local_epochs=1"]
-    options += [f"schedule.rounds={rounds}", *ARMS[arm]]
+    options = [f"data.matrix={matrix}", "network.options.features=16", "network.options.bn_momentum=0.1"]
+    options += ["schedule.local_epochs=1", f"schedule.rounds={rounds}", *ARMS[arm]]
     return resolve("prostate", "fedavg", sites=SITES, options=options, seed=seed)
 
 

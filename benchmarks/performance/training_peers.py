@@ -88,7 +88,8 @@ def main() -> None:
 def training_job(rounds: int) -> JobSpec:
     """What all of them train."""
     options = [f"schedule.rounds={rounds}", "schedule.local_epochs=1", "schedule.precision=fp32"]
-    options += ["data.matrix=96", "network.options.features=16", "optimizer.weight_decay=0", "optimizer.keep=false"]
+    options += ["data.matrix=96", "network.options.features=16", "network.options.bn_momentum=0.1"]
+    options += ["optimizer.weight_decay=0", "optimizer.keep=false"]
     # Not Adam, which makes whole steps of what rounding has left of a gradient.
     options += ["optimizer.name=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9"]
     return resolve("prostate", "fedavg", options=options, name="training")

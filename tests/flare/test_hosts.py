@@ -189,7 +189,7 @@ def send(aggregator: FedshiftAggregator, client: str, shareable: Shareable) -> l
     shareable.set_header(ReservedHeaderKey.TASK_NAME, codec.STATISTICS)
     shareable.set_peer_props({ReservedKey.IDENTITY_NAME: client})
     assert not aggregator.accept(shareable, FLContext())
-    return aggregator.coordinator._record.rejected
+    return aggregator.coordinator.record.current.rejected
 
 
 def statistics(*sites: str) -> Shareable:

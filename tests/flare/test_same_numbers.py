@@ -12,7 +12,8 @@ from methods.cases import job_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import ServerState, load_checkpoint, load_progress
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.server.state_files import ServerState, load_state
 from fedshift.flare.export import write_job
 from fedshift.flare.patches.spooled_answers import LARGE
 from fedshift.schema.job import JobSpec
@@ -97,7 +98,7 @@ def both_ways(job: JobSpec, data: dict[str, Path], folder: Path) -> tuple[Simula
     for file in (BEST, LAST):
         ours, theirs = (load_checkpoint(where / file)["weights"] for where in (folder / "one", run.server))
         assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
-    states = [state for where in (folder / "one", run.server) if (state := load_progress(where)) is not None]
+    states = [state for where in (folder / "one", run.server) if (state := load_state(where)) is not None]
     assert len(states) == 2
     return run, states
 

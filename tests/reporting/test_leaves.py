@@ -12,13 +12,13 @@ from conftest import make_image_site, make_site
 from flare.serialised import Federation, Message
 from methods.cases import cases, job_for
 
-from fedshift import methods
 from fedshift.flare import codec
+from fedshift.methods import method_set
 from fedshift.reporting.leaves import leaves_page, leaves_section
 from fedshift.tasks.base import build_task
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
-SINGLE = [(name, kind) for name, kind in cases() if "+" not in name and not methods.load({name: {}})[-1].is_pooled]
+SINGLE = [(name, kind) for name, kind in cases() if "+" not in name and not method_set.load({name: {}})[-1].is_pooled]
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -19,7 +19,7 @@ from fedshift import cli, methods
 from fedshift.federation import resolve
 from fedshift.reporting.comparison import estimate
 from fedshift.reporting.comparison.cells import Cell, Work, make_cells
-from fedshift.reporting.comparison.collect import collect
+from fedshift.reporting.comparison.collect import Collector
 from fedshift.reporting.comparison.published import COLUMNS
 from fedshift.reporting.comparison.significance import Paired, printed_p
 from fedshift.reporting.comparison.spec import Spec, read_spec
@@ -127,7 +127,7 @@ def test_a_papers_spec_resolves_and_finds_the_printed_numbers(
     assert len(cells) == math.prod(len(values) for values in spec.axes.values()) * len(spec.seeds)
     assert spec.tuning, "says nothing of the rows' tuning budget"
     assert spec.differences, "says nothing of what differs from the paper"
-    comparison = collect(spec, scale, cells, Store(tmp_path), folder=path.parent)
+    comparison = Collector(spec, scale, cells, Store(tmp_path), folder=path.parent).collect()
     assert bool(comparison.published) is (spec.published is not None)
 
 
@@ -138,7 +138,7 @@ def test_every_paired_test_of_a_paper_finds_the_printed_p_value(
 ) -> None:
     path = BENCHMARKS / "papers" / f"{name}.yaml"
     spec, cells = cells_of(path, scale)
-    comparison = collect(spec, scale, cells, Store(tmp_path), folder=path.parent)
+    comparison = Collector(spec, scale, cells, Store(tmp_path), folder=path.parent).collect()
     with (BENCHMARKS / "published" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         printed = {line["row"]: line["value"] for line in csv.DictReader(file) if line["column"] == "p-value"}
     assert spec.tests

@@ -174,7 +174,7 @@ class _Code:
 )
 def test_code_in_a_file_is_not_run(save: Callable[[Any, Path], object], tmp_path: Path) -> None:
     save({"conv1.weight": _Code(tmp_path / "ran")}, tmp_path / "bad.pth")
-    with pytest.raises(ConfigError, match=r"bad.pth is no file of torch.save with arrays only"):
+    with pytest.raises(ConfigError, match=r"bad.pth is not a file of tensors"):
         pretrained.read(tmp_path / "bad.pth")
     assert not (tmp_path / "ran").exists()
     run, arguments = _Code(tmp_path / "ran").__reduce__()
@@ -185,7 +185,7 @@ def test_code_in_a_file_is_not_run(save: Callable[[Any, Path], object], tmp_path
 def test_files_that_hold_no_state_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.pth"
     for content in (torch.ones(2), {}, [torch.ones(2)], {"a": 1}, {"state": {"a": torch.ones(2)}}, {"schema": 1}):
-        with pytest.raises(ConfigError, match=r"a.pth does not hold arrays by name"):
+        with pytest.raises(ConfigError, match=r"a.pth does not hold named tensors"):
             pretrained.read(saved(content, path))
     whole = saved(imagenet(), path).read_bytes()
     for broken in (
@@ -198,7 +198,7 @@ def test_files_that_hold_no_state_are_refused(tmp_path: Path) -> None:
         b"PK\x03\x04",
     ):
         path.write_bytes(broken)
-        with pytest.raises(ConfigError, match=r"a.pth (cannot be read|is no file of torch.save)"):
+        with pytest.raises(ConfigError, match=r"a.pth (cannot be read|is not a file of tensors)"):
             pretrained.read(path)
 
 
@@ -223,7 +223,9 @@ def test_a_file_is_known_by_its_name_and_hash(tmp_path: Path) -> None:
 def test_it_is_kept_once_and_found_again(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"a": torch.ones(2)}, tmp_path / "a.pth")
     spec = pretrained.identify(path)
-    with pytest.raises(ConfigError, match=rf"a.pth \(sha256 {spec.sha256[:12]}…\), which is not here: .*{home}; copy"):
+    with pytest.raises(
+        ConfigError, match=rf"a.pth \(sha256 {spec.sha256[:12]}…\), which is not on this machine: .*{home}; copy"
+    ):
         pretrained.find(spec)
     kept = pretrained.keep(path, spec)
     assert kept == home / f"{spec.sha256[:12]}-a.pth" == pretrained.find(spec)

@@ -1,15 +1,17 @@
-"""Cached slices of a prepared site: ``arrays/<M>/images.npy`` and ``labels.npy``, opened memory-mapped.
+"""Cached slices of a prepared site: ``arrays/<M>/images.npy`` and ``labels.npy``, memory-mapped.
 
-Batches are cut from these without decoding anything again. They are derived from ``volumes/`` and can be
-deleted at any time; the first use makes them again. Intensities follow the preparation that FedFA, HarmoFL
-and FedRDN use (per volume: clip above the 99th percentile, min-max, times 255, floor). Slices are seen as a
-radiologist sees them: anterior at the top, the patient's right on the left.
+Batches are read from these arrays without decoding. They are derived from ``volumes/`` and may be deleted at any
+time; they are rebuilt on first use. Intensities are scaled per volume: clip above a quantile, min-max, times 255,
+floor. Arrays with another quantile than the default are in ``arrays/<M>_clip<quantile>/``. Slices are in radiological
+orientation: anterior at the top, the patient's right on the left.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,9 @@ import numpy as np
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Manifest, read_manifest
 
-PERCENTILE = 0.99
+CLIP_ABOVE_QUANTILE = 0.99
+"""Default of a task's ``data.clip_above_quantile``."""
+_FOLDER = re.compile(r"(\d+)(?:_clip([\d.]+))?")
 
 
 @dataclass(frozen=True)
@@ -35,36 +39,54 @@ class SliceArrays:
     matrix: int
 
 
-def open_arrays(site_dir: Path, *, matrix: int) -> SliceArrays:
-    """Open the slices of a site at ``matrix`` x ``matrix`` pixels, making them from its volumes if need be.
+def open_arrays(site_dir: Path, *, matrix: int, clip_above_quantile: float = CLIP_ABOVE_QUANTILE) -> SliceArrays:
+    """Open a site's slices at ``matrix`` x ``matrix`` pixels; build the arrays from its volumes if they are missing.
+
+    Args:
+        site_dir: the prepared site.
+        matrix: rows and columns of a slice.
+        clip_above_quantile: intensities of a volume are clipped above this quantile.
 
     Raises:
-        DataError: no prepared site there, a volume that cannot be read, a cache that does not fit.
+        DataError: no prepared site there, an unreadable volume, or arrays that do not match the manifest.
     """
     manifest = read_manifest(site_dir)
-    folder = arrays_dir(site_dir, manifest, matrix)
+    folder = arrays_dir(site_dir, manifest, matrix, clip_above_quantile)
     if not folder.is_dir():
-        build_arrays(site_dir, manifest, matrix)
+        build_arrays(site_dir, manifest, matrix, clip_above_quantile)
     slices = sum(case.shape[0] for case in manifest.cases)
     images, labels = (_open(folder / name, slices, matrix) for name in ("images.npy", "labels.npy"))
     return SliceArrays(images=images, labels=labels, manifest=manifest, matrix=matrix)
 
 
-def arrays_dir(site_dir: Path, manifest: Manifest, matrix: int) -> Path:
-    """Where the slices of one matrix size are."""
+def cached_arrays(site_dir: Path) -> Iterator[tuple[Path, int, float]]:
+    """Yield folder, matrix size and clip quantile of the arrays that a site has already."""
+    for folder in sorted((site_dir / "arrays").glob("*")):
+        match = _FOLDER.fullmatch(folder.name)
+        if match is not None:
+            yield folder, int(match[1]), float(match[2] or CLIP_ABOVE_QUANTILE)
+
+
+def arrays_dir(
+    site_dir: Path, manifest: Manifest, matrix: int, clip_above_quantile: float = CLIP_ABOVE_QUANTILE
+) -> Path:
+    """Folder of the cached slices of one matrix size and clip quantile."""
     if matrix < 8:
         raise DataError(f"matrix {matrix} is too small: ask for at least 8 pixels")
     if not manifest.cases:
         raise DataError(f"{site_dir} holds pictures, this task needs volumes: name the right folder")
-    return site_dir / manifest.cases[0].array / str(matrix)
+    clip = "" if clip_above_quantile == CLIP_ABOVE_QUANTILE else f"_clip{clip_above_quantile}"
+    return site_dir / manifest.cases[0].array / f"{matrix}{clip}"
 
 
-def build_arrays(site_dir: Path, manifest: Manifest, matrix: int) -> None:
-    """Write ``arrays/<matrix>/`` beside its place, then rename it; another process may win the race."""
-    from fedshift.data.scans import read_scan  # SimpleITK: only here, not wherever a model trains
+def build_arrays(
+    site_dir: Path, manifest: Manifest, matrix: int, clip_above_quantile: float = CLIP_ABOVE_QUANTILE
+) -> None:
+    """Write the folder of arrays under a temporary name, then rename it; another process may be faster."""
+    from fedshift.data.scans import read_scan  # imports SimpleITK, which training does not need
 
-    target = arrays_dir(site_dir, manifest, matrix)
-    beside = target.parent / f".{matrix}.partial-{uuid.uuid4().hex[:8]}"
+    target = arrays_dir(site_dir, manifest, matrix, clip_above_quantile)
+    beside = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
     shape = (sum(case.shape[0] for case in manifest.cases), matrix, matrix)
     try:
         beside.mkdir(parents=True)
@@ -81,7 +103,10 @@ def build_arrays(site_dir: Path, manifest: Manifest, matrix: int) -> None:
                     raise DataError(
                         f"{path} has shape {voxels.shape}, the manifest says {case.shape}: prepare the site again"
                     )
-                stack[part] = resize_labels(voxels, matrix) if end else resize_images(to_uint8(voxels), matrix)
+                if end:
+                    stack[part] = resize_labels(voxels, matrix)
+                else:
+                    stack[part] = resize_images(to_uint8(voxels, clip_above_quantile), matrix)
         for stack in stacks:
             stack.flush()
         try:
@@ -99,17 +124,17 @@ def build_arrays(site_dir: Path, manifest: Manifest, matrix: int) -> None:
 
 
 def radiological(voxels: np.ndarray) -> np.ndarray:
-    """RAS voxels ``[z, y, x]`` as slices with anterior at the top and the patient's right on the left."""
+    """Flip RAS voxels ``[z, y, x]`` to slices with anterior at the top and the patient's right on the left."""
     return voxels[:, ::-1, ::-1]
 
 
-def to_uint8(volume: np.ndarray) -> np.ndarray:
-    """Intensities of one volume, any shape: clip above the 99th percentile, min-max, times 255, floor.
+def to_uint8(volume: np.ndarray, clip_above_quantile: float = CLIP_ABOVE_QUANTILE) -> np.ndarray:
+    """Intensities of one volume, any shape: clip above a quantile, min-max, times 255, floor.
 
-    A volume whose 99th percentile is its minimum (hardly any signal) is scaled to its maximum instead.
+    A volume whose quantile is its minimum (hardly any signal) is scaled to its maximum instead.
     """
     values = volume.astype(np.float64)
-    low, high = float(values.min()), float(np.quantile(values, PERCENTILE))
+    low, high = float(values.min()), float(np.quantile(values, clip_above_quantile))
     if high <= low:
         high = float(values.max())
     if high <= low:
@@ -134,7 +159,7 @@ def resize_labels(slices: np.ndarray, matrix: int) -> np.ndarray:
 
 
 def restore(values: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """The way back of `resize_images` for numbers such as probabilities: ``[S, M, M]`` to ``[S, rows, columns]``."""
+    """Inverse of `resize_images`, for probabilities and the like: ``[S, M, M]`` to ``[S, rows, columns]``."""
     if values.shape[1:] == (rows, columns):
         return values
     side = max(rows, columns)
@@ -150,10 +175,9 @@ def _square(slices: np.ndarray) -> np.ndarray:
 
 
 def _resample(slices: np.ndarray, matrix: int) -> np.ndarray:
-    """Rows, then columns, as sums over the few pixels that count.
+    """Resample rows, then columns, by summing over the few pixels with a weight above 0.
 
-    No matrix product on purpose: threaded BLAS is far slower at this on a busy machine, and its order of
-    summing is not ours to choose.
+    A matrix product would be slower on a busy machine (threaded BLAS), and its order of summation is not fixed.
     """
     weights = resize_weights(slices.shape[1], matrix)
     taps = int((weights > 0).sum(axis=1).max())
@@ -170,10 +194,10 @@ def _resample(slices: np.ndarray, matrix: int) -> np.ndarray:
 
 
 def resize_weights(before: int, after: int) -> np.ndarray:
-    """Give ``[after, before]`` weights whose rows sum to 1.
+    """Resampling weights ``[after, before]``; each row sums to 1.
 
-    Shrinking takes the mean over the area that a new pixel covers, growing interpolates linearly between pixel
-    centres and holds the edges.
+    Shrinking averages over the area that a new pixel covers. Growing interpolates linearly between pixel centres and
+    repeats the edges.
     """
     scale = before / after
     if scale >= 1:
@@ -186,13 +210,13 @@ def resize_weights(before: int, after: int) -> np.ndarray:
 
 
 def _open(path: Path, slices: int, matrix: int) -> np.ndarray:
-    again = f"delete the folder {path.parent} and it is made again"
+    again = f"delete the folder {path.parent}, it will be rebuilt"
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"{path} is missing: {again}") from None
     except (ValueError, OSError, EOFError):
-        raise DataError(f"{path} is cut short or damaged: {again}") from None
+        raise DataError(f"{path} is truncated or damaged: {again}") from None
     if array.dtype != np.uint8 or array.shape != (slices, matrix, matrix):
         raise DataError(
             f"{path} holds {array.dtype} {array.shape}, the manifest calls for uint8 "

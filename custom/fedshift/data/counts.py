@@ -1,4 +1,4 @@
-"""About how many samples a job takes from a site, by its manifest alone."""
+"""Approximate number of samples that a job uses from a site, estimated from its manifest alone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from fedshift.schema.manifest import Manifest
 
 FOREGROUND = 0.6
-"""About this part of a volume's slices shows the prostate: what the papers' protocols train on."""
+"""Assumed fraction of a volume's slices that contain foreground (on which the papers' protocols train)."""
 FEWEST = 32
-"""Training slices that a fraction leaves at least."""
+"""Minimum number of training slices when ``data.fraction`` is set."""
 
 
 def about_counts(manifest: Manifest, data: Mapping[str, Any]) -> dict[str, int]:
-    """Samples of each split; ``data`` are the task's settings of that name."""
+    """Estimated number of samples in each split; ``data`` is the ``data`` section of the task."""
     sizes = {"train": 0.0, "val": 0.0, "test": 0.0}
     for case in manifest.cases:
         sizes[case.split] += case.shape[0]

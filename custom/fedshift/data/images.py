@@ -1,4 +1,4 @@
-"""Cached images of a prepared site: ``arrays/<S>/images.npy`` and ``labels.npy``, opened memory-mapped."""
+"""Cached pictures of a prepared site: ``arrays/<S>/images.npy`` and ``labels.npy``, memory-mapped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_images(folder: Path, *, size: int, channels: int) -> ImageArrays:
         raise DataError(f"{folder} has no images of {size} pixels, only {found}: prepare the site with that size")
     n = len(manifest.pictures)
     images = _open(arrays / "images.npy", (n, channels, size, size))
-    labels = np.array(_open(arrays / "labels.npy", (n,)))  # few bytes: no file stays open for them
+    labels = np.array(_open(arrays / "labels.npy", (n,)))  # small, so copied: no file stays open
     if labels.max() >= len(manifest.classes):
         raise DataError(
             f"{arrays / 'labels.npy'} names class {labels.max()}, the manifest has {len(manifest.classes)} "
@@ -57,9 +57,9 @@ def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     except FileNotFoundError:
         raise DataError(f"{path} is missing: prepare the site again") from None
     except (ValueError, EOFError):
-        raise DataError(f"{path} is cut short or damaged: prepare the site again") from None
+        raise DataError(f"{path} is truncated or damaged: prepare the site again") from None
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error}): mend that and start again") from None
+        raise DataError(f"{path} cannot be read ({error.strerror or error}): fix that and start again") from None
     if array.dtype != np.uint8 or array.shape != shape:
         raise DataError(f"{path} holds {array.dtype} {array.shape}, expected is uint8 {shape}: prepare the site again")
     return np.asarray(array)

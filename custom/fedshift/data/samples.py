@@ -1,4 +1,4 @@
-"""Training samples of a site, or of several put together, cut into chunks and shuffled batches."""
+"""Training samples of one site, or of several sites together, as chunks and shuffled batches."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ CHUNK = 32
 
 
 def epoch_starts(n_train: int, *, batch_size: int, drop_last: bool) -> range:
-    """Where the batches of an epoch begin among ``n_train`` shuffled samples, as `Samples.train_batches` cuts them."""
+    """Start index of each batch in an epoch of ``n_train`` shuffled samples (see `Samples.train_batches`)."""
     batch_size = min(batch_size, n_train)
     smallest = batch_size if drop_last else min(2, batch_size)
     return range(0, n_train - smallest + 1, batch_size)
 
 
 class Samples(ABC):
-    """What a kind of data must say of its training samples; the rest follows."""
+    """Base class: a data set implements ``n_train`` and ``train_samples`` and gets batches from here."""
 
     @property
     @abstractmethod
@@ -30,23 +30,23 @@ class Samples(ABC):
 
     @abstractmethod
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Un-augmented images (B, C, H, W) float32 and targets of training samples 0 … n_train - 1."""
+        """Images (B, C, H, W) float32 without augmentation and targets, for indices in 0 … n_train - 1."""
 
     def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The augmentation that belongs to the task's data."""
+        """Apply the task's own augmentation; by default none."""
         return x, y
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All training samples in order, un-augmented."""
+        """All training samples in order, without augmentation."""
         for start in range(0, self.n_train, CHUNK):
             yield self.train_samples(np.arange(start, min(start + CHUNK, self.n_train)))
 
     def train_batches(
         self, *, batch_size: int, order: torch.Generator, augmentation: torch.Generator, drop_last: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """A shuffled epoch. With ``drop_last`` the last, smaller batch is left out unless it is the only one.
+        """A shuffled epoch. With ``drop_last`` a smaller last batch is skipped unless it is the only one.
 
-        A last batch of a single sample is left out in any case: batch norm cannot train on it.
+        A last batch of one sample is always skipped, since batch norm cannot train on it.
         """
         shuffled = torch.randperm(self.n_train, generator=order).numpy()
         for start in epoch_starts(self.n_train, batch_size=batch_size, drop_last=drop_last):
@@ -55,20 +55,20 @@ class Samples(ABC):
 
 
 class Union(Samples):
-    """Several sites' samples as if they were one site's."""
+    """The samples of several sites, treated as one site."""
 
     def __init__(self, parts: Sequence[Samples]) -> None:
-        """``parts`` are numbered one after another."""
+        """``parts``: one per site; their samples are numbered consecutively."""
         self._parts = parts
         self._ends = np.cumsum([part.n_train for part in parts])
 
     @property
     def n_train(self) -> int:
-        """Of all parts."""
+        """Number of training samples over all sites."""
         return int(self._ends[-1])
 
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The samples in the order of their parts, which a shuffled batch does not mind."""
+        """Samples grouped by site (not in the order of ``index``); batches are shuffled anyway."""
         part_of = np.searchsorted(self._ends, index, side="right")
         picked = []
         for number, part in enumerate(self._parts):
@@ -78,30 +78,30 @@ class Union(Samples):
         return torch.cat([x for x, _ in picked]), torch.cat([y for _, y in picked])
 
     def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """All sites of a job have the same."""
+        """Apply the augmentation, which is the same for all sites of a job."""
         return self._parts[0].augmented(x, y, rng=rng)
 
 
 class EverySite(Samples):
-    """Several sites' samples in batches that hold equally many of each, site after site."""
+    """The samples of several sites, in batches with equally many samples of each site, grouped by site."""
 
     def __init__(self, parts: Sequence[Samples]) -> None:
-        """An epoch is as long as that of the largest; the others begin again."""
+        """An epoch ends when the largest site is through; smaller sites start over."""
         self._parts = parts
 
     @property
     def n_train(self) -> int:
-        """Of all parts."""
+        """Number of training samples over all sites."""
         return sum(part.n_train for part in self._parts)
 
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
-        """As `Union`."""
+        """See `Union.train_samples`."""
         return Union(self._parts).train_samples(index)
 
     def train_batches(
         self, *, batch_size: int, order: torch.Generator, augmentation: torch.Generator, drop_last: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of ``batch_size`` a site, or as many as the smallest site has; all are of equal size."""
+        """Batches of ``batch_size`` samples per site, or as many as the smallest site has; all of equal size."""
         each = min(batch_size, *(part.n_train for part in self._parts))
         longest = max(part.n_train // each for part in self._parts)
 

@@ -1,6 +1,6 @@
 """Reading and writing one scan with its geometry, through SimpleITK.
 
-Everything here brings a volume into one orientation: in memory voxels are ``[z, y, x]`` with x towards the
+All volumes are brought into one orientation: in memory, voxels are ``[z, y, x]`` with x towards the
 patient's right, y towards anterior, z towards superior ("RAS", as nibabel counts). Only data preparation and
 checks import this module: SimpleITK is not needed where a model trains.
 """
@@ -16,18 +16,21 @@ from pathlib import Path
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.intact import fault, non_finite
+from fedshift.data.integrity import fault, non_finite
+from fedshift.data.itk_log import quiet_itk
 from fedshift.schema.errors import DataError
+
+quiet_itk()
 
 SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 ORIENTATION = "RAS"
 
 
 class ScanError(DataError):
-    """A scan that cannot be used; ``what`` is wrong and the ``mend`` are kept apart for ``check``."""
+    """A scan that cannot be used: ``what`` is wrong, and how to fix it (``mend``), separately for ``data check``."""
 
     def __init__(self, path: Path, what: str, mend: str) -> None:
-        """Name the file, what is wrong with it and how to mend it."""
+        """``what`` is wrong with the file at ``path``, and how to fix it."""
         super().__init__(f"{path} {what}: {mend}")
         self.what = what
         self.mend = mend
@@ -69,7 +72,7 @@ def read_scan(path: Path, *, channel: int | None = None, direction: tuple[float,
     Args:
         path: NIfTI, NRRD, MetaImage or whatever else SimpleITK reads; or a folder of DICOM slices.
         channel: which volume to take from a 4D file (MSD keeps T2 and ADC in one); None refuses 4D.
-        direction: taken in place of the file's own direction, for a header known to be wrong.
+        direction: replaces the direction in the file, for headers that are known to be wrong.
 
     Raises:
         ScanError: unreadable, truncated, NaN, 4D, several values per voxel, fewer than three slices.
@@ -103,14 +106,14 @@ def read_scan(path: Path, *, channel: int | None = None, direction: tuple[float,
 
 
 def require_text(path: Path) -> None:
-    """Refuse a file whose name ITK would end the process for.
+    """Refuse a file name that would crash ITK.
 
     Raises:
-        ScanError: the name is no text in UTF-8.
+        ScanError: the name is not valid UTF-8.
     """
     shown = os.fsencode(path).decode("utf-8", "replace")
     if shown != str(path):
-        raise ScanError(Path(shown), "has a name that is not text in UTF-8", "rename it")
+        raise ScanError(Path(shown), "has a name that is not valid UTF-8", "rename it")
 
 
 def write_scan(scan: Scan, path: Path) -> None:
@@ -144,11 +147,11 @@ def _read_file(path: Path) -> sitk.Image:
             raise ScanError(
                 path, "has a sheared coordinate system", "resample it onto a grid with right angles"
             ) from None
-        raise ScanError(path, "cannot be read, it is damaged, cut short or no image", again) from None
+        raise ScanError(path, "cannot be read, it is damaged, truncated or not an image", again) from None
 
 
 def _read_series(folder: Path) -> sitk.Image:
-    """One DICOM series; a missing slice in the middle is an error, not a stretched patient."""
+    """Read one DICOM series; a missing slice in the middle is an error."""
     series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
     if not series:
         raise ScanError(folder, "holds no DICOM series", "put the slices of one series there")
@@ -175,7 +178,7 @@ def _read_series(folder: Path) -> sitk.Image:
 
 
 def _refuse_gaps(reader: sitk.ImageSeriesReader, count: int, folder: Path) -> None:
-    """Compare the distances of neighbouring slices, from the position that each slice states."""
+    """Refuse a series whose slice positions are not evenly spaced."""
     if not all(reader.HasMetaDataKey(k, "0020|0032") for k in range(count)):
         return
     text = [reader.GetMetaData(k, "0020|0032") for k in range(count)]
@@ -184,7 +187,7 @@ def _refuse_gaps(reader: sitk.ImageSeriesReader, count: int, folder: Path) -> No
     if max(gaps) - min(gaps) > 0.1 * float(np.median(gaps)):
         raise ScanError(
             folder,
-            f"has slices {min(gaps):.2f} to {max(gaps):.2f} mm apart, so one is missing or doubled",
+            f"has slices {min(gaps):.2f} to {max(gaps):.2f} mm apart, so one is missing or duplicated",
             "export the series again",
         )
 

@@ -1,4 +1,4 @@
-"""Which files of a folder belong together: images with their masks, in the layouts that scans come in."""
+"""Find images and their masks in the common folder layouts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PART = re.compile(r"(.+)_part\d+", re.IGNORECASE)  # a download in parts, such a
 
 @dataclass(frozen=True)
 class ScanSet:
-    """The scans of one folder, as a rule one site. ``findings`` are masks that are missing, extra or doubled."""
+    """The scans of one folder, usually one site. ``findings``: missing, extra or duplicate masks."""
 
     name: str
     folder: Path
@@ -37,7 +37,7 @@ def find_sets(path: Path) -> list[ScanSet]:
     """All scans below a folder, up to two levels down.
 
     Raises:
-        DataError: nothing there that is known, with what was found and what is expected.
+        DataError: no known layout; the message lists what was found and what is expected.
     """
     if not path.is_dir():
         raise DataError(f"{path} is not a folder: name the folder that holds the scans")
@@ -48,7 +48,7 @@ def find_sets(path: Path) -> list[ScanSet]:
 
 
 def pair_beside(folder: Path, name: str | None = None) -> ScanSet:
-    """Images and masks in one folder, told apart by the mask's ending: ``Case00`` and ``Case00_segmentation``."""
+    """Images and masks in one folder, distinguished by the mask's suffix: ``Case00`` and ``Case00_segmentation``."""
     files = _scan_files(folder)
     masks = [(mask_id, file) for file in files if (mask_id := _without_ending(stem_of(file))) is not None]
     images = [(stem_of(file), file) for file in files if _without_ending(stem_of(file)) is None]
@@ -95,7 +95,7 @@ def pair_msd(folder: Path) -> ScanSet:
             names = {str(name).lower(): int(index) for index, name in content.get("modality", {}).items()}
             listed = [folder / entry["image"] for entry in content.get("training", [])]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{description} cannot be understood ({error}): download it again or remove it") from None
+            raise DataError(f"{description} cannot be parsed ({error}): download it again or remove it") from None
         if names and "t2" not in names:
             raise DataError(f"{description} names the channels {', '.join(names)}, not T2: it is not the prostate task")
         channel = names.get("t2", 0)
@@ -154,7 +154,7 @@ def _pair(
     folder: Path,
     layout: Literal["beside", "folders"],
 ) -> ScanSet:
-    """Match by id, whatever the case of its letters."""
+    """Match images and masks by id, ignoring case."""
     findings: list[Finding] = []
     sides: list[dict[str, tuple[str, Path]]] = []
     for entries in (images, masks):
@@ -169,11 +169,11 @@ def _pair(
     for key, (case, file) in by_image.items():
         if key not in by_mask:
             wanted = f"{case}_segmentation" if layout == "beside" else f"{case} in the folder of masks"
-            findings.append(Finding("error", file, "has no mask", f"add {wanted}, or take the image out"))
+            findings.append(Finding("error", file, "has no mask", f"add {wanted}, or remove the image"))
     for key, (case, file) in by_mask.items():
         if key not in by_image:
             findings.append(
-                Finding("error", file, f"is a mask without an image {case}", "add the image or take the mask out")
+                Finding("error", file, f"is a mask without an image {case}", "add the image or remove the mask")
             )
     return ScanSet(name, folder, layout, tuple(cases), tuple(findings))
 

@@ -1,4 +1,4 @@
-"""The papers' split of single slices, kept for reproduction only: one patient lands in training and test."""
+"""The papers' split by slice, for reproduction only: slices of one patient are in training and test."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ TRAIN_SHARE, HELD_OUT_SHARE, TRAIN_FLOOR = 0.6, 0.2, 32
 def legacy_split(slices: np.ndarray, *, fraction: float, site: str) -> dict[Split, np.ndarray]:
     """Shuffle n slices, then: first max(0.6·fraction·n, 32) train, next 0.2·n val, last 0.2·n test.
 
-    The counts are those of FedFA's Table 13 (``fraction`` 1) and Table 2 (``fraction`` 1/6, where the released
-    code has the floor of 32). The permutation depends on the site only, so runs of any seed share the split; it
-    is not the authors', whose index files are not part of the data.
+    The counts are those of FedFA's Table 13 (``fraction`` 1) and Table 2 (``fraction`` 1/6; the minimum of 32 is
+    the released code's). The permutation depends only on the site, so the split is the same for every seed. It is
+    not the authors' permutation, whose index files are not published with the data.
 
     Args:
         slices: slice numbers (n,).
-        fraction: part of the training share, (0, 1].
+        fraction: fraction of the training part to use, in (0, 1].
         site: the site's name.
 
     Returns:
-        Disjoint slice numbers, unless the floor of 32 reaches into the validation part of a very small site, in
-        which case training gives way.
+        Disjoint slice numbers for each split. If the minimum of 32 would reach into the validation part of a very
+        small site, training gets fewer.
     """
     n = len(slices)
     order = np.random.default_rng(derive_seed(0, site, 0, "slice-legacy")).permutation(slices)

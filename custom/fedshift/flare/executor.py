@@ -23,6 +23,8 @@ from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.flare.patches.memory_release import release
 from fedshift.flare.patches.send_window import limit
+from fedshift.flare.run_folders import SITES
+from fedshift.flare.simulator_state import take_site_back
 from fedshift.flare.stats import SiteWork, add_stats
 from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
 from fedshift.schema.job import FILE_NAME, JobSpec, read_job
@@ -31,7 +33,7 @@ from fedshift.tasks.device import spread
 from fedshift.tasks.machine import WORKERS
 
 if TYPE_CHECKING:
-    from fedshift.federation.encryption import SiteEncryption
+    from fedshift.federation.encryption.site import SiteEncryption
 
 log = logging.getLogger("fedshift")
 
@@ -73,12 +75,8 @@ class FedshiftExecutor(Executor):
             self._sites[name] = site
             if task_name == codec.STATISTICS:
                 return codec.Answer(site.statistics(), site.info())
-            encryption = self._encrypted(fl_ctx)
-            if encryption is not None:
-                broadcast = encryption.open(broadcast)
             if task_name == codec.TRAIN:
-                update = site.train(broadcast, stop=lambda: bool(abort_signal.triggered))
-                return codec.Answer(update if encryption is None else encryption.seal(update, broadcast), site.info())
+                return codec.Answer(site.train(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
             if task_name == codec.VALIDATE:
                 return codec.Answer(site.validate(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
             raise ConfigError(f"there is no task {task_name!r}: install the server's version of fedshift at this site")
@@ -100,11 +98,11 @@ class FedshiftExecutor(Executor):
             limit(clients=len(hosts(self._job)))
         return self._job
 
-    def _encrypted(self, fl_ctx: FLContext) -> SiteEncryption | None:
-        """The site's part of encryption, if the job asks for it."""
+    def _encryption_of(self, fl_ctx: FLContext) -> SiteEncryption | None:
+        """The job's encryption with the keys of this client's kit; None if the job does not encrypt."""
         job = self._read_job(fl_ctx)
         if job.federation.encryption is not None and self._encryption is None:
-            from fedshift.federation.encryption import SiteEncryption
+            from fedshift.federation.encryption.site import SiteEncryption
             from fedshift.flare.keys import SITE_KEYS, read_keys
 
             keys = read_keys(Path(fl_ctx.get_workspace().get_startup_kit_dir()), SITE_KEYS)
@@ -115,7 +113,9 @@ class FedshiftExecutor(Executor):
         workspace, job_id = fl_ctx.get_workspace(), fl_ctx.get_job_id()
         job, local = self._read_job(fl_ctx), Path(workspace.get_site_config_dir())
         data = find_site(job.task.dataset, name, local=local, simulator=is_simulator(fl_ctx))
-        state = Path(workspace.get_run_dir(job_id)) / "sites"
+        state = Path(workspace.get_run_dir(job_id)) / SITES
+        if is_simulator(fl_ctx):
+            take_site_back(name, state)
         settings, beside = read_settings(local), next(iter(self._sites.values()), None)
         device, workers = settings.device, None
         if is_simulator(fl_ctx):
@@ -134,6 +134,7 @@ class FedshiftExecutor(Executor):
             keep_answers=not is_simulator(fl_ctx),
             workers=workers,
             share_cases=is_simulator(fl_ctx) or (settings.privacy is not None and settings.privacy.case_scores),
+            encryption=self._encryption_of(fl_ctx),
         )
         if site.info().kind == "phantom":
             log.warning("site %s trains on the phantom: simulated scans, not patients", name)

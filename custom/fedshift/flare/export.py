@@ -52,9 +52,9 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code
         ConfigError: the folder holds something other than a job, the job is a centralised reference, or the options
             contradict each other.
     """
-    from fedshift import methods  # brings torch, which reading a job can do without
+    from fedshift.methods import method_set  # brings torch, which reading a job can do without
 
-    methods.require_federation(job)
+    method_set.require_federation(job)
     if production and with_code:
         raise ConfigError("--production is for sites that take no code: leave out that or --with-code")
     if production and job.federation.hosts is not None:

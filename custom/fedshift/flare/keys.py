@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nvflare.fuel.sec.security_content_service import LoadResult, SecurityContentManager
 
-from fedshift.federation.encryption import Keys
+from fedshift.federation.encryption.keys import Keys
 from fedshift.schema.errors import ConfigError
 
 SITE_KEYS, SERVER_KEYS = "client_context.tenseal", "server_context.tenseal"

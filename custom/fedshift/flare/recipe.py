@@ -31,7 +31,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 
 CLOSED = (
-    "nothing can be added to a fedshift job, as sites read nothing else: set job keys with options=…, and what may "
+    "nothing can be added to a fedshift job: sites read only the job itself; set job keys with options=…, and what may "
     "leave a site in the site's fedshift.yaml"
 )
 
@@ -142,7 +142,7 @@ class JobFolder(FedJob):
             raise ConfigError("SimEnv's gpu_config and log_config do not apply: $FEDSHIFT_DEVICE chooses a device")
         with tempfile.TemporaryDirectory() as folder:
             job = write_job(self.spec, Path(folder) / self.name)
-            simulate(self.spec, job, Path(workspace), threads=threads, on_line=_show)
+            simulate(self.spec, job, Path(workspace), parallel=threads, on_line=_show)
         return 0
 
 

@@ -13,25 +13,24 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
-from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedshift.data.local_sites import find_sites
 from fedshift.federation.memory import Measured, choose_workers, needs_of
 from fedshift.flare.export import share_out
 from fedshift.flare.hosts import balanced, hosts, work_of
+from fedshift.flare.run_folders import RunFolders
+from fedshift.flare.simulator_state import VARIABLE, aside_of, discard_aside, put_aside
 from fedshift.flare.start import MEASURE, READY, Start
-from fedshift.reporting.progress import Progress, read_progress
+from fedshift.reporting.progress import Progress, mark_stopped, read_progress
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.job import JobSpec
 from fedshift.tasks.machine import WORKERS, cores
 
 log = logging.getLogger("fedshift")
 
-LOG = "simulator.log"
 INTERVAL = 0.2
 """Seconds between two looks at ``progress.json``."""
 END_AFTER_FAILURE = 90.0
@@ -44,29 +43,13 @@ class RunFailed(FedshiftError):
     """The run ended without a model; the message is the reason, in one sentence."""
 
 
-@dataclass(frozen=True)
-class RunFolders:
-    """Where a simulated run writes its files."""
-
-    workspace: Path
-
-    @property
-    def server(self) -> Path:
-        """The server's job folder, with results, models and curves."""
-        return self.workspace / "server" / str(SimulatorConstants.JOB_NAME)
-
-    @property
-    def log(self) -> Path:
-        """The file with everything that the simulator and its workers printed."""
-        return self.workspace / LOG
-
-
 def simulate(
     job: JobSpec,
     job_folder: Path,
     workspace: Path,
     *,
-    threads: int | None = None,
+    parallel: int | None = None,
+    resume: bool = False,
     ignore_memory: bool = False,
     on_look: Callable[[Progress | None], None] = lambda progress: None,
     on_line: Callable[[str], None] = lambda line: None,
@@ -77,31 +60,23 @@ def simulate(
     Args:
         job: the job in ``job_folder``.
         job_folder: as `fedshift.flare.export.write_job` made it.
-        workspace: the simulator's folder; an earlier run in it is removed.
-        threads: how many sites work at a time; so many processes divide the sites among them. By default as many as
-            there are cores, or as the job has ``federation.hosts``; fewer if memory has no room for them.
+        workspace: the simulator's folder; an earlier run in it is removed, or continued with ``resume``.
+        parallel: how many sites train at a time, each in a process that serves its share of them. By default one per
+            core, or as many as the job has ``federation.hosts``, or fewer if they would not fit into memory.
+        resume: go on after the last round that an interrupted run in ``workspace`` has closed; ``parallel`` may be
+            another than it was then.
         ignore_memory: run the job whether or not it fits into memory.
         on_look: called several times a second with the latest progress.
         on_line: called with every line that the simulator and its workers print.
         on_note: called with a sentence if memory is scarce or limits how many sites work at a time.
 
     Raises:
-        ConfigError: ``workspace`` holds something other than a run, ``threads`` does not fit the job, or the sites mix
-            simulated and real data.
+        ConfigError: ``workspace`` holds something other than a run, ``parallel`` does not fit, or kinds of data mix.
         DataError: a site has no data.
         TooLittleMemory: the run would not fit into memory; an earlier run has not been removed.
         RunFailed: the run ended without a model.
     """
-    clients = len(hosts(job))
-    if threads is None:
-        each = job.task.schedule.threads
-        at_a_time = clients if job.federation.hosts is not None else max(1, cores() // (1 if each == "auto" else each))
-        count = min(clients, at_a_time)
-    elif 1 <= threads <= clients:
-        count = threads
-    else:
-        what = "sites" if job.federation.hosts is None else "hosts"
-        raise ConfigError(f"--threads {threads} does not fit: the job has {clients} {what}")
+    clients, count = len(hosts(job)), sites_at_a_time(job, parallel)
     data = find_sites(job)
     folders = RunFolders(workspace.absolute())
     others = _others(folders)
@@ -113,9 +88,14 @@ def simulate(
             measured = _ready(process, logger.waiting)
             if measured is not None:
                 needs = needs_of(job, data, measured)
-                count, note = choose_workers(needs, wanted=count, asked=threads is not None)
+                count, note = choose_workers(needs, wanted=count, asked=parallel is not None)
                 if note:
                     on_note(note)
+            environ = {WORKERS: str(count)}
+            if resume:
+                environ[VARIABLE] = str(put_aside(folders))
+            else:
+                discard_aside(folders.workspace)
             for path in others:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             folder = job_folder.absolute()
@@ -125,13 +105,18 @@ def simulate(
                 share_out(job, job_folder, folder, shares=balanced(work_of(job, data), count))
             logger.start()
             argv = [str(folder), "-w", str(folders.workspace), "-t", str(count)]
-            _start(process, {"argv": argv, "env": {WORKERS: str(count)}})
+            _start(process, {"argv": argv, "env": environ})
             finished = _watch(process, folders, on_look)
+        except KeyboardInterrupt:
+            _end(process)
+            mark_stopped(folders.server)
+            raise
         finally:
             _end(process)
             if logger.is_alive():
                 logger.join(timeout=10)
     if finished:
+        discard_aside(folders.workspace)
         return folders
     progress = read_progress(folders.server)
     if progress is not None and progress.reason:
@@ -139,6 +124,23 @@ def simulate(
     raise RunFailed(
         f"FLARE's simulator ended with exit code {process.returncode}: {logger.last_error or 'no reason given'}"
     )
+
+
+def sites_at_a_time(job: JobSpec, parallel: int | None) -> int:
+    """How many of a job's sites train at a time, if memory allows; ``parallel`` as in `simulate`.
+
+    Raises:
+        ConfigError: ``parallel`` does not fit.
+    """
+    clients = len(hosts(job))
+    if parallel is None:
+        each = job.task.schedule.threads
+        at_a_time = clients if job.federation.hosts is not None else max(1, cores() // (1 if each == "auto" else each))
+        return min(clients, at_a_time)
+    if not 1 <= parallel <= clients:
+        what = "sites" if job.federation.hosts is None else "hosts"
+        raise ConfigError(f"--parallel {parallel} does not fit: the job has {clients} {what}")
+    return parallel
 
 
 def _launch(job_folder: Path, *, measure: bool) -> subprocess.Popen[str]:
@@ -219,7 +221,7 @@ def _others(folders: RunFolders) -> list[Path]:
         raise ConfigError(f"{workspace} is not a folder: give another -w")
     kept = {"local", "startup"}  # by the simulator, from run to run
     others = [path for path in workspace.glob("*") if path.name not in kept]
-    if others and not folders.server.is_dir():
+    if others and not folders.server.is_dir() and not aside_of(workspace).is_dir():
         raise ConfigError(f"{workspace} holds something other than a run, and would be emptied: give another -w")
     return others
 

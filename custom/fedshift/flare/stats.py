@@ -51,9 +51,9 @@ def server_stats(progress: Progress | None) -> dict[str, str]:
 
 
 def _round(progress: Progress) -> str:
-    if progress.round == 0:
+    if progress.step == "statistics":
         return f"statistics, before round 1 of {progress.rounds}"
-    if progress.round > progress.rounds:
+    if progress.step == "evaluation":
         return f"last evaluation, after round {progress.rounds} of {progress.rounds}"
     return f"{progress.round} of {progress.rounds}"
 

@@ -1,6 +1,6 @@
-"""The job's course at the server: statistics, training rounds, a last evaluation.
+"""Carries the coordinator's requests to FLARE's clients and their answers back.
 
-The sequence is that of `fedshift.federation.in_process`; here sites answer whenever they are ready, some never.
+The sequence of a run is `Coordinator.requests`. Clients answer at any time or never, so each request has a deadline.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from fedshift.flare.patches.send_window import limit
 from fedshift.flare.patches.simulator_workers import use_in_bare_simulator
 from fedshift.flare.patches.spooled_answers import spool_to
 from fedshift.flare.round_deadline import RoundDeadline
+from fedshift.flare.simulator_state import take_server_back
 from fedshift.flare.stats import add_stats, server_stats
 from fedshift.reporting.events import Events
 from fedshift.reporting.progress import ProgressFile
@@ -54,7 +55,7 @@ ADMIT = 1.0
 
 
 class FedshiftWorkflow(Controller):
-    """Runs a job's rounds; every one ends, whatever its sites do."""
+    """The server's controller of a job. Every round ends, whatever its clients do."""
 
     def __init__(self, aggregator_id: str = "aggregator") -> None:
         """``aggregator_id`` names the job's `FedshiftAggregator` component."""
@@ -74,7 +75,7 @@ class FedshiftWorkflow(Controller):
         add_stats(event_type, fl_ctx, lambda: server_stats(None if progress is None else progress.latest()))
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Find the aggregator; in FLARE's simulator, see to its workers, of which there are none yet."""
+        """Find the aggregator; in FLARE's simulator, replace its way to start workers before there are any."""
         if _simulated(fl_ctx):
             use_in_bare_simulator()
         self._aggregator: FedshiftAggregator = self._engine.get_component(self._aggregator_id)
@@ -85,7 +86,7 @@ class FedshiftWorkflow(Controller):
         """Nothing is left open."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """All rounds of the job. An error ends it with one sentence in the log and in ``progress.json``."""
+        """Run the job. An error ends it with one sentence in the log and in ``progress.json``."""
         folder = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
         progress = self._progress = ProgressFile(folder)
         ended = threading.Event()
@@ -111,7 +112,7 @@ class FedshiftWorkflow(Controller):
                 coordinator.discard_waiting()
 
     def _admit(self, job_id: str, ended: threading.Event) -> None:
-        """Let sites in that the server's parent process has admitted since the job began."""
+        """Let clients take part that the server's parent process has admitted since the job began."""
         while not ended.wait(ADMIT):
             try:
                 update_clients(self._engine, job_id)
@@ -121,16 +122,17 @@ class FedshiftWorkflow(Controller):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """An answer that came after its round had ended."""
+        """FLARE calls this for an answer that came after its round had ended."""
         with self._changed:
             self._stale(client.name, task_name)
 
-    # --- the course -----------------------------------------------------------------------------------
+    # --- the run --------------------------------------------------------------------------------------
 
     def _run(self, folder: Path, progress: ProgressFile, abort_signal: Signal, fl_ctx: FLContext) -> None:
         job = job_of(fl_ctx)
         if _simulated(fl_ctx):
             find_sites(job)
+            take_server_back(folder)
         self._long_poll.attach(fl_ctx, clients=len(hosts(job)))
         spool_to(folder)
         unmap_large_blocks()
@@ -143,29 +145,29 @@ class FedshiftWorkflow(Controller):
         try:
             startup = Path(fl_ctx.get_workspace().get_startup_kit_dir())
             audit = partial(_audit, fl_ctx.get_job_id())
-            data = aggregator.begin(job, folder, on_progress=progress.update, on_reject=audit, startup=startup)
+            aggregator.begin(job, folder, on_progress=progress.update, on_reject=audit, startup=startup)
             coordinator = aggregator.coordinator
-            events.update(coordinator.results)  # of an interrupted run: its curves begin anew
+            events.update(coordinator.results)  # after a restart the curves are written again from round 1
             if coordinator.results.final is not None:
                 log.warning("the run had been finished when it was interrupted: nothing is left to do")
+                coordinator.results.write(folder)
+                progress.update(coordinator)
                 return
             log.info("job %s: %s, %d rounds", job.name, several(job.task.sites), coordinator.rounds)
-            if coordinator.round:
-                log.warning("the run was interrupted: it goes on with %s", _place(coordinator))
+            if coordinator.next_round:
+                log.warning("the run was interrupted: it goes on with %s", _place(coordinator, coordinator.next_round))
             gc.collect()
-            gc.freeze()  # what is there by now stays, and need not be looked at again
-            for round_ in range(coordinator.round, coordinator.rounds + 1):
-                # FLARE's tasks and their answers refer to each other: models would stay until Python looks for such.
+            gc.freeze()  # objects made so far stay for the whole run: later collections need not visit them
+            before = None
+            for request in coordinator.requests():
+                if before in (codec.STATISTICS, codec.TRAIN):
+                    _log_closed_round(coordinator)
+                before = request.task
+                # FLARE's tasks and answers form reference cycles: without this, old models would stay in memory.
                 collect_after_round()
-                self._gather(codec.TRAIN if round_ else codec.STATISTICS, data, patience, events, abort_signal, fl_ctx)
-                data = aggregator.aggregate(fl_ctx)
-                _report(coordinator, round_)
-            self._gather(codec.VALIDATE, data, patience, events, abort_signal, fl_ctx)
-            coordinator.close_last()
-            best = coordinator.open_best()
-            if best is not None:
-                self._gather(codec.VALIDATE, codec.encode_task(best), patience, events, abort_signal, fl_ctx)
-            coordinator.finish()
+                data = codec.encode_task(request.broadcast)
+                self._gather(request.task, data, patience, events, abort_signal, fl_ctx)
+                del request, data
             events.update(coordinator.results)
             log.info("finished: the best model is that of round %d", coordinator.best_round)
         finally:
@@ -181,9 +183,9 @@ class FedshiftWorkflow(Controller):
         abort_signal: Signal,
         fl_ctx: FLContext,
     ) -> None:
-        """Send a task to the round's sites and take their answers until the round is over.
+        """Send a task to the invited clients and take their answers until the round is over.
 
-        The curves of earlier rounds are written while the sites work.
+        The curves of earlier rounds are written while the clients work.
 
         Raises:
             Stopped: the job was aborted.
@@ -207,7 +209,7 @@ class FedshiftWorkflow(Controller):
         try:
             if name == codec.STATISTICS:
                 events.prepare()
-            elif name == codec.TRAIN:  # later on, answers change what is written
+            elif name == codec.TRAIN:  # in the evaluation, answers change the scores that this writes
                 events.update(coordinator.results)
             with self._changed:
                 while self._fault is None:
@@ -226,7 +228,7 @@ class FedshiftWorkflow(Controller):
                         break
                     if abort_signal.triggered:
                         waiting = ", ".join(sorted(asked - self._answered))
-                        place = _place(coordinator)
+                        place = _place(coordinator, coordinator.round)
                         raise Stopped(f"the run was stopped from outside during {place}, before {waiting} answered")
                     self._changed.wait(min(LOOK, max(end - elapsed, 0.0)))
         finally:
@@ -238,16 +240,16 @@ class FedshiftWorkflow(Controller):
         silent = asked - self._answered
         self._silent = (self._silent - asked) | silent
         if silent and not coordinator.hopeless:
-            log.warning("%s: no answer from %s", _place(coordinator), ", ".join(sorted(silent)))
+            log.warning("%s: no answer from %s", _place(coordinator, coordinator.round), ", ".join(sorted(silent)))
 
     def _receive(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        """A client's answer; called by FLARE, in a thread of its own."""
+        """Take a client's answer; FLARE calls this in a separate thread."""
         name = client_task.client.name
         with self._changed:
             if not self._open:
                 self._stale(name, client_task.task.name)
                 return
-            # What the answer says of its sender is the client's own word; this name is what FLARE has verified.
+            # The sender named in the answer is set by the client itself; this name was authenticated by FLARE.
             client_task.result.set_peer_props({ReservedKey.IDENTITY_NAME: name})
             try:
                 self._aggregator.accept(client_task.result, fl_ctx)
@@ -271,7 +273,7 @@ class FedshiftWorkflow(Controller):
 
 
 def _audit(job_id: str, fault: Rejection, round_: int) -> None:
-    """A line in FLARE's audit log of the job; the simulator keeps none."""
+    """Write a line to FLARE's audit log of the job; the simulator keeps none."""
     message = f"round {round_}: site {fault.site} is left out: {fault.key}: {fault.reason}"
     AuditService.add_job_event(job_id=job_id, task_name="fedshift.guard", task_id=str(round_), msg=message)
 
@@ -281,13 +283,14 @@ def _simulated(fl_ctx: FLContext) -> bool:
     return bool(fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME)
 
 
-def _place(coordinator: Coordinator) -> str:
-    if coordinator.round == 0:
+def _place(coordinator: Coordinator, round_: int) -> str:
+    if round_ == 0:
         return "the statistics round"
-    return f"round {coordinator.round}" if coordinator.round <= coordinator.rounds else "the last evaluation"
+    return f"round {round_}" if round_ <= coordinator.rounds else "the last evaluation"
 
 
-def _report(coordinator: Coordinator, round_: int) -> None:
+def _log_closed_round(coordinator: Coordinator) -> None:
+    round_ = coordinator.next_round - 1
     if round_ == 0:
         kinds = sorted({site.kind for site in coordinator.results.data.values()})
         log.info("statistics round done; data: %s", ", ".join(kinds))

@@ -1,23 +1,23 @@
-"""Fewer bytes a round: network weights as bfloat16 or as whole numbers of 8 bits. ``federation.weights_as``.
+"""Smaller messages: network weights as bfloat16 or 8-bit integers (``federation.weights_as``).
 
 Only the network's trainable float32 arrays of two or more dimensions are packed: kernels and matrices, nearly all of
-its bytes. Biases, normalisation layers, running statistics and counters travel as they are.
+its bytes. Biases, normalisation layers, running statistics and counters are sent unchanged.
 
-Down, the server packs the weights and keeps its own in full, so that rounding does not add up over the rounds. Up, a
-site packs the change d_r of round r against what it received, together with what the packing of its earlier answers
-left out (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019)::
+Downwards, the server packs the weights but keeps its own in full precision, so that rounding errors do not accumulate.
+Upwards, a site packs its change d_r in round r relative to the received weights, plus the rounding error of its
+earlier updates (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019)::
 
     s_r = pack(d_r + e_{r−1}),    e_r = d_r + e_{r−1} − s_r
 
-so the sum over the rounds of what it sent is the sum of its changes, but for the last e.
+so the sum of what it sent over all rounds is the sum of its changes, up to the last e.
 
-``int8`` is symmetric with a scale for each index of the first axis (a convolution's output channel)::
+``int8`` is symmetric, with one scale for each index of the first axis (a convolution's output channel)::
 
     scale = max |x| / 127,    code = round(x / scale),    x ≈ code · scale
 
 The scale is rounded up to 17 significant bits: its product with a code then has at most 24, so it is exact in float32,
-and packing what was unpacked gives the same codes again. The same is true of ``bf16``. What sites score is therefore,
-bit for bit, what a model file holds, however often it is sent.
+and packing an unpacked array gives the same codes again. The same holds for ``bf16``. The model that sites score is
+therefore, bit for bit, the one in the model file, however often it is sent.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from typing import Literal
 import numpy as np
 
 WeightsAs = Literal["fp32", "bf16", "int8"]
-"""How weights travel."""
+"""Number format of weights in messages."""
 
 CODES: dict[str, np.dtype] = {"bf16": np.dtype(np.uint16), "int8": np.dtype(np.int8)}
-"""Type of the codes: of bf16 the upper half of a float32's bits."""
+"""Storage type of the codes; bf16 is the upper 16 bits of a float32."""
 MOST = 127
-"""Largest code of int8."""
+"""Largest int8 code."""
 SPARE = 7
-"""Bits of a float32 scale that are 0: as many as MOST has."""
+"""Low bits of a float32 scale that are zero: as many as MOST has."""
 SMALLEST = np.float32(np.finfo(np.float32).tiny)
-"""Below this a scale would have fewer bits; such a channel is taken for zeros."""
+"""Smaller scales would be subnormal; such a channel is packed as zeros."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A float32 array in fewer bytes: ``codes`` in its shape and, of int8, a float32 ``scale`` for each first index.
+    """A packed float32 array: ``codes`` of the same shape and, for int8, a float32 ``scale`` for each first index.
 
-    What is made of a message is checked here, so that there is no other kind.
+    The constructor validates, so that a malformed array from a message never gets further.
     """
 
     codes: np.ndarray
     scale: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what `unpack` could not unpack."""
+        """Raise ValueError for codes or scales that `unpack` could not handle."""
         if type(self.codes) is not np.ndarray or self.codes.dtype not in CODES.values():
             raise ValueError(f"is {_kind(self.codes)}, not codes of {' or '.join(map(str, CODES.values()))}")
         if self.codes.ndim < 2:
@@ -70,16 +70,16 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
+        """Shape of the array."""
         return self.codes.shape
 
     @property
     def nbytes(self) -> int:
-        """What travels, without framing."""
+        """Bytes in a message, without framing."""
         return self.codes.nbytes + (0 if self.scale is None else self.scale.nbytes)
 
     def unpack(self) -> np.ndarray:
-        """The array, float32; infinite or NaN where the codes say so."""
+        """The float32 array; bf16 codes may decode to infinity or NaN."""
         if self.scale is None:
             return (self.codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
         with np.errstate(over="ignore"):
@@ -88,7 +88,7 @@ class Packed:
 
 
 def pack(array: np.ndarray, weights_as: WeightsAs) -> Packed:
-    """A float32 array of two or more dimensions in fewer bytes; halves are rounded to even.
+    """Pack a float32 array of two or more dimensions, rounding halves to even.
 
     Raises:
         ValueError: it holds NaN or infinity.
@@ -111,7 +111,7 @@ def pack(array: np.ndarray, weights_as: WeightsAs) -> Packed:
 
 
 def packed_keys(weights: Mapping[str, np.ndarray], trainable: Iterable[str], weights_as: WeightsAs) -> frozenset[str]:
-    """Which of a network's arrays are packed; ``trainable`` names its parameters."""
+    """Keys of the network's arrays that are packed; ``trainable`` are the keys of its parameters."""
     if weights_as == "fp32":
         return frozenset()
     named = {key: weights[key] for key in trainable if key in weights}
@@ -121,12 +121,12 @@ def packed_keys(weights: Mapping[str, np.ndarray], trainable: Iterable[str], wei
 def feed_back(
     change: Mapping[str, np.ndarray], residual: Mapping[str, np.ndarray], weights_as: WeightsAs
 ) -> tuple[dict[str, Packed], dict[str, np.ndarray]]:
-    """A site's change in fewer bytes, and what that leaves out, to be added to its next one.
+    """Pack a site's change with error feedback; return the packed change and the new residual.
 
     Args:
-        change: what it trained to less what it received, float32, by key.
-        residual: what the answer before left out; empty before the first.
-        weights_as: how it is packed.
+        change: trained minus received weights, float32, by key.
+        residual: rounding error of the previous update; empty before the first.
+        weights_as: number format of the packed arrays.
     """
     packed, left = {}, {}
     for key, value in change.items():

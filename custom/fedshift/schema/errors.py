@@ -1,33 +1,33 @@
-"""Errors that a person is meant to read: one sentence naming the thing and the mend."""
+"""Errors for users: one sentence that names the file, site, round or key, and how to fix it."""
 
 
 class FedshiftError(Exception):
-    """Anything the user can put right. The command line prints it and exits with 2."""
+    """Base of all errors that a user can fix. The command line prints the sentence and exits with code 2."""
 
 
 class ConfigError(FedshiftError):
-    """A job, task, method or option that does not fit."""
+    """An invalid job, task, method or option, or a combination that cannot work."""
 
 
 class PolicyError(ConfigError):
-    """What a site's own policy forbids. The sentence says nothing about its data, so that the server may read it."""
+    """A request that the site's policy forbids. The message is sent to the server and says nothing about the data."""
 
 
 class MixedDataError(ConfigError):
-    """Simulated and real data in one job; no quorum makes that right."""
+    """Simulated and real data in one job. The job ends, whatever the quorum."""
 
 
 class DataError(FedshiftError):
-    """A scan, mask, manifest or site folder that cannot be used as it is."""
+    """A scan, mask, manifest or site folder that cannot be used."""
 
 
 class TooLittleMemory(FedshiftError):
-    """Memory does not suffice for a run, or ran out at a site."""
+    """A run would need more memory than there is, or a site ran out of it."""
 
 
 class Stopped(FedshiftError):
-    """The run was ended from outside while a site was at work."""
+    """The run was stopped from outside (abort, signal) while a site was working."""
 
 
 class QuorumError(FedshiftError):
-    """Fewer sites than ``min_sites`` gave a usable answer."""
+    """Fewer accepted updates than ``federation.min_sites`` requires."""

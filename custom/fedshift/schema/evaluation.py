@@ -1,4 +1,4 @@
-"""What a site tells of a model, as plain numbers: results.json holds it, the guard checks it, reports read it."""
+"""Scores of a model at a site, as plain numbers: sites send them, the server checks them, reports show them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CONFIDENCE = 0.95
-"""Of intervals."""
+"""Confidence level of the bootstrap intervals."""
 BINS = 15
-"""Of calibration: equal parts of the confidence from 0 to 1."""
+"""Number of calibration bins: equal parts of the confidence range 0 to 1."""
 MOST_CASES = 10**5
-"""Whose single scores are told; of more there is the spread."""
-LONGEST = 1e12
-"""Of a gradient, and of any other number: a longer one is told as None."""
+"""Up to this many cases, scores of single cases may be sent; for more only their distribution."""
+MAX_NUMBER = 1e12
+"""Largest absolute value of any number in an evaluation; larger ones are sent as None."""
 
-Number = Annotated[float, Field(allow_inf_nan=False, ge=-LONGEST, le=LONGEST)]
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Counts = Annotated[list[Annotated[int, Field(ge=0, le=10**12)]], Field(max_length=256)]
 
 
@@ -26,11 +26,11 @@ class _Model(BaseModel):
 
 
 class Distribution(_Model):
-    """One score over the cases of a part of a site.
+    """Distribution of one score over the cases of a split.
 
-    ``std`` is the sample's, ``quantiles`` are those of `QUANTILES`; ``interval`` is the 95 % bootstrap interval of the
-    mean, over cases. ``cases`` are the single scores in the order of the site's manifest, without ids. What a site does
-    not let out, or too few cases do not have, is None.
+    ``std``: sample standard deviation. ``quantiles``: at `QUANTILES`. ``interval``: 95 % bootstrap interval of the mean
+    over cases. ``cases``: the single scores in the order of the site's manifest, without ids. A value is None if the
+    site's policy withholds it or if there are too few cases.
     """
 
     n: int = Field(ge=1, le=10**9)
@@ -47,18 +47,18 @@ class Distribution(_Model):
                 raise ValueError("quantiles and interval must ascend")
         if self.cases is not None:
             if len(self.cases) != self.n:
-                raise ValueError(f"{len(self.cases)} single scores were given for n = {self.n}")
+                raise ValueError(f"{len(self.cases)} case scores were given for n = {self.n}")
             if not isclose(sum(self.cases) / self.n, self.mean, rel_tol=1e-6, abs_tol=1e-9):
-                raise ValueError("the mean is not that of the single scores")
+                raise ValueError("the mean is not the mean of the case scores")
         return self
 
 
 class Calibration(_Model):
-    """How often the model is right, by how sure it is: `BINS` equal bins of the winning class's probability.
+    """Reliability of the predicted probabilities, in `BINS` equal bins of the predicted class's probability.
 
-    ``counts`` are samples (pictures; or pixels, see the task's kind), ``right`` those whose class was right, and
-    ``confidence`` is the mean probability in a bin (0 in an empty one). ``ece`` is the expected calibration error:
-    the mean over samples of |share right - confidence| of their bin.
+    ``counts``: samples in each bin (pictures or pixels, see the task's kind). ``right``: correctly classified ones.
+    ``confidence``: mean probability in the bin (0 if it is empty). ``ece``: expected calibration error, the mean over
+    samples of |accuracy - confidence| of their bin.
     """
 
     ece: Number = Field(ge=0, le=1)
@@ -68,11 +68,12 @@ class Calibration(_Model):
 
 
 class Evaluation(_Model):
-    """A model on one part of a site.
+    """Evaluation of a model on one split of a site.
 
-    ``scores`` are the part's plain scores (the task's ``metrics``), ``distributions`` scores of which every case has
-    one. ``confusion[i][j]`` counts samples of class i that were taken for class j. ``empty`` counts volumes in which
-    the model found nothing. ``gradient_norm`` is the norm of the loss's gradient over the part, where the job asks.
+    ``scores``: the task's ``metrics`` over the split. ``distributions``: scores that each case has, over the cases.
+    ``confusion[i][j]``: number of samples of class i that were predicted as class j. ``empty``: number of volumes in
+    which the model found no foreground. ``gradient_norm``: norm of the gradient of the loss over the split, if the job
+    asks for it.
     """
 
     scores: dict[str, Number]
@@ -86,7 +87,7 @@ class Evaluation(_Model):
     def _agrees(self) -> Self:
         if self.confusion is not None and any(len(row) != len(self.confusion) for row in self.confusion):
             raise ValueError("the confusion matrix is not square")
-        told = self.calibration
-        if told is not None and any(right > n for right, n in zip(told.right, told.counts, strict=True)):
-            raise ValueError("the calibration has more right than there are")
+        bins = self.calibration
+        if bins is not None and any(right > n for right, n in zip(bins.right, bins.counts, strict=True)):
+            raise ValueError("a calibration bin has more correct samples than samples")
         return self

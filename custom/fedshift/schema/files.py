@@ -1,4 +1,4 @@
-"""Text files that are written whole or not at all."""
+"""Atomic writing of text files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put ``text``, which ends with a line's end, in place of what is at ``path``; until it is written that stays."""
+    """Replace the file at ``path`` by ``text`` (ending with one newline); if writing fails it stays as it was."""
     beside = path.with_name(f"{path.name}.partial-{os.getpid()}")
     beside.write_text(text.removesuffix("\n") + "\n", encoding="utf-8")
     beside.replace(path)

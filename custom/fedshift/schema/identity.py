@@ -1,4 +1,4 @@
-"""Which fedshift a process runs. Server and sites must run the same one, or their numbers mean different things."""
+"""Version and source hash of the running fedshift. Server and sites must run the same one; others are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import fedshift
 
 @dataclass(frozen=True)
 class Identity:
-    """Version, and a hash over all source files of the package."""
+    """Package version and a hash of all its source files."""
 
     version: str
     source: str
@@ -23,12 +23,12 @@ class Identity:
 
 @cache
 def own_identity() -> Identity:
-    """The identity of the package that this process has imported."""
+    """Identity of the package imported by this process."""
     return Identity(fedshift.__version__, source_hash(Path(fedshift.__file__).parent))
 
 
 def source_hash(package: Path) -> str:
-    """Twelve hex digits over names and contents of all Python files below ``package``."""
+    """First 12 hex digits of a SHA-256 over names and contents of all Python files below ``package``."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package).as_posix()}\0".encode())

@@ -1,4 +1,4 @@
-"""A job: a task, its methods and a schedule, resolved to the last key. Sites read this and nothing else."""
+"""A fully resolved job: task, methods, schedule. It is all that a site reads of a run's configuration."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -22,10 +23,10 @@ from fedshift.schema.strict import Strict
 FILE_NAME = "fedshift.yaml"
 
 Precision = Literal["fp32", "bf16", "auto"]
-"""``auto``: bf16 where a site's hardware multiplies it, else fp32 (`fedshift.tasks.precision.uses_bf16`)."""
+"""``auto`` is bf16 on hardware that computes in bf16 natively, else fp32 (`fedshift.tasks.precision.uses_bf16`)."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
-"""Of a job, task, data set or site: also a folder's name."""
+"""Name of a job, task, data set or site. It is also used as a folder name."""
 
 
 def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -42,18 +43,18 @@ def _threads(value: object) -> object:
 
 
 Threads = Annotated[int | Literal["auto"], BeforeValidator(_threads)]
-"""``auto``: the machine's cores, shared among the processes that work there side by side."""
+"""PyTorch threads of a site; ``auto`` divides the machine's cores among the processes that run in parallel."""
 
 
 class WeightsSpec(Strict):
-    """A file of starting weights, which the server has (`fedshift.tasks.pretrained`). No path: sites read this."""
+    """A file of initial weights on the server (`fedshift.tasks.pretrained`). No path, since sites read the job."""
 
     file: Name
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class NetworkSpec(Strict):
-    """A network of `fedshift.tasks.networks`, its options, and a file of starting weights, if it has one."""
+    """A network from `fedshift.tasks.networks`, its options, and optionally a file of initial weights."""
 
     name: str
     options: dict[str, Any] = {}
@@ -66,7 +67,7 @@ class NetworkSpec(Strict):
 
 
 class OptimizerSpec(Strict):
-    """The local optimiser. ``keep`` carries its state (Adam's moments) from round to round."""
+    """The local optimiser. With ``keep`` a site keeps its state (such as Adam's moments) between rounds."""
 
     name: Literal["adam", "sgd"] = "adam"
     lr: float = Field(gt=0)
@@ -76,10 +77,10 @@ class OptimizerSpec(Strict):
 
 
 class ScheduleSpec(Strict):
-    """How long, in which batches, in which precision, with how many of torch's threads at a site.
+    """Rounds, local epochs or steps, batch size, precision and PyTorch threads of each site.
 
-    ``local_steps``, if given, is the number of optimiser steps a round and takes the place of ``local_epochs``.
-    ``drop_last`` leaves out an epoch's last batch if it is smaller than the others.
+    ``local_steps`` sets the optimiser steps of a round and replaces ``local_epochs``. ``drop_last`` skips the last
+    batch of an epoch if it is smaller than ``batch_size``.
     """
 
     rounds: int = Field(ge=1)
@@ -92,9 +93,9 @@ class ScheduleSpec(Strict):
 
 
 class TaskSpec(Strict):
-    """What is learned. ``data`` is checked by the task's kind (``fedshift.tasks.kinds.<kind>``).
+    """What is learned. The task's kind (``fedshift.tasks.kinds.<kind>``) checks ``data``.
 
-    ``held_out`` sites take no part in training: they only score the final models.
+    Sites in ``held_out`` do not train: they only score the final models.
     """
 
     name: Name
@@ -119,16 +120,16 @@ class TaskSpec(Strict):
 
     @property
     def everyone(self) -> tuple[str, ...]:
-        """Sites that train, then those that are held out."""
+        """Training sites followed by held-out sites."""
         return (*self.sites, *self.held_out)
 
 
 class RobustSpec(Strict):
-    """How updates are combined where single sites are not trusted (`fedshift.federation.server.robust`).
+    """Robust aggregation, for federations that do not trust every site (`fedshift.federation.server.robust`).
 
-    ``trim`` is the number of sites that rule ``trimmed_mean`` leaves out at each end. ``clip`` is how far rule
-    ``norm_clipping`` lets a site move, in multiples of the sites' median movement, and for how many samples it counts,
-    in multiples of their median.
+    ``trim``: how many of the largest and of the smallest values rule ``trimmed_mean`` discards. ``clip``: the limit of
+    rule ``norm_clipping`` for the norm of a site's change, as a multiple of the median norm over sites, and for its
+    sample count, as a multiple of the median count.
     """
 
     rule: Literal["median", "trimmed_mean", "norm_clipping"]
@@ -144,23 +145,25 @@ class RobustSpec(Strict):
 
 
 class FederationSpec(Strict):
-    """When a round counts, and which updates.
+    """Who takes part in a round, how long it waits, and which updates it accepts.
 
-    ``sites_per_round``, if given, is how many sites the server draws, by seed, to train in each round; all sites take
-    part in the statistics round and in the last evaluation. ``hosts``, for simulations of many sites, is the number of
-    FLARE clients that share them out and do their work one after another; without it every site is a client. ``shares``
-    are the sites of each host, where they are not dealt out in turn; ``fedshift run`` makes them.
+    ``sites_per_round``: how many sites the server samples (by seed) to train in each round. All sites take part in the
+    statistics round and in the last evaluation. ``hosts``: for simulations of many sites, the number of FLARE clients
+    that share the sites and process them one after another; by default each site is one client. ``shares``: the sites
+    of each host; by default they are dealt out in turn (``fedshift run`` balances them by the number of images).
 
-    A round needs ``min_sites`` usable answers and ends with an error without them after ``round_timeout`` seconds.
-    Once it has them it waits for the rest as long again as it took, plus ``grace`` seconds. An update whose
-    parameters moved by more than ``max_update_norm`` times the model's norm is refused. So is one that is far outside
-    the round's others, if there are at least three: whose parameters moved by more than ``max_norm_ratio`` times the
-    median movement, of this round or of the earlier one where it was largest (and as often again as it made the median
-    number of steps), or from a site that says it has more
-    than ``max_sample_ratio`` times the median number of samples. None turns either off. ``robust`` limits what the
-    accepted updates of single sites can do to the model. ``encryption`` lets the server add up updates that it cannot
-    read (`fedshift.federation.encryption`). ``weights_as`` makes the network's weights smaller on the
-    way, in both directions (`fedshift.schema.compression`).
+    A round needs ``min_sites`` accepted updates within ``round_timeout`` seconds, else the job ends with an error. Once
+    it has them it waits for the remaining sites as long again as it has taken so far, plus ``grace`` seconds.
+
+    An update is refused if its parameters moved by more than ``max_update_norm`` times the norm of the model. With at
+    least three updates in a round, one is also refused if its parameters moved by more than ``max_norm_ratio`` times
+    the median over sites (the largest median of any round so far, scaled up for a site that made more than the median
+    number of steps), or if its site reports more than ``max_sample_ratio`` times the median number of samples. None
+    disables either limit.
+
+    ``robust`` limits the influence of each accepted update. ``encryption`` makes the server add updates that it cannot
+    read (`fedshift.federation.encryption`). ``weights_as`` sends weights in fewer bytes, in both directions
+    (`fedshift.schema.compression`).
     """
 
     min_sites: int = Field(ge=1)
@@ -178,7 +181,7 @@ class FederationSpec(Strict):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Jobs written before these options were there stay as they are."""
+        """Leave out options at their default, so that job files stay short."""
         content: dict[str, Any] = serialise(self)
         fields = type(self).model_fields
         optional = ("shares", "max_norm_ratio", "max_sample_ratio", "robust", "encryption", "weights_as")
@@ -186,15 +189,15 @@ class FederationSpec(Strict):
         return {key: value for key, value in content.items() if key in kept}
 
     def min_clients(self, n_sites: int) -> int:
-        """Sites that must be there at all: as many may be missing as in a drawn round."""
+        """Minimum connected sites. Sampling sites doesn't change how many may be missing."""
         return self.min_sites + n_sites - min(self.sites_per_round or n_sites, n_sites)
 
 
 class EvaluationSpec(Strict):
-    """What is measured of the final models beside their scores.
+    """Optional measurements of the final models.
 
-    ``gradient_norm``: how far each site's optimum is from the model, the norm of the loss's gradient on
-    validation images (on all images at held-out sites).
+    ``gradient_norm``: norm of the gradient of the loss on a site's validation images (on all its images if it is held
+    out), a measure of how far the site's optimum is from the model.
     """
 
     gradient_norm: bool = False
@@ -210,6 +213,13 @@ class JobSpec(Strict):
     methods: dict[str, dict[str, Any]]
     federation: FederationSpec
     evaluation: EvaluationSpec = EvaluationSpec()
+
+    @field_validator("seed")
+    @classmethod
+    def _seed_is_not_negative(cls, seed: int) -> int:
+        if seed < 0:
+            raise ValueError(f"must be 0 or more, not {seed}")
+        return seed
 
     @model_validator(mode="after")
     def _each_site_has_one_host(self) -> Self:
@@ -230,7 +240,7 @@ class JobSpec(Strict):
         }
 
     def dump(self) -> dict[str, Any]:
-        """Plain data, as YAML and JSON can hold it."""
+        """The job as plain data for YAML or JSON."""
         return self.model_dump(mode="json", by_alias=True)
 
 
@@ -244,7 +254,7 @@ def read_job(path: Path) -> JobSpec:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping.
+    """Read a YAML file that holds a mapping.
 
     Raises:
         ConfigError: no such file, or not a mapping.
@@ -254,7 +264,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not text in UTF-8: save it as such") from None
+        raise ConfigError(f"{path} is not UTF-8 text: save it in that encoding") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):

@@ -1,11 +1,12 @@
-"""``manifest.json`` of a prepared site (schema 1): what is there, from where, in which split."""
+"""``manifest.json`` of a prepared site (schema 1): its cases, where they came from, and their splits."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -17,14 +18,18 @@ from fedshift.schema.strict import Strict
 
 Split = Literal["train", "val", "test"]
 FILE_NAME = "manifest.json"
+SPACING_TOLERANCE = 1e-3
+"""Millimetres; headers in single precision and decimal DICOM strings differ by less."""
+DIRECTION_TOLERANCE = 1e-3
+"""Of a direction cosine, about 0.06 degrees."""
 Counts = dict[Split, dict[str, int]]
-"""Pictures by split and class, those that have none too."""
+"""Split -> class -> number of pictures, including zeros."""
 
 
 class Case(Strict):
     """One volume of a site.
 
-    ``sha256_*`` hash the decoded voxels, so the same content under another name or compression
+    ``sha256_*``: hash of the decoded voxels, so that the same content under another name or compression
     is recognised. ``shape`` is (slices, rows, columns), ``spacing`` millimetres in that order.
     ``array`` names the folder of cached arrays below the site, ``offset`` the case's first slice there.
     """
@@ -39,9 +44,26 @@ class Case(Strict):
     array: str
     offset: int
 
+    @property
+    def has_dummy_geometry(self) -> bool:
+        """Whether its header held a placeholder instead of a voxel size."""
+        return is_dummy_geometry(self.spacing, self.direction)
+
+
+def is_dummy_geometry(spacing: Sequence[float], direction: Sequence[float]) -> bool:
+    """Voxels of 1 x 1 x 1 mm along the patient's axes: what a header holds when the geometry was lost.
+
+    ``direction`` is a 3 x 3 matrix of cosines, row by row; signs do not matter.
+    """
+    along_axes = all(
+        abs(abs(cosine) - (row == column)) < DIRECTION_TOLERANCE
+        for (row, column), cosine in zip(product(range(3), range(3)), direction, strict=True)
+    )
+    return along_axes and all(abs(length - 1) < SPACING_TOLERANCE for length in spacing)
+
 
 class Picture(Strict):
-    """One picture of a site; its row in the cached arrays is its place in the manifest.
+    """One picture of a site. Its position in the manifest is its row in the cached arrays.
 
     ``sha256`` hashes the decoded RGB pixels before they are resized, ``label`` names one of the site's classes.
     """
@@ -53,17 +75,16 @@ class Picture(Strict):
 
 
 def count(pictures: Iterable[Picture], classes: Iterable[str]) -> Counts:
-    """How many pictures each split has of each class."""
+    """Number of pictures by split and class."""
     found = Counter((picture.split, picture.label) for picture in pictures)
     classes = tuple(classes)
     return {split: {label: found[split, label] for label in classes} for split in get_args(Split)}
 
 
 class Manifest(Strict):
-    """All that is known of a prepared site. Written once by data_prep, read by everything else.
+    """Description of a prepared site, written once by data_prep.
 
-    A site holds volumes (``cases``) or ``pictures``, never both. ``counts`` are of the pictures; manifests from before
-    they were there have none.
+    A site has either volumes (``cases``) or ``pictures``. ``counts``: number of pictures by split and class.
     """
 
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -103,6 +124,11 @@ class Manifest(Strict):
         return self
 
     @property
+    def has_unknown_spacing(self) -> bool:
+        """Whether any case has a dummy geometry, so that distances and volumes in mm mean nothing."""
+        return any(case.has_dummy_geometry for case in self.cases)
+
+    @property
     def entries(self) -> tuple[Case, ...] | tuple[Picture, ...]:
         """The cases or the pictures, whichever the site has."""
         return self.cases or self.pictures
@@ -128,7 +154,7 @@ class Manifest(Strict):
                 )
 
     def write(self, folder: Path) -> None:
-        """Write ``folder/manifest.json`` (whole or not at all)."""
+        """Write ``folder/manifest.json`` atomically."""
         absent = {"pictures" if self.cases else "cases", *(("counts",) if self.counts is None else ())}
         content = self.model_dump(by_alias=True, exclude=absent)
         write_text(folder / FILE_NAME, json.dumps(content, indent=1))

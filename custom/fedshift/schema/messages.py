@@ -1,6 +1,6 @@
-"""What travels between server and sites, as plain dataclasses of numpy arrays.
+"""Messages between server and sites: plain dataclasses of NumPy arrays.
 
-``flare/wire.py`` is the one place where these become FLARE's DXOs and come back.
+``flare/codec.py`` is the only place that converts them to FLARE's DXOs and back.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ MethodArrays = dict[str, Arrays]
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Server to sites. ``round`` counts from 1; round 0 is the statistics round.
+    """What the server sends to the sites in a round. Rounds count from 1; round 0 is the statistics round.
 
-    ``weights`` are those that round ``round`` starts from, i.e. the aggregate of ``round - 1``.
-    ``best_round`` is the best aggregate known so far (0: none yet); sites keep what they hold of it.
-    ``sites`` are asked to answer. ``packed`` are those of the weights that travel in fewer bytes
-    (`fedshift.schema.compression`); they are not among ``weights``.
+    ``weights``: the model that this round starts from, the aggregate of ``round - 1``. ``best_round``: the best
+    aggregate so far (0: none yet); sites keep their state of that round. ``sites``: those that should answer.
+    ``packed``: the weights that are sent in fewer bytes (`fedshift.schema.compression`); they are not in ``weights``.
     """
 
     round: int
@@ -41,7 +40,7 @@ class Broadcast:
     packed: dict[str, Packed] = field(default_factory=dict)
 
     def unpacked(self) -> Broadcast:
-        """The same with all weights as arrays; itself if nothing is packed."""
+        """The broadcast with all weights as arrays; itself if nothing is packed."""
         if not self.packed:
             return self
         opened = {key: packed.unpack() for key, packed in self.packed.items()}
@@ -50,11 +49,11 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Update:
-    """One site's answer to a round.
+    """One site's result of a round.
 
-    ``metrics`` are scores of the *received* model on the validation split, plus ``train_loss``.
-    ``weights`` lack the keys that a method withholds. ``packed`` are, for keys that are not among ``weights``, changes
-    against what the site received (`fedshift.schema.compression`).
+    ``metrics``: scores of the *received* model on the validation split, and ``train_loss``. ``weights``: without the
+    keys that a method withholds. ``packed``: for keys that are not in ``weights``, the packed change relative to the
+    received weights (`fedshift.schema.compression`).
     """
 
     site: str
@@ -67,7 +66,7 @@ class Update:
     packed: dict[str, Packed] = field(default_factory=dict)
 
     def restored(self, reference: Mapping[str, np.ndarray]) -> Update:
-        """The same with the packed changes added to ``reference``, in its order; itself if nothing is packed."""
+        """The update with packed changes added to ``reference``, keys in its order; itself if nothing is packed."""
         if not self.packed:
             return self
         with np.errstate(over="ignore", invalid="ignore"):  # the guard refuses what is not finite
@@ -79,9 +78,10 @@ class Update:
 
 @dataclass(frozen=True)
 class SiteInfo:
-    """What a site tells with its answers: its data's counts and fingerprint, and on what it computes; no paths, no ids.
+    """What a site reports with its answers: sample counts, manifest fingerprint, hardware. No paths, no case ids.
 
-    ``device`` is ``cpu`` or a GPU's model, ``precision`` fp32 or bf16, ``threads`` torch's.
+    ``device``: ``cpu`` or the GPU's model name. ``precision``: fp32 or bf16. ``threads``: PyTorch threads.
+    ``unknown_spacing``: headers of some cases hold no voxel size, so distances in mm mean nothing.
     """
 
     site: str
@@ -94,14 +94,15 @@ class SiteInfo:
     device: str = "cpu"
     precision: str = "fp32"
     threads: int = 1
+    unknown_spacing: bool = False
 
 
 @dataclass(frozen=True)
 class Scores:
     """Scores of one model at one site: split name -> metric name -> value.
 
-    ``personal`` are those of the model after the site has fine-tuned it for itself, where a method does that.
-    ``evaluations`` say more of some splits, and ``personal_evaluation`` of the personal model's test split.
+    ``personal``: scores after local fine-tuning, if a method does that. ``evaluations``: full evaluations of some
+    splits; ``personal_evaluation``: that of the fine-tuned model on the test split.
     """
 
     site: str

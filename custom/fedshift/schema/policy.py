@@ -1,4 +1,4 @@
-"""A site's own rules, ``privacy:`` in its ``local/fedshift.yaml``. No job can see, change or switch them off."""
+"""A site's privacy policy: ``privacy:`` in its ``local/fedshift.yaml``. No job can read, change or disable it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pydantic import Field, model_validator
 
 from fedshift.schema.strict import Strict
 
-Kind = Literal["statistics", "prototypes", "images", "generator", "control", "loss", "other"]
-"""What an array that a method sends is made of: statistics of images or features; embeddings, one a class; averaged
-images or their targets; a trained generator of embeddings; corrections of gradients; the loss on training images;
-what a method does not say."""
+ArrayKind = Literal["statistics", "prototypes", "images", "generator", "control", "loss", "other"]
+"""What an array that a method sends contains: statistics of images or features; one mean embedding per class
+(prototypes); averaged images or their targets; a trained generator of embeddings; control variates; the loss on
+training images; or something that the method does not declare."""
 
 
 class Noise(Strict):
-    """How much Gaussian noise, for a whole job.
+    """Gaussian noise for differential privacy, over a whole job.
 
-    ``epsilon`` and ``delta`` state the guarantee, over all rounds of the job together; the noise follows from them.
-    Or ``multiplier`` states the noise of one message, in multiples of the most that the data can change the message
-    by; the log then says which epsilon that makes at ``delta``.
+    Give either ``epsilon`` and ``delta``, the guarantee over all rounds of the job, from which the noise is computed;
+    or ``multiplier``, the standard deviation of the noise of one message in multiples of its sensitivity. The log then
+    reports the epsilon that this gives at ``delta``.
     """
 
     epsilon: float | None = Field(default=None, gt=0, le=100)
@@ -36,33 +36,33 @@ class Noise(Strict):
 class StatisticsNoise(Noise):
     """Noise on statistics of images and features.
 
-    ``clip`` bounds by how much the statistics of features may differ from those that the site received: the L2 norm
-    of the difference over all arrays of a round. Statistics of images need no bound, since the task bounds images.
+    ``clip`` bounds how far the statistics of features may be from those that the site received: the L2 norm of the
+    difference, over all arrays of a round. Statistics of images need no bound, since the task bounds intensities.
     """
 
     clip: float | None = Field(default=None, gt=0)
 
 
 class WeightNoise(Noise):
-    """Noise on the network. ``clip`` bounds the change of all parameters in a round: its L2 norm."""
+    """Noise on the network's weights. ``clip`` bounds the L2 norm of a round's change of all parameters."""
 
     clip: float = Field(gt=0)
 
 
 class Policy(Strict):
-    """All of a site's rules.
+    """A site's rules.
 
-    ``train``: whether the site trains at all. If not, it only scores models, for jobs that hold it out.
-    ``allow``: kinds of arrays that methods may send beside the network (`Kind`).
-    ``min_cases``: patients to train on (pictures, where a case is one picture) that a site must have before any such
-    array leaves; for prototypes, in each class. ``encryption``: ``required`` refuses jobs that do not encrypt updates.
-    ``statistics``, ``weights``: noise on these, none by default. With noise on the network nothing that comes from
-    training images leaves without noise. ``case_scores``: whether a final model's scores of single cases leave,
-    without ids; otherwise their number, mean and, from ten cases on, their spread.
+    ``train``: whether the site trains. If not, it only scores models, in jobs that hold it out.
+    ``allow``: which kinds of arrays methods may send in addition to the network's weights (`ArrayKind`).
+    ``min_cases``: minimum training cases (patients; or pictures, if each picture is a case) before any such array may
+    leave; for prototypes, the minimum in each class. ``encryption``: ``required`` refuses jobs without encrypted
+    updates. ``statistics`` and ``weights``: noise on these, none by default. With noise on the weights, nothing
+    computed from training images leaves without noise. ``case_scores``: whether the final models' scores of single
+    cases leave (without ids); otherwise only their number and mean leave and, from ten cases on, their spread.
     """
 
     train: bool = True
-    allow: tuple[Kind, ...] = ("statistics", "control", "loss")
+    allow: tuple[ArrayKind, ...] = ("statistics", "control", "loss")
     min_cases: int = Field(default=1, ge=1)
     encryption: Literal["required"] | None = None
     statistics: StatisticsNoise | None = None

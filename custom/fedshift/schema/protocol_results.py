@@ -1,4 +1,4 @@
-"""``leave_one_out.json`` and ``cross_site.json`` (schema 1): what the two protocols measure."""
+"""``leave_one_out.json`` and ``cross_site.json`` (schema 1): results of the two evaluation protocols."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Model(BaseModel):
 
 
 class _Record(_Model):
-    """A file of its own: the job that all runs share, and what came of it."""
+    """A results file: the job that all runs share, and the scores."""
 
     FILE_NAME: ClassVar[str]
 
@@ -30,7 +30,7 @@ class _Record(_Model):
     versions: dict[str, str]
 
     def write(self, folder: Path) -> None:
-        """Write the file into ``folder`` (whole or not at all)."""
+        """Write the file into ``folder`` atomically."""
         write_text(folder / self.FILE_NAME, json.dumps(self.model_dump(mode="json", by_alias=True), indent=1))
 
     @classmethod
@@ -44,13 +44,13 @@ class _Record(_Model):
         try:
             return cls.model_validate_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ConfigError(f"{path} does not exist: the command did not end") from None
+            raise ConfigError(f"{path} does not exist: the command was not finished") from None
         except ValueError as error:
             raise ConfigError(f"{path} is not a file of this version ({str(error).splitlines()[0]})") from None
 
 
 class ModelScores(_Model):
-    """A model's scores at the site that it was not trained on: ``all`` samples, and those of the ``test`` part."""
+    """Scores of a model at its held-out site: on ``all`` samples and on the ``test`` split."""
 
     round: int
     scores: dict[str, Metrics]
@@ -58,7 +58,7 @@ class ModelScores(_Model):
 
 
 class HeldOutSite(_Model):
-    """What the others' best and last model reached at a site."""
+    """Scores of the best and the last model of a run that held this site out."""
 
     data: DataRecord
     best: ModelScores
@@ -66,17 +66,17 @@ class HeldOutSite(_Model):
 
 
 class LeaveOneOut(_Record):
-    """Every site held out in turn. ``job.held_out`` is empty: ``sites`` names who took turns."""
+    """Each site held out in turn. ``job.held_out`` is empty; the keys of ``sites`` are the held-out sites."""
 
     FILE_NAME = "leave_one_out.json"
 
     sites: dict[str, HeldOutSite]
     mean: dict[Literal["best", "last"], dict[str, Metrics]]
-    """Over sites."""
+    """Mean over held-out sites."""
 
 
 class CrossSite(_Record):
-    """Every site's own model after its last local training, on every site's test part."""
+    """Each site's model after its last local training, scored on every site's test split."""
 
     FILE_NAME = "cross_site.json"
 
@@ -84,18 +84,18 @@ class CrossSite(_Record):
     scores: dict[str, dict[str, Metrics]]
     """Trained at -> tested at -> metrics."""
     mean_own: Metrics
-    """Of every model at its own site."""
+    """Mean over models, each at its own site."""
     mean_elsewhere: Metrics
-    """Of every model at every other site."""
+    """Mean over models, each at all other sites."""
 
 
 def own_model(folder: Path, site: str) -> Path:
-    """Where ``fedshift cross-site --keep-models`` leaves a site's own model."""
+    """Path of a site's own model, as written by ``fedshift cross-site --keep-models``."""
     return folder / "own_models" / f"{site}.pt"
 
 
 def mean_metrics(values: Iterable[Metrics]) -> Metrics:
-    """The mean of each metric over those that have it."""
+    """Mean of each metric over the entries that have it."""
     values = list(values)
     names = sorted({name for metrics in values for name in metrics})
     return {name: fmean(metrics[name] for metrics in values if name in metrics) for name in names}

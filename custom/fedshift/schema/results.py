@@ -1,8 +1,9 @@
-"""``results.json`` (schema 1): one model that the server writes and every reader uses."""
+"""``results.json`` (schema 1): the record of a run. The server writes it; tables, plots and reports read it."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,13 +15,16 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.files import write_text
 from fedshift.schema.job import JobSpec
+from fedshift.schema.lineage import Lineage
 
 FILE_NAME = "results.json"
 BEST, LAST = "best_global_model.pt", "last_global_model.pt"
-"""The models beside it."""
+"""Model files in the same folder."""
 Metrics = dict[str, float]
 Count = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 FROM_SCRATCH = "from scratch"
+TRAINED_BEFORE = "took part in training the starting weights"
+"""What tables and reports say of a site of `JobRecord.trained_before`."""
 
 
 class _Model(BaseModel):
@@ -40,21 +44,28 @@ class JobRecord(_Model):
 
     name: str
     task: str
+    dataset: str = ""
     protocol: str
     methods: list[MethodRecord]
     seed: int
     precision: str
     threads: int | str
-    """Either may be ``auto``; what it was at each site is in ``machines``."""
+    """``precision`` and ``threads`` may be ``auto``; the values that each site used are in ``machines``."""
     rounds: int
     network: dict[str, Any]
     initial_weights: str = FROM_SCRATCH
-    """Or the file and what was taken of it."""
+    """Or the name of the file, and which layers were taken from it."""
+    lineage: Lineage = {}
+    """Sites that trained the starting weights, or those that these started from, if a fedshift model was the start."""
     data: dict[str, Any]
     metric: str = "dice"
     """The score that selects the best round."""
     held_out: list[str] = []
     """Sites that only score the final models."""
+
+    def trained_before(self, sites: Iterable[str]) -> list[str]:
+        """Those of this run's ``sites`` that took part in training the starting weights."""
+        return [site for site in sites if site in self.lineage.get(self.dataset, ())]
 
 
 class DataRecord(_Model):
@@ -64,10 +75,12 @@ class DataRecord(_Model):
     n: dict[str, Count]
     manifest_sha256: str = Field(max_length=64)
     split_rule: str = Field(max_length=64)
+    unknown_spacing: bool = False
+    """Whether headers of some cases hold no voxel size, so that distances in mm mean nothing."""
 
 
 class MachineRecord(_Model):
-    """On what a site computes, as it says: its device's model, the precision and torch's threads that it used."""
+    """A site's hardware as it reports it: device model, precision and PyTorch threads."""
 
     device: str = Field(max_length=64, pattern=r"^[ -~]+$")
     precision: Literal["fp32", "bf16"]
@@ -75,9 +88,9 @@ class MachineRecord(_Model):
 
 
 class SiteRound(_Model):
-    """A site in a round. ``val`` and ``test`` are scores of the round's aggregate at the site.
+    """One site in one round. ``val`` and ``test`` are scores of the round's aggregate at the site.
 
-    A site that was absent when the aggregate was made but scored it later has scores and nothing else.
+    A site that missed the round but scored its aggregate later has only scores.
     """
 
     n: int = 0
@@ -91,7 +104,7 @@ class SiteRound(_Model):
 
 
 class Rejection(_Model):
-    """An update that was left out."""
+    """An update that the server refused, and why."""
 
     site: str
     key: str
@@ -99,7 +112,7 @@ class Rejection(_Model):
 
 
 class RoundRecord(_Model):
-    """A round."""
+    """One round."""
 
     round: int
     seconds: float = 0.0
@@ -165,7 +178,7 @@ class Results(_Model):
         return any(record.kind == "phantom" for record in self.data.values())
 
     def write(self, folder: Path) -> None:
-        """Write ``folder/results.json`` (whole or not at all)."""
+        """Write ``folder/results.json`` atomically."""
         # Not json.dumps: this is written after every round, and grows with them.
         write_text(folder / FILE_NAME, self.model_dump_json(by_alias=True, indent=1))
 
@@ -192,6 +205,7 @@ def new_results(job: JobSpec, *, metric: str) -> Results:
         job=JobRecord(
             name=job.name,
             task=job.task.name,
+            dataset=job.task.dataset,
             protocol=job.task.protocol,
             methods=[
                 MethodRecord(name=name, variant=options.get("variant"), options=options)

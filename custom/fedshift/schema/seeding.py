@@ -1,7 +1,6 @@
-"""Random numbers that depend on (seed, site, round, purpose) and on nothing else.
+"""Random numbers that depend only on (seed, site, round, purpose).
 
-A process that dies, a site that comes late, a different number of threads or clients: none of them
-changes a draw, because no draw comes from a generator that somebody else also uses.
+No generator is shared, so a restarted process, a late site, or another number of threads or clients changes no draw.
 """
 
 from __future__ import annotations
@@ -14,23 +13,20 @@ import torch
 
 
 def derive_seed(seed: int, site: str, round_: int, purpose: str) -> int:
-    """A 63-bit seed from the four coordinates (SHA-256, so neighbours are unrelated)."""
+    """A 63-bit seed, hashed (SHA-256) from the four values, so that similar values give unrelated seeds."""
     text = f"{seed}|{site}|{round_}|{purpose}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator(seed: int, site: str, round_: int, purpose: str) -> torch.Generator:
-    """A CPU generator for one purpose; draws are made on the CPU so that devices agree."""
+    """A CPU generator for one purpose. Numbers are drawn on the CPU so that they are the same on every device."""
     return torch.Generator().manual_seed(derive_seed(seed, site, round_, purpose))
 
 
 @contextmanager
 def seeded_global(seed: int) -> Iterator[None]:
-    """Give code that insists on torch's global generator (layer initialisation, dropout) a fixed one.
-
-    The caller's global state is put back afterwards.
-    """
-    # Of GPUs only the one that this process uses: to look at the others would take memory there.
+    """Seed torch's global generator for code that uses it (layer initialisation, dropout); restore it afterwards."""
+    # Only the GPU that this process uses: touching others would allocate memory on them.
     used = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=used):
         torch.manual_seed(seed)

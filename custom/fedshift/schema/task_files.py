@@ -14,7 +14,7 @@ MOST_SITES = 100_000
 
 
 def apps_dir() -> Path:
-    """Where the task files are: inside an installed wheel, else beside ``custom`` in a checkout."""
+    """Folder of the task files: inside an installed wheel, else next to ``custom`` in a checkout."""
     package = Path(fedshift.__file__).resolve().parent
     for folder in (package / "apps", package.parents[1] / "apps"):
         if folder.is_dir():
@@ -28,13 +28,13 @@ def tasks() -> list[str]:
 
 
 class Numbered(Strict):
-    """``count`` names that begin with ``prefix``, as a task file may have them in place of a list."""
+    """Numbered sites ``site_000``, ``site_001``, …, which a task file may give in place of a list of names."""
 
     prefix: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=100)
     count: int = Field(ge=1, le=MOST_SITES)
 
     @property
     def names(self) -> list[str]:
-        """Numbers have as many digits as ``count``, at least three, so that names sort."""
+        """All names, zero-padded to at least three digits so that they sort."""
         digits = max(3, len(str(self.count)))
         return [f"{self.prefix}{number:0{digits}d}" for number in range(self.count)]

@@ -1,4 +1,4 @@
-"""Where to train: a GPU if there is one, unless the site says otherwise."""
+"""The device to train on: a GPU if there is one, unless the site's settings say otherwise."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 from fedshift.data.locate import read_settings
 from fedshift.schema.errors import ConfigError
 
-LONGEST = 64
-"""Characters of a device's name."""
+MAX_NAME_LENGTH = 64
+"""Maximum length of a device name in records."""
 
 
 def spread(asked: str, number: int) -> str:
-    """What process ``number`` of several on this machine takes for a device.
+    """Device of process ``number`` among several on this machine.
 
-    ``auto`` on a machine with several GPUs is one of them, in turn; everything else is as it was asked for.
+    On a machine with several GPUs ``auto`` deals them out in turn; any other value is returned unchanged.
     """
     if asked != "auto" or not torch.cuda.is_available():
         return asked
@@ -23,26 +23,33 @@ def spread(asked: str, number: int) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """What a device is, in words for a record: ``cpu``, or a GPU's model."""
+    """Name of a device for records: ``cpu``, or the GPU's model name."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return "".join(c if " " <= c <= "~" else " " for c in name)[:LONGEST].strip() or device.type
+    return "".join(c if " " <= c <= "~" else " " for c in name)[:MAX_NAME_LENGTH].strip() or device.type
 
 
 def choose_device(asked: str = "auto") -> torch.device:
-    """``auto``, or a device as torch names it.
+    """Turn ``auto`` or a torch device name into a device.
 
     Raises:
-        ConfigError: no such device here.
+        ConfigError: this machine has no such device.
     """
     if asked == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(asked)
+    except RuntimeError:  # its message lists all of PyTorch's device types, that of the next its backends
+        raise _unusable(asked, "PyTorch knows no such device") from None
+    try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {asked!r} cannot be used here ({reason}): set it to auto, cpu or cuda") from None
+    except (RuntimeError, AssertionError):
+        count = torch.cuda.device_count()
+        raise _unusable(asked, f"this machine has {count or 'no'} CUDA device{'' if count == 1 else 's'}") from None
     return device
+
+
+def _unusable(asked: str, reason: str) -> ConfigError:
+    return ConfigError(f"device {asked!r} cannot be used here ({reason}): set it to auto, cpu or cuda")
 
 
 def own_device() -> str:

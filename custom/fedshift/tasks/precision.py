@@ -1,4 +1,4 @@
-"""Number formats and memory layout of training: fp32 or bf16 autocast, channels-last, thread count."""
+"""Precision (fp32 or bf16 autocast), memory format and thread count of training."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def uses_bf16(precision: Precision, device: torch.device) -> bool:
-    """Whether forward passes are in bf16 on a device.
+    """Whether forward passes run in bf16 on a device.
 
-    ``auto``: if it multiplies such numbers itself, as GPUs since NVIDIA's Ampere and processors with AVX-512 BF16 or
-    AMX do. Others can only emulate it, which is slower than fp32; what is not known to be fast is fp32.
+    ``auto`` uses bf16 only where the hardware computes it natively: NVIDIA GPUs since Ampere, processors with AVX-512
+    BF16 or AMX. Elsewhere bf16 is emulated and slower than fp32.
     """
     if precision != "auto":
         return precision == "bf16"
@@ -28,12 +28,12 @@ def uses_bf16(precision: Precision, device: torch.device) -> bool:
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    has: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not say
+    has: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older versions of torch
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
 def settled(precision: Precision, device: torch.device) -> Literal["fp32", "bf16"]:
-    """What a job's precision is on a device."""
+    """The precision that a job uses on a device, with ``auto`` resolved."""
     return "bf16" if uses_bf16(precision, device) else "fp32"
 
 
@@ -45,9 +45,9 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Module:
-    """Move the network to its device; bf16 convolutions are fastest in channels-last layout.
+    """Move the network to its device, in channels-last format for bf16, where convolutions are fastest in it.
 
-    On a GPU fp32 is float32 throughout, not the shorter TF32, and convolutions take algorithms that repeat their sums.
+    On a GPU, fp32 means float32 and not TF32, and convolutions use deterministic algorithms.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -61,15 +61,15 @@ def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Mo
 
 
 def arrange(x: torch.Tensor, precision: Precision, device: torch.device) -> torch.Tensor:
-    """A batch (B, C, H, W) on the device, in the layout that `prepare` gave the network."""
+    """Move a batch (B, C, H, W) to the device, in the memory format of `prepare`."""
     x = x.to(device)
     return x.contiguous(memory_format=torch.channels_last) if uses_bf16(precision, device) else x
 
 
 def use_threads(threads: Threads, *, workers: int | None = None) -> int:
-    """Fix torch's CPU threads: sums are ordered by thread, so results depend on their number, which is returned.
+    """Set and return the number of torch's CPU threads. Results depend on it, since sums are split among threads.
 
-    ``auto`` is this process's share of the cores; ``workers`` as for `fedshift.tasks.machine.own_cores`.
+    ``auto`` is this process's share of the cores; ``workers`` as in `fedshift.tasks.machine.own_cores`.
     """
     number = own_cores(workers) if threads == "auto" else threads
     if torch.get_num_threads() != number:
@@ -78,5 +78,5 @@ def use_threads(threads: Threads, *, workers: int | None = None) -> int:
 
 
 def precise(x: torch.Tensor) -> torch.Tensor:
-    """Float32 for what autocast has made shorter; float64 stays."""
+    """Convert reduced precision to float32; keep float64."""
     return x if x.dtype == torch.float64 else x.float()

@@ -1,8 +1,8 @@
-"""Starting weights from a file that the user names, such as torchvision's of ImageNet for ResNet-18.
+"""Initial weights from a file, such as torchvision's ImageNet weights for ResNet-18.
 
-A job holds the file's name and hash. Only the server needs the file: sites get the weights with the first round. What
-fits is taken; the head may be of other classes and then starts anew, and so do group norms where the file's network has
-batch norms, as in the released code of "Mitigating Data Heterogeneity…". Anything else that does not fit is refused.
+A job holds the file's name and hash. Only the server needs the file: sites receive the weights with the first round.
+The head is reinitialised if its number of classes differs, and so are group norms where the file's network has batch
+norms, as in the released code of "Mitigating Data Heterogeneity…". Any other mismatch is refused.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,23 +24,24 @@ from torch import Tensor, nn
 from fedshift.data.locate import data_home
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import WeightsSpec
+from fedshift.schema.lineage import Lineage, lineage_of
 from fedshift.tasks import networks
 
 SHOWN = 12
-"""Digits of a hash in sentences and file names."""
+"""Number of hash digits shown in messages and file names."""
 COUNTER = ".num_batches_tracked"
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a network takes from a file."""
+    """The arrays that a network loads from a file."""
 
     arrays: dict[str, Tensor]
-    """By the network's keys."""
+    """Network key -> array."""
     of: int
-    """Arrays that the network has."""
+    """Number of arrays in the network."""
     new: tuple[str, ...]
-    """What starts anew, in words."""
+    """Arrays that keep their random initial values, for messages."""
 
     def __str__(self) -> str:
         """``120 of 122 arrays; new: fc.weight, fc.bias``."""
@@ -47,52 +49,44 @@ class Taken:
 
 
 def identify(path: Path) -> WeightsSpec:
-    """A file's name and hash, as a job holds them.
+    """Name and hash of a file, as a job holds them.
 
     Raises:
-        ConfigError: it cannot be read, or has a name that a job cannot hold.
+        ConfigError: it cannot be read, or its name is not allowed in a job.
     """
     digest = _sha256(path)
     try:
         return WeightsSpec.parse({"file": path.name, "sha256": digest}, where="weights")
     except ConfigError:
         raise ConfigError(
-            f"{path} must have a name of letters, digits, '.', '-' and '_' only, for it goes into the job: rename it"
+            f"{path} may only have letters, digits, '.', '-' and '_' in its name, since the job contains it: rename it"
         ) from None
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """A ``state_dict``, or the one in a model that fedshift wrote. No code in the file is run.
+    """Read a ``state_dict``, or the weights of a fedshift model file. No code in the file is executed.
 
     Raises:
-        ConfigError: it cannot be read, or is something else.
+        ConfigError: it cannot be read, or is something else than named tensors.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise ConfigError(
-            f"{path} is no file of torch.save with arrays only, and nothing else is loaded: save the network's "
-            "state_dict()"
-        ) from None
-    except Exception as error:  # a damaged file may fail anywhere in torch
-        raise ConfigError(f"{path} cannot be read ({type(error).__name__}): fetch it again") from None
+    content = _content(path)
     if isinstance(content, dict) and "schema" in content:
         content = content.get("weights")
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()) or not content:
-        raise ConfigError(f"{path} does not hold arrays by name: save the network's state_dict()")
+        raise ConfigError(f"{path} does not hold named tensors: save the network's state_dict()")
     return {str(key): value.detach() for key, value in content.items()}
 
 
 def take(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
-    """Those of a file's arrays that a network starts from; the network is left as it is.
+    """Select the arrays of a file that fit a network. The network is not changed.
 
     Args:
         net: the job's network.
         state: what `read` gave.
-        where: how to name the file in errors.
+        where: name of the file in error messages.
 
     Raises:
-        ConfigError: an array is missing, of another shape, not finite, or has no place; the first one is named.
+        ConfigError: an array is missing, unexpected, not finite or of another shape; the first one is named.
     """
     own = net.state_dict()
     head = {name for name, module in net.named_modules() if module is getattr(net, "head", None)}
@@ -124,27 +118,36 @@ def take(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
 
 
 def describe(spec: WeightsSpec, taken: Taken) -> str:
-    """One line for log, results and report."""
+    """One line for the log, results and reports."""
     return f"{spec.file} (sha256 {spec.sha256[:SHOWN]}…, {taken})"
 
 
 def load(net: nn.Module, spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> str:
-    """Put the weights of a job's file into its network; returns what `describe` says.
+    """Load the job's file into its network. Returns the line of `describe`.
 
     Raises:
-        ConfigError: the file is not on this machine, is another, or does not fit.
+        ConfigError: the file is not on this machine, has another hash, or does not fit.
     """
     taken = take(net, read(find(spec, environ)), where=spec.file)
     net.load_state_dict(taken.arrays, strict=False)
     return describe(spec, taken)
 
 
-def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Path:
-    """A job's file: in ``$FEDSHIFT_WEIGHTS`` or in ``weights`` of `data_home`.
+def trained_by(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Lineage:
+    """The sites that have trained a job's file, if fedshift wrote it.
 
     Raises:
-        ConfigError: it is not there, or only one of its name with another hash; the sentence says where it was looked
-            for.
+        ConfigError: the file is not on this machine, is another, or does not say so.
+    """
+    path = find(spec, environ)
+    return lineage_of(_content(path), where=spec.file)
+
+
+def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Path:
+    """Path of a job's file: in ``$FEDSHIFT_WEIGHTS`` or in ``weights/`` of `data_home`.
+
+    Raises:
+        ConfigError: it is missing, or the file of that name has another hash. The message lists the folders searched.
     """
     looked = _folders(environ)
     others = []
@@ -158,14 +161,16 @@ def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Path:
     if others:
         found = f"{others[0]} has sha256 {_sha256(others[0])[:SHOWN]}…"
         raise ConfigError(f"the job starts from {what}, but {found}: {mend}")
-    raise ConfigError(f"the job starts from {what}, which is not here: looked in {', '.join(map(str, looked))}; {mend}")
+    raise ConfigError(
+        f"the job starts from {what}, which is not on this machine: looked in {', '.join(map(str, looked))}; {mend}"
+    )
 
 
 def keep(path: Path, spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Path:
-    """Copy a file to where `find` looks, whole or not at all, unless it is there. Returns its place.
+    """Copy a file atomically to where `find` looks, unless it is there already. Returns its path.
 
     Raises:
-        ConfigError: there is no writing there.
+        ConfigError: the folder cannot be written.
     """
     try:
         return find(spec, environ)
@@ -188,6 +193,23 @@ def keep(path: Path, spec: WeightsSpec, environ: Mapping[str, str] = os.environ)
     return kept
 
 
+def _content(path: Path) -> Any:
+    """What a file of ``torch.save`` holds; only arrays and plain values are loaded.
+
+    Raises:
+        ConfigError: the file cannot be read, or has anything else in it.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ConfigError(
+            f"{path} is not a file of tensors written by torch.save, and nothing else is loaded: save the network's "
+            "state_dict()"
+        ) from None
+    except Exception as error:  # a damaged file may fail anywhere in torch
+        raise ConfigError(f"{path} cannot be read ({type(error).__name__}): download it again") from None
+
+
 def _folders(environ: Mapping[str, str]) -> list[Path]:
     named = environ.get("FEDSHIFT_WEIGHTS")
     return [*([Path(named).absolute()] if named else []), data_home(environ) / "weights"]
@@ -206,7 +228,7 @@ def _sha256(path: Path) -> str:
 
 
 def _owner(key: str) -> str:
-    """The module that an array belongs to."""
+    """Name of the module that an array belongs to."""
     return key.rpartition(".")[0]
 
 
@@ -215,7 +237,7 @@ def _shape(value: Tensor) -> str:
 
 
 def _checked(value: Tensor, own: Tensor, what: str) -> Tensor:
-    """As the network has it: a dense array on the CPU, of its type."""
+    """Convert to the dtype of the network's array; refuse arrays that are not dense, finite and on the CPU."""
     plain = value.layout == torch.strided and not value.is_quantized and value.device.type == "cpu"
     if not plain or value.is_floating_point() != own.is_floating_point():
         raise ConfigError(f"{what} is not an array of {own.dtype}".replace("torch.", ""))
@@ -226,7 +248,7 @@ def _checked(value: Tensor, own: Tensor, what: str) -> Tensor:
 
 
 def _hint(state: Mapping[str, Tensor]) -> str:
-    """Which network a file looks like, by the names of its arrays."""
+    """Suggest which network the file was made for, from the names of its arrays."""
     keys = {key for key in state if not key.endswith(COUNTER)}
     for name in networks.available():
         net = networks.build(name, {}, in_channels=3, n_classes=2, seed=0)

@@ -1,4 +1,4 @@
-"""Where methods can see a network's features: what every network offers besides ``forward``."""
+"""Hooks for methods: the stages of a network, whose features a method can read and change."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.utils.hooks import RemovableHandle
 
 @dataclass(frozen=True)
 class Stage:
-    """A place in a network where features can be seen and changed without touching its code.
+    """A module of a network whose features a method can read and change through hooks.
 
-    ``module``'s output (or first input) has ``channels`` channels in dimension 1.
+    The module's output (or first input) has ``channels`` channels in dimension 1.
     """
 
     module: nn.Module
@@ -29,10 +29,10 @@ class Stage:
 
 
 class StagedNetwork(Protocol):
-    """What a network offers to methods besides ``forward``."""
+    """A network whose encoder stages are known to methods."""
 
     in_channels: int
-    """Channels of the images it takes."""
+    """Number of input channels."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -41,9 +41,9 @@ class StagedNetwork(Protocol):
 
 
 class ClassifyingNetwork(Protocol):
-    """What a classification network offers besides: ``forward(x) = head(features(x))``.
+    """A classification network with ``forward(x) = head(features(x))``.
 
-    A method sees the embedding u (B, d), d = ``head.in_features``, by a forward pre-hook on ``head``.
+    Methods get the embedding u (B, d), d = ``head.in_features``, by a forward pre-hook on ``head``.
     """
 
     head: nn.Linear

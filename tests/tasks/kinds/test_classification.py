@@ -112,7 +112,7 @@ def test_what_is_wrong_with_a_site_is_said(site: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"images\.npy holds uint8"):
         task().open(site, "A")
     (arrays / "images.npy").write_bytes(b"not an array")
-    with pytest.raises(DataError, match="cut short or damaged"):
+    with pytest.raises(DataError, match="truncated or damaged"):
         task().open(site, "A")
     (arrays / "images.npy").unlink()
     with pytest.raises(DataError, match="is missing"):

@@ -72,6 +72,21 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     assert torch.equal(first.conv.weight, again.conv.weight) and not torch.equal(first.conv.weight, other.conv.weight)
 
 
+def test_unet_batch_norms_move_by_the_given_momentum() -> None:
+    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    moved = {}
+    for momentum in (0.1, 0.5):
+        net = networks.build("unet", {"features": 4, "bn_momentum": momentum}, in_channels=3, n_classes=2, seed=1)
+        net.train()(x)
+        norms = [m for m in net.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+        assert len(norms) == 18 and {norm.momentum for norm in norms} == {momentum}
+        moved[momentum] = torch.cat([norm.running_mean for norm in norms])
+    torch.testing.assert_close(moved[0.5], 5 * moved[0.1])
+    for momentum in (0, 1.5):
+        with pytest.raises(ConfigError, match="bn_momentum must be above 0 and at most 1"):
+            networks.build("unet", {"bn_momentum": momentum}, in_channels=3, n_classes=2, seed=1)
+
+
 def test_unknown_network_and_option_name_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'unet'"):
         networks.build("unnet", {}, in_channels=3, n_classes=2, seed=0)

@@ -1,1 +1,1 @@
-"""How good a model is at a site: scores of single cases, their spread and intervals, calibration, confusion."""
+"""Evaluation of a model at a site: scores by case, their distribution and intervals, surface distances, calibration."""

@@ -1,4 +1,4 @@
-"""Whether a model is as often right as it is sure (Guo et al., ICML 2017): counts in bins of confidence."""
+"""Calibration (Guo et al., ICML 2017): accuracy and mean confidence in bins of the predicted probability."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from fedshift.schema.evaluation import Calibration as Record
 
 
 class Calibration:
-    """Bins that fill batch by batch."""
+    """Calibration bins, filled batch by batch."""
 
     def __init__(self) -> None:
-        """Empty bins."""
+        """Start with empty bins."""
         self._counts = np.zeros(BINS, np.int64)
         self._right = np.zeros(BINS, np.int64)
         self._confidence = np.zeros(BINS)
 
     def add(self, confidence: np.ndarray, right: np.ndarray) -> None:
-        """Samples (n,): the winning class's probability, and whether that class was the right one."""
-        # A sample on the edge of two bins is in the lower one, as 1.0 must be in the last.
+        """Add samples: probability of the predicted class (n,) and whether that class is correct (n,)."""
+        # Bins include their upper edge, so that 1.0 is in the last bin.
         bins = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
         self._counts += np.bincount(bins, minlength=BINS)
         self._right += np.bincount(bins[right], minlength=BINS)
         self._confidence += np.bincount(bins, weights=confidence, minlength=BINS)
 
     def record(self, *, fewest: int = 1) -> Record | None:
-        """What results hold; None if there was no sample.
+        """The bins for ``results.json``; None without samples.
 
-        A bin with fewer than ``fewest`` samples has its middle for their mean confidence, which would tell that of
-        single samples; the error is that of what is shown.
+        In a bin with fewer than ``fewest`` samples the mean confidence is replaced by the middle of the bin, so that it
+        doesn't reveal single samples; ``ece`` is computed from these values.
         """
         total = int(self._counts.sum())
         if not total:

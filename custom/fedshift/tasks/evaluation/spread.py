@@ -1,4 +1,4 @@
-"""How a score spreads over cases, and an interval for its mean."""
+"""Distribution of a score over cases, with a bootstrap interval of its mean."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from fedshift.schema.evaluation import CONFIDENCE, MOST_CASES, QUANTILES, Distri
 
 RESAMPLES = 2000
 FEWEST = 10
-"""Cases without which quantiles, deviation and interval would tell single scores."""
+"""Minimum cases for sending quantiles, deviation and interval: with fewer they would reveal single scores."""
 ENOUGH = 5
-"""Cases without which the bootstrap's interval is far too narrow."""
+"""Minimum cases for a bootstrap interval: with fewer it is far too narrow."""
 
 
 def distribution(values: Sequence[float] | np.ndarray, *, seed: int, share_cases: bool) -> Distribution:
-    """What may be told of a score over cases.
+    """Summarise a score over cases, with no more detail than may leave the site.
 
     Args:
-        values: one score a case, in the order of the manifest.
-        seed: of the bootstrap.
-        share_cases: whether single scores may leave. If not, and there are fewer than `FEWEST`, only their number
-            and mean do.
+        values: one score per case, in the order of the manifest.
+        seed: seed of the bootstrap.
+        share_cases: whether scores of single cases may leave. If not, only number and mean are returned for fewer than
+            `FEWEST` cases.
     """
     scores = np.asarray(values, np.float64)
     if not share_cases and len(scores) < FEWEST:
         return Distribution(n=len(scores), mean=float(scores.mean()))
     ordered = np.sort(scores)
-    if not share_cases:  # a quantile would be a single case's score wherever it falls on one
+    if not share_cases:  # otherwise a quantile could equal a single case's score
         ordered = (ordered[:-1] + ordered[1:]) / 2
     a, b, c, d, e = np.quantile(ordered, QUANTILES).tolist()
     return Distribution(
@@ -42,11 +42,11 @@ def distribution(values: Sequence[float] | np.ndarray, *, seed: int, share_cases
 
 
 def bootstrap_interval(scores: np.ndarray, *, seed: int) -> tuple[float, float] | None:
-    """The percentile bootstrap's 95 % interval of the mean over cases, (n,); None for fewer than `ENOUGH`."""
+    """95 % percentile-bootstrap interval of the mean of scores (n,); None for fewer than `ENOUGH` cases."""
     if len(scores) < ENOUGH:
         return None
     rng = np.random.default_rng(seed)
-    chunk = max(1, 2_000_000 // len(scores))  # resamples at a time: 16 MB of numbers
+    chunk = max(1, 2_000_000 // len(scores))  # resamples per block of 16 MB
     means: list[np.ndarray] = []
     for start in range(0, RESAMPLES, chunk):
         draws = rng.integers(len(scores), size=(min(chunk, RESAMPLES - start), len(scores)))

@@ -1,4 +1,4 @@
-"""Distances between two surfaces in millimetres, by MONAI."""
+"""Surface distances in millimetres, by MONAI."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ PERCENTILE = 95
 
 
 def surface_distances(predicted: np.ndarray, reference: np.ndarray, spacing: Sequence[float]) -> tuple[float, float]:
-    """The 95th percentile Hausdorff distance and the symmetric average surface distance, in mm.
+    """95th percentile Hausdorff distance and average symmetric surface distance, in mm.
 
-    Where one of two masks is empty there is no surface to measure: both are the volume's diagonal then, the largest
-    distance it has, so that a missed organ counts and counts as much as can be. Two empty masks agree (0).
+    If one of the masks is empty both are the diagonal of the volume, the largest possible distance, so that a missed
+    organ counts. If both are empty the distances are 0.
 
     Args:
         predicted: (slices, rows, columns) bool.
-        reference: the same.
-        spacing: millimetres, in that order.
+        reference: (slices, rows, columns) bool.
+        spacing: mm, in the same order.
     """
     found, there = bool(predicted.any()), bool(reference.any())
     if not found and not there:
@@ -33,9 +33,9 @@ def surface_distances(predicted: np.ndarray, reference: np.ndarray, spacing: Seq
     p, r = (torch.from_numpy(np.ascontiguousarray(mask)) for mask in (predicted, reference))
     step = [float(length) for length in spacing]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # about calls between MONAI's own functions
-        # What its two metrics of surfaces are made of: each would measure all distances again.
+        warnings.simplefilter("ignore", FutureWarning)  # from calls inside MONAI
+        # MONAI's two metrics would each compute all distances again.
         _, distances, _ = get_edge_surface_distance(p, r, distance_metric="euclidean", spacing=step, symmetric=True)
-    both = [np.asarray(values, np.float64) for values in distances]  # from each surface to the other
+    both = [np.asarray(values, np.float64) for values in distances]  # in both directions
     hausdorff = max(float(np.percentile(values, PERCENTILE)) for values in both)
     return hausdorff, float(np.concatenate(both).mean())

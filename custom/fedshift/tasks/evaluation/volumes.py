@@ -1,4 +1,4 @@
-"""Volumes put together from slices that are predicted batch by batch."""
+"""Reassemble volumes from slices that are predicted in batches."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 def volumes(
     values: Iterator[Tensor], members: Iterator[np.ndarray], case_of: np.ndarray, expected: dict[int, int]
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Give out each case as soon as its last slice is there; only cases that have begun are held in memory.
+    """Yield each case as soon as its last slice is predicted; only incomplete cases are held in memory.
 
     Args:
-        values: one array a batch, (B, …).
-        members: the slice numbers of each batch, (B,).
+        values: predictions of each batch, (B, …).
+        members: slice numbers of each batch, (B,).
         case_of: the case of every slice number.
-        expected: case -> how many of its slices will come.
+        expected: case -> number of its slices.
 
     Yields:
-        the case, its slice numbers ascending, and their values in that order.
+        Case, its slice numbers in ascending order, and the values in that order.
     """
     begun: dict[int, list[tuple[int, np.ndarray]]] = {}
     for index, batch in zip(members, values, strict=True):

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.data.arrays import PERCENTILE, open_arrays, radiological, restore
+from fedshift.data.arrays import CLIP_ABOVE_QUANTILE, open_arrays, radiological, restore
 from fedshift.data.splits import legacy_split
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
@@ -21,7 +21,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Case, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
-from fedshift.tasks.base import Part, SiteData, initial_network, sizes
+from fedshift.tasks.base import SiteData, Subset, initial_network, sizes
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.evaluation.surfaces import surface_distances
@@ -29,17 +29,18 @@ from fedshift.tasks.evaluation.volumes import volumes
 from fedshift.tasks.precision import precise
 
 SMOOTH = 1e-5
-LONGEST = 1e4
-"""Millimetres: no scan is larger."""
+MAX_MILLIMETRES = 1e4
+"""Upper limit of a surface distance in mm; larger than any scan."""
 
 
 class DataSpec(Strict):
-    """How slices become samples.
+    """Options of ``task.data``: how slices become samples.
 
-    ``split: case`` follows the manifest; ``slice-legacy`` is the papers' split of shuffled slices, which puts one
-    patient into training and test. ``fraction`` keeps that part of the training samples, at least 32 (FedFA).
-    ``scale`` is the largest intensity the network gets. ``train_slices: foreground`` leaves out slices without
-    prostate and the first and last of a volume, as the papers do everywhere.
+    ``split: case`` uses the manifest's split by case; ``slice-legacy`` is the papers' split of shuffled slices, with
+    slices of one patient in training and test. ``fraction``: fraction of the training samples, at least 32 (FedFA).
+    ``scale``: the largest input intensity. ``train_slices: foreground`` skips slices without foreground and the first
+    and last slice of a volume, as the papers do. ``clip_above_quantile``: intensities of a volume are clipped above
+    this quantile before they are scaled; the default is the papers'.
     """
 
     matrix: int = Field(ge=32, multiple_of=16)
@@ -49,23 +50,24 @@ class DataSpec(Strict):
     fraction: float = Field(default=1.0, gt=0, le=1)
     train_slices: Literal["all", "foreground"] = "all"
     augmentation: Literal["none", "rot90-flip"] = "none"
+    clip_above_quantile: float = Field(default=CLIP_ABOVE_QUANTILE, gt=0.5, le=1)
 
 
 class Slices(SiteData):
-    """A prepared site: slices in memory-mapped arrays, cut into batches without decoding.
+    """A prepared site: slices in memory-mapped arrays, read in batches without decoding.
 
-    A sample is a slice with its neighbours in the volume as channels (the outermost repeat themselves).
+    A sample is a slice with its neighbours as channels (the first and last slice of a volume are repeated).
     """
 
     eval_batch = 32
 
     def __init__(self, folder: Path, spec: DataSpec, *, site: str, seed: int) -> None:
-        """Open the arrays and decide which slice is in which split.
+        """Open the arrays and assign slices to splits.
 
         Raises:
-            DataError: arrays or manifest missing or broken.
+            DataError: arrays or manifest are missing or damaged.
         """
-        arrays = open_arrays(folder, matrix=spec.matrix)
+        arrays = open_arrays(folder, matrix=spec.matrix, clip_above_quantile=spec.clip_above_quantile)
         self.manifest = arrays.manifest
         self.split_rule = spec.split
         self._images, self._labels, self._spec, self._folder = arrays.images, arrays.labels, spec, folder
@@ -86,13 +88,13 @@ class Slices(SiteData):
         self.countable = foreground & (index > first) & (index < last)
         self._members = self._split(cases, seed=seed, site=site)
 
-    def _split(self, cases: tuple[Case, ...], *, seed: int, site: str) -> dict[Part, np.ndarray]:
+    def _split(self, cases: tuple[Case, ...], *, seed: int, site: str) -> dict[Subset, np.ndarray]:
         spec = self._spec
         if spec.split == "slice-legacy":
             countable = np.flatnonzero(self.countable)
             legacy = legacy_split(countable, fraction=spec.fraction, site=site)
             return {"all": countable, "train": legacy["train"], "val": legacy["val"], "test": legacy["test"]}
-        members: dict[Part, np.ndarray] = {"all": np.arange(len(self.case_of))}
+        members: dict[Subset, np.ndarray] = {"all": np.arange(len(self.case_of))}
         for split in get_args(Split):
             inside = np.array([case.split == split for case in cases])[self.case_of]
             if split == "train" and spec.train_slices == "foreground":
@@ -105,13 +107,13 @@ class Slices(SiteData):
             members["train"] = np.sort(rng.permutation(train)[:keep])
         return members
 
-    def members(self, part: Part) -> np.ndarray:
+    def members(self, subset: Subset) -> np.ndarray:
         """Slice numbers of a split, ascending (in the order of the permutation for slice-legacy); or of all cases."""
-        return self._members[part]
+        return self._members[subset]
 
-    def cases(self, part: Part) -> np.ndarray:
-        """The volumes that slices are from."""
-        volumes: np.ndarray = self.case_of[self.members(part)]
+    def cases(self, subset: Subset) -> np.ndarray:
+        """The case of each slice."""
+        volumes: np.ndarray = self.case_of[self.members(subset)]
         return volumes
 
     def images(self, index: np.ndarray) -> Tensor:
@@ -124,18 +126,18 @@ class Slices(SiteData):
         return torch.from_numpy(self._labels[index]).long()
 
     def reference(self, case: int) -> np.ndarray:
-        """The mask of a case on its own grid, (slices, rows, columns) bool, seen as the arrays are.
+        """The mask of a case on its original grid, (slices, rows, columns) bool, in the orientation of the arrays.
 
         Raises:
             DataError: it cannot be read.
         """
-        from fedshift.data.scans import read_scan  # SimpleITK: not where a model trains
+        from fedshift.data.scans import read_scan  # imports SimpleITK, which training does not need
 
         mask: np.ndarray = radiological(read_scan(_mask(self._folder, self.manifest.cases[case])).voxels) > 0
         return mask
 
     def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """With ``augmentation: rot90-flip``."""
+        """Apply random rotations and flips if ``augmentation`` is ``rot90-flip``."""
         return rotate_and_flip(x, y, rng=rng) if self._spec.augmentation == "rot90-flip" else (x, y)
 
 
@@ -144,9 +146,9 @@ def _mask(folder: Path, case: Case) -> Path:
 
 
 def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A random symmetry of the square for each image and its mask, as in FedFA's released code.
+    """Random quarter turns and flips of each image and its mask, as in FedFA's released code.
 
-    There k ∈ {0…4} quarter turns always, then with probability 0.75 a vertical flip, a horizontal one, or both.
+    k ∈ {0…4} quarter turns, then with probability 0.75 a vertical flip, a horizontal flip, or both.
     """
     turns = torch.randint(5, (len(x),), generator=rng) % 4
     flips = torch.randint(4, (len(x),), generator=rng)
@@ -156,7 +158,7 @@ def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tens
             chosen = (turns == turn) & (flips == flip)
             if not chosen.any():
                 continue
-            # Bit 1 flips rows, bit 2 columns; 0 leaves the image alone.
+            # Bit 1 flips rows, bit 2 columns; 0 leaves the image unchanged.
             dims = [d for bit, d in ((1, -2), (2, -1)) if flip & bit]
             x[chosen] = torch.rot90(x[chosen], turn, (-2, -1)).flip(dims)
             y[chosen] = torch.rot90(y[chosen], turn, (-2, -1)).flip(dims)
@@ -164,7 +166,7 @@ def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tens
 
 
 def dice_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """1 − mean over classes of the soft Dice over the whole batch (FedFA's loss; background counts too).
+    """1 − mean over classes of the soft Dice over the whole batch (FedFA's loss; background included).
 
     ``logits`` (B, K, H, W); ``target`` (B, H, W) int64 or soft (B, K, H, W).
     """
@@ -192,7 +194,7 @@ class Task:
     images_are_slices = True
     metric = "dice"
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
-        {"dice": (0, 1), "dice_papers": (0, 1), "hd95": (0, LONGEST), "asd": (0, LONGEST)}
+        {"dice": (0, 1), "dice_papers": (0, 1), "hd95": (0, MAX_MILLIMETRES), "asd": (0, MAX_MILLIMETRES)}
     )
     per_case = ("dice", "hd95", "asd")
 
@@ -216,7 +218,7 @@ class Task:
         return {
             "orientation": "RAS",
             "slices": "axial, anterior at the top, the patient's right on the left",
-            "clip_above_quantile": PERCENTILE,
+            "clip_above_quantile": self._data.clip_above_quantile,
             "intensity": "per volume: min-max, times 255, floor",
             "square": "padded with 0 on both sides",
             "resampling": "area where it shrinks, linear where it grows, rounded",
@@ -239,19 +241,19 @@ class Task:
         """The job's loss, in float32 (float64 stays)."""
         return LOSSES[self._job.task.loss](precise(logits), target)
 
-    def scores(self, predictions: Iterator[Tensor], data: Slices, part: Part) -> dict[str, float]:
-        """``dice``: foreground Dice per case, mean over cases, on the network's grid.
+    def scores(self, predictions: Iterator[Tensor], data: Slices, subset: Subset) -> dict[str, float]:
+        """``dice``: mean over cases of the foreground Dice, on the network's grid.
 
-        ``dice_papers``: as FedFA prints it, mean over slices with prostate of the mean of background and
-        foreground Dice; left out if the part has no such slice.
+        ``dice_papers``: FedFA's metric, the mean over slices with foreground of the mean of background and foreground
+        Dice; missing if there is no such slice.
         """
-        members = data.members(part)
+        members = data.members(subset)
         if not len(members):
             return {}
         counts = np.concatenate(
             [
                 _counts(predicted.bool(), data.labels(index).bool())
-                for index, predicted in zip(data.eval_index(part), predictions, strict=True)
+                for index, predicted in zip(data.eval_index(subset), predictions, strict=True)
             ]
         )
         cases, position = np.unique(data.case_of[members], return_inverse=True)
@@ -259,22 +261,22 @@ class Task:
         return {"dice": float(per_case.mean()), **self._papers(counts, data.countable[members])}
 
     def evaluate(
-        self, probabilities: Iterator[Tensor], data: Slices, part: Part, *, seed: int, share_cases: bool
+        self, probabilities: Iterator[Tensor], data: Slices, subset: Subset, *, seed: int, share_cases: bool
     ) -> Evaluation:
-        """Scores of every case on its own grid: what was predicted is brought back to the scan's rows and columns.
+        """Scores of each case on its original grid: probabilities are resampled to the scan's rows and columns.
 
-        Dice, and distances in mm where all slices of a volume are in the part. ``dice_papers`` is as in `scores`.
-        Calibration counts the pixels (of the network's grid) in the box around what is and what was found, since far
-        from both every model is right and sure.
+        Dice; HD95 and ASD in mm if all slices of the volume are in the split; ``dice_papers`` as in `scores`.
+        Calibration counts the pixels (on the network's grid) in the bounding box of prediction and reference, since far
+        from both every model is correct with high confidence.
         """
-        members = data.members(part)
+        members = data.members(subset)
         expected = dict(zip(*np.unique(data.case_of[members], return_counts=True), strict=True))
         foreground = (batch[:, 1].clone() for batch in probabilities)
-        told: dict[str, dict[int, float]] = {name: {} for name in self.per_case}
+        by_metric: dict[str, dict[int, float]] = {name: {} for name in self.per_case}
         counts: list[np.ndarray] = []
         shown: list[np.ndarray] = []
         calibration, empty = Calibration(), 0
-        for number, slices, probability in volumes(foreground, data.eval_index(part), data.case_of, expected):
+        for number, slices, probability in volumes(foreground, data.eval_index(subset), data.case_of, expected):
             case = data.manifest.cases[number]
             labels = data.labels(slices).bool()
             predicted = torch.from_numpy(probability > 0.5)
@@ -286,12 +288,12 @@ class Task:
             reference = data.reference(number)[slices - case.offset]
             found = restore(probability, *case.shape[1:]) > 0.5
             empty += not found.any()
-            told["dice"][number] = float(dice(*(np.array(n.sum()) for n in (found & reference, found, reference))))
+            by_metric["dice"][number] = float(dice(*(np.array(n.sum()) for n in (found & reference, found, reference))))
             if len(slices) == case.shape[0]:
-                told["hd95"][number], told["asd"][number] = surface_distances(found, reference, case.spacing)
+                by_metric["hd95"][number], by_metric["asd"][number] = surface_distances(found, reference, case.spacing)
         distributions = {
             name: distribution([by_case[n] for n in sorted(by_case)], seed=seed, share_cases=share_cases)
-            for name, by_case in told.items()
+            for name, by_case in by_metric.items()
             if len(by_case) == len(expected)
         }
         return Evaluation(
@@ -305,7 +307,7 @@ class Task:
         )
 
     def _papers(self, counts: np.ndarray, shown: np.ndarray) -> dict[str, float]:
-        """FedFA's score of slices from their `_counts`, over those that are ``shown`` (n,)."""
+        """FedFA's metric from `_counts` (n, 3), over the slices selected by ``shown`` (n,) bool."""
         if not shown.any():
             return {}
         overlap, predicted, reference = counts[shown].T
@@ -315,14 +317,14 @@ class Task:
 
 
 def _counts(predicted: Tensor, reference: Tensor) -> np.ndarray:
-    """Pixels of overlap, prediction and reference in each slice, (B, 3) float64."""
+    """Number of pixels of overlap, prediction and reference in each slice, (B, 3) float64."""
     sums = [mask.sum((1, 2)) for mask in (predicted & reference, predicted, reference)]
     counts: np.ndarray = torch.stack(sums, 1).double().numpy()
     return counts
 
 
 def _box(mask: np.ndarray) -> tuple[slice, ...]:
-    """The smallest box around what is True; nothing if nothing is."""
+    """Bounding box of the True elements; empty if there are none."""
     places = [
         np.flatnonzero(mask.any(axis=tuple(a for a in range(mask.ndim) if a != axis))) for axis in range(mask.ndim)
     ]
@@ -330,7 +332,7 @@ def _box(mask: np.ndarray) -> tuple[slice, ...]:
 
 
 def dice(overlap: np.ndarray, predicted: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """2|P∩R| / (|P|+|R|) from voxel counts; two empty masks agree (1)."""
+    """2|P∩R| / (|P|+|R|) from voxel counts; 1 for two empty masks."""
     size = predicted + reference
     score: np.ndarray = np.where(size > 0, 2 * overlap / np.maximum(size, 1), 1.0)
     return score

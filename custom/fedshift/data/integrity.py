@@ -1,6 +1,6 @@
-"""Is a scan file whole? Of NIfTI files, ITK does not say.
+"""Check scan files for truncation and damage, which ITK does not report.
 
-It reads a cut-off file without a word and leaves noise in the missing slices, and turns NaN into 0.
+ITK reads a truncated NIfTI file without an error, fills the missing slices with noise, and turns NaN into 0.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ CHUNK = 1 << 20
 
 
 def fault(path: Path) -> str | None:
-    """Say in a few words what is missing or damaged in a file; None when length and checksums are right.
+    """Describe what is missing or damaged in a file; None if length and checksums are correct.
 
     NIfTI: the header's voxel count against the (decompressed) length, and gzip's checksum. MetaImage: the
-    data file beside the header, and zlib's checksum. Other formats are checked by their own readers.
+    data file next to the header, and zlib's checksum. Other formats are checked by their readers.
     """
     name = path.name.lower()
     if name.endswith((".nii", ".nii.gz")):

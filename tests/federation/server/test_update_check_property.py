@@ -58,7 +58,7 @@ def good(site: str, broadcast: Broadcast, coordinator: Coordinator) -> Update:
     weights = {} if once else {k: moved(v, rng) for k, v in broadcast.weights.items()}
     arrays = {
         method: {n: array(method, n, s) for n, s in named.items() if (s.when == "once") is once}
-        for method, named in coordinator._specs.items()
+        for method, named in coordinator.inbound.specs.items()
     }
     return Update(
         site=site,
@@ -167,7 +167,7 @@ def changes(draw: st.DrawFn, *, statistics: bool) -> Change:
             return replace(update, arrays=data.draw(spoilt_methods(arrays)))
         if kind in ("range", "far"):
             method, name = data.draw(st.sampled_from([(m, n) for m in sorted(arrays) for n in sorted(arrays[m])]))
-            spec, array = coordinator._specs[method][name], arrays[method][name]
+            spec, array = coordinator.inbound.specs[method][name], arrays[method][name]
             high = 254.0 if statistics else 9e5
             beyond = [float(np.nextafter(np.float32(spec.low), np.float32(-np.inf))) * 2 - 1, spec.high * 2]
             array[:] = data.draw(st.sampled_from(beyond)) if kind == "range" or name == "counts" else high

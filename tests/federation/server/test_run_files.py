@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from conftest import small_image_job
 
-from fedshift.federation.model_files import FORMER_STATE_FILE, STATE_FILE, load_checkpoint
-from fedshift.federation.server import coordinator as module
-from fedshift.federation.server.coordinator import NEXT_BEST, Coordinator
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.server import run_files
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.run_files import NEXT_BEST
+from fedshift.federation.server.state_files import FORMER_STATE_FILE, STATE_FILE
 from fedshift.schema.messages import Scores, SiteInfo, Update
 from fedshift.schema.results import BEST, LAST
 
@@ -69,7 +71,7 @@ def test_a_candidate_of_a_round_that_was_not_closed_is_not_taken_for_the_best(
         raise Died
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "save_progress", die)
+        patch.setattr(run_files, "save_state", die)
         with pytest.raises(Died):
             run_round(server, 3)
     assert load_checkpoint(tmp_path / NEXT_BEST)["round"] == 2
