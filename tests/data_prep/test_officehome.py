@@ -159,9 +159,9 @@ def test_the_sub_sites_that_are_prepared_are_those_of_the_protocol(
 def test_another_domain_may_stay_whole(wide: Path) -> None:
     found = plan(wide, subsites=2, whole="Real_World").found
     assert list(found) == ["Art_1", "Art_2", "Clipart_1", "Clipart_2", "Product_1", "Product_2", "Real_World"]
-    with pytest.raises(DataError, match="--whole and --seed are about sub-sites: name --subsites too"):
+    with pytest.raises(DataError, match="--whole and --seed only apply to sub-sites: add --subsites"):
         plan(wide, whole="Art")
-    with pytest.raises(DataError, match="Art: 6 sub-sites of a fifth of a domain each are more than it has"):
+    with pytest.raises(DataError, match="Art: 6 sub-sites of a fifth of a domain each need more than the domain"):
         plan(wide, subsites=6)
 
 

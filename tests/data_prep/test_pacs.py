@@ -141,14 +141,14 @@ def test_sub_sites_that_cannot_be(wide: Path, capsys: pytest.CaptureFixture[str]
     few = write_tree(tmp_path / "few", PACS.sites, PACS.classes, each=3)
     with pytest.raises(DataError, match=r"art_painting: 21 pictures are too few for 5 sites of at least 5: ask for"):
         plan(few, subsites=5)
-    with pytest.raises(DataError, match="art_painting: 6 sub-sites of a fifth of a domain each are more than it has"):
+    with pytest.raises(DataError, match="art_painting: 6 sub-sites of a fifth of a domain each need more than the domain"):
         plan(wide, subsites=6)
     command = ["data", "prepare", "pacs", "--source", str(wide), "--out", str(tmp_path / "out"), "--size", "8"]
     assert cli.main([*command, "--subsites", "0"]) == 2
-    assert "0 sites make no sense" in capsys.readouterr().err
+    assert "0 sites are not possible" in capsys.readouterr().err
     for option in (["--whole", "photo"], ["--seed", "0"]):
         assert cli.main([*command, *option]) == 2
-        assert "--whole and --seed are about sub-sites: name --subsites too" in capsys.readouterr().err
+        assert "--whole and --seed only apply to sub-sites: add --subsites" in capsys.readouterr().err
     assert cli.main([*command, "--subsites", "3", "--seed", "-1"]) == 2
     assert "seed must be 0 or more, not -1" in capsys.readouterr().err
     assert cli.main([*command, "--subsites", "3", "--whole", "cartoon"]) == 0
