@@ -197,7 +197,7 @@ def pickled(root: Path, **parts: np.ndarray) -> None:
         (
             drop("SVHN"),
             r"raw has no svhn, it holds MNIST, mnist_m, usps\.bz2, usps\.t\.bz2: expected there or in a folder svhn "
-            r"are train_32x32\.mat and the test part's, or svhn\.npz; .* without it by --sites mnist,mnistm,usps",
+            r"are train_32x32\.mat and the test part's, or svhn\.npz; .* leave it out with --sites mnist,mnistm,usps",
         ),
         (
             drop("MNIST"),
