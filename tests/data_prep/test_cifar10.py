@@ -201,7 +201,7 @@ def test_a_batch_beyond_all_measure_is_named(raw: Path, tmp_path: Path, monkeypa
 def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_cifar(tmp_path / "raw")
     forbid(source / FOLDER / "data_batch_2", monkeypatch)
-    with pytest.raises(DataError, match=r"data_batch_2 cannot be read \(Permission denied\): see that"):
+    with pytest.raises(DataError, match=r"data_batch_2 cannot be read \(Permission denied\): check that"):
         plan(source)
 
 
@@ -225,7 +225,7 @@ def test_impossible_partitions_are_refused(raw: Path) -> None:
         plan(raw, sites_count=300)
     with pytest.raises(DataError, match="alpha must be a number"):
         plan(raw, alpha=-1.0)
-    with pytest.raises(DataError, match="0 sites make no sense: ask for one or more"):
+    with pytest.raises(DataError, match="0 sites are not possible: ask for one or more"):
         plan(raw, sites_count=0)
 
 

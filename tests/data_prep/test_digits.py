@@ -189,7 +189,7 @@ def pickled(root: Path, **parts: np.ndarray) -> None:
         (
             drop("SVHN"),
             r"raw has no svhn, it holds MNIST, mnist_m, usps\.bz2, usps\.t\.bz2: expected there or in a folder svhn "
-            r"are train_32x32\.mat and the test part's, or svhn\.npz; .* without it by --sites mnist,mnistm,usps",
+            r"are train_32x32\.mat and the test part's, or svhn\.npz; .* leave it out with --sites mnist,mnistm,usps",
         ),
         (
             drop("MNIST"),
@@ -209,7 +209,7 @@ def pickled(root: Path, **parts: np.ndarray) -> None:
         (write(f"MNIST/raw/{MNIST[0]}.gz", idx(digits(50)[1])), r"mnist: train: images are uint8 \(50,\)"),
         (write(f"MNIST/raw/{MNIST[3]}.gz", idx(digits(20)[1] + 1)), "mnist: test: labels are 1 to 10, expected 0 to 9"),
         (write("usps.bz2", bz2.compress(b"1 257:1\n")), "line 1, is not .*indices 257 to 257, expected 1 to 256"),
-        (write("usps.bz2", bz2.compress(b"1 1:255\n")), "holds intensities beyond -1 to 1"),
+        (write("usps.bz2", bz2.compress(b"1 1:255\n")), "holds intensities outside -1 to 1"),
         (write("usps.bz2", bz2.compress(b"0 1:1\n")), "usps: train: labels are -1 to -1"),
         (write("usps.t.bz2", usps_text(*digits(5, 16, 16))[:-9] + b"x"), "line 5, is not"),
         (
@@ -230,7 +230,7 @@ def pickled(root: Path, **parts: np.ndarray) -> None:
         ),
         (
             lambda r: pickled(r, train=digits(40, 28, 28, 3)[0], test=digits(20, 28, 28, 3)[0]),
-            "holds 40 and 20 images, MNIST beside it 50 and 20",
+            "holds 40 and 20 images, but MNIST, whose labels it uses, has 50",
         ),
         (
             lambda r: pickled(r, train=digits(50, 28, 28, 3)[0]),

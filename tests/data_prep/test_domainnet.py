@@ -135,7 +135,7 @@ def test_a_copy_of_a_test_picture_is_test(folders: Path, tmp_path: Path) -> None
 def test_pictures_that_cleaning_took_out_are_passed_over(folders: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_picture(folders / "clipart" / "bird" / "clipart_030_000999.jpg", 1)
     assert len(plan(add_official(folders)).found["clipart"]) == 50
-    assert "clipart: 1 picture(s) in no list are passed over" in caplog.text
+    assert "clipart: 1 picture(s) that are in no list are skipped" in caplog.text
 
 
 def test_the_papers_counts() -> None:
@@ -244,7 +244,7 @@ def test_the_seeded_split_is_written(folders: Path, tmp_path: Path, monkeypatch:
 
 
 def test_a_seed_needs_the_seeded_split(folders: Path) -> None:
-    with pytest.raises(DataError, match="--seed is about the seeded split: name --split seeded too"):
+    with pytest.raises(DataError, match="--seed only applies to the seeded split: add --split seeded"):
         plan(folders, seed=1)
 
 
@@ -305,7 +305,10 @@ NOT_A_LIST = r"real_train\.pkl is not one of FedBN's lists, a pickle of paths en
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda r: None, r"has no clipart_train\.pkl, the papers' split needs FedBN's lists beside the pictures"),
+        (
+            lambda r: None,
+            r"has no clipart_train\.pkl, the papers' split needs FedBN's lists in the folder of the pictures",
+        ),
         (dump("real_train.pkl", [1, 2, 3]), NOT_A_LIST),
         (dump("real_train.pkl", (["a"], [])), NOT_A_LIST),
         (dump("real_train.pkl", {"paths": []}), NOT_A_LIST),
@@ -316,7 +319,7 @@ NOT_A_LIST = r"real_train\.pkl is not one of FedBN's lists, a pickle of paths en
         (another("DomainNet/clipart/zebra/a.jpg", "bird"), "clipart/zebra/a.jpg is listed as bird"),
         (
             another("DomainNet/clipart/zebra/a.jpg", "zebra"),
-            "clipart/zebra/a.jpg is named in FedBN's lists but is not there, nor are 0 others: .* or use --split hash",
+            "clipart/zebra/a.jpg is named in FedBN's lists but does not exist, nor do 0 others: .* or use --split hash",
         ),
         (
             another(f"DomainNet/clipart/bird/{name_of('clipart', 'bird', 0)}", "bird"),

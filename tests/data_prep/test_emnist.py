@@ -123,7 +123,7 @@ def test_leafs_own_test_part_is_kept(tmp_path: Path) -> None:
 def test_leafs_split_by_user_leaves_nobody_to_test(tmp_path: Path) -> None:
     write_leaf(tmp_path / "train" / "all_data_0_niid_05_keep_0_train_9.json", {"a": 30, "b": 20})
     write_leaf(tmp_path / "test" / "all_data_0_niid_05_keep_0_test_9.json", {"c": 14}, seed=1)
-    message = r"test has other writers than train \(LEAF's split by user\): make it by sample, or give .*train alone"
+    message = r"test has other writers than train \(LEAF's split by user\): split by sample, or give .*train alone"
     with pytest.raises(DataError, match=message):
         plan(tmp_path, writers=1)
     assert len(write_pictures(plan(tmp_path / "train", writers=2), tmp_path / "out")) == 2
@@ -152,13 +152,13 @@ def test_fewer_writers_do_not_leave_others_beside_them(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_writers_have_no_use_for(options: dict[str, Any], named: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"{named} be had with --writers, each of whom is a site"):
+    with pytest.raises(DataError, match=f"{named} be combined with --writers"):
         plan(tmp_path, writers=2, **options)
 
 
 def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forbid(write_leaf(tmp_path / "all_data_0.json", {"a": 12}), monkeypatch)
-    with pytest.raises(DataError, match=r"all_data_0\.json cannot be read \(Permission denied\): see that"):
+    with pytest.raises(DataError, match=r"all_data_0\.json cannot be read \(Permission denied\): check that"):
         plan(tmp_path, writers=1)
 
 
@@ -193,7 +193,7 @@ def test_too_few_writers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the number of sites: 'count' input should be greater than"):
         plan(tmp_path, writers=0)
     write_leaf(tmp_path / "all_data_1.json", {"a": 12})
-    with pytest.raises(DataError, match=r"all_data_1\.json has writer a once more"):
+    with pytest.raises(DataError, match=r"all_data_1\.json repeats writer a of another file"):
         plan(tmp_path, writers=1)
     with pytest.raises(DataError, match=r"has none of the files, it holds 'all_data_0\.json', 'all_data_1\.json'"):
         plan(tmp_path)

@@ -145,7 +145,7 @@ def test_every_component_of_the_local_settings_exists(site: kits.Kit, server: ki
     for kit in (site, server):
         content = json.loads((kit.local / "resources.json").read_text())
         named = [entry["path"] for entry in content["components"]] + content["class_allow_list"]
-        assert any(path.startswith("fedshift.flare.launcher.") for path in named)
+        assert any(path.startswith("fedshift.flare.patches.job_restart.") for path in named)
         for path in named:
             module, _, name = path.rpartition(".")
             assert isinstance(getattr(importlib.import_module(module), name), type), path
@@ -257,6 +257,15 @@ def test_a_path_that_would_be_registered_is_found(site: kits.Kit, tmp_path: Path
     assert "/DATA/secret" in registration(site, tmp_path)
     (fault,) = kits.faults(site)
     assert fault.grave and "/DATA/secret" in fault.sentence
+
+
+@pytest.mark.parametrize("former", ["fedshift.flare.launcher.SiteJobLauncher", "fedshift.flare.patches.job_restart.No"])
+def test_a_kit_that_names_what_is_no_longer_there_is_found(site: kits.Kit, former: str) -> None:
+    path = site.local / "resources.json"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("fedshift.flare.patches.job_restart.SiteJobLauncher", former), encoding="utf-8")
+    (fault,) = kits.faults(site)
+    assert fault.grave and former in fault.sentence and "fedshift site init" in fault.sentence
 
 
 def test_loosened_settings_are_found(site: kits.Kit) -> None:
