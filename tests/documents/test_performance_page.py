@@ -98,9 +98,7 @@ def test_scores_by_format(methods: str, form: str) -> None:
 
 
 def test_what_is_said_of_the_formats_is_so() -> None:
-    said = (
-        "No mean over the seeds is as much as 0.2 points from that of `fp32`, and no seed's test score as much as 0.3"
-    )
+    said = "Every mean over the seeds is within 0.2 points of that of `fp32`, and every seed's test score within 0.3"
     assert said in PAGE
     for forms in WIRE["accuracy"].values():
         for told_scores in forms.values():
