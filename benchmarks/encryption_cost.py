@@ -26,7 +26,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fedshift.federation.encryption import EncryptedCoordinator, Keys, SiteEncryption
+from fedshift.federation.encryption.keys import Keys
+from fedshift.federation.encryption.server import EncryptedCoordinator
+from fedshift.federation.encryption.site import SiteEncryption
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator, payload_bytes
 from fedshift.schema.job import JobSpec
@@ -161,7 +163,7 @@ def made(first: Broadcast, server: Coordinator, site: str, number: int) -> Updat
         metrics={"train_loss": 1.0},
         arrays={
             method: {name: np.full([int(n) for n in spec.shape], 0.01, spec.dtype) for name, spec in named.items()}
-            for method, named in server._specs.items()
+            for method, named in server.inbound.specs.items()
             if named
         },
     )

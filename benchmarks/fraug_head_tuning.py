@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshift import methods
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site import local_training
-from fedshift.methods import ClientChain
+from fedshift.methods import method_set
 from fedshift.methods.base import Run
+from fedshift.methods.chain import ClientChain
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Split
@@ -83,7 +83,7 @@ def tune(few: JobSpec, everything: JobSpec, folder: Path, site: str, *, device: 
         n_classes=len(few.task.classes),
     )
     run.optimizer = local_training.make_optimizer(net, few.task.optimizer)
-    chain = ClientChain(methods.load(few.methods), run, {})
+    chain = ClientChain(method_set.load(few.methods), run, {})
     data = task.open(folder, site)
     local_training.train(task, data, chain, run, few.task.schedule)
     without = accuracy(task, data, chain, net, few)

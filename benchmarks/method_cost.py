@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 from data_prep.phantom import make_phantom
-from fedshift import methods
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator, payload_bytes
 from fedshift.federation.site.site import PooledSite, Site
+from fedshift.methods import method_set
 from fedshift.reporting.leaves import DIGITS
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="optimiser steps a round")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--methods", nargs="+", default=methods.available())
+    parser.add_argument("--methods", nargs="+", default=method_set.available())
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16", help="of the prostate task")
     to = parser.add_mutually_exclusive_group(required=True)
     to.add_argument("--out", type=Path, metavar="FILE", help="measure and write the figures here")
@@ -125,7 +125,7 @@ def jobs(name: str, *, steps: int, precision: str) -> tuple[JobSpec, JobSpec]:
 
 def digits_job(name: str, *, steps: int) -> JobSpec:
     """The method on FRAug's network for digits."""
-    named = {m.name: m.config.model_dump(mode="json") for m in methods.load({name: {}})}
+    named = {m.name: m.config.model_dump(mode="json") for m in method_set.load({name: {}})}
     job = JobSpec.parse({**DIGITS, "methods": named}, where="digits")
     schedule = job.task.schedule.model_copy(update={"local_steps": steps, "rounds": 3})
     return job.model_copy(update={"task": job.task.model_copy(update={"schedule": schedule})})
@@ -136,7 +136,7 @@ class Party:
 
     def __init__(self, job: JobSpec, data: Data, folder: Path) -> None:
         coordinator = Coordinator(job, folder / "server")
-        pooled = methods.reference_in(methods.load(job.methods)) is not None
+        pooled = method_set.pooled_reference(job.methods) is not None
         sites = [Site(job, name, data=data[name], state=folder / "sites") for name in job.task.sites]
         coordinator.open(0)
         for site in sites:
@@ -175,7 +175,7 @@ def compare(job: JobSpec, plain: JobSpec, data: Data, folder: Path, *, turns: in
     """The method beside FedAvg, in turns."""
     both = Party(plain, data, folder / "plain"), Party(job, data, folder / "method")
     times = np.array([[party.seconds_a_step() for party in both] for _ in range(turns)]).min(0)
-    pooled = methods.reference_in(methods.load(job.methods)) is not None
+    pooled = method_set.pooled_reference(job.methods) is not None
     return {
         "seconds_a_step": round(float(times[1]), 4),
         "fedavg_seconds_a_step": round(float(times[0]), 4),

@@ -25,12 +25,12 @@ import numpy as np
 import torch
 
 from data_prep.phantom import make_phantom
-from fedshift import methods
 from fedshift.data.samples import Union
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site import local_training
-from fedshift.methods import ClientChain
+from fedshift.methods import method_set
 from fedshift.methods.base import Run
+from fedshift.methods.chain import ClientChain
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Split
 from fedshift.tasks.base import build_task
@@ -63,7 +63,7 @@ def train_and_test(job: JobSpec, data: dict[str, Slices], train_on: Sequence[str
         images_are_slices=task.images_are_slices,
     )
     run.optimizer = local_training.make_optimizer(net, job.task.optimizer)
-    chain = ClientChain(methods.load(job.methods), run, {})
+    chain = ClientChain(method_set.load(job.methods), run, {})
     once = job.task.schedule.model_copy(update={"local_steps": steps})
     local_training.train(task, Union([data[site] for site in train_on]), chain, run, once)
     row = {}

@@ -61,7 +61,7 @@ def run(method: str, seed: int, rounds: int, work: Path) -> bool:
     start = time.monotonic()
     for command in (
         [*job, "--out", str(work / "jobs")],
-        ["fedshift", "run", str(work / "jobs" / name), "--workspace", str(work / name)],
+        ["fedshift", "run", str(work / "jobs" / name), "--workspace", str(work / name), "--resume"],
     ):
         print("$", shlex.join(command), flush=True)
         if subprocess.run(command, check=False).returncode:

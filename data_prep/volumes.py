@@ -19,7 +19,7 @@ from typing import Literal
 from data_prep.whole import write_whole
 from fedshift.data.arrays import build_arrays
 from fedshift.data.casefiles import CaseFiles as CaseFiles
-from fedshift.data.casefiles import Finding, dummy_finding, is_dummy, read_case
+from fedshift.data.casefiles import Finding, dummy_finding, is_dummy, read_case, structure_of
 from fedshift.data.scans import ORIENTATION, content_hash, write_scan
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Case, Manifest, Split
@@ -125,7 +125,7 @@ def _write_volumes(
     for case in cases:
         if progress:
             progress(case.id)
-        pair, found = read_case(case)
+        pair, found = read_case(case, structure=structure_of(CLASSES))
         findings += found
         if pair is None:
             continue

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import SimpleITK
 import torch
+from kits import provision
 from torch.nn import functional
 
 from fedshift.federation.resolve import resolve
@@ -41,6 +43,12 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}: set FEDSHIFT_SHARED_DATA to a folder that holds prostate_mri/")
     return folder
+
+
+@pytest.fixture(scope="session")
+def kits_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes the startup kits of a task's project in ``deploy/``, each project's once; copy a kit to change it."""
+    return functools.cache(lambda task: provision(task, tmp_path_factory.mktemp(task)))
 
 
 def golden(name: str) -> dict[str, np.ndarray]:
@@ -262,14 +270,28 @@ def three_image_sites(tmp_path: Path) -> dict[str, Path]:
     return {s: make_image_site(tmp_path / "data", s, gain=g, offset=o) for s, (g, o) in shifts.items()}
 
 
+def latest(*options: str) -> tuple[str, ...]:
+    """Of several options with one path the last, as `resolve` refuses them; another network discards options before it.
+
+    For tests that change a few of the options that a job has by default.
+    """
+    kept: dict[str, str] = {}
+    for option in options:
+        path = option.partition("=")[0]
+        if path in ("network.name", "network.options"):
+            kept = {other: text for other, text in kept.items() if not other.startswith("network.options")}
+        kept[path] = option
+    return tuple(kept.values())
+
+
 def small_image_job(methods: str, *options: str, sites: Sequence[str] = ("A", "B", "C"), seed: int = 0) -> JobSpec:
     """A job on the sites of `make_image_site` that trains in a second."""
-    return resolve(str(SHAPES), methods, sites=sites, options=options, seed=seed)
+    return resolve(str(SHAPES), methods, sites=sites, options=latest(*options), seed=seed)
 
 
 def small_job(methods: str, *options: str, sites: Sequence[str] = ("BIDMC", "HK", "UCL"), seed: int = 0) -> JobSpec:
     """A job on the sites of `make_site` that trains in a second or two."""
-    return resolve("prostate", methods, sites=sites, options=(*SMALL, *options), seed=seed)
+    return resolve("prostate", methods, sites=sites, options=latest(*SMALL, *options), seed=seed)
 
 
 def first_round(coordinator: Coordinator, sites: Mapping[str, Site]) -> Broadcast:

@@ -29,7 +29,8 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks.performance import record
 from data_prep.phantom import make_phantom
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site.site import Site, read_weights
+from fedshift.federation.site.site import Site
+from fedshift.federation.weights import read_weights
 from fedshift.flare.export import read_job_folder, write_job
 from fedshift.reporting.progress import read_progress
 from fedshift.schema.job import JobSpec
@@ -68,7 +69,7 @@ def main() -> None:
 
         measures: dict[str, Callable[[], float]] = {
             "fedshift run": lambda: run("fedshift run", *RUN),
-            "fedshift run -t 6": lambda: run("fedshift run -t 6", *RUN, "-t", "6"),
+            "fedshift run -t 6": lambda: run("fedshift run -t 6", *RUN, "-p", "6"),
             "nvflare simulator": lambda: run("nvflare simulator", *BARE, of="bare", rounds=BARE_ROUNDS),
             "nvflare simulator, one host": lambda: run("nvflare simulator, one host", *BARE, of="one_host"),
             "NVFlare FedAvgRecipe": lambda: a_round(recipe(job, folder)),

@@ -23,7 +23,7 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks.performance import record
 from benchmarks.performance.flare_overhead import environment, idle_job, write_idle
 from data_prep.phantom import make_phantom
-from fedshift.federation.site.site import read_weights
+from fedshift.federation.weights import read_weights
 from fedshift.reporting.progress import read_progress
 from fedshift.schema.job import JobSpec
 from fedshift.tasks.base import build_task
@@ -60,7 +60,7 @@ def measure(folder: Path, count: int) -> dict[str, float]:
     workspace = folder / "run"
     command = [sys.executable, "-m", "fedshift.cli", "run", str(folder / "job"), "-w", str(workspace)]
     process = subprocess.Popen(
-        [*command, "-t", str(count), "--ignore-memory"],
+        [*command, "-p", str(count), "--ignore-memory"],
         env=environment(folder),
         stdout=subprocess.DEVNULL,
         start_new_session=True,

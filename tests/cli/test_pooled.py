@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from conftest import SHAPES, make_image_site
 
-from fedshift import cli, methods
+from fedshift import cli
+from fedshift.methods import method_set
 from fedshift.schema.results import read_results
 
 
@@ -50,9 +51,9 @@ def test_a_methods_text_has_its_options_and_what_leaves(capsys: pytest.CaptureFi
     assert cli.main(["methods", "scaffold"]) == 0
     shown = capsys.readouterr().out
     assert "Karimireddy" in shown and "scaffold.option = 'II'" in shown
-    assert "by how much the site's mean gradient differs" in shown
+    assert "change of the site's mean gradient since its last update" in shown
     assert cli.main(["methods"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == methods.available()
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == method_set.available()
 
 
 def test_a_job_runs_in_one_process_and_goes_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,14 +15,15 @@ from PIL import Image
 from scanfiles import volume, write_dicom
 
 from fedshift.cli import main
+from fedshift.cli.predict import PARTIAL
 from fedshift.data.images import open_images
 from fedshift.federation.in_process import run_in_process
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.schema.results import BEST
 
 
-def rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "predictions.csv").open(encoding="utf-8") as file:
+def rows(folder: Path, table: str = "predictions.csv") -> list[dict[str, str]]:
+    with (folder / table).open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -104,12 +105,42 @@ def test_a_bad_image_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFix
     assert predict(model, *(tmp_path / name for name in names), good, "--out", out) == 1
     told = capsys.readouterr().err.strip().splitlines()
     assert len(told) == len(names)
-    table = rows(out)
+    table = rows(out, PARTIAL)
     for (name, reason), line, row in zip(names.items(), told, table, strict=False):
         assert line == f"fedshift: {row['error']}" and str(tmp_path / name) in line and reason in line
         assert not row["volume_ml"]
     assert float(table[-1]["volume_ml"]) > 4 and not table[-1]["error"]
-    assert sorted(path.name for path in out.iterdir()) == ["good_mask.nii.gz", "predictions.csv"]
+    assert sorted(path.name for path in out.iterdir()) == ["good_mask.nii.gz", PARTIAL]
+
+
+def test_a_failed_call_does_not_stand_in_the_way_of_the_corrected_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = brightness_model(tmp_path / "model.pt"), tmp_path / "out"
+    write_ball(tmp_path / "a.nii.gz")
+    assert predict(model, tmp_path / "aa.nii.gz", "--out", out) == 1
+    assert list(out.iterdir()) == [], "nothing was found, so nothing is left"
+    both = [tmp_path / "a.nii.gz", tmp_path / "b.nii.gz"]
+    assert predict(model, *both, "--out", out) == 1
+    assert "1 of 2 images failed" in capsys.readouterr().out
+    write_ball(tmp_path / "b.nii.gz")
+    assert predict(model, *both, "--out", out) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["a_mask.nii.gz", "b_mask.nii.gz", "predictions.csv"]
+    assert [bool(row["error"]) for row in rows(out)] == [False, False]
+    assert predict(model, *both, "--out", out) == 2, "a finished table is replaced with --force only"
+
+
+def test_an_unfinished_call_lets_nobody_elses_file_be_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = brightness_model(tmp_path / "model.pt"), tmp_path / "out"
+    both = [tmp_path / "a.nii.gz", tmp_path / "b.nii.gz"]
+    write_ball(both[0])
+    assert predict(model, *both, "--out", out) == 1
+    write_ball(both[1])
+    (out / "b_mask.nii.gz").write_text("drawn by hand", encoding="utf-8")
+    assert predict(model, *both, "--out", out) == 2
+    assert "b_mask.nii.gz already exists" in capsys.readouterr().err
 
 
 def test_nothing_that_is_there_is_replaced_unless_it_is_meant(
@@ -122,7 +153,7 @@ def test_nothing_that_is_there_is_replaced_unless_it_is_meant(
     mine.write_text("drawn by hand", encoding="utf-8")
     assert predict(model, tmp_path / "a" / "scan.nii.gz", "--out", tmp_path / "a") == 2
     assert mine.read_text(encoding="utf-8") == "drawn by hand" and not (tmp_path / "a" / "predictions.csv").exists()
-    assert "scan_mask.nii.gz is there already" in capsys.readouterr().err
+    assert "scan_mask.nii.gz already exists" in capsys.readouterr().err
     both = [tmp_path / name / "scan.nii.gz" for name in "ab"]
     assert predict(model, *both, "--out", tmp_path / "out") == 2
     assert "would both become" in capsys.readouterr().err and not (tmp_path / "out").exists()
@@ -144,7 +175,7 @@ def test_no_two_images_share_a_file_and_no_image_is_written_over(
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "m_mask.zraw").write_text("drawn by hand", encoding="utf-8")
     assert predict(model, tmp_path / "m.mhd", "--out", tmp_path / "p") == 2
-    assert "m_mask.zraw is there already" in capsys.readouterr().err
+    assert "m_mask.zraw already exists" in capsys.readouterr().err
     before = (tmp_path / "s_mask.nii.gz").read_bytes()
     both = [tmp_path / "s.nii.gz", tmp_path / "s_mask.nii.gz"]
     assert predict(model, *both, "--out", tmp_path, "--force") == 2
@@ -196,7 +227,7 @@ def test_pictures_get_a_class_and_its_probability(tmp_path: Path, capsys: pytest
     assert predict(path, *files[:3], tmp_path / "bad.png", *files[3:], "--out", out) == 1
     told = capsys.readouterr()
     assert "bad.png cannot be read" in told.err
-    table = [row for row in rows(out) if not row["error"]]
+    table = [row for row in rows(out, PARTIAL) if not row["error"]]
     model = open_model(path)
     x = build_inputs(job, data["A"])
     predictor = make_ready(model, Choice(), device="cpu").predictor

@@ -21,11 +21,10 @@ from flare.conftest import SimulatorRun, environment, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedshift.cli import main
-from fedshift.cli.run import describe
 from fedshift.federation import memory
 from fedshift.flare import simulate
 from fedshift.flare.export import read_job_folder
-from fedshift.reporting.progress import Progress, duration
+from fedshift.reporting.progress import read_progress
 from fedshift.schema.results import read_results
 from fedshift.tasks.machine import cores
 
@@ -57,7 +56,7 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
     assert "is no fedshift job" in capsys.readouterr().err
     assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SHORT]) == 0
     job = str(tmp_path / "fedfa_prostate")
-    assert main(["run", job, "-t", "7"]) == 2
+    assert main(["run", job, "-p", "7"]) == 2
     assert "the job has 2 sites" in capsys.readouterr().err
     started = time.monotonic()
     assert main(["run", job, "-w", str(tmp_path / "run")]) == 2
@@ -86,7 +85,8 @@ def test_run_shows_progress_scores_and_where_things_are(side_by_side: SimulatorR
     for shown in (
         "round 1/2",
         "simulated scans, no patients",
-        "fedavg + fedfa + fedrdn on prostate, dice in percent",
+        "PHANTOM starting the sites",
+        "PHANTOM, no patients: fedavg + fedfa + fedrdn on prostate, dice in percent",
     ):
         assert shown in side_by_side.output
     for name in ("best_global_model.pt", "results.json", "tb_events"):
@@ -96,6 +96,7 @@ def test_run_shows_progress_scores_and_where_things_are(side_by_side: SimulatorR
     assert "round 2 of 2 done" in side_by_side.log
 
 
+@pytest.mark.slow
 def test_the_full_log_is_what_flare_says_and_goes_to_the_file_too(
     short_job: Path, phantom_home: Path, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_the_full_log_is_what_flare_says_and_goes_to_the_file_too(
     assert "round 2/2" in told.output and "dice in percent" in told.output, "and what is shown without it"
 
 
+@pytest.mark.slow
 def test_at_a_terminal_there_is_a_bar_and_curves_can_be_read_while_the_run_works(
     tmp_path: Path, phantom_home: Path
 ) -> None:
@@ -162,18 +164,18 @@ def test_a_run_that_does_not_fit_is_refused_and_leaves_the_former_one(
     monkeypatch.setenv("XDG_DATA_HOME", str(phantom_home))
     monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
     main(["job", "fedavg", "prostate", "--out", str(tmp_path), *SHORT, "schedule.rounds=1"])
-    words = ["run", str(tmp_path / "fedavg_prostate"), "-w", str(tmp_path / "run")]
+    words = ["run", str(tmp_path / "fedavg_prostate"), "-w", str(tmp_path / "run"), "--force"]
     former = tmp_path / "run" / "server" / "simulate_job" / "results.json"
     former.parent.mkdir(parents=True)
     former.write_text("{}", encoding="utf-8")
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     monkeypatch.setattr(memory, "free_memory", lambda: 10**8)
-    assert main([*words, "-t", "2"]) == 2
+    assert main([*words, "-p", "2"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("fedshift: 2 workers at a time need about ") and "--ignore-memory" in said
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
     assert former.read_text(encoding="utf-8") == "{}"
-    # As much as one worker needs and two do not: without -t one does the work of both.
+    # As much as one worker needs and two do not: without -p one does the work of both.
     monkeypatch.setattr(simulate, "cores", lambda: 2)
     monkeypatch.setattr(memory, "free_memory", lambda: 95 * 10**7)
     assert main(words) == 0
@@ -186,6 +188,7 @@ def test_a_run_that_does_not_fit_is_refused_and_leaves_the_former_one(
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, phantom_home: Path) -> None:
     assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SHORT, "schedule.rounds=1000"]) == 0
     # Tests that run in the background of a shell inherit an ignored SIGINT, and so would the command.
+    server = tmp_path / "run" / "server" / "simulate_job"
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from fedshift.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -201,7 +204,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, phantom_home: Path) -> 
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         family = psutil.Process(process.pid).children(recursive=True)
-        if sum(map(_is_worker, family)) == 2:
+        if sum(map(_is_worker, family)) == 2 and read_progress(server) is not None:
             break
         time.sleep(0.2)
     else:
@@ -211,6 +214,8 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, phantom_home: Path) -> 
     assert process.returncode == 130
     assert err.strip() == "fedshift: stopped"
     assert not psutil.wait_procs(family, timeout=10)[1]
+    progress = read_progress(server)
+    assert progress is not None and (progress.state, progress.reason) == ("stopped", "stopped by the user")
 
 
 def _is_worker(process: psutil.Process) -> bool:
@@ -219,28 +224,3 @@ def _is_worker(process: psutil.Process) -> bool:
         return os.getsid(process.pid) == process.pid
     except ProcessLookupError:
         return False
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_a_moment_in_one_line() -> None:
-    moment = Progress(
-        round=3,
-        rounds=15,
-        sites=["BIDMC", "HK"],
-        sites_in=["HK"],
-        metric="dice",
-        score_round=1,
-        score=0.41234,
-        best_round=1,
-        seconds_left=95.0,
-    )
-    assert describe(None) == "starting the sites"
-    assert describe(moment) == "round 3/15, 1/2 sites in, mean validation dice 0.412 (round 1), 1 min 35 s left"
-    assert describe(moment.model_copy(update={"round": 16})).startswith("last evaluation, 1/2")
-    assert describe(moment.model_copy(update={"sites_in": []})).startswith("round 3/15, mean validation")

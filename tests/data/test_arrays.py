@@ -72,6 +72,19 @@ def test_ball_lands_where_the_patient_has_it(tmp_path: Path, name: str, suffix: 
     assert z > (case.shape[0] - 1) / 2 + 1 and row < side / 2 - 2 and column > side / 2 + 2
 
 
+def test_another_quantile_has_arrays_of_its_own(site: Path) -> None:
+    default = open_arrays(site, matrix=16)
+    (other, same) = (open_arrays(site, matrix=16, clip_above_quantile=q) for q in (0.9, 0.99))
+    assert other.images.mean() > default.images.mean(), "more is clipped, so the rest is brighter"
+    np.testing.assert_array_equal(same.images, default.images)
+    np.testing.assert_array_equal(other.labels, default.labels)
+    cached = {folder.name: (matrix, q) for folder, matrix, q in arrays.cached_arrays(site)}
+    assert cached["16"] == (16, 0.99) and cached["16_clip0.9"] == (16, 0.9)
+    (site / "arrays" / "16_clip0.9" / "images.npy").write_bytes(b"")
+    with pytest.raises(DataError, match=r"16_clip0\.9/images\.npy is truncated"):
+        open_arrays(site, matrix=16, clip_above_quantile=0.9)
+
+
 def test_papers_preparation_without_resampling(site: Path, tmp_path: Path) -> None:
     """At the volume's own square matrix the arrays are the papers' formula, bit for bit."""
     pair = write_pair(tmp_path / "raw2", "Square", seed=7, size=(24, 24, 9))

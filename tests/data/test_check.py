@@ -472,3 +472,16 @@ def test_exit_codes(scans: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_sentence() -> None:
     finding = Finding("error", Path("a.nii.gz"), "is empty", "copy it")
     assert finding.sentence() == "a.nii.gz is empty: copy it"
+
+
+def test_findings_speak_of_the_classes_that_a_site_has(scans: Path, tmp_path: Path) -> None:
+    edit(scans / "Case01_segmentation.nii.gz", put(7))
+    (raw,) = check(scans)
+    assert "0 outside, 1 (or 2) structure" in raw.mend
+    edit(scans / "Case01_segmentation.nii.gz", put(0))
+    site = prepare(scans, tmp_path / "out")
+    edit(site / "volumes" / "Case01_mask.nii.gz", put(7))
+    assert "0 outside, 1 (or 2) prostate" in check(site)[0].mend
+    change_manifest(site, lambda content: content.update(classes=["background", "left kidney", "right kidney"]))
+    found = check(site)[0].mend
+    assert "left kidney or right kidney" in found and "prostate" not in found

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from conftest import make_site
 
-from fedshift.data.locate import find_site, read_settings
+from fedshift.data.locate import find_site, phantom_home, read_settings
 from fedshift.schema.errors import ConfigError, DataError
 
 
 def test_the_order_of_places(tmp_path: Path) -> None:
-    environ = {"FEDSHIFT_DATA": str(tmp_path / "env"), "XDG_DATA_HOME": str(tmp_path / "xdg")}
+    environ = {"XDG_DATA_HOME": str(tmp_path / "xdg")}
     local = tmp_path / "kit" / "local"
     local.mkdir(parents=True)
 
@@ -26,6 +26,7 @@ def test_the_order_of_places(tmp_path: Path) -> None:
     assert "phantom" not in str(caught.value), "a provisioned site never falls back to simulated data"
     home = make_site(tmp_path / "xdg" / "fedshift", "HK")
     assert found() == home
+    environ["FEDSHIFT_DATA"] = str(tmp_path / "env")
     by_environment = make_site(tmp_path / "env", "HK")
     assert found() == by_environment
     own = make_site(tmp_path / "own", "HK")
@@ -34,18 +35,71 @@ def test_the_order_of_places(tmp_path: Path) -> None:
 
 
 def test_nothing_there_names_every_place_and_the_command(tmp_path: Path) -> None:
-    environ = {"FEDSHIFT_DATA": str(tmp_path / "env"), "XDG_DATA_HOME": str(tmp_path / "xdg")}
+    environ = {"XDG_DATA_HOME": str(tmp_path / "xdg")}
     with pytest.raises(DataError) as caught:
         find_site("prostate", "HK", local=None, simulator=True, environ=environ)
     text = str(caught.value)
-    for part in (
-        "env/prostate/HK",
-        "xdg/fedshift/prostate/HK",
-        "phantom/prostate/HK",
-        "fedshift data prepare prostate",
-    ):
+    for part in ("xdg/fedshift/prostate/HK", "phantom/prostate/HK", "fedshift data prepare prostate"):
         assert part in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("simulator", [True, False])
+@pytest.mark.parametrize(
+    ("named", "hint"),
+    [
+        ("{root}/nowhere", "{root}/nowhere does not exist"),
+        ("{root}/scan", "{root}/scan does not exist, {root}/scans does"),
+        ("{root}/scans/prostate", "{root}/scans/prostate/HK is there: set FEDSHIFT_DATA={root}/scans"),
+        ("{root}/scans/prostate/HK", "{root}/scans/prostate/HK is there: set FEDSHIFT_DATA={root}/scans"),
+        ("{root}", "{root}/scans/prostate/HK is there: set FEDSHIFT_DATA={root}/scans"),
+        ("{root}/scans ", "{root}/scans/prostate/HK is there: set FEDSHIFT_DATA={root}/scans"),
+        ("{root}/other", "{root}/other holds data of prostate_t2 (prostate_t2 is nearest)"),
+        ("{root}/lower", "{root}/lower/prostate holds UCL, hk (hk is nearest)"),
+        ("{root}/empty", "looked in {root}/empty/prostate/HK; correct $FEDSHIFT_DATA"),
+    ],
+)
+def test_a_wrong_data_path_never_falls_back_to_other_data(
+    named: str, hint: str, simulator: bool, tmp_path: Path
+) -> None:
+    root = tmp_path / "disk"
+    make_site(root / "scans", "HK")
+    make_site(tmp_path / "xdg" / "fedshift", "HK")
+    make_site(tmp_path / "xdg" / "fedshift" / "phantom", "HK")
+    make_site(root / "other", "HK").parent.rename(root / "other" / "prostate_t2")
+    for site in ("hk", "UCL"):
+        make_site(root / "lower", site)
+    (root / "empty").mkdir()
+    environ = {"FEDSHIFT_DATA": named.format(root=root), "XDG_DATA_HOME": str(tmp_path / "xdg")}
+    with pytest.raises(DataError) as caught:
+        find_site("prostate", "HK", local=None, simulator=simulator, environ=environ)
+    text = str(caught.value)
+    assert hint.format(root=root) in text
+    assert f"looked in {named.format(root=root)}/prostate/HK" in text and repr(environ["FEDSHIFT_DATA"]) in text
+    assert "phantom" not in text and "xdg" not in text
+
+
+def test_the_phantom_is_found_where_it_is_asked_for_and_no_other_data(tmp_path: Path) -> None:
+    environ = {"XDG_DATA_HOME": str(tmp_path / "xdg")}
+    make_site(tmp_path / "xdg" / "fedshift", "HK")
+    asked = {**environ, "FEDSHIFT_DATA": str(phantom_home(environ))}
+    with pytest.raises(
+        DataError, match=r"no phantom data of prostate for site HK: .*'fedshift data phantom' makes one"
+    ):
+        find_site("prostate", "HK", local=None, simulator=True, environ=asked)
+    phantom = make_site(tmp_path / "xdg" / "fedshift" / "phantom", "HK")
+    assert find_site("prostate", "HK", local=None, simulator=True, environ=asked) == phantom
+
+
+@pytest.mark.parametrize("given", ["{kit}", "{kit}/prostate/HK/volumes", "{kit}/prostate/HK "])
+def test_a_site_file_that_names_another_level_is_told_the_right_folder(given: str, tmp_path: Path) -> None:
+    right = make_site(tmp_path / "kit", "HK")
+    (tmp_path / "fedshift.yaml").write_text(
+        f"data: {{prostate: '{given.format(kit=tmp_path / 'kit')}'}}\n", encoding="utf-8"
+    )
+    with pytest.raises(DataError) as caught:
+        find_site("prostate", "HK", local=tmp_path, simulator=False, environ={})
+    assert f"{right} holds one: name that folder" in str(caught.value)
 
 
 @pytest.mark.parametrize(

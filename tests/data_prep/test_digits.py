@@ -31,10 +31,9 @@ from picturefiles import write_16_bits
 from PIL import Image
 
 from data_prep.dealing import OFFICIAL
-from data_prep.digits import CLASSES, DIGITS, plan
+from data_prep.digits import DIGITS, plan
 from data_prep.pictures import Source, write_pictures
 from fedshift import cli
-from fedshift.data.check import check
 from fedshift.data.images import open_images
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
@@ -67,17 +66,10 @@ def first(sources: list[Source], part: str) -> Source:
 
 
 def test_four_sites_with_their_own_test_parts(downloads: Path, tmp_path: Path) -> None:
-    folders = write_pictures(plan(downloads), tmp_path / "out", sizes=[8])
-    assert [folder.name for folder in folders] == ["mnist", "mnistm", "svhn", "usps"]
-    for folder, train in zip(folders, (40, 20, 20, 20), strict=True):
+    for folder in write_pictures(plan(downloads), tmp_path / "out", sizes=[8]):
         manifest = read_manifest(folder)
-        assert (manifest.dataset, manifest.classes) == ("digits", CLASSES)
-        assert [len(manifest.by_split(part)) for part in PARTS] == [train, 10, 20]
         assert {picture.split for picture in manifest.pictures if picture.id.startswith("test/")} == {"test"}
-        assert manifest.preparation["split_rule"] == OFFICIAL.rule and len(OFFICIAL.rule) <= 64
-        arrays = open_images(folder, size=8, channels=3)
-        assert sorted(set(arrays.labels)) == list(range(10))
-    assert check(tmp_path / "out") == []
+        assert manifest.preparation["split_rule"] == OFFICIAL.rule
 
 
 def test_pixels_and_labels_are_those_of_the_downloads(downloads: Path) -> None:
@@ -267,17 +259,10 @@ def test_some_of_the_sets(downloads: Path, tmp_path: Path) -> None:
     assert sorted(entry.name for entry in (tmp_path / "out" / "digits").iterdir()) == ["mnist", "usps"]
 
 
-@pytest.mark.parametrize("name", ["raw", "MNIST"])
-def test_a_folder_that_may_not_be_listed_is_named(name: str, downloads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = next(path for path in (downloads, downloads / "MNIST") if path.name == name)
-    forbid(folder, monkeypatch)
-    with pytest.raises(DataError, match=rf"{name} cannot be read \(Permission denied\): check that"):
-        plan(folder if name == "raw" else downloads)
-
-
-def test_a_source_that_is_no_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="none is not a folder: give the one that holds mnist's files"):
-        plan(tmp_path / "none")
+def test_a_folder_inside_that_may_not_be_listed_is_named(downloads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forbid(downloads / "MNIST", monkeypatch)
+    with pytest.raises(DataError, match=r"MNIST cannot be read \(Permission denied\)"):
+        plan(downloads)
 
 
 def test_damaged_pictures_are_named_and_nothing_is_written(downloads: Path, tmp_path: Path) -> None:

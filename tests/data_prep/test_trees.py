@@ -71,7 +71,9 @@ def zip_and_folder(tree: Path) -> Path:
 
 def test_a_folder_that_may_not_be_listed_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forbid(tree / "there" / "pen", monkeypatch)
-    with pytest.raises(DataError, match=r"there/pen cannot be read \(Permission denied\): check that its disk is mounted"):
+    with pytest.raises(
+        DataError, match=r"there/pen cannot be read \(Permission denied\): check that its disk is mounted"
+    ):
         find_pictures(tree, TREE)
 
 

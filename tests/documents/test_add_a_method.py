@@ -14,6 +14,7 @@ from conftest import small_job
 from fedshift import methods
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint
+from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import LAST
 
@@ -41,7 +42,7 @@ def test_the_pages_test_passes(example: str) -> None:
 
 
 def test_the_pages_method_is_found_and_trains(example: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
-    assert "brightness" in methods.available()
+    assert "brightness" in method_set.available()
     job = small_job("brightness+fedfa", "brightness.strength=0.5")
     run = run_in_process(job, three_sites, tmp_path)
     assert [record.rejected for record in run.results.rounds] == [[], []]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedshift import cli, methods
+from fedshift import cli
 from fedshift.cli import _parser
+from fedshift.methods import method_set
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "methods.md"
@@ -23,18 +24,18 @@ def entry(name: str) -> str:
     return found.group(1)
 
 
-@pytest.mark.parametrize("name", methods.available())
+@pytest.mark.parametrize("name", method_set.available())
 def test_a_method_has_a_row_and_an_entry_with_all_its_options(name: str) -> None:
     assert f"\n| [{name}](#{name}) |" in PAGE.read_text(encoding="utf-8")
     text = entry(name)
-    options = [option for option in methods.find(name).Config.model_fields if option != "variant"]
+    options = [option for option in method_set.find(name).Config.model_fields if option != "variant"]
     missing = [option for option in options if f"`{option}" not in text]
     assert not missing, f"options that the entry does not name: {missing}"
     assert "**Paper**" in text
-    assert ("**Variants**" in text) is ("variant" in methods.find(name).Config.model_fields)
+    assert ("**Variants**" in text) is ("variant" in method_set.find(name).Config.model_fields)
 
 
-@pytest.mark.parametrize("name", methods.available())
+@pytest.mark.parametrize("name", method_set.available())
 def test_an_entry_links_the_methods_file_its_test_and_a_job_with_it(name: str, tmp_path: Path) -> None:
     line = re.findall(r"^- \*\*File\*\*: (.*)$", entry(name), flags=re.MULTILINE)[0]
     targets = [(PAGE.parent / target).resolve() for target in re.findall(r"\]\(([^)]+)\)", line)]
@@ -49,9 +50,9 @@ def test_an_entry_links_the_methods_file_its_test_and_a_job_with_it(name: str, t
     if words[0] == "job":
         assert cli.main([*words, "--out", str(tmp_path)]) == 0
     else:
-        assert words[0] == "pooled" and methods.find(name).Client.trains_on != "site"
+        assert words[0] == "pooled" and method_set.find(name).Client.trains_on != "site"
         _parser().parse_args(words)
 
 
 def test_every_entry_is_of_a_method() -> None:
-    assert sorted(re.findall(r"\n### (\w+)\n", PAGE.read_text(encoding="utf-8"))) == methods.available()
+    assert sorted(re.findall(r"\n### (\w+)\n", PAGE.read_text(encoding="utf-8"))) == method_set.available()

@@ -16,7 +16,8 @@ from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.model_files import load_checkpoint
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.server.guard import Rejected, check_scores
+from fedshift.federation.server.score_check import check_scores
+from fedshift.federation.server.update_check import Rejected
 from fedshift.federation.site.site import Site
 from fedshift.reporting.events import scalars
 from fedshift.schema.errors import ConfigError, DataError
@@ -302,7 +303,9 @@ def test_the_table_has_a_part_for_them(
     shown = capsys.readouterr().out.split("held out:")
     final = read_results(tmp_path / "run").final
     assert final is not None and len(shown) == 2
-    assert f"{100 * final.best.held_out['C']['all']['accuracy']:.1f}" in shown[1] and "never trained on" in shown[1]
+    assert (
+        f"{100 * final.best.held_out['C']['all']['accuracy']:.1f}" in shown[1] and "held out did not train" in shown[1]
+    )
     mean = np.mean([final.best.sites[site]["test"]["accuracy"] for site in "AB"])
     row = next(line for line in shown[0].splitlines() if line.startswith("│ mean"))
     assert f"{100 * mean:.1f}" in row

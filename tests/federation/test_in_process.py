@@ -15,7 +15,7 @@ from conftest import make_site, small_image_job, small_job
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint
-from fedshift.federation.server import coordinator as coordinator_module
+from fedshift.federation.server import run_files
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.selection import Selection
 from fedshift.federation.site import local_training
@@ -390,7 +390,7 @@ def test_a_new_start_that_is_interrupted_does_not_leave_the_old_state(
     assert [record.round for record in again.results.rounds] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("before", ["save_progress", "_confirm_best"])
+@pytest.mark.parametrize("before", ["save_state", "_confirm_best"])
 def test_the_best_model_is_the_one_that_the_state_names(
     before: str, three_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,15 +399,15 @@ def test_the_best_model_is_the_one_that_the_state_names(
     whole = run_in_process(job, three_sites, tmp_path / "whole")
 
     def die(*_: object) -> None:
-        if (tmp_path / "cut" / coordinator_module.NEXT_BEST).is_file():
+        if (tmp_path / "cut" / run_files.NEXT_BEST).is_file():
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        if before == "save_progress":
-            original = coordinator_module.save_progress
-            patch.setattr(coordinator_module, before, lambda *a: (die(), original(*a)))
+        if before == "save_state":
+            original = run_files.save_state
+            patch.setattr(run_files, before, lambda *a: (die(), original(*a)))
         else:
-            patch.setattr(Coordinator, before, die)
+            patch.setattr(run_files.RunFiles, before, die)
         with pytest.raises(KeyboardInterrupt):
             run_in_process(job, three_sites, tmp_path / "cut")
     again = run_in_process(job, three_sites, tmp_path / "cut", resume=True)
@@ -415,7 +415,7 @@ def test_the_best_model_is_the_one_that_the_state_names(
     for file in (BEST, LAST):
         one, other = (load_checkpoint(folder / file) for folder in (tmp_path / "whole", tmp_path / "cut"))
         assert one["round"] == other["round"] and same(one["weights"], other["weights"])
-    assert not (tmp_path / "cut" / coordinator_module.NEXT_BEST).exists()
+    assert not (tmp_path / "cut" / run_files.NEXT_BEST).exists()
 
 
 def test_a_run_that_has_ended_can_be_gone_on_with(three_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -427,15 +427,6 @@ def test_a_run_that_has_ended_can_be_gone_on_with(three_sites: dict[str, Path], 
     assert again.results.final == whole.results.final and len(again.results.evaluations) == 1
     for file, weights in zip((BEST, LAST), models, strict=True):
         assert same(load_checkpoint(tmp_path / file)["weights"], weights)
-
-
-def test_where_all_sites_are_asked_as_many_may_fail_as_in_a_drawn_round(tmp_path: Path) -> None:
-    coordinator = Coordinator(small_job("fedavg", "federation.sites_per_round=2"), tmp_path)
-    needed = {}
-    for round_ in (0, 1, coordinator.rounds + 1):
-        coordinator.open(round_)
-        needed[round_] = coordinator.needed
-    assert needed == {0: 2, 1: 1, coordinator.rounds + 1: 2}
 
 
 @pytest.mark.parametrize(
@@ -465,5 +456,5 @@ def test_what_a_site_says_of_itself_has_bounds(three_sites: dict[str, Path], tmp
             coordinator.register(dataclasses.replace(sites[1].info(), **change))
     coordinator.reject("HK", "train", "x" * 10_000 + "\x1b[31m")
     coordinator.reject("HK", "train", "one\ntwo\x1b[31m")
-    reasons = [rejection.reason for rejection in coordinator._record.rejected]
+    reasons = [rejection.reason for rejection in coordinator.record.current.rejected]
     assert len(reasons[0]) == 300 and reasons[1] == "one two [31m"

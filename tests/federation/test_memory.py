@@ -46,7 +46,7 @@ def test_a_number_that_was_asked_for_is_refused_with_suggestions_that_fit() -> N
         choose_workers([need], wanted=6, asked=True)
     said = str(caught.value)
     assert said.startswith(
-        "6 workers at a time need about 7.7 GB of memory and 4.0 GB are free: use -t 2, or make the job"
+        "6 workers at a time need about 7.7 GB of memory and 4.0 GB are free: use -p 2, or make the job"
     )
     (batch,) = map(int, re.findall(r"schedule.batch_size=(\d+)", said))
     assert need.fits(2) and not need.fits(3)
@@ -57,7 +57,7 @@ def test_a_number_that_was_asked_for_is_refused_with_suggestions_that_fit() -> N
 @pytest.mark.parametrize("asked", [True, False])
 def test_where_not_even_one_fits_a_batch_is_suggested_at_which_it_does(asked: bool) -> None:
     need = replace(NEED, free=1400 * MB)
-    with pytest.raises(TooLittleMemory, match=r"use -t 1 and make the job with --set schedule.batch_size=8 \("):
+    with pytest.raises(TooLittleMemory, match=r"use -p 1 and make the job with --set schedule.batch_size=8 \("):
         choose_workers([need], wanted=6, asked=asked)
     assert replace(need, batch=8).fits(1) and not need.fits(1)
     with pytest.raises(TooLittleMemory, match=r"this run needs about .* smaller images or a smaller network"):

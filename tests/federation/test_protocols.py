@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
 
     assert "every site keeps its whole network" in refused("leave-one-out", "single", "-w out")
     assert "needs at least two" in refused("leave-one-out", "fedavg", "--sites A")
-    assert "add --flare" in refused("leave-one-out", "fedavg", "-t 2")
+    assert "add --flare" in refused("leave-one-out", "fedavg", "-p 2")
     claim(home / "out" / "A", small_image_job("fedavg"))
     assert "A holds another job: give another --workspace" in refused("leave-one-out", "fedavg", "-w out")
     (home / "mine" / "A").mkdir(parents=True)
@@ -178,7 +178,7 @@ def test_the_sites_own_models_are_kept_if_that_is_asked_for(home: Path, capsys: 
     for site in "ABC":
         kept = load_checkpoint(own_model(home / "kept", site))
         trained = local_model(job, data, home / "again", site)
-        assert kept["sites"] == 1 and all(torch.equal(kept["weights"][key], trained[key]) for key in trained)
+        assert kept["sites"] == [site] and all(torch.equal(kept["weights"][key], trained[key]) for key in trained)
         shutil.rmtree(home / "again")
 
 

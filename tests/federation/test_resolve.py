@@ -8,8 +8,8 @@ import pytest
 import yaml
 from conftest import SHAPES
 
-from fedshift import methods
 from fedshift.federation.resolve import resolve, tasks
+from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import WeightsSpec, read_job
 
@@ -106,14 +106,14 @@ def test_mistakes_get_a_sentence(kwargs: dict[str, object], message: str) -> Non
 
 
 def test_two_owners_of_the_same_thing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = methods.find
+    real = method_set.find
 
     def find(name: str) -> object:
         return real("fedavg") if name == "other" else real(name)
 
-    monkeypatch.setattr(methods, "find", find)
+    monkeypatch.setattr(method_set, "find", find)
     with pytest.raises(ConfigError, match="fedavg and other cannot be combined: both decide how updates are combined"):
-        methods.load({"fedavg": {}, "other": {}})
+        method_set.load({"fedavg": {}, "other": {}})
 
 
 @pytest.mark.parametrize(

@@ -120,12 +120,15 @@ def run_simulator(job: Path, workspace: Path, *, home: Path, threads: int, timeo
     return run(*simulator, str(job), "-t", str(threads), workspace=workspace, home=home, timeout=timeout)
 
 
-def run(*command: str, workspace: Path, home: Path, timeout: float = 200) -> SimulatorRun:
-    """Any command that takes ``-w WORKSPACE``, as a process of its own."""
+def run(*command: str, workspace: Path, home: Path, timeout: float = 200, path: str | None = None) -> SimulatorRun:
+    """Any command that takes ``-w WORKSPACE``, as a process of its own; ``path`` comes first in its PYTHONPATH."""
     started = time.monotonic()
+    env = environment(home)
+    if path is not None:
+        env["PYTHONPATH"] = os.pathsep.join([path, env["PYTHONPATH"]])
     done = subprocess.run(
         [*command, "-w", str(workspace)],
-        env=environment(home),
+        env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",

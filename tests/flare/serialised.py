@@ -107,17 +107,10 @@ class Federation:
             for name, kit in kits.items():
                 shutil.copytree(self.kits / name / "startup", kit.workspace.get_startup_kit_dir(), dirs_exist_ok=True)
         aggregator = FedshiftAggregator()
-        data = aggregator.begin(self.job, self.folder / "server", on_progress=lambda coordinator: None, startup=startup)
+        aggregator.begin(self.job, self.folder / "server", on_progress=lambda coordinator: None, startup=startup)
         coordinator = aggregator.coordinator
-        for round_ in range(coordinator.rounds + 1):
-            self._gather(aggregator, kits, codec.TRAIN if round_ else codec.STATISTICS, data)
-            data = aggregator.aggregate(FLContext())
-        self._gather(aggregator, kits, codec.VALIDATE, data)
-        coordinator.close_last()
-        best = coordinator.open_best()
-        if best is not None:
-            self._gather(aggregator, kits, codec.VALIDATE, codec.encode_task(best))
-        coordinator.finish()
+        for request in coordinator.requests():
+            self._gather(aggregator, kits, request.task, codec.encode_task(request.broadcast))
         return coordinator
 
     def _gather(self, aggregator: FedshiftAggregator, kits: dict[str, Kit], task: str, data: Shareable) -> None:

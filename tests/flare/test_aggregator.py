@@ -43,15 +43,14 @@ def statistics(site: str, kind: str = "phantom") -> codec.Answer:
 
 
 def faults(aggregator: FedshiftAggregator) -> list[Rejection]:
-    return aggregator.coordinator._record.rejected
+    return aggregator.coordinator.record.current.rejected
 
 
 def test_answers_of_the_statistics_round_are_taken(aggregator: FedshiftAggregator) -> None:
     for site in ("UCL", "BIDMC", "HK"):
         assert send(aggregator, codec.encode_answers([statistics(site)]), client=site, task=codec.STATISTICS)
-    broadcast = codec.decode_task(aggregator.aggregate(FLContext()))
-    assert broadcast.round == 1
-    assert "encoder1.enc1_conv1.weight" in broadcast.weights
+    aggregator.coordinator.close()
+    assert "encoder1.enc1_conv1.weight" in aggregator.coordinator.open(1).weights
     assert list(aggregator.coordinator.results.data) == ["BIDMC", "HK", "UCL"], "in the job's order"
 
 
@@ -100,7 +99,7 @@ def test_a_lost_quorum_names_every_site(aggregator: FedshiftAggregator) -> None:
     shareable = codec.encode_answers([codec.Answer(codec.Failure("HK", 0, "the disk is full"))])
     send(aggregator, shareable, client="HK", task=codec.STATISTICS)
     with pytest.raises(QuorumError, match=r"without HK \(statistics: the disk is full\); BIDMC, UCL \(no answer yet\)"):
-        aggregator.aggregate(FLContext())
+        aggregator.coordinator.close()
 
 
 def test_scores_that_select_a_model_are_checked(
@@ -164,7 +163,8 @@ def test_no_answer_however_strange_ends_the_job(aggregator: FedshiftAggregator, 
     assert {fault.site for fault in faults(aggregator)} == {"HK"}
     for site in ("UCL", "BIDMC"):
         assert send(aggregator, codec.encode_answers([statistics(site)]), client=site, task=codec.STATISTICS)
-    assert codec.decode_task(aggregator.aggregate(FLContext())).round == 1
+    aggregator.coordinator.close()
+    assert aggregator.coordinator.next_round == 1
 
 
 def test_a_site_whose_data_change_during_the_run_is_left_out(aggregator: FedshiftAggregator) -> None:
@@ -193,7 +193,7 @@ def test_what_sites_compute_on_is_recorded_and_two_precisions_are_said_once(
     for site, answer in answers.items():
         assert send(aggregator, codec.encode_answers([answer]), client=site, task=codec.STATISTICS)
     aggregator.coordinator.close()
-    aggregator.coordinator._tell_precisions()
+    aggregator.coordinator.record.warn_of_mixed_precision()
     told = aggregator.coordinator.results.machines
     assert {site: (m.device, m.precision, m.threads) for site, m in told.items()} == {
         "BIDMC": ("cpu", "fp32", 1),

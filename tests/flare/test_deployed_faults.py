@@ -12,13 +12,14 @@ import torch
 from conftest import small_image_job
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import STATE_FILE, load_checkpoint
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.server.state_files import STATE_FILE
 from fedshift.schema.results import LAST
 
 from .conftest import image_sites
 from .deployed import SERVER, Deployed, DeployedRun, wait_for
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

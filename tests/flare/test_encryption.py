@@ -15,10 +15,14 @@ from conftest import make_site, small_image_job, small_job
 from kits import ROOT, SERVER, provision_project
 
 from fedshift import cli
-from fedshift.federation.encryption import COUNTS, EncryptedCoordinator, Keys, Layout, SiteEncryption, decrypted
+from fedshift.federation.encryption.keys import Keys
+from fedshift.federation.encryption.server import EncryptedCoordinator
+from fedshift.federation.encryption.shared import COUNTS, Layout
+from fedshift.federation.encryption.site import SiteEncryption, decrypt_model
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint, load_progress
-from fedshift.federation.site.site import read_weights
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.server.state_files import load_state
+from fedshift.federation.weights import read_weights
 from fedshift.flare.export import write_job
 from fedshift.flare.keys import SERVER_KEYS, SITE_KEYS, read_keys
 from fedshift.schema.errors import ConfigError, DataError
@@ -180,7 +184,7 @@ def test_what_sites_make_of_the_sums_is_what_the_server_makes_in_clear(run: Run,
 
 def test_the_end_of_a_job_is_that_of_fedavg_in_clear(run: Run, site_keys: Keys, tmp_path: Path) -> None:
     for name in (LAST, BEST):
-        decrypted(run.server / name, tmp_path / name, site_keys)
+        decrypt_model(run.server / name, tmp_path / name, site_keys)
         ours, theirs = load_checkpoint(tmp_path / name), load_checkpoint(run.plain / name)
         assert ours["round"] == theirs["round"]
         assert list(ours["weights"]) == list(theirs["weights"])
@@ -234,7 +238,7 @@ def test_personal_layers_stay_at_the_site(site_keys: Keys) -> None:
     job = small_job("fedbn", ENCRYPTED)
     layout = Layout(job, site_keys.slots)
     assert layout.withheld
-    assert not layout.withheld & {part.name for part in layout.parts}
+    assert not layout.withheld & {segment.name for segment in layout.segments}
 
 
 # --- what others see --------------------------------------------------------------------------------------
@@ -260,7 +264,7 @@ def test_what_the_server_writes_is_ciphertext(run: Run) -> None:
         content = load_checkpoint(run.server / name)
         assert not net_keys & content["weights"].keys()
         assert not content["methods"]
-    state = load_progress(run.server)
+    state = load_state(run.server)
     assert state is not None and COUNTS in state.weights and not net_keys & state.weights.keys()
 
 
@@ -331,11 +335,11 @@ def test_what_cannot_be_added_is_refused_with_its_name(
         ({readable: updates["HK"].weights[readable]}, readable, "is not expected in weights"),
     ):
         assert not server.accept(replace(good, weights={**good.weights, **changes}))
-        fault = server._record.rejected[-1]
+        fault = server.record.current.rejected[-1]
         assert fault.site == "HK" and fault.key == key and reason in fault.reason, fault
     short = {k: v for k, v in good.weights.items() if k != chunk}
     assert not server.accept(replace(good, weights=short))
-    assert "is missing from weights" in server._record.rejected[-1].reason
+    assert "is missing from weights" in server.record.current.rejected[-1].reason
     for bad in (replace(good, n_samples=10**6), replace(good, round=2), replace(good, arrays={"fedfa": {}})):
         assert not server.accept(bad)
     assert server.accept(good)
@@ -462,6 +466,7 @@ class Encrypted(Deployed):
         return content
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_provisioned_sites_run_an_encrypted_job(tmp_path: Path) -> None:
     options = ("fedfa.share=sums", "schedule.rounds=2", *SGD)
@@ -475,7 +480,7 @@ def test_provisioned_sites_run_an_encrypted_job(tmp_path: Path) -> None:
         keys = read_keys(federation.kits / "B" / "startup", SITE_KEYS)
     results = read_results(downloaded)
     assert all(set(record.sites) == {"A", "B", "C"} and not record.rejected for record in results.rounds)
-    decrypted(downloaded / LAST, tmp_path / LAST, keys)
+    decrypt_model(downloaded / LAST, tmp_path / LAST, keys)
     ours, theirs = load_checkpoint(tmp_path / LAST), load_checkpoint(tmp_path / "plain" / LAST)
     for key, value in theirs["weights"].items():
         assert np.abs(ours["weights"][key].numpy() - value.numpy()).max() < 0.01, key

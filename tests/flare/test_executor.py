@@ -17,7 +17,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site.site import read_weights
+from fedshift.federation.weights import read_weights
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import SPEC, write_job
@@ -86,8 +86,8 @@ def test_a_repeated_task_gives_the_same_bytes(context: Context, tmp_path: Path) 
     assert isinstance(statistics.content, Update)
     coordinator.register(statistics.info)
     coordinator.accept(statistics.content)
-    half = dict(coordinator._halves)["fedrdn"]
-    half.receive([coordinator._updates["HK"]], coordinator._context(0))
+    half = dict(coordinator.model.halves)["fedrdn"]
+    half.receive([coordinator._updates["HK"]], coordinator.model._context(0))
     broadcast = coordinator.open(1)
     kept = FedshiftExecutor()
     first = flat(ask(kept, context, codec.TRAIN, broadcast))

@@ -137,6 +137,7 @@ def test_hosted_sites_remember_their_own(
     assert told(alone.results) == told(hosted.results)
 
 
+@pytest.mark.slow
 def test_in_the_real_simulator_too(job: Callable[..., JobSpec], data: dict[str, Path], tmp_path: Path) -> None:
     drawn = job("fedbn", *DRAWN)
     write_job(drawn, tmp_path / "job")
@@ -189,7 +190,7 @@ def send(aggregator: FedshiftAggregator, client: str, shareable: Shareable) -> l
     shareable.set_header(ReservedHeaderKey.TASK_NAME, codec.STATISTICS)
     shareable.set_peer_props({ReservedKey.IDENTITY_NAME: client})
     assert not aggregator.accept(shareable, FLContext())
-    return aggregator.coordinator._record.rejected
+    return aggregator.coordinator.record.current.rejected
 
 
 def statistics(*sites: str) -> Shareable:

@@ -77,7 +77,7 @@ def small(**changes: Any) -> FeatureShiftRecipe:
     ],
 )
 def test_what_others_add_to_a_recipe_is_refused_and_not_lost(add: Callable[[FeatureShiftRecipe], object]) -> None:
-    with pytest.raises(ConfigError, match="a fedshift job is whole as it is"):
+    with pytest.raises(ConfigError, match="nothing can be added to a fedshift job"):
         add(small())
 
 
@@ -117,6 +117,7 @@ def test_in_the_simulator_the_weights_are_those_of_one_process(
     assert_same_models(in_process, Path(result) / "server" / "simulate_job")
 
 
+@pytest.mark.slow
 def test_in_a_federation_the_weights_are_those_of_one_process(federation: Deployed, tmp_path: Path) -> None:
     recipe = small()
     kit = str(federation.kits / LEAD)

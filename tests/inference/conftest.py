@@ -16,7 +16,7 @@ from scanfiles import volume
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint, save_checkpoint
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.site.site import read_weights
+from fedshift.federation.weights import read_weights
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
 from fedshift.tasks.base import build_task
@@ -41,7 +41,8 @@ def save_model(path: Path, job: JobSpec, weights: dict[str, np.ndarray] | None =
         "personal": [],
         "scores": {"val_dice": 0.5},
         "kind": "phantom",
-        "sites": 3,
+        "sites": job.task.sites,
+        "lineage": {},
         "statistics": job.task.sites,
         "initial_weights": "from scratch",
     }

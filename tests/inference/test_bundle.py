@@ -80,6 +80,7 @@ def test_a_bundle_says_what_it_is_and_names_no_site(trained: Run, tmp_path: Path
     card = (bundle / "docs" / "README.md").read_text(encoding="utf-8")
     for words in ("not a medical device", "Simulated data", "| sites | 3 ", "fedrdn", "val_dice", "one training site"):
         assert words in card, words
+    assert "does not record whether the sites were hospitals or a simulation" in card and "never left" not in card
     metadata = json.loads((bundle / "configs" / "metadata.json").read_text(encoding="utf-8"))
     formats = metadata["network_data_format"]
     assert (

@@ -7,7 +7,7 @@ from functools import cache
 
 from conftest import small_image_job, small_job
 
-from fedshift import methods
+from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 
@@ -29,12 +29,12 @@ REPORTED = [
 ]
 
 REFUSED = {("fedproto", "segmentation"), ("fraug", "segmentation")}
-"""(method, kind): there is no embedding of a whole image in a segmentation network."""
+"""(method, kind): a segmentation network has no embedding of an image."""
 
 
 @cache
 def job_for(names: str, kind: str) -> JobSpec:
-    """A small job with these methods; with SGD if they are defined for nothing else."""
+    """A small job with these methods, with SGD if they require it."""
     rounds = f"schedule.rounds={ROUNDS[kind]}"
     try:
         return KINDS[kind](names, rounds)
@@ -46,7 +46,7 @@ def job_for(names: str, kind: str) -> JobSpec:
 
 def cases() -> Iterator[tuple[str, str]]:
     """(methods, kind of task)."""
-    for names in (*methods.available(), *REPORTED):
+    for names in (*method_set.available(), *REPORTED):
         for kind in KINDS:
             if not REFUSED & {(name, kind) for name in names.split("+")}:
                 yield names, kind

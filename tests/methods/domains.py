@@ -1,4 +1,4 @@
-"""What the tests of the centralised references share: a golden step, and two small problems of three sites."""
+"""Shared by the tests of the centralised references: a golden step and two small problems with three sites."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TwoLayers(nn.Module):
 
     @property
     def head(self) -> nn.Linear:
-        """As classification networks name it."""
+        """The name of the last layer in classification networks."""
         return self.out
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class TwoLayers(nn.Module):
 
 
 def golden_step(client: base.Client, name: str, sites: int) -> tuple[float, base.Context]:
-    """One step of SGD as the authors took it, over the first sites; the weights afterwards are compared."""
+    """One SGD step over the first ``sites`` sites; compares the weights with the authors'."""
     g = golden("dg_objectives")
     net = TwoLayers()
     optimizer = torch.optim.SGD(net.parameters(), lr=float(g["lr"]))
@@ -53,7 +53,7 @@ def golden_step(client: base.Client, name: str, sites: int) -> tuple[float, base
 
 
 def turned(seed: int) -> tuple[Tensor, Tensor]:
-    """Two sites that agree and a third whose classes are told apart by another direction; site after site."""
+    """Two sites with the same class boundary and a third with a rotated one, concatenated by site."""
     rng = torch.Generator().manual_seed(seed)
     x, y = [], []
     for angle in (0.0, 0.0, 1.2):
@@ -63,7 +63,7 @@ def turned(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def coloured(seed: int, agree: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """A shape that tells the class three times in four at every site, a colour that agrees more or less often."""
+    """A shape that matches the class in 3 of 4 cases everywhere, a colour that does with probability ``agree``."""
     rng = torch.Generator().manual_seed(seed)
     x, y = [], []
     for share in agree:
@@ -76,7 +76,7 @@ def coloured(seed: int, agree: tuple[float, ...]) -> tuple[Tensor, Tensor]:
 
 
 def fitted(client: base.Client, x: Tensor, y: Tensor, *, adam: bool = False) -> nn.Linear:
-    """A linear model after 300 steps on all samples of three sites."""
+    """A linear model trained for 300 steps on all samples of three sites."""
     net = nn.Linear(2, 2)
     with torch.no_grad():
         net.weight.zero_()
@@ -92,6 +92,6 @@ def fitted(client: base.Client, x: Tensor, y: Tensor, *, adam: bool = False) -> 
 
 
 def losses(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Of each of three sites."""
+    """Mean loss of each of three sites."""
     with torch.no_grad():
         return torch.stack([functional.cross_entropy(net(a), b) for a, b in zip(x.chunk(3), y.chunk(3), strict=True)])

@@ -1,4 +1,4 @@
-"""All: training on the union of all images; where a centralised reference may run, and with what."""
+"""All: training on the union of all images; where a centralised reference may run."""
 
 from __future__ import annotations
 
@@ -7,27 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_image_site, small_image_job, small_job
+from conftest import small_image_job
 
-from fedshift.federation.in_process import run_in_process, run_pooled
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.in_process import run_pooled
 from fedshift.federation.site.site import PooledSite
 from fedshift.flare.export import write_job
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.results import LAST
 
 REFERENCES = ("all", "groupdro", "mmrex", "vrex", "irm")
-
-
-def test_one_site_alone_is_fedavg_with_it(tmp_path: Path) -> None:
-    """But for the order of its images, which depends on who trains: so one batch holds them all."""
-    data = {"A": make_image_site(tmp_path / "data", "A")}
-    options = ("schedule.batch_size=64", "schedule.local_epochs=2")
-    run_pooled(small_image_job("all", *options, sites=("A",)), data, tmp_path / "all")
-    run_in_process(small_image_job("fedavg", *options, sites=("A",)), data, tmp_path / "alone")
-    found, expected = (load_checkpoint(tmp_path / name / LAST)["weights"] for name in ("all", "alone"))
-    for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4, msg=key)
 
 
 def test_it_trains_on_every_image_of_every_site_and_scores_at_each(
@@ -62,15 +49,6 @@ def test_there_is_no_flare_job_for_it(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "job").exists()
 
 
-def test_company_that_needs_sites_apart_is_refused_and_other_company_is_not() -> None:
-    with pytest.raises(ConfigError, match="groupdro and all cannot be combined: each is a whole training"):
-        small_image_job("groupdro+all")
-    for other in ("fedrdn", "fedbn", "single"):
-        with pytest.raises(ConfigError, match=f"all and {other} cannot be combined: .* needs sites that train apart"):
-            small_image_job(f"all+{other}")
-    assert "all" in small_job("all+fedfa", "fedfa.fusion=local").methods, "it sends nothing"
-
-
 def test_layers_that_send_nothing_change_the_training(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     losses = []
     for names in ("groupdro", "groupdro+fedfa"):
@@ -78,17 +56,3 @@ def test_layers_that_send_nothing_change_the_training(three_image_sites: dict[st
         coordinator = run_pooled(small_image_job(names, *options), three_image_sites, tmp_path / names)
         losses.append(coordinator.results.rounds[-1].sites["A"].train_loss)
     assert losses[0] != losses[1]
-
-
-@pytest.mark.parametrize("mixing", ["mixup", "manifold_mixup", "moex"])
-def test_a_loss_by_site_refuses_images_of_two_sites(mixing: str) -> None:
-    with pytest.raises(ConfigError, match=f"{mixing} mixes images of different sites"):
-        small_image_job(f"groupdro+{mixing}")
-    small_image_job(f"all+{mixing}")
-
-
-def test_local_statistics_and_drawn_sites_mean_nothing_where_all_images_are() -> None:
-    with pytest.raises(ConfigError, match="all and fedavg cannot be combined"):
-        small_image_job("all", "fedavg.buffers=local")
-    with pytest.raises(ConfigError, match=r"--set federation\.sites_per_round=null"):
-        small_image_job("all", "federation.sites_per_round=2")

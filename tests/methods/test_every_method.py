@@ -1,7 +1,7 @@
-"""Every method, and every combination that the papers report, on every kind of task: found by file name.
+"""Every method, and every combination that the papers report, on every kind of task.
 
-In one process; then with every message serialised and a new executor for each task; then killed and gone on with. Sites
-differ in size, and what lasts longer than two rounds is seen on images, where a round is short.
+Each runs in one process, then with every message serialised and a new executor for each task, then killed and resumed.
+Sites differ in size. Image jobs have three rounds, because their rounds are short, and so cover state kept over rounds.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from conftest import make_image_site, make_site
 from flare.serialised import Federation
 
-from fedshift import methods
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.model_files import load_checkpoint
 from fedshift.federation.server.coordinator import Coordinator
+from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST, LAST
@@ -29,7 +29,7 @@ from fedshift.schema.results import BEST, LAST
 from .cases import KINDS, REFUSED, ROUNDS, cases, job_for
 
 CASES = list(cases())
-POOLED = [name for name in methods.available() if methods.load({name: {}})[-1].is_pooled]
+POOLED = [name for name in method_set.available() if method_set.load({name: {}})[-1].is_pooled]
 FEDERATED = [(names, kind) for names, kind in CASES if names not in POOLED]
 Data = Mapping[str, Path]
 
@@ -51,12 +51,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Data]:
 
 
 def run(job: JobSpec, data: Data, folder: Path, **options: object) -> Coordinator:
-    pooled = methods.reference_in(methods.load(job.methods))
+    pooled = method_set.pooled_reference(job.methods)
     return (run_pooled if pooled else run_in_process)(job, data, folder, **options)  # type: ignore[arg-type]
 
 
 class Runs:
-    """Runs in one process, each made once."""
+    """Finished runs in one process; each job runs once."""
 
     def __init__(self, data: dict[str, Data], folder: Path) -> None:
         self.data, self._folder = data, folder
@@ -86,7 +86,7 @@ def models(folder: Path) -> dict[str, np.ndarray]:
 
 
 def scores(coordinator: Coordinator) -> object:
-    """All of the results that does not depend on the clock."""
+    """The results without timings."""
     rounds = [
         {site: told.model_dump(exclude={"seconds"}) for site, told in record.sites.items()}
         for record in coordinator.results.rounds
@@ -130,7 +130,7 @@ def test_serialised_messages_and_new_executors_change_no_bit(names: str, kind: s
 
 @pytest.mark.parametrize("names", [names for names, kind in CASES if "+" not in names and kind == "classification"])
 def test_a_killed_run_goes_on_to_the_same_numbers(names: str, runs: Runs, tmp_path: Path) -> None:
-    """The process dies when a site of round 3 has answered: its state and the server's of round 2 are on disk."""
+    """Killed after a site's answer in round 3: the site's state and the server's state of round 2 are on disk."""
     kind = "classification"
     job = job_for(names, kind)
     child = os.fork()
@@ -143,7 +143,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(names: str, runs: Runs, tmp_pa
         try:
             run(job, runs.data[kind], tmp_path, on_progress=die)
         finally:
-            os._exit(1)  # it should have been killed
+            os._exit(1)  # not reached: the process is killed
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert (tmp_path / "server_state.pt").is_file()
     assert_same(runs(names, kind), run(job, runs.data[kind], tmp_path, resume=True))

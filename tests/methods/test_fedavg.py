@@ -1,4 +1,4 @@
-"""FedAvg: the weighted mean, its buffers, and what it leaves alone."""
+"""FedAvg: the weighted mean, buffers, and keys that it must not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedFA from sums only: the same numbers, and the server half looks at nothing but sums."""
+"""FedFA with ``share: sums``: the same numbers, from sums alone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 import torch
 from conftest import Sent, first_round, server_context, small_job
 
-from fedshift import methods
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site
 from fedshift.methods import fedfa
+from fedshift.methods.method_set import MethodSet
 from fedshift.tasks.base import build_task
 from fedshift.tasks.networks.unet import UNet
 
@@ -25,7 +25,7 @@ Variant = Literal["paper", "released"]
 
 
 def statistics(seed: int, sizes: dict[str, int]) -> dict[str, np.ndarray]:
-    """One site's m and s, with channels of very different size."""
+    """One site's m and s, with channels of very different magnitude."""
     rng = np.random.default_rng(seed)
     return {
         name: (rng.normal(3, 1, size) * np.logspace(-3, 3, size)).astype(np.float32) ** (2 if "std" in name else 1)
@@ -34,7 +34,7 @@ def statistics(seed: int, sizes: dict[str, int]) -> dict[str, np.ndarray]:
 
 
 def updates_of(share: str, server: fedfa.Server, told: Sequence[dict[str, np.ndarray]]) -> list[Sent]:
-    """The same sites' answers with either option."""
+    """The same sites' updates with both values of ``share``."""
     if share == "statistics":
         return [Sent(site, {}, arrays={"fedfa": own}) for site, own in zip(SITES, told, strict=True)]
     sent = []
@@ -67,7 +67,7 @@ def test_sums_give_the_gammas_of_single_statistics(variant: Variant) -> None:
 
 
 def test_the_server_half_needs_only_the_sums_over_sites() -> None:
-    """One answer holds all the sums, the others zeros: the order of magnitude of what encryption would give back."""
+    """One update holds all the sums, the others zeros, as if only the decrypted sums were available."""
     net = UNet(features=4)
     states = []
     for gathered in (False, True):
@@ -91,10 +91,10 @@ def test_only_arrays_of_which_the_sum_suffices_say_so() -> None:
     for share in ("statistics", "sums"):
         job = small_job("fedfa+fedrdn", f"fedfa.share={share}")
         task = build_task(job)
-        specs = methods.array_specs(methods.load(job.methods), task.network(), task.sizes)
+        specs = MethodSet(job, task.network()).up
         reduced = {spec.reduce for spec in specs["fedfa"].values()}
         assert reduced == ({"sum"} if share == "sums" else {"stack"})
-        assert {spec.reduce for spec in specs["fedrdn"].values()} == {"stack"}, "every site gets the list of pairs"
+        assert {spec.reduce for spec in specs["fedrdn"].values()} == {"stack"}, "FedRDN needs every pair"
         assert len(specs["fedfa"]) == (20 if share == "sums" else 10)
 
 
@@ -117,7 +117,7 @@ def test_a_square_that_is_not_that_of_its_difference_is_refused() -> None:
 def test_a_difference_far_from_the_other_sites_is_refused_in_a_run(
     three_sites: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Its square fits: only the other sites show that it cannot be right."""
+    """The square matches, so only the comparison with other sites detects it."""
     job = small_job("fedfa", "schedule.rounds=1", "fedfa.share=sums")
     coordinator = Coordinator(job, tmp_path / "run")
     sites = {name: Site(job, name, data=path, state=tmp_path / "sites") for name, path in three_sites.items()}
@@ -144,7 +144,7 @@ def test_a_run_with_sums_is_a_run_with_statistics_but_for_rounding(
 
     single, sums = run("statistics"), run("sums")
     assert not [rejected for record in sums.results.rounds for rejected in record.rejected]
-    states = [dict(coordinator._halves)["fedfa"].state for coordinator in (single, sums)]
+    states = [dict(coordinator.model.halves)["fedfa"].state for coordinator in (single, sums)]
     for name, array in states[0].items():
         np.testing.assert_allclose(states[1][name], array, rtol=2e-3, atol=2e-4, err_msg=name)
     for key, value in single._weights.items():

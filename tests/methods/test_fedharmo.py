@@ -1,4 +1,4 @@
-"""FedHarmo: HarmoFL's normalisation and the authors' weight perturbation together."""
+"""FedHarmo: HarmoFL's normalisation combined with the authors' weight perturbation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from conftest import golden, make_context, small_image_job, small_job
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import fedharmo
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import LAST
 
 
@@ -64,14 +63,3 @@ def test_it_runs_on_slices(three_sites: dict[str, Path], tmp_path: Path) -> None
     results = run_in_process(job, three_sites, tmp_path).results
     assert results.statistics is not None and results.statistics.rejected == []
     assert results.rounds[0].rejected == []
-
-
-def test_what_does_not_fit_is_refused_when_the_job_is_made() -> None:
-    with pytest.raises(ConfigError, match="fedharmo and fedsam cannot be combined: both take the local optimiser step"):
-        small_job("fedharmo+fedsam")
-    with pytest.raises(ConfigError, match="method fedharmo: cannot be combined with harmofl"):
-        small_job("fedharmo+harmofl")
-    with pytest.raises(ConfigError, match="method fedharmo: cannot be combined with fedrdn"):
-        small_image_job("fedharmo+fedrdn")
-    with pytest.raises(ConfigError, match="method fedharmo: 'alpha' input should be greater than or equal to 0"):
-        small_image_job("fedharmo", "fedharmo.alpha=-1")

@@ -1,4 +1,4 @@
-"""Fed-IRM against the authors' numbers, centralised IRM at one local step, and what it does to spurious features."""
+"""Fed-IRM against the authors' numbers, centralised IRM at one local step, and spurious features."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch.nn import functional
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import base, fedirm
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
 from fedshift.tasks.base import build_task
@@ -65,22 +64,10 @@ def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[
 
 
 @pytest.mark.parametrize("penalty", ["scalar", "classifier"])
-def test_without_weight_a_run_is_fedavgs_bit_for_bit(
-    penalty: str, three_image_sites: dict[str, Path], tmp_path: Path
-) -> None:
-    plain = final_weights(small_image_job("fedavg"), three_image_sites, tmp_path / "a")
-    chosen = [f"fedirm.penalty={penalty}", "fedirm.warmup=0"]
-    without = final_weights(small_image_job("fedirm", "fedirm.weight=0", *chosen), three_image_sites, tmp_path / "b")
-    assert all(torch.equal(plain[key], without[key]) for key in plain)
-    punished = final_weights(small_image_job("fedirm", "fedirm.weight=10", *chosen), three_image_sites, tmp_path / "c")
-    assert any(not torch.equal(plain[key], punished[key]) for key in plain)
-
-
-@pytest.mark.parametrize("penalty", ["scalar", "classifier"])
 def test_with_one_local_step_a_round_is_a_step_of_centralised_irm(
     penalty: str, three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Sites of equal size, all their images in one batch: the mean loss plus the mean of the sites' penalties."""
+    """Sites of equal size with one batch each: the mean loss plus the mean of the sites' penalties."""
     job = small_image_job(
         *("fedirm", f"fedirm.penalty={penalty}", "fedirm.weight=20", "fedirm.warmup=0"),
         *("network.name=mnist_cnn", "network.options.size=16"),
@@ -119,9 +106,9 @@ def test_warm_up_counts_steps_over_rounds_and_forgets_the_optimisers_state_once(
     for round_ in (1, 2):
         ctx = make_context("fedirm", net, optimizer=optimizer, round=round_)
         ctx.state.update(state)
-        client = fedirm.Client(config)  # a new half for every round
+        client = fedirm.Client(config)  # a new client for every round
         for _ in range(2):
-            for replay in (False, True):  # as FedSAM does
+            for replay in (False, True):  # a second pass, like FedSAM's
                 ctx.run.replay = replay
                 optimizer.zero_grad()
                 logits = net(batch.x)
@@ -154,7 +141,7 @@ def test_loss_itself_counts_less_after_the_warm_up() -> None:
 
 
 def spurious(agreement: float, n: int = 400) -> tuple[Tensor, Tensor]:
-    """Labels, a feature that tells them in 3 cases of 4 everywhere, and one that does in ``agreement``, exactly."""
+    """Labels, a feature that matches them in 3 of 4 cases, and one that matches in exactly ``agreement`` of them."""
     rows, labels = [], []
     for y in (0, 1):
         for invariant, share in ((y, 0.75), (1 - y, 0.25)):
@@ -166,7 +153,7 @@ def spurious(agreement: float, n: int = 400) -> tuple[Tensor, Tensor]:
 
 
 def accuracy_elsewhere(weight: float, agreements: tuple[float, float]) -> float:
-    """Two sites where the second feature helps, one local step a round; accuracy where it misleads."""
+    """Trains two sites where the second feature helps; accuracy where it is misleading."""
     sites = [spurious(agreement) for agreement in agreements]
     net = nn.Linear(2, 2)
     nn.init.zeros_(net.weight)
@@ -188,18 +175,8 @@ def accuracy_elsewhere(weight: float, agreements: tuple[float, float]) -> float:
 
 @pytest.mark.parametrize("agreements", [(0.9, 0.8), (0.95, 0.75)])
 def test_it_trusts_the_feature_that_tells_the_same_at_every_site(agreements: tuple[float, float]) -> None:
-    assert accuracy_elsewhere(0.0, agreements) < 0.2, "FedAvg follows what is stronger in training"
+    assert accuracy_elsewhere(0.0, agreements) < 0.2, "FedAvg uses the feature that is stronger in training"
     assert accuracy_elsewhere(100.0, agreements) > 0.6
-
-
-def test_a_network_without_a_head_and_bad_options_are_refused_when_the_job_is_made() -> None:
-    with pytest.raises(ConfigError, match=r"penalty classifier needs .* linear head, and unet has none: use --set"):
-        small_job("fedirm", "fedirm.penalty=classifier")
-    small_job("fedirm")
-    with pytest.raises(ConfigError, match="method fedirm: 'weight' input should be greater than or equal to 0"):
-        small_image_job("fedirm", "fedirm.weight=-1")
-    with pytest.raises(ConfigError, match="method fedirm: 'warmup' input should be greater than or equal to 0"):
-        small_image_job("fedirm", "fedirm.warmup=-1")
 
 
 def test_segmentation_trains_with_the_scalar_penalty(three_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -1,23 +1,17 @@
-"""FedNova against NIID-Bench's numbers; its fixed point is the objective's, whatever the step counts."""
+"""FedNova against NIID-Bench's numbers; its fixed point minimises the objective for any step counts."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import Sent, golden, server_context, small_image_job, small_job
+from conftest import Sent, golden, server_context
 from torch import nn
 
-from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import fedavg, fednova
 from fedshift.methods.base import Server
 from fedshift.methods.shared.aggregation import effective_steps
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import OptimizerSpec
-from fedshift.schema.results import LAST
 
 
 def golden_site(rows: np.ndarray, w: np.ndarray, *, lr: float, momentum: float) -> tuple[np.ndarray, int]:
@@ -59,20 +53,8 @@ def test_effective_steps_are_the_sum_of_the_gradients_weights(momentum: float) -
         assert effective_steps(tau, momentum) == pytest.approx(moved, rel=1e-12)
 
 
-def test_equal_steps_are_fedavg(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    def final(methods: str, *options: str) -> dict[str, torch.Tensor]:
-        folder = tmp_path / methods
-        run_in_process(small_image_job(methods, *options), three_image_sites, folder)
-        weights: dict[str, torch.Tensor] = load_checkpoint(folder / LAST)["weights"]
-        return weights
-
-    plain, nova = final("fedavg"), final("fednova")
-    for key, value in plain.items():
-        torch.testing.assert_close(nova[key], value, rtol=1e-4, atol=1e-6, msg=key)
-
-
 def limit(server: Server[fedavg.Config] | Server[fednova.Config], *, momentum: float) -> float:
-    """Where rounds end at two sites with optima 0 and 1 and equal data, of which one takes ten times the steps."""
+    """Limit for two sites with optima 0 and 1 and equal data, one of which takes ten times as many steps."""
     ctx = server_context("w", optimizer=OptimizerSpec(name="sgd", lr=0.01, momentum=momentum, keep=False))
     weights = {"w": np.array([0.3])}
     for _ in range(300):
@@ -102,18 +84,5 @@ def test_a_variance_that_the_moves_would_turn_negative_is_averaged() -> None:
         Sent("B", {"w": np.float32([0]), "bn.running_var": np.float32([0.05])}, 1, n_steps=1),
     ]
     out = fednova.Server(fednova.Config()).combine(old, sent, server_context("w"))
-    assert out["w"] < -20 and 0.1 + 25 * (0.05 - 0.1) < 0, "the same move would have made the variance negative"
+    assert out["w"] < -20 and 0.1 + 25 * (0.05 - 0.1) < 0, "the same coefficients would make the variance negative"
     assert out["bn.running_var"] == pytest.approx(0.525)
-
-
-def test_what_the_formula_does_not_cover_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"method fednova: is defined for SGD, not adam: .*optimizer\.name=sgd"):
-        small_job("fednova", "optimizer.name=adam")
-    with pytest.raises(ConfigError, match=r"method fednova: .*momentum.*optimizer\.keep=false"):
-        small_image_job("fednova", "optimizer.momentum=0.9")
-    assert small_image_job("fednova", "optimizer.momentum=0.9", "optimizer.keep=false")
-
-
-def test_it_is_not_combined_with_fedprox() -> None:
-    with pytest.raises(ConfigError, match=r"method fednova: .*fedprox"):
-        small_image_job("fednova+fedprox")

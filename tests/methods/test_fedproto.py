@@ -1,4 +1,4 @@
-"""FedProto against the authors' prototypes and loss, what leaves a site, and how near the sites' classes come."""
+"""FedProto against the authors' prototypes and loss, what leaves a site, and how close the sites' classes get."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Samples, Sent, golden, make_context, server_context, small_image_job, small_job
+from conftest import Samples, Sent, golden, make_context, server_context, small_image_job
 from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint
-from fedshift.federation.server.coordinator import Coordinator
 from fedshift.methods import base, fedproto
 from fedshift.methods.shared.passes import Replayed
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST, LAST
+from fedshift.tasks.base import build_task
 
 MNIST_CNN = ("network.name=mnist_cnn", "network.options.size=16", "optimizer.name=adam", "optimizer.lr=0.003")
 
 
 class Embedded(nn.Module):
-    """Hands its input to the head as the embedding."""
+    """Passes its input to the head as the embedding."""
 
     def __init__(self, size: int, n_classes: int) -> None:
         super().__init__()
@@ -49,7 +48,7 @@ def sent_by(client_number: int, config: fedproto.Config) -> dict[str, np.ndarray
     g = golden("fedproto")
     u = torch.from_numpy(g[f"client{client_number}_features"]).float()
     y = torch.from_numpy(g[f"client{client_number}_labels"])
-    client, ctx = site(config.model_copy(update={"min_samples": 1}))  # as the authors have it
+    client, ctx = site(config.model_copy(update={"min_samples": 1}))  # the authors' value
     data = Samples(u[:, :, None, None], y)
     client.begin(data, ctx)
     zero = torch.zeros(())
@@ -128,8 +127,8 @@ def test_a_class_that_is_absent_keeps_its_last_prototype_and_a_new_server_half_g
 @pytest.mark.parametrize(
     ("batches", "count", "mean"),
     [
-        ((100, 200, 1, 3), 2, 2.0),  # the last of two epochs
-        ((100, 200, 1, 3, 5), 3, 3.0),  # one that has only begun, with the one before
+        ((100, 200, 1, 3), 2, 2.0),  # the second of two epochs
+        ((100, 200, 1, 3, 5), 3, 3.0),  # an unfinished epoch, merged with the one before it
         ((7,), 1, 7.0),
     ],
 )
@@ -137,7 +136,7 @@ def test_prototypes_come_from_the_last_epoch_and_a_replayed_pass_counts_once(
     batches: tuple[int, ...], count: int, mean: float
 ) -> None:
     client, ctx = site(fedproto.Config(weights="samples", min_samples=1), size=2, n_classes=3)
-    data = Samples(np.zeros((5, 2, 1, 1), np.float32))  # two batches of two an epoch, one sample left out
+    data = Samples(np.zeros((5, 2, 1, 1), np.float32))  # an epoch has two batches of two; one sample is left out
     client.begin(data, ctx)
     y = torch.tensor([0, 2])
     for value in batches:
@@ -178,33 +177,15 @@ def test_soft_labels_are_pulled_to_their_largest_class() -> None:
     assert fedproto.classes_of(torch.tensor([2, 0])).tolist() == [2, 0]
 
 
-def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, Tensor]:
-    run_in_process(job, data, folder)
-    weights: dict[str, Tensor] = load_checkpoint(folder / LAST)["weights"]
-    return weights
-
-
-@pytest.mark.parametrize("prototypes", ["last_epoch", "trained"])
-def test_without_weight_and_with_averaged_models_a_run_is_fedavgs_bit_for_bit(
-    prototypes: str, three_image_sites: dict[str, Path], tmp_path: Path
-) -> None:
-    plain = final_weights(small_image_job("fedavg"), three_image_sites, tmp_path / "a")
-    chosen = [f"fedproto.prototypes={prototypes}", "fedproto.average_weights=true"]
-    off = final_weights(small_image_job("fedproto", "fedproto.weight=0", *chosen), three_image_sites, tmp_path / "b")
-    assert all(torch.equal(plain[key], off[key]) for key in plain)
-    on = final_weights(small_image_job("fedproto", *chosen), three_image_sites, tmp_path / "c")
-    assert any(not torch.equal(plain[key], on[key]) for key in plain)
-
-
 def test_nothing_but_prototypes_leaves_a_site_and_every_site_scores_its_own_model(
     three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     job = small_image_job("fedproto")
-    first = Coordinator(job, tmp_path / "start")._weights
+    net = build_task(job).network()
+    first = net.state_dict()
     coordinator = run_in_process(job, three_image_sites, tmp_path / "a")
     last = load_checkpoint(tmp_path / "a" / LAST)["weights"]
-    assert all(np.array_equal(last[key].numpy(), first[key]) for key in first), "the server's model is the initial one"
-    net = coordinator._task.network()
+    assert all(torch.equal(last[key], first[key]) for key in first), "the server's model is the initial one"
     sizes = [int(np.prod(spec.shape)) for spec in fedproto.Client(fedproto.Config()).up(net).values()]
     for record in coordinator.results.rounds:
         assert {told.bytes_up for told in record.sites.values()} == {4 * sum(sizes)}
@@ -213,7 +194,7 @@ def test_nothing_but_prototypes_leaves_a_site_and_every_site_scores_its_own_mode
 
 
 def spread(job: JobSpec, data: Mapping[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Distance of the sites' class means from their mean over sites, in units of the classes' distance from theirs."""
+    """Distance of the sites' class means from their mean over sites, relative to the distance between classes."""
     sent: list[np.ndarray] = []
     receive = fedproto.Server.receive
 
@@ -250,16 +231,6 @@ def test_sites_embed_a_class_more_alike_than_without(
     assert near < 0.8 * apart
 
 
-def test_what_it_cannot_take_is_refused_when_the_job_is_made() -> None:
-    with pytest.raises(ConfigError, match="method fedproto: needs one label an image, and task prostate is segment"):
-        small_job("fedproto")
-    with pytest.raises(ConfigError, match="method fedproto: 'weight' input should be greater than or equal to 0"):
-        small_image_job("fedproto", "fedproto.weight=-1")
-    headless = fedproto.Client(fedproto.Config())
-    with pytest.raises(ConfigError, match="needs a network with a linear head, and digits_cnn has none"):
-        headless.check(small_image_job("fedavg"), nn.Identity())
-
-
 @pytest.mark.parametrize("prototypes", ["last_epoch", "trained"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_the_embedding_of_a_single_image_stays_at_the_site(prototypes: str, weights: str) -> None:
@@ -277,7 +248,7 @@ def test_the_embedding_of_a_single_image_stays_at_the_site(prototypes: str, weig
 
 
 def test_an_image_that_two_epochs_show_is_still_one_image() -> None:
-    """With local_steps an epoch that has only begun is put together with the one before it."""
+    """With local_steps an unfinished epoch is merged with the one before it."""
     client, ctx = site(fedproto.Config(weights="samples"))
     u, y = torch.arange(1.0, 26).reshape(5, 5), torch.tensor([0, 0, 3, 1, 1])
     client.begin(Samples(u[:, :, None, None], y), ctx)
@@ -286,7 +257,7 @@ def test_an_image_that_two_epochs_show_is_still_one_image() -> None:
         ctx.run.step += 1
     sent = client.end(Samples(u[:, :, None, None], y), ctx)
     np.testing.assert_array_equal(sent["counts"], [3, 0, 0, 0, 0])
-    assert not sent["prototypes"][3].any(), "image 2 was seen twice and is alone in its class"
+    assert not sent["prototypes"][3].any(), "image 2 was used twice and is the only one of its class"
 
 
 @pytest.mark.parametrize(

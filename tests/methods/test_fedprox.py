@@ -1,4 +1,4 @@
-"""FedProx against the golden quadratic, its identities, and how near to the received model it keeps."""
+"""FedProx against the golden quadratic, and how close a site stays to the received model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint
-from fedshift.federation.site.site import Site, read_weights
+from fedshift.federation.site.site import Site
+from fedshift.federation.weights import read_weights
 from fedshift.methods import base, fedprox
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
 from fedshift.schema.results import LAST
@@ -71,18 +71,6 @@ def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[
     return weights
 
 
-@pytest.mark.parametrize("variant", ["paper", "released"])
-def test_without_weight_a_run_is_fedavgs_bit_for_bit(
-    variant: str, three_image_sites: dict[str, Path], tmp_path: Path
-) -> None:
-    plain = final_weights(small_image_job("fedavg"), three_image_sites, tmp_path / "a")
-    chosen = f"fedprox.variant={variant}"
-    without = final_weights(small_image_job("fedprox", chosen, "fedprox.mu=0"), three_image_sites, tmp_path / "b")
-    assert all(torch.equal(plain[key], without[key]) for key in plain)
-    held = final_weights(small_image_job("fedprox", chosen, "fedprox.mu=1"), three_image_sites, tmp_path / "c")
-    assert any(not torch.equal(plain[key], held[key]) for key in plain)
-
-
 def travelled(job: JobSpec, data: Mapping[str, Path], folder: Path) -> list[float]:
     """How far each site's parameters are from the received ones after a round."""
     net = build_task(job).network()
@@ -115,20 +103,13 @@ def test_personal_layers_are_held_near_their_own_value_and_not_the_servers() -> 
     net = Point(np.array([1.0, 2.0]))
     ctx, client = make_context("fedprox", net), fedprox.Client(fedprox.Config(mu=2.0))
     with torch.no_grad():
-        net.w.copy_(torch.tensor([5.0, 2.0]))  # as if a personal part had been loaded over what came
+        net.w.copy_(torch.tensor([5.0, 2.0]))  # as if a personal layer had been loaded over the received one
     client.begin(Samples(np.zeros((1, 1))), ctx)
     zero = torch.zeros((), dtype=torch.float64)
     assert client.loss(NOTHING, net.w, zero, ctx).item() == 0.0
     with torch.no_grad():
         net.w.add_(torch.tensor([0.0, 3.0]))
     assert client.loss(NOTHING, net.w, zero, ctx).item() == pytest.approx(9.0)
-
-
-def test_bad_options_are_refused_when_the_job_is_made() -> None:
-    with pytest.raises(ConfigError, match="method fedprox: 'mu' input should be greater than or equal to 0"):
-        small_job("fedprox", "fedprox.mu=-1")
-    with pytest.raises(ConfigError, match="method fedprox: unknown key 'muu'; did you mean 'mu'"):
-        small_image_job("fedprox", "fedprox.muu=1")
 
 
 def test_segmentation_trains_with_it(three_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -139,7 +120,7 @@ def test_segmentation_trains_with_it(three_sites: dict[str, Path], tmp_path: Pat
 def test_the_anchor_is_what_training_begins_with_whatever_others_load_before(
     three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:
-    """PartialFed's search ends with other weights than those received; the first step's distance is 0."""
+    """PartialFed's search ends with weights other than the received ones; the first step's distance is 0."""
     first: list[float] = []
     original = fedprox.distance
 

@@ -1,4 +1,4 @@
-"""FedRobust against numbers from its formulas, what its extra pass must not move, and how well it stands shifts."""
+"""FedRobust against numbers from its formulas, side effects of its extra pass, and robustness to shifts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Samples, golden, make_context, small_image_job, small_job
+from conftest import Samples, golden, make_context, small_job
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import base, fedrobust
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
 from fedshift.tasks.networks import unet
@@ -25,7 +24,7 @@ NO_DATA = Samples(np.zeros((1, 1)))
 
 
 class Linear(nn.Module):
-    """Softmax-linear on images of one pixel: channels are the golden file's flattened inputs."""
+    """Softmax-linear on one-pixel images, whose channels are the golden file's flattened inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,21 +78,6 @@ def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[
     return weights
 
 
-STILL = ("fedrobust.step_delta=0", "fedrobust.step_gamma=0")
-
-
-@pytest.mark.parametrize("others", ["", "fedfa+"])
-def test_an_adversary_that_does_not_move_is_not_there_bit_for_bit(
-    others: str, three_image_sites: dict[str, Path], tmp_path: Path
-) -> None:
-    """With FedFA only if the extra pass gives back its draws and moves no statistics of FedFA's or batch norm's."""
-    plain = final_weights(small_image_job(others + "fedavg"), three_image_sites, tmp_path / "a")
-    still = final_weights(small_image_job(others + "fedrobust", *STILL), three_image_sites, tmp_path / "b")
-    assert all(torch.equal(plain[key], still[key]) for key in plain)
-    moving = final_weights(small_image_job(others + "fedrobust"), three_image_sites, tmp_path / "c")
-    assert any(not torch.equal(plain[key], moving[key]) for key in plain)
-
-
 def test_layers_draw_the_same_in_the_adversarys_pass_and_in_training() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 3)).train()
     ctx = make_context("fedrobust", net)
@@ -128,7 +112,7 @@ def test_segmentation_runs_in_bf16(three_sites: dict[str, Path], tmp_path: Path)
 
 
 def coloured(site: int, seed: int, n: int = 64) -> tuple[Tensor, Tensor]:
-    """Images 3 x 2 x 2 of two classes that differ clearly in colour and, under noise, in a pattern; a tint a site."""
+    """Images 3 x 2 x 2 of two classes that differ in colour and in a noisy pattern; one tint per site."""
     rng = np.random.default_rng([seed, site])
     y = rng.integers(0, 2, n)
     sign = (2 * y - 1)[:, None, None, None]
@@ -139,7 +123,7 @@ def coloured(site: int, seed: int, n: int = 64) -> tuple[Tensor, Tensor]:
 
 
 def accuracy_under_tint(config: fedrobust.Config, seed: int) -> float:
-    """A linear model trained at three sites; its accuracy on new images at the worst of eight tints."""
+    """Trains a linear model at three sites; its accuracy on new images with the worst of eight tints."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
     weights = {k: torch.zeros_like(v) for k, v in net.state_dict().items()}
     states: list[dict[str, Tensor]] = [{}, {}, {}]
@@ -167,15 +151,6 @@ def accuracy_under_tint(config: fedrobust.Config, seed: int) -> float:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_it_stands_tints_better_than_fedavg(seed: int) -> None:
-    """What an affine map of channels can forge is trusted less than what it cannot."""
+    """The model relies less on features that an affine map of channels can change."""
     fedavg = accuracy_under_tint(fedrobust.Config(step_delta=0, step_gamma=0), seed)
     assert accuracy_under_tint(fedrobust.Config(), seed) > fedavg + 0.1
-
-
-def test_bad_options_are_refused_when_the_job_is_made() -> None:
-    with pytest.raises(ConfigError, match=r"step_delta 0\.3 times penalty_delta 4 must be below 1.*lower step_delta"):
-        small_image_job("fedrobust", "fedrobust.step_delta=0.3")
-    with pytest.raises(ConfigError, match=r"step_gamma 0\.001 times penalty_gamma 2000 must be below 1"):
-        small_job("fedrobust", "fedrobust.penalty_gamma=2000")
-    with pytest.raises(ConfigError, match="method fedrobust: 'step_gamma' input should be greater than or equal to 0"):
-        small_job("fedrobust", "fedrobust.step_gamma=-1")

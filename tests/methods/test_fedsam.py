@@ -1,4 +1,4 @@
-"""FedSAM against the authors' trajectories, what its second pass must not move, and how flat a minimum it finds."""
+"""FedSAM against the authors' trajectories, side effects of its second pass, and the flatness of the minimum."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint
-from fedshift.federation.site.site import Site, load_weights, read_weights
+from fedshift.federation.site.site import Site
+from fedshift.federation.weights import load_weights, read_weights
 from fedshift.methods import fedsam
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.results import LAST
@@ -55,7 +55,7 @@ def take_steps(net: Quartic, optimizer: torch.optim.Optimizer, steps: int, confi
     rows = []
     for _ in range(steps):
         before = float(net.loss().detach())
-        assert float(fedsam.Client(config).step(closure, ctx)) == before, "the loss told is that before the step"
+        assert float(fedsam.Client(config).step(closure, ctx)) == before, "the reported loss is that before the step"
         rows.append(net.w.detach().numpy().copy())
     return np.stack(rows)
 
@@ -77,7 +77,7 @@ def test_perturbation_has_length_rho_over_all_parameters_and_asam_in_scaled_coor
     g = torch.tensor([1.0, 2.0, -2.0])
     torch.testing.assert_close(torch.cat([e.flatten() for e in scaled]), 0.3 * t**2 * g / (t * g).norm())
     zero = fedsam.perturbation(weights, [torch.zeros_like(x) for x in gradients], rho=0.3)
-    assert all(torch.equal(e, torch.zeros_like(e)) for e in zero), "no gradient, no direction, no NaN"
+    assert all(torch.equal(e, torch.zeros_like(e)) for e in zero), "a zero gradient gives no NaN"
 
 
 def test_asam_does_not_mind_how_weights_are_scaled() -> None:
@@ -102,21 +102,6 @@ def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[
     return weights
 
 
-@pytest.mark.parametrize("others", ["", "fedfa+"])
-def test_with_radius_zero_a_run_is_the_same_bit_for_bit_as_without(
-    others: str, three_image_sites: dict[str, Path], tmp_path: Path
-) -> None:
-    """With FedFA only if the second pass replays its draws and moves no statistics of FedFA's or batch norm's."""
-    options = ["fedfa.p=0.8"] if others else []
-    plain = final_weights(small_image_job(others + "fedavg", *options), three_image_sites, tmp_path / "a")
-    job = small_image_job(others + "fedsam", "fedsam.rho=0", *options)
-    at_zero = final_weights(job, three_image_sites, tmp_path / "b")
-    assert all(torch.equal(plain[key], at_zero[key]) for key in plain)
-    adaptive = small_image_job(others + "fedsam", "fedsam.rho=0.5", "fedsam.adaptive=true", *options)
-    sharp = final_weights(adaptive, three_image_sites, tmp_path / "c")
-    assert any(not torch.equal(plain[key], sharp[key]) for key in plain)
-
-
 def one_round(methods: str, *options: str, data: Mapping[str, Path], folder: Path) -> Update:
     job = small_image_job(methods, "fedfa.p=1.0", *options)
     received = read_weights(build_task(job).network())
@@ -129,7 +114,7 @@ def one_round(methods: str, *options: str, data: Mapping[str, Path], folder: Pat
 
 
 def test_statistics_move_once_a_step(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    """After one step with a large radius, what the first pass saw is all that has been counted."""
+    """After one step with a large radius, running statistics hold the first pass only."""
     once = ["schedule.local_steps=1"]
     plain = one_round("fedfa", *once, data=three_image_sites, folder=tmp_path / "a")
     sam = one_round("fedfa+fedsam", "fedsam.rho=2.0", *once, data=three_image_sites, folder=tmp_path / "b")
@@ -141,7 +126,7 @@ def test_statistics_move_once_a_step(three_image_sites: dict[str, Path], tmp_pat
             np.testing.assert_array_equal(sam.weights[key], value, err_msg=key)
         else:
             moved += not np.array_equal(sam.weights[key], value)
-    assert moved, "the step itself is another one"
+    assert moved, "the step itself differs"
     four = one_round("fedfa+fedsam", "schedule.local_steps=4", data=three_image_sites, folder=tmp_path / "c")
     assert {int(v) for k, v in four.weights.items() if "num_batches" in k} == {4}
 
@@ -149,7 +134,7 @@ def test_statistics_move_once_a_step(three_image_sites: dict[str, Path], tmp_pat
 def losses_around(
     job: JobSpec, weights: Mapping[str, torch.Tensor], data: Mapping[str, Path], radius: float
 ) -> tuple[float, float]:
-    """Loss on all sites' training images at the weights, and ``radius`` up the gradient."""
+    """Loss on all sites' training images at the weights, and at distance ``radius`` along the gradient."""
     task = build_task(job)
     net = task.network()
     load_weights(net, {k: v.numpy() for k, v in weights.items()})
@@ -173,13 +158,6 @@ def test_it_finds_a_flatter_minimum_than_fedavg(three_image_sites: dict[str, Pat
         job = small_image_job(method, *options, "schedule.rounds=3", "schedule.local_epochs=5")
         weights = final_weights(job, three_image_sites, tmp_path / method)
         here, risen = losses_around(job, weights, three_image_sites, 0.3)
-        assert here < 0.2, "both have learned"
+        assert here < 0.2, "both learn"
         rises.append(risen - here)
     assert rises[1] < 0.7 * rises[0]
-
-
-def test_bad_options_and_two_owners_are_refused_when_the_job_is_made() -> None:
-    with pytest.raises(ConfigError, match="method fedsam: 'rho' input should be greater than or equal to 0"):
-        small_image_job("fedsam", "fedsam.rho=-0.1")
-    with pytest.raises(ConfigError, match=r"eta belongs to adaptive SAM: use --set fedsam\.adaptive=true as well"):
-        small_image_job("fedsam", "fedsam.eta=0.01")

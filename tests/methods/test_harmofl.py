@@ -1,4 +1,4 @@
-"""HarmoFL's amplitude normalisation against the authors' numbers and the paper's, and what it makes alike."""
+"""HarmoFL's amplitude normalisation against the authors' numbers and the paper's formula, and its effect."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Samples, Sent, golden, make_context, server_context, small_image_job, small_job
+from conftest import Samples, Sent, golden, make_context, server_context, small_job
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.methods import harmofl
-from fedshift.schema.errors import ConfigError
 
 SHAPES = ["even", "rect", "odd"]
 
 
 def half(spectrum: np.ndarray) -> torch.Tensor:
-    """The part of a whole spectrum (…, W) that is kept."""
+    """The stored half of a full spectrum (…, W)."""
     return torch.from_numpy(spectrum[..., : spectrum.shape[-1] // 2 + 1])
 
 
@@ -26,7 +25,7 @@ def normalised(x: np.ndarray, shared: torch.Tensor, variant: str = "paper") -> n
     client = harmofl.Client(harmofl.Config(variant=variant))
     client.receive({"amplitude": shared.numpy()}, ctx)
     trained, tested = (client.inputs(torch.from_numpy(x), ctx, training=training) for training in (True, False))
-    assert torch.equal(trained, tested), "training and evaluation alike"
+    assert torch.equal(trained, tested), "the same in training and evaluation"
     return tested.numpy()
 
 
@@ -99,7 +98,7 @@ def test_a_constant_image_stays_finite() -> None:
 
 
 def accuracies(seed: int, *, harmonised: bool) -> tuple[float, float]:
-    """On new images of the site that a linear model learned from, and on those of one with another contrast."""
+    """Accuracy of a linear model on new images of its training site, and of a site with another contrast."""
     rng = np.random.default_rng(seed)
     patterns = rng.random((3, 1, 8, 8))
     labels = np.arange(120) % 3
@@ -146,10 +145,3 @@ def test_it_runs_on_slices(variant: str, three_sites: dict[str, Path], tmp_path:
     results = run_in_process(job, three_sites, tmp_path).results
     assert results.statistics is not None and results.statistics.rejected == []
     assert results.rounds[0].rejected == []
-
-
-def test_what_would_undo_it_is_refused_when_the_job_is_made() -> None:
-    with pytest.raises(ConfigError, match="method harmofl: cannot be combined with fedrdn, because each would undo"):
-        small_image_job("harmofl+fedrdn")
-    with pytest.raises(ConfigError, match="method harmofl: 'variant' input should be 'paper' or 'released'"):
-        small_job("harmofl", "harmofl.variant=code")

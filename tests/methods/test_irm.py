@@ -1,4 +1,4 @@
-"""IRM: the authors' step, the penalty over all sites, its warm-up, and a colour that misleads."""
+"""IRM: the authors' step, the penalty over all sites, its warm-up, and a misleading colour."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from conftest import golden, make_context, small_image_job, small_job
+from conftest import golden, make_context
 from torch.nn import functional
 
 from fedshift.methods import base, irm
-from fedshift.schema.errors import ConfigError
 
 from .domains import ERM, TwoLayers, coloured, fitted, golden_step, turned
 
@@ -34,7 +33,7 @@ def test_all_sites_count_alike_unlike_in_the_code(penalty: Literal["scalar", "cl
     u = np.tanh(x @ g["init:f.weight"].T + g["init:f.bias"])
     logits = u @ g["init:out.weight"].T + g["init:out.bias"]
     share = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    off = share - np.eye(3)[y]  # the loss's derivative with respect to the logits of a sample
+    off = share - np.eye(3)[y]  # derivative of the loss with respect to a sample's logits
     penalties = []
     for i in range(0, 18, 6):
         part = slice(i, i + 6)
@@ -76,12 +75,3 @@ def test_a_colour_that_agrees_with_the_class_at_the_sites_does_not_mislead() -> 
         for c in (irm.Client(irm.Config(warmup=50)), ERM)
     )
     assert mean < 0.3 and invariant > 0.65
-
-
-def test_bad_options_networks_and_company_are_refused() -> None:
-    with pytest.raises(ConfigError, match="method irm: 'weight' input should be greater than or equal to 0"):
-        small_image_job("irm", "irm.weight=-1")
-    with pytest.raises(ConfigError, match="irm: penalty classifier needs a network with a linear head, and unet has"):
-        small_job("irm", "irm.penalty=classifier")
-    with pytest.raises(ConfigError, match="irm and fedirm cannot be combined: both decide the loss"):
-        small_image_job("irm+fedirm")

@@ -1,13 +1,12 @@
-"""MM-REx: the authors' step, its two ends, and the worst site."""
+"""MM-REx: the authors' step, the limits of lambda_min, and the worst site."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from conftest import golden, small_image_job
+from conftest import golden
 
 from fedshift.methods import mmrex
-from fedshift.schema.errors import ConfigError
 
 from .domains import ERM, fitted, golden_step, losses, turned
 
@@ -40,13 +39,3 @@ def test_the_worst_site_gains(lambda_min: float) -> None:
     config = mmrex.Config(lambda_min=lambda_min)
     extrapolated, mean = (losses(fitted(c, x, y), x, y) for c in (mmrex.Client(config), ERM))
     assert extrapolated.max() < mean.max() - 0.03 and extrapolated.mean() > mean.mean()
-
-
-def test_weights_that_cannot_sum_to_one_and_company_are_refused() -> None:
-    assert small_image_job("mmrex", "mmrex.lambda_min=0.33").methods["mmrex"] == {"lambda_min": 0.33}
-    with pytest.raises(
-        ConfigError, match=r"mmrex: lambda_min is 0.5, but the weights of 3 sites .*mmrex.lambda_min=0.333 or less"
-    ):
-        small_image_job("mmrex", "mmrex.lambda_min=0.5")
-    with pytest.raises(ConfigError, match="mmrex and fedirm cannot be combined: both decide the loss"):
-        small_image_job("mmrex+fedirm")

@@ -1,4 +1,4 @@
-"""MoEx against the authors' numbers, its draws, and what it changes."""
+"""MoEx against the authors' numbers, its draws, and its effect."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import golden, make_context, small_image_job, small_job
+from conftest import golden, make_context, small_job
 from torch.nn import functional
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
 from fedshift.methods import base, moex
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.results import LAST
 from fedshift.tasks.networks.digits_cnn import DigitsCnn
 
 
@@ -91,16 +88,7 @@ def test_it_fires_with_probability_p() -> None:
     batches = [client.batch(client.augment(plain, ctx), ctx) for _ in range(200)]
     fired = [batch.y.is_floating_point() for batch in batches]
     assert 30 < sum(fired) < 70
-    assert (ctx.scratch["partner"] is not None) == fired[-1], "a batch that is left alone leaves no draw behind"
-
-
-def test_with_p_0_it_is_fedavg_bit_for_bit(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
-    weights = {}
-    for methods, options in {"fedavg": (), "moex": ("moex.p=0",), "fedavg+moex": ()}.items():
-        run_in_process(small_image_job(methods, *options), three_image_sites, tmp_path / methods)
-        weights[methods] = load_checkpoint(tmp_path / methods / LAST)["weights"]
-    assert all(torch.equal(weights["fedavg"][key], weights["moex"][key]) for key in weights["fedavg"])
-    assert not all(torch.equal(weights["fedavg"][k], weights["fedavg+moex"][k]) for k in weights["fedavg"])
+    assert (ctx.scratch["partner"] is not None) == fired[-1], "a batch without exchange leaves no draw"
 
 
 @pytest.mark.parametrize("loss", ["ce_dice", "dice"])
@@ -109,12 +97,3 @@ def test_it_runs_beside_mixup_fedfa_and_sam_on_masks(loss: str, three_sites: dic
     results = run_in_process(job, three_sites, tmp_path).results
     assert results.rounds[0].rejected == []
     assert all(0 < site.train_loss < 1 for site in results.rounds[0].sites.values())
-
-
-def test_bad_options_are_refused_when_the_job_is_made() -> None:
-    with pytest.raises(ConfigError, match=r"method moex: layers \[6\] do not exist; .* stages 1 to 5"):
-        small_job("moex", "moex.layer=6")
-    with pytest.raises(ConfigError, match="method moex: 'lam' input should be less than or equal to 1"):
-        small_image_job("moex", "moex.lam=1.5")
-    with pytest.raises(ConfigError, match="method moex: 'norm' input should be 'pono', 'in' or 'ln'"):
-        small_image_job("moex", "moex.norm=bn")

@@ -1,19 +1,18 @@
-"""Single: what a site has at the end is what it would have without a federation, and none of it leaves."""
+"""Single: a site ends with the model that it would train without a federation; no weights leave it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
-from conftest import small_image_job, small_job
+from conftest import small_image_job
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint
 from fedshift.federation.site.site import Site
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import LAST
+from fedshift.tasks.base import build_task
 
 
 def test_a_site_ends_as_if_it_were_alone_bit_for_bit(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -42,12 +41,5 @@ def test_nothing_of_the_network_leaves_and_the_servers_stays(
     broadcast = coordinator.open(1)
     update = site.train(broadcast)
     assert update.weights == {} and update.arrays == {}
-    fresh = site._task.network().state_dict()
+    fresh = build_task(job).network().state_dict()
     assert all(np.array_equal(fresh[key].numpy(), value) for key, value in broadcast.weights.items())
-
-
-def test_another_way_to_combine_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot be combined: both decide how updates are combined"):
-        small_job("single+fedavg")
-    with pytest.raises(ConfigError, match="method single: unknown key 'epochs'"):
-        small_job("single", "single.epochs=3")

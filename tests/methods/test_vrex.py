@@ -1,14 +1,13 @@
-"""V-REx: the authors' step, its warm-up, and losses that are alike."""
+"""V-REx: the authors' step, its warm-up, and similar losses over sites."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from conftest import golden, make_context, small_image_job
+from conftest import golden, make_context
 
 from fedshift.methods import base, vrex
 from fedshift.methods.shared.domains import site_losses
-from fedshift.schema.errors import ConfigError
 
 from .domains import ERM, fitted, golden_step, losses, turned
 
@@ -52,12 +51,3 @@ def test_the_sites_losses_become_alike() -> None:
     x, y = turned(0)
     alike, mean = (losses(fitted(c, x, y), x, y) for c in (vrex.Client(vrex.Config(warmup=100)), ERM))
     assert alike.var() < 0.3 * mean.var() and alike.max() < mean.max() - 0.03
-
-
-def test_bad_options_and_company_are_refused() -> None:
-    with pytest.raises(ConfigError, match="method vrex: 'weight' input should be greater than or equal to 0"):
-        small_image_job("vrex", "vrex.weight=-1")
-    with pytest.raises(ConfigError, match="method vrex: 'warmup' input should be greater than or equal to 0"):
-        small_image_job("vrex", "vrex.warmup=-1")
-    with pytest.raises(ConfigError, match="vrex and fedirm cannot be combined: both decide the loss"):
-        small_image_job("vrex+fedirm")

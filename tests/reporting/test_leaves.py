@@ -12,13 +12,13 @@ from conftest import make_image_site, make_site
 from flare.serialised import Federation, Message
 from methods.cases import cases, job_for
 
-from fedshift import methods
 from fedshift.flare import codec
+from fedshift.methods import method_set
 from fedshift.reporting.leaves import leaves_page, leaves_section
 from fedshift.tasks.base import build_task
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
-SINGLE = [(name, kind) for name, kind in cases() if "+" not in name and not methods.load({name: {}})[-1].is_pooled]
+SINGLE = [(name, kind) for name, kind in cases() if "+" not in name and not method_set.load({name: {}})[-1].is_pooled]
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -122,7 +122,7 @@ def assert_nothing_else(message: Message) -> None:
     others = {path: value for path, value in message.content.items() if not isinstance(value, np.ndarray)}
     own = {path[1:] for path in others if path[0] == message.site}
     info = {("meta:info", n) for n in ("site", "kind", "n_train", "n_val", "n_test", "manifest_sha256", "split_rule")}
-    info |= {("meta:info", n) for n in ("device", "precision", "threads")}
+    info |= {("meta:info", n) for n in ("device", "precision", "threads", "unknown_spacing")}
     counts = {(f"meta:{n}",) for n in ("n_samples", "n_steps", "kind", "round")}
     names = ("dice", "dice_papers", "hd95", "asd", "accuracy", "macro_accuracy", "train_loss", "seconds")
     scores = {path for path in own if path[0] in ("metrics", "values", "personal") and path[-1] in names}

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from conftest import small_job
 
+from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.reporting.progress import EVALUATION, ProgressFile, read_progress
+from fedshift.reporting.progress import EVALUATION, ProgressFile, mark_stopped, read_progress
 from fedshift.schema.messages import Scores
 from fedshift.schema.results import RoundRecord
 
@@ -50,3 +51,38 @@ def test_a_run_that_fails_before_it_begins_says_why(tmp_path: Path) -> None:
     progress = read_progress(tmp_path)
     assert progress is not None
     assert (progress.state, progress.reason) == ("failed", "no data")
+
+
+def test_a_run_that_ends_is_at_its_last_round(tmp_path: Path, three_sites: dict[str, Path]) -> None:
+    seen: list[tuple[str, int]] = []
+    shares: list[float] = []
+    file = ProgressFile(tmp_path)
+
+    def note(coordinator: Coordinator) -> None:
+        file.update(coordinator)
+        progress = read_progress(tmp_path)
+        assert progress is not None
+        seen.append((progress.step, progress.round))
+        shares.append(progress.share)
+
+    run_in_process(small_job("fedavg"), three_sites, tmp_path, on_progress=note)
+    assert list(dict.fromkeys(seen)) == [("statistics", 0), ("training", 1), ("training", 2), ("evaluation", 2)]
+    assert shares[-1] == 1 and all(0 <= share <= 1 for share in shares)
+    end = read_progress(tmp_path)
+    assert end is not None and (end.state, end.round, end.rounds) == ("finished", 2, 2)
+    mark_stopped(tmp_path)
+    assert read_progress(tmp_path) == end, "a run that has finished cannot be stopped"
+
+
+def test_a_run_that_a_person_stops_says_so(tmp_path: Path) -> None:
+    file = ProgressFile(tmp_path)
+    coordinator = Coordinator(small_job("fedavg"), tmp_path, on_progress=file.update)
+    coordinator.open(0)
+    file.stop()
+    stopped = read_progress(tmp_path)
+    assert stopped is not None and (stopped.state, stopped.reason) == ("stopped", "stopped by the user")
+    file.update(coordinator)
+    mark_stopped(tmp_path)
+    assert read_progress(tmp_path) == stopped
+    mark_stopped(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()

@@ -15,11 +15,13 @@ from scipy import stats
 from fedshift import cli
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.flare.export import read_job_folder
-from fedshift.reporting.report.runs import read
+from fedshift.reporting.comparison.record import write_comparison
+from fedshift.reporting.report.runs import Run, named, read
 from fedshift.reporting.table import PHANTOM
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
+from reporting.comparison.made import made
 from reporting.reports import HOSTILE, Page, html_of, record, scan_sites, written
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -464,3 +466,45 @@ def test_what_cannot_be_done_is_said_in_a_sentence(
     error = capsys.readouterr().err
     assert message in error and len(error.strip().splitlines()) == 1
     assert not (tmp_path / "report.html").exists()
+
+
+def test_runs_are_named_by_what_differs(tmp_path: Path) -> None:
+    def run(folder: str, *, options: dict[str, object] | None = None, **changes: object) -> Path:
+        results = record({"A": [0.9, 0.8]}, methods="fedfa", **changes)  # type: ignore[arg-type]
+        for method in results.job.methods:
+            method.options |= options or {} if method.name == "fedfa" else {}
+        return written(results, tmp_path / folder / "simulate_job")
+
+    def labels(*folders: Path) -> list[str]:
+        return [one.label for one in named([one for one in map(read, folders) if isinstance(one, Run)])]
+
+    plain, seeded, strong = run("a"), run("b", seed=3), run("c", options={"p": 0.9})
+    name = labels(plain)[0]
+    assert labels(plain, seeded) == [f"{name}, seed 0", f"{name}, seed 3"]
+    assert labels(plain, strong) == [f"{name}, fedfa.p 0.5", f"{name}, fedfa.p 0.9"]
+    assert labels(plain, run("d")) == [f"{name}, a", f"{name}, d"], "the same settings: the folders differ"
+
+
+@pytest.mark.parametrize("share", ["folder", "file"])
+def test_the_folder_of_a_comparison_is_reported(share: str, tmp_path: Path) -> None:
+    sites = [{"A": 0.5, "B": 0.7}, {"A": 0.54, "B": 0.72}]
+    cells = {("FedAvg",): sites, ("FedFA with all",): [*sites[:1], None]}
+    comparison = made(cells, scale="full", what=f"About {HOSTILE}")
+    path = write_comparison(comparison, tmp_path)
+    html = html_of(path if share == "file" else tmp_path)
+    text = Page(html).text
+    assert "Made by hand" in text and "FedFA with all" in text and "61.5 ± 2.1" in text
+    assert "3 of 4 cells are done" in text and "1 of 4 cells are missing" in text
+    assert "fedshift job" in text and "<script>" not in html
+
+
+def test_distances_are_not_called_mm_where_voxel_sizes_are_unknown(tmp_path: Path) -> None:
+    results = record({"A": [0.9, 0.8], "B": [0.9, 0.8]})
+    assert results.final is not None
+    for scores in results.final.best.sites.values():
+        scores["test"]["hd95"] = 12.0
+    sentence = "HD95 at B: not in mm"
+    assert sentence not in said(results, tmp_path / "known")
+    results.data["B"].unknown_spacing = True
+    text = said(results, tmp_path / "unknown")
+    assert sentence in text and "Scans at B have no voxel size" in text

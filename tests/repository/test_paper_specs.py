@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fedshift import cli, methods
+from fedshift import cli
 from fedshift.federation import resolve
+from fedshift.methods import method_set
 from fedshift.reporting.comparison import estimate
 from fedshift.reporting.comparison.cells import Cell, Work, make_cells
-from fedshift.reporting.comparison.collect import collect
+from fedshift.reporting.comparison.collect import Collector
 from fedshift.reporting.comparison.published import COLUMNS
 from fedshift.reporting.comparison.significance import Paired, printed_p
 from fedshift.reporting.comparison.spec import Spec, read_spec
@@ -71,7 +72,7 @@ SHARED: dict[tuple[str, str], set[str]] = {
 @pytest.fixture(scope="module")
 def _made_once() -> Iterator[None]:
     """A network is built and tried once, a task read once: over a thousand cells differ in little else."""
-    read, try_, build, available = resolve._read_task, resolve._try, networks.build, methods.available
+    read, try_, build, available = resolve._read_task, resolve._try, networks.build, method_set.available
     tasks = functools.cache(read)
     tried: set[str] = set()
     nets: dict[str, nn.Module] = {}
@@ -92,7 +93,7 @@ def _made_once() -> Iterator[None]:
         patch.setattr(resolve, "_read_task", lambda task: copy.deepcopy(tasks(task)))
         patch.setattr(resolve, "_try", try_once)
         patch.setattr(networks, "build", build_once)
-        patch.setattr(methods, "available", functools.cache(available))
+        patch.setattr(method_set, "available", functools.cache(available))
         yield
 
 
@@ -127,7 +128,7 @@ def test_a_papers_spec_resolves_and_finds_the_printed_numbers(
     assert len(cells) == math.prod(len(values) for values in spec.axes.values()) * len(spec.seeds)
     assert spec.tuning, "says nothing of the rows' tuning budget"
     assert spec.differences, "says nothing of what differs from the paper"
-    comparison = collect(spec, scale, cells, Store(tmp_path), folder=path.parent)
+    comparison = Collector(spec, scale, cells, Store(tmp_path), folder=path.parent).collect()
     assert bool(comparison.published) is (spec.published is not None)
 
 
@@ -138,7 +139,7 @@ def test_every_paired_test_of_a_paper_finds_the_printed_p_value(
 ) -> None:
     path = BENCHMARKS / "papers" / f"{name}.yaml"
     spec, cells = cells_of(path, scale)
-    comparison = collect(spec, scale, cells, Store(tmp_path), folder=path.parent)
+    comparison = Collector(spec, scale, cells, Store(tmp_path), folder=path.parent).collect()
     with (BENCHMARKS / "published" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         printed = {line["row"]: line["value"] for line in csv.DictReader(file) if line["column"] == "p-value"}
     assert spec.tests

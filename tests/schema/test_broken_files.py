@@ -21,7 +21,8 @@ from conftest import make_image_site, small_image_job
 
 from fedshift.data.locate import SITE_FILE, read_settings
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import STATE_FILE, load_checkpoint, load_progress
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.server.state_files import STATE_FILE, load_state
 from fedshift.federation.site.answers import AnswerStore, fingerprint
 from fedshift.federation.site.state import StateStore
 from fedshift.flare.export import SPEC, read_job_folder, write_job
@@ -58,7 +59,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "data/shapes/A/manifest.json": lambda folder: read_manifest(folder / "data" / "shapes" / "A"),
     f"kit/{SITE_FILE}": lambda folder: read_settings(folder / "kit"),
     f"run/{LAST}": lambda folder: load_checkpoint(folder / "run" / LAST),
-    f"run/{STATE_FILE}": lambda folder: load_progress(folder / "run"),
+    f"run/{STATE_FILE}": lambda folder: load_state(folder / "run"),
     "run/site_state/A/round_000001.pt": lambda folder: StateStore(folder / "run" / "site_state" / "A").before(2),
     "answers/answer.pt": lambda folder: AnswerStore(folder / "answers").find(TASK),
     "weights.pth": lambda folder: pretrained.read(folder / "weights.pth"),

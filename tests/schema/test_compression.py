@@ -15,9 +15,10 @@ from flare.serialised import Federation
 
 from fedshift.data.locate import SiteSettings
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint, load_progress
+from fedshift.federation.model_files import load_checkpoint
 from fedshift.federation.protocols import cross_site
 from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.state_files import load_state
 from fedshift.federation.site import site as site_module
 from fedshift.federation.site.answers import fingerprint
 from fedshift.federation.site.privacy import noise
@@ -244,7 +245,7 @@ def assert_same_models(one: Path, other: Path) -> None:
         assert (ours["round"], list(ours["weights"])) == (theirs["round"], list(theirs["weights"]))
         for key, value in ours["weights"].items():
             assert torch.equal(value, theirs["weights"][key]), key
-    exact = [load_progress(folder) for folder in (one, other)]
+    exact = [load_state(folder) for folder in (one, other)]
     assert exact[0] is not None and exact[1] is not None
     for key, array in exact[0].weights.items():
         np.testing.assert_array_equal(array, exact[1].weights[key], err_msg=key, strict=True)
@@ -293,7 +294,7 @@ def test_a_model_file_holds_what_was_scored(
         assert saved.keys() == scored[round_].keys()
         for key, value in saved.items():
             np.testing.assert_array_equal(value.numpy(), scored[round_][key], err_msg=key, strict=True)
-    state = load_progress(tmp_path)
+    state = load_state(tmp_path)
     assert state is not None
     exact, last = state.weights["conv.weight"], load_checkpoint(tmp_path / LAST)["weights"]["conv.weight"].numpy()
     assert not np.array_equal(exact, last), "the server goes on from what is not rounded"
@@ -343,7 +344,7 @@ def test_a_kept_answer_is_sent_again_as_it_was(
         where: dict[str, Any] = {"data": three_sites["HK"], "state": tmp_path / option / "own", "keep_answers": True}
         first = Site(job, "HK", **where).train(broadcast)
         with monkeypatch.context() as patch:
-            patch.delattr(site_module.local, "train")
+            patch.delattr(site_module.local_training, "train")
             assert_same_answer(first, Site(job, "HK", **where).train(broadcast))
             other = {**broadcast.packed, "conv.weight": pack(-broadcast.packed["conv.weight"].unpack(), "int8")}
             assert fingerprint(replace(broadcast, packed=other)) != fingerprint(broadcast)
@@ -504,7 +505,7 @@ def test_faulty_packed_updates_are_refused_by_name(option: str, three_sites: dic
         faults.append((with_packed(update, conv__weight=infinite), key, "NaN or infinity"))
     for number, (faulty, where, reason) in enumerate(faults):
         assert not server.accept(faulty), (number, reason)
-        told = server._record.rejected[-1]
+        told = server.record.current.rejected[-1]
         assert (told.key == where or number == 7) and reason in told.reason, (number, told)
     assert server.accept(update)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli.run import console
+from fedshift.cli.arguments import add_phantom
+from fedshift.cli.display import console
 
 if TYPE_CHECKING:
     import argparse
@@ -32,7 +33,7 @@ def add_parsers(subparsers: Any) -> None:
         "cells failed.",
     )
     compare.add_argument("spec", type=Path, metavar="SPEC", help="a .yaml file; with --tables-only also cells.json")
-    compare.add_argument("--scale", metavar="NAME", help="one of the spec's (default: quick, else as it stands)")
+    compare.add_argument("--scale", metavar="NAME", help="one of the spec's (default: quick, else its first)")
     compare.add_argument("--only", nargs="+", default=[], metavar="LABEL", help="run only cells with these labels")
     compare.add_argument("--dry-run", action="store_true", help="resolve and estimate all cells, run none")
     compare.add_argument("--flare", action="store_true", help="in FLARE's simulator, one after another")
@@ -42,13 +43,14 @@ def add_parsers(subparsers: Any) -> None:
     compare.add_argument("-w", "--workspace", type=Path, default=CELLS, metavar="DIR", help=f"cells (default: {CELLS})")
     compare.add_argument("--out", type=Path, metavar="DIR", help="tables (default: runs/<name>_<scale>)")
     compare.add_argument("--tables-only", action="store_true", help="make the tables anew from cells.json alone")
+    add_phantom(compare)
     compare.set_defaults(func=compare_command)
 
 
 def compare_command(args: argparse.Namespace) -> int:
     """``fedshift compare``."""
     from fedshift.reporting.comparison.record import FILE_NAME, read_comparison
-    from fedshift.reporting.comparison.spec import read_spec
+    from fedshift.reporting.comparison.spec import FULL, read_spec
     from fedshift.schema.errors import ConfigError
 
     if args.tables_only and (args.spec.is_dir() or args.spec.name == FILE_NAME):
@@ -61,7 +63,7 @@ def compare_command(args: argparse.Namespace) -> int:
             "--flare runs cells one after another, each with its sites side by side on all cores: leave out --jobs"
         )
     spec, scale = read_spec(args.spec, args.scale)
-    out = args.out or Path("runs") / f"{spec.name}_{scale}"
+    out = args.out or Path("runs") / (spec.name if scale == FULL else f"{spec.name}_{scale}")
     if args.tables_only:
         return _show(read_comparison(out), out)
     return _Command(args, spec, scale, out.absolute()).run()
@@ -79,16 +81,21 @@ class _Command:
 
     def run(self) -> int:
         """Exit code 1 if cells failed."""
+        from fedshift.data.local_sites import is_phantom
         from fedshift.reporting.comparison import runner
         from fedshift.reporting.comparison.cells import choose, make_cells
+        from fedshift.reporting.comparison.collect import Collector
         from fedshift.reporting.comparison.estimate import Estimator
+        from fedshift.reporting.comparison.tables import titled
 
         args, spec = self._args, self._spec
-        print(f"{spec.title} (scale {self._scale})", flush=True)
+        print(titled(spec.title, self._scale), flush=True)
         with _Resolving() as resolving:
             self._cells = make_cells(spec, folder=self._folder, on_resolved=resolving)
         chosen = choose(self._cells, args.only)
-        self._collect({})  # what does not fit is told before anything runs
+        self._phantom = any(is_phantom(folders) for folders in _different(cell.data for cell in self._cells))
+        self._collector = Collector(spec, self._scale, self._cells, self._store, folder=self._folder)
+        self._collector.collect()  # reports what does not fit before anything runs
         from fedshift.tasks.device import own_device
 
         device = own_device()
@@ -110,9 +117,9 @@ class _Command:
                 self._complain(job)
             elif job.process is not None or args.flare:
                 self._learn(job)
-            self._collect(reasons, write=True)
+            self._write(reasons)
 
-        display = _Bar() if console.is_terminal else _Lines()
+        display = _Bar(phantom=self._phantom) if console.is_terminal else _Lines(phantom=self._phantom)
         try:
             with display:
                 if args.flare:
@@ -120,7 +127,7 @@ class _Command:
                 else:
                     runner.run(jobs, self._store, at_a_time=at_a_time, on_look=display.show, on_end=ended)
         finally:
-            comparison = self._collect(reasons, write=True)
+            comparison = self._write(reasons)
             self._tables(comparison)
         _show(comparison, self._out)
         failed = [cell.name for job in jobs if job.state == "failed" for cell in job.cells]
@@ -128,13 +135,11 @@ class _Command:
             print(f"{len(failed)} of {len(chosen)} cells failed; repeat the command to run only what is missing")
         return 1 if failed else 0
 
-    def _collect(self, reasons: dict[str, str], *, write: bool = False) -> Comparison:
-        from fedshift.reporting.comparison.collect import collect
+    def _write(self, reasons: dict[str, str]) -> Comparison:
         from fedshift.reporting.comparison.record import write_comparison
 
-        found = collect(self._spec, self._scale, self._cells, self._store, folder=self._folder, reasons=reasons)
-        if write:
-            write_comparison(found, self._out)
+        found = self._collector.collect(reasons)
+        write_comparison(found, self._out)
         return found
 
     def _tables(self, comparison: Comparison) -> None:
@@ -160,7 +165,7 @@ class _Command:
         from rich.table import Table
 
         from fedshift.reporting.comparison.runner import by_row, total_seconds
-        from fedshift.reporting.progress import duration
+        from fedshift.reporting.table import PHANTOM, title_of
         from fedshift.tasks.machine import free_memory
 
         done = sum(len(job.cells) for job in jobs if job.state == "done")
@@ -181,15 +186,18 @@ class _Command:
         lacking = {sentence for job in jobs for cell in job.cells for sentence in cell.lacking}
         for sentence in sorted(lacking):
             print(f"lacking: {sentence}")
+        if self._phantom:
+            print(PHANTOM)
         if self._args.dry_run:
-            table = Table(box=None, pad_edge=False)
-            table.add_column(next(iter(self._spec.axes)))
-            for name in ("cells", "done", "one takes about", "memory"):
+            title = title_of("cells to run", phantom=True) if self._phantom else None
+            table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+            rows = by_row(jobs)
+            table.add_column(next(iter(self._spec.axes)), no_wrap=True, min_width=max(map(len, rows)))
+            for name in ("cells", "done", "one takes", "memory"):
                 table.add_column(name, justify="right")
-            for row, of in by_row(jobs).items():
-                seconds = [job.estimate.seconds for job in of]
-                span = duration(min(seconds))
-                span = span if span == duration(max(seconds)) else f"{span} to {duration(max(seconds))}"
+            for row, of in rows.items():
+                ranges = [job.estimate.range for job in of]
+                span = between(min(low for low, _ in ranges), max(high for _, high in ranges))
                 memory = max(job.estimate.peak_bytes for job in of) / 2**30
                 ended = sum(job.state == "done" for job in of)
                 table.add_row(row, str(len(of)), str(ended), span, f"{memory:.1f} GiB")
@@ -197,14 +205,9 @@ class _Command:
         ahead = [job for job in jobs if job.state != "done"]
         if not ahead:
             return
-        total = total_seconds(ahead, at_a_time)
         learned = sum(job.estimate.is_learned for job in ahead)
-        sure = (
-            "learned from such cells that ended here"
-            if learned == len(ahead)
-            else "measured for one step of each network; expect half to twice that"
-        )
-        print(f"time: about {duration(total)} with {at_a_time} at a time ({sure})")
+        how = "from such cells that ended here" if learned == len(ahead) else "from short trials; methods may cost more"
+        print(f"time: {between(*total_seconds(ahead, at_a_time))} with {at_a_time} at a time ({how})")
         most = max(job.estimate.peak_bytes for job in ahead)
         print(f"memory: up to {most / 2**30:.1f} GiB a cell, {free_memory() / 2**30:.1f} GiB are free", flush=True)
         if any(job.estimate.is_assumed for job in ahead):
@@ -253,7 +256,7 @@ def _in_flare(
         def start(spec: Any, data: Any, place: Path, tell: Callable[[float], None], job: Job = job) -> None:
             def look(progress: Any) -> None:
                 if progress is not None:
-                    job.share = min(progress.round / (progress.rounds + 2), 1.0)
+                    job.share = progress.share
                     tell(job.share)
                 on_look(moment)
 
@@ -277,13 +280,27 @@ def _others(job: Job) -> str:
     return f" (and {', '.join(cell.name for cell in job.cells[1:])})" if len(job.cells) > 1 else ""
 
 
-def describe(moment: Moment) -> str:
-    """A moment of a comparison in one line."""
+def _different(data: Iterable[Mapping[str, Path]]) -> Iterable[Mapping[str, Path]]:
+    """The distinct sets of sites' folders among those of many cells."""
+    return {tuple(folders.items()): folders for folders in data}.values()
+
+
+def between(low: float, high: float) -> str:
+    """A range of times, such as ``2 min 10 s to 5 min 30 s``."""
+    from fedshift.reporting.progress import duration
+
+    first, last = duration(low), duration(high)
+    return first if first == last else f"{first} to {last}"
+
+
+def describe(moment: Moment, *, phantom: bool = False) -> str:
+    """The state of a comparison in one line."""
     from fedshift.reporting.progress import duration
 
     done, of = moment.rounds
     total = sum(len(job.cells) for job in moment.jobs)
-    parts = [f"{moment.count('done', 'failed')}/{total} cells", f"round {done}/{of}"]
+    ended = f"{moment.count('done', 'failed')} of {total} cells ended"
+    parts = [f"PHANTOM {ended}" if phantom else ended, f"{done} of {of} rounds of all cells"]
     states: tuple[tuple[State, str], ...] = (
         ("running", "running"),
         ("elsewhere", "in another process"),
@@ -318,6 +335,9 @@ class _Resolving:
 class _Bar:
     """A progress bar over all cells."""
 
+    def __init__(self, *, phantom: bool) -> None:
+        self._phantom = phantom
+
     def __enter__(self) -> _Bar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -332,13 +352,14 @@ class _Bar:
 
     def show(self, moment: Moment) -> None:
         """As far as it is."""
-        self._bar.update(self._task, completed=moment.share, description=describe(moment))
+        self._bar.update(self._task, completed=moment.share, description=describe(moment, phantom=self._phantom))
 
 
 class _Lines:
     """A line when a cell has ended, or now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, phantom: bool) -> None:
+        self._phantom = phantom
         self._ended, self._said = -1, 0.0
 
     def __enter__(self) -> _Lines:
@@ -352,4 +373,4 @@ class _Lines:
         ended, now = moment.count("done", "failed"), moment.clock()
         if ended != self._ended or now - self._said > EVERY:
             self._ended, self._said = ended, now
-            print(describe(moment), flush=True)
+            print(describe(moment, phantom=self._phantom), flush=True)

@@ -1,4 +1,4 @@
-"""``fedshift data prepare …`` and ``fedshift data check``; what they do is in data_prep and data.check."""
+"""``fedshift data prepare …`` and ``fedshift data check``: the command lines of data_prep and data.check."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import importlib
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -16,21 +17,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedshift.data.locate import data_home
+from fedshift.cli import phantom
+from fedshift.cli.parser import Parser
+from fedshift.data.locate import DATA, data_home
 from fedshift.schema.task_files import tasks
 
 console = Console(soft_wrap=True, highlight=False)
-MOST_TOLD = 20
-"""Sites that are told of one by one."""
+MOST_LISTED = 20
+"""With more sites than this, only their number is printed."""
 
 
 def default_root() -> Path:
     """Where prepared data go: ``$FEDSHIFT_DATA``, else ``$XDG_DATA_HOME/fedshift`` (``~/.local/share``)."""
-    given = os.environ.get("FEDSHIFT_DATA")
+    given = os.environ.get(DATA)
     return Path(given).absolute() if given else data_home(os.environ)
 
 
-class _PicturesParser(argparse.ArgumentParser):
+class _PicturesParser(Parser):
     """Parses the options of a data set of pictures.
 
     Its module, which needs NumPy and Pillow, is imported only when there is something to parse: every command makes
@@ -54,7 +57,14 @@ class _PicturesParser(argparse.ArgumentParser):
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add ``prepare`` and ``check`` to the sub-commands of ``fedshift data``."""
+    """Add ``fedshift data`` with its sub-commands."""
+    parser = subparsers.add_parser("data", help="prepare and check a site's images")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_parsers(commands)
+    phantom.add_parser(commands)
+
+
+def _add_parsers(subparsers: Any) -> None:
     prepare = subparsers.add_parser("prepare", help="turn scans or pictures into a prepared site")
     kinds = prepare.add_subparsers(required=True, metavar="WHAT", parser_class=_PicturesParser)
 
@@ -129,6 +139,7 @@ def _prepare_prostate(args: argparse.Namespace) -> int:
         )
     for folder in folders:
         _tell_site(folder)
+    _tell_export(args.out)
     return 0
 
 
@@ -142,13 +153,14 @@ def _prepare_pictures(args: argparse.Namespace) -> int:
         folders = write_pictures(
             plan, args.out or default_root(), sizes=args.size, skip_damaged=args.skip_damaged, progress=tell
         )
-    if len(folders) <= MOST_TOLD:
+    if len(folders) <= MOST_LISTED:
         for folder in folders:
             _tell_site(folder)
     else:
         written = sum(len(read_manifest(folder).pictures) for folder in folders)
         console.print(f"{len(folders)} sites, {written} pictures, in {folders[0].parent}", markup=False)
         console.print(f"  look at {folders[0].parent / 'montage.png'}", markup=False)
+    _tell_export(args.out)
     return 0
 
 
@@ -169,20 +181,23 @@ def _prepare_own(args: argparse.Namespace) -> int:
             progress=tell,
         )
     _tell_site(folder)
+    _tell_export(args.out)
     return 0
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Findings on standard output; 1 if one of them is an error."""
-    from fedshift.data.check import check
+    """Print the findings; the exit code is 1 if one of them is an error."""
+    from fedshift.data.check import Counts, check
 
+    counts = Counts()
     with _progress(None) as tell:
-        findings = check(args.dir, masks=args.masks, progress=tell)
+        findings = check(args.dir, masks=args.masks, progress=tell, counts=counts)
     for finding in findings:
         colour = "red" if finding.level == "error" else "yellow"
         console.print(f"[{colour}]{finding.level}[/{colour}] {escape(finding.sentence())}")
     errors = sum(finding.level == "error" for finding in findings)
-    console.print(f"{args.dir}: {errors} error(s), {len(findings) - errors} warning(s)", markup=False)
+    found = f"{errors} error(s), {len(findings) - errors} warning(s)"
+    console.print(f"{args.dir}: {counts}: {found}", markup=False)
     return 1 if errors else 0
 
 
@@ -203,9 +218,16 @@ def _tell_site(folder: Path) -> None:
         console.print(f"  {'; '.join(about)}", markup=False)
 
 
+def _tell_export(out: Path | None) -> None:
+    """How other commands find data in ``out``, unless they look there anyway."""
+    if out is not None and out.absolute() != default_root().absolute():
+        print("For runs to find these data:")
+        print(f"export {DATA}={shlex.quote(str(out.absolute()))}")
+
+
 @contextmanager
 def _progress(total: int | None) -> Iterator[Callable[[str], None]]:
-    """A bar with the case at hand, on standard error so that results can be piped."""
+    """Show a progress bar with the current case, on standard error so that results can be piped."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     screen = Console(stderr=True)
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:

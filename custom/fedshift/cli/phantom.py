@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedshift.data.locate import phantom_home
+from fedshift.data.locate import DATA, phantom_home
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the phantom with a progress bar; returns the exit code."""
+    """Write the phantom with a progress bar; returns the exit code."""
     from data_prep.phantom import CASES, make_phantom
     from data_prep.phantom_scanner import SCANNERS
     from fedshift.schema.errors import ConfigError
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
         matrices = [int(part) for part in args.matrix.split(",")]
     except ValueError:
         raise ConfigError(f"--matrix {args.matrix!r} is not a list of whole numbers such as 96,128") from None
+    if args.seed < 0:
+        raise ConfigError(f"--seed must be 0 or more, not {args.seed}")
     sites = None if args.sites is None else [part.strip() for part in args.sites.split(",") if part.strip()]
     root = (args.out or phantom_home()).absolute()
     total = len(SCANNERS if sites is None else sites) * (CASES if args.cases is None else args.cases)
@@ -59,4 +62,7 @@ def run(args: argparse.Namespace) -> int:
         f"in {root / 'prostate'}",
         soft_wrap=True,
     )
+    if root != phantom_home().absolute():
+        print("For runs to find these data:")
+        print(f"export {DATA}={shlex.quote(str(root))}")
     return 0

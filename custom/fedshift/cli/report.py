@@ -12,7 +12,7 @@ def add_parsers(subparsers: Any) -> None:
     """Add the command."""
     report = subparsers.add_parser(
         "report",
-        help="write what finished runs came to as one HTML file",
+        help="write the results of runs and comparisons as one HTML file",
         description="Write one HTML file that needs no network, from the records of runs: what was run, on what data, "
         "scores with intervals, curves, costs, faults, and how to repeat it. Several runs are compared as well.",
     )
@@ -21,9 +21,7 @@ def add_parsers(subparsers: Any) -> None:
         type=Path,
         nargs="+",
         metavar="RUN",
-        help="a run's folder (or workspace, or server's job folder), its results.json, or the folder of leave-one-out "
-        "or "
-        "cross-site",
+        help="a folder of a run, comparison, leave-one-out or cross-site, a workspace, or a results.json",
     )
     report.add_argument(
         "--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="default: report.html"
@@ -49,7 +47,7 @@ def add_parsers(subparsers: Any) -> None:
 def write(args: argparse.Namespace) -> int:
     """``fedshift report``."""
     from fedshift.reporting.report import page
-    from fedshift.reporting.report.runs import Given, Run, own_models, read
+    from fedshift.reporting.report.runs import Run, Transfer, own_models, read
     from fedshift.reporting.report.wording import size
     from fedshift.schema.errors import ConfigError
 
@@ -62,7 +60,7 @@ def write(args: argparse.Namespace) -> int:
     if args.images:
         if args.most_sites < 1:
             raise ConfigError(f"--most-sites must be at least 1, not {args.most_sites}")
-        if not any(isinstance(one, Run) or own_models(one) for one in given):
+        if not any(isinstance(one, Run) or (isinstance(one, Transfer) and own_models(one)) for one in given):
             raise ConfigError(
                 "--images needs models, and what was named holds scores only: name a run, or make a cross-site table "
                 "with --keep-models"
@@ -71,7 +69,7 @@ def write(args: argparse.Namespace) -> int:
 
         folders = _folders(args.site_data)
 
-        def pictures(one: Given) -> list[Any]:
+        def pictures(one: Run | Transfer) -> list[Any]:
             told = partial(print, flush=True)
             return list(sections(one, folders=folders, most_sites=args.most_sites, tell=told))
 

@@ -82,7 +82,7 @@ def add_parsers(subparsers: Any) -> None:
 
 
 def _decrypt(args: argparse.Namespace) -> int:
-    from fedshift.federation.encryption import decrypted
+    from fedshift.federation.encryption.site import decrypt_model
     from fedshift.flare.keys import SITE_KEYS, read_keys
     from fedshift.flare.kit import open_kit
     from fedshift.schema.errors import ConfigError
@@ -90,7 +90,7 @@ def _decrypt(args: argparse.Namespace) -> int:
     kit = open_kit(args.kit)
     if kit.role == "server":
         raise ConfigError(f"{args.kit} is the server's kit, whose keys decrypt nothing: name a site's")
-    round_ = decrypted(args.model, args.out, read_keys(kit.folder / "startup", SITE_KEYS))
+    round_ = decrypt_model(args.model, args.out, read_keys(kit.folder / "startup", SITE_KEYS))
     print(f"{args.out}: the model of round {round_}")
     return 0
 

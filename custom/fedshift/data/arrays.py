@@ -1,15 +1,17 @@
 """Cached slices of a prepared site: ``arrays/<M>/images.npy`` and ``labels.npy``, memory-mapped.
 
 Batches are read from these arrays without decoding. They are derived from ``volumes/`` and may be deleted at any
-time; they are rebuilt on first use. Intensities follow the preparation that FedFA, HarmoFL
-and FedRDN use (per volume: clip above the 99th percentile, min-max, times 255, floor). Slices are in
-radiological orientation: anterior at the top, the patient's right on the left.
+time; they are rebuilt on first use. Intensities are scaled per volume: clip above a quantile, min-max, times 255,
+floor. Arrays with another quantile than the default are in ``arrays/<M>_clip<quantile>/``. Slices are in radiological
+orientation: anterior at the top, the patient's right on the left.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,9 @@ import numpy as np
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Manifest, read_manifest
 
-PERCENTILE = 0.99
+CLIP_ABOVE_QUANTILE = 0.99
+"""Default of a task's ``data.clip_above_quantile``."""
+_FOLDER = re.compile(r"(\d+)(?:_clip([\d.]+))?")
 
 
 @dataclass(frozen=True)
@@ -35,36 +39,54 @@ class SliceArrays:
     matrix: int
 
 
-def open_arrays(site_dir: Path, *, matrix: int) -> SliceArrays:
+def open_arrays(site_dir: Path, *, matrix: int, clip_above_quantile: float = CLIP_ABOVE_QUANTILE) -> SliceArrays:
     """Open a site's slices at ``matrix`` x ``matrix`` pixels; build the arrays from its volumes if they are missing.
+
+    Args:
+        site_dir: the prepared site.
+        matrix: rows and columns of a slice.
+        clip_above_quantile: intensities of a volume are clipped above this quantile.
 
     Raises:
         DataError: no prepared site there, an unreadable volume, or arrays that do not match the manifest.
     """
     manifest = read_manifest(site_dir)
-    folder = arrays_dir(site_dir, manifest, matrix)
+    folder = arrays_dir(site_dir, manifest, matrix, clip_above_quantile)
     if not folder.is_dir():
-        build_arrays(site_dir, manifest, matrix)
+        build_arrays(site_dir, manifest, matrix, clip_above_quantile)
     slices = sum(case.shape[0] for case in manifest.cases)
     images, labels = (_open(folder / name, slices, matrix) for name in ("images.npy", "labels.npy"))
     return SliceArrays(images=images, labels=labels, manifest=manifest, matrix=matrix)
 
 
-def arrays_dir(site_dir: Path, manifest: Manifest, matrix: int) -> Path:
-    """Folder of the cached slices of one matrix size."""
+def cached_arrays(site_dir: Path) -> Iterator[tuple[Path, int, float]]:
+    """Yield folder, matrix size and clip quantile of the arrays that a site has already."""
+    for folder in sorted((site_dir / "arrays").glob("*")):
+        match = _FOLDER.fullmatch(folder.name)
+        if match is not None:
+            yield folder, int(match[1]), float(match[2] or CLIP_ABOVE_QUANTILE)
+
+
+def arrays_dir(
+    site_dir: Path, manifest: Manifest, matrix: int, clip_above_quantile: float = CLIP_ABOVE_QUANTILE
+) -> Path:
+    """Folder of the cached slices of one matrix size and clip quantile."""
     if matrix < 8:
         raise DataError(f"matrix {matrix} is too small: ask for at least 8 pixels")
     if not manifest.cases:
         raise DataError(f"{site_dir} holds pictures, this task needs volumes: name the right folder")
-    return site_dir / manifest.cases[0].array / str(matrix)
+    clip = "" if clip_above_quantile == CLIP_ABOVE_QUANTILE else f"_clip{clip_above_quantile}"
+    return site_dir / manifest.cases[0].array / f"{matrix}{clip}"
 
 
-def build_arrays(site_dir: Path, manifest: Manifest, matrix: int) -> None:
-    """Write ``arrays/<matrix>/`` under a temporary name, then rename it; another process may be faster."""
+def build_arrays(
+    site_dir: Path, manifest: Manifest, matrix: int, clip_above_quantile: float = CLIP_ABOVE_QUANTILE
+) -> None:
+    """Write the folder of arrays under a temporary name, then rename it; another process may be faster."""
     from fedshift.data.scans import read_scan  # imports SimpleITK, which training does not need
 
-    target = arrays_dir(site_dir, manifest, matrix)
-    beside = target.parent / f".{matrix}.partial-{uuid.uuid4().hex[:8]}"
+    target = arrays_dir(site_dir, manifest, matrix, clip_above_quantile)
+    beside = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
     shape = (sum(case.shape[0] for case in manifest.cases), matrix, matrix)
     try:
         beside.mkdir(parents=True)
@@ -81,7 +103,10 @@ def build_arrays(site_dir: Path, manifest: Manifest, matrix: int) -> None:
                     raise DataError(
                         f"{path} has shape {voxels.shape}, the manifest says {case.shape}: prepare the site again"
                     )
-                stack[part] = resize_labels(voxels, matrix) if end else resize_images(to_uint8(voxels), matrix)
+                if end:
+                    stack[part] = resize_labels(voxels, matrix)
+                else:
+                    stack[part] = resize_images(to_uint8(voxels, clip_above_quantile), matrix)
         for stack in stacks:
             stack.flush()
         try:
@@ -103,13 +128,13 @@ def radiological(voxels: np.ndarray) -> np.ndarray:
     return voxels[:, ::-1, ::-1]
 
 
-def to_uint8(volume: np.ndarray) -> np.ndarray:
-    """Intensities of one volume, any shape: clip above the 99th percentile, min-max, times 255, floor.
+def to_uint8(volume: np.ndarray, clip_above_quantile: float = CLIP_ABOVE_QUANTILE) -> np.ndarray:
+    """Intensities of one volume, any shape: clip above a quantile, min-max, times 255, floor.
 
-    A volume whose 99th percentile is its minimum (hardly any signal) is scaled to its maximum instead.
+    A volume whose quantile is its minimum (hardly any signal) is scaled to its maximum instead.
     """
     values = volume.astype(np.float64)
-    low, high = float(values.min()), float(np.quantile(values, PERCENTILE))
+    low, high = float(values.min()), float(np.quantile(values, clip_above_quantile))
     if high <= low:
         high = float(values.max())
     if high <= low:

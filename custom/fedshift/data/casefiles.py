@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -10,11 +10,12 @@ from typing import Literal
 import numpy as np
 
 from fedshift.data.scans import Scan, ScanError, read_scan
+from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
 
-KNOWN_LABELS = (0, 1, 2)  # 2 is a second zone in some public sets; above 0 is prostate
-SPACING_TOLERANCE = 1e-3  # mm; headers in single precision and decimal DICOM strings differ by less
+KNOWN_LABELS = (0, 1, 2)  # 2 is a second zone in some public sets; everything above 0 is the structure
+STRUCTURE = "structure"
+"""What a mask outlines, where the classes are not known."""
 ORIGIN_TOLERANCE = 1e-2  # mm
-DIRECTION_TOLERANCE = 1e-3  # of a direction cosine, about 0.06 degrees
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,11 @@ class CasePair:
     mask: Scan
 
 
-def read_case(case: CaseFiles) -> tuple[CasePair | None, list[Finding]]:
-    """Read a case and list everything that is wrong with it; the pair is None if there was an error."""
+def read_case(case: CaseFiles, *, structure: str = STRUCTURE) -> tuple[CasePair | None, list[Finding]]:
+    """Read a case and list everything that is wrong with it; the pair is None if there is an error.
+
+    ``structure`` is what the mask outlines, as findings name it.
+    """
     findings: list[Finding] = []
     image = _read(case.image, findings, channel=case.channel)
     trusted = image.stored_direction if image and case.trust_voxels else None
@@ -63,7 +67,7 @@ def read_case(case: CaseFiles) -> tuple[CasePair | None, list[Finding]]:
     if image is not None:
         findings += _image_findings(case.image, image)
     if mask is not None:
-        findings += _mask_findings(case.mask, mask)
+        findings += _mask_findings(case.mask, mask, structure)
     if image is not None and mask is not None:
         if case.trust_voxels and image.voxels.shape == mask.voxels.shape:
             mask = replace(image, voxels=mask.voxels)
@@ -73,11 +77,14 @@ def read_case(case: CaseFiles) -> tuple[CasePair | None, list[Finding]]:
     return CasePair(image, replace(image, voxels=(mask.voxels > 0).astype(np.uint8))), findings
 
 
+def structure_of(classes: Sequence[str]) -> str:
+    """What the masks of these classes outline: all but the first, which is the background."""
+    return " or ".join(classes[1:]) or STRUCTURE
+
+
 def is_dummy(scan: Scan) -> bool:
-    """Whether the header has 1 x 1 x 1 mm voxels and no rotation, as when the geometry was lost."""
-    turned = np.abs(np.reshape(scan.direction, (3, 3))) - np.eye(3)
-    unit = np.allclose(scan.spacing, 1, atol=SPACING_TOLERANCE)
-    return bool(unit and np.abs(turned).max() < DIRECTION_TOLERANCE)
+    """Whether a scan's header holds a placeholder instead of a voxel size."""
+    return is_dummy_geometry(scan.spacing, scan.direction)
 
 
 def dummy_finding(folder: Path, dummies: int, cases: int) -> list[Finding]:
@@ -123,11 +130,11 @@ def _image_findings(path: Path, image: Scan) -> Iterator[Finding]:
         )
 
 
-def _mask_findings(path: Path, mask: Scan) -> Iterator[Finding]:
+def _mask_findings(path: Path, mask: Scan, structure: str) -> Iterator[Finding]:
     values = np.unique(mask.voxels)
     fractional = values[values != np.rint(values)]
     unknown = values[~np.isin(values, KNOWN_LABELS)]
-    known = "0 outside, 1 (or 2) prostate"
+    known = f"0 outside, 1 (or 2) {structure}"
     if fractional.size:
         yield Finding(
             "error",
@@ -139,14 +146,14 @@ def _mask_findings(path: Path, mask: Scan) -> Iterator[Finding]:
         shown = ", ".join(f"{value:g}" for value in unknown[:5])
         yield Finding("error", path, f"has unknown label(s) {shown}", f"relabel it so that values are {known}")
     elif not mask.voxels.any():
-        mend = f"draw the prostate ({known}) or leave the case out"
+        mend = f"draw the {structure} ({known}) or leave the case out"
         yield Finding("error", path, "is an empty mask", mend)
     elif mask.voxels.any(axis=(1, 2)).all():
         yield Finding(
             "warning",
             path,
             f"covers every one of the {mask.voxels.shape[0]} slices",
-            "look whether it was drawn past the ends of the prostate",
+            f"look whether it was drawn past the ends of the {structure}",
         )
 
 

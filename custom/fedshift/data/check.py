@@ -1,4 +1,4 @@
-"""``check``: everything wrong with a folder of scans, or with prepared sites, one sentence each."""
+"""``check``: list everything that is wrong with a folder of scans, or with prepared sites, in one sentence each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.arrays import open_arrays
-from fedshift.data.casefiles import CaseFiles, CasePair, Finding, dummy_finding, is_dummy, read_case
+from fedshift.data.arrays import cached_arrays, open_arrays
+from fedshift.data.casefiles import CaseFiles, CasePair, Finding, dummy_finding, is_dummy, read_case, structure_of
 from fedshift.data.images import open_images
 from fedshift.data.scans import content_hash
 from fedshift.data.scansets import ScanSet, find_sets, pair_folders
@@ -21,23 +21,45 @@ Progress = Callable[[str], None]
 
 
 @dataclass
+class Counts:
+    """What `check` has looked at."""
+
+    sites: int = 0
+    """Prepared sites, or folders of scans."""
+    samples: int = 0
+    """Cases or pictures, also those with errors."""
+    prepared: bool = False
+    pictures: bool = False
+
+    def __str__(self) -> str:
+        """``8 cases at 2 sites``."""
+        sample = "picture" if self.pictures else "case"
+        where = "site" if self.prepared else "folder"
+        words = [f"{n} {noun}{'' if n == 1 else 's'}" for n, noun in ((self.samples, sample), (self.sites, where))]
+        return f"{words[0]} {'at' if self.prepared else 'in'} {words[1]}"
+
+
+@dataclass
 class _Seen:
-    """Content met so far, over all folders of one check: hash -> (case, where, split or None)."""
+    """Content found so far, over all folders of one check: hash -> (case, where, split or None)."""
 
     images: dict[str, tuple[str, Path, str | None]] = field(default_factory=dict)
     masks: dict[str, tuple[str, Path, str | None]] = field(default_factory=dict)
 
 
-def check(path: Path, *, masks: Path | None = None, progress: Progress | None = None) -> list[Finding]:
+def check(
+    path: Path, *, masks: Path | None = None, progress: Progress | None = None, counts: Counts | None = None
+) -> list[Finding]:
     """Examine scans or prepared sites.
 
     Args:
         path: a folder of scans in any known layout, a prepared site, or a folder with several of either.
         masks: the masks, if they lie in a folder of their own; ``path`` then holds the images.
-        progress: told what is read next.
+        progress: called with what is read next.
+        counts: is filled in with how much there was to look at.
 
     Returns:
-        Errors and warnings in the order met; preparation refuses what is an error here.
+        Errors and warnings in the order found; preparation refuses what is an error here.
 
     Raises:
         DataError: ``path`` does not exist.
@@ -47,13 +69,16 @@ def check(path: Path, *, masks: Path | None = None, progress: Progress | None = 
     seen = _Seen()
     tell = progress or (lambda _: None)
     prepared = [] if masks else _prepared_sites(path)
+    counts = counts or Counts()
     if prepared:
-        return [finding for site in prepared for finding in _check_site(site, seen, tell)]
+        counts.prepared, counts.sites = True, len(prepared)
+        return [finding for site in prepared for finding in _check_site(site, seen, tell, counts)]
     try:
         sets = [pair_folders(path, masks)] if masks else find_sets(path)
     except DataError as error:
         what, _, mend = str(error).removeprefix(str(path)).strip().partition(": ")
         return [Finding("error", path, what, mend)]
+    counts.sites, counts.samples = len(sets), sum(len(scans.cases) for scans in sets)
     return [finding for scans in sets for finding in _check_set(scans, seen, tell)]
 
 
@@ -76,7 +101,7 @@ def _check_set(scans: ScanSet, seen: _Seen, tell: Progress) -> Iterator[Finding]
     yield from dummy_finding(scans.folder, dummies, len(scans.cases))
 
 
-def _check_site(site: Path, seen: _Seen, tell: Progress) -> Iterator[Finding]:
+def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iterator[Finding]:
     again = "prepare the site again"
     for left in sorted(site.parent.glob(f".{site.name}.*-*")):
         yield Finding("warning", left, "was left by a preparation that was cut off", "delete it if none is running")
@@ -86,6 +111,8 @@ def _check_site(site: Path, seen: _Seen, tell: Progress) -> Iterator[Finding]:
         what = str(error).removeprefix(str(site / FILE_NAME)).lstrip(": ")
         yield Finding("error", site / FILE_NAME, f"cannot be used ({what})", again)
         return
+    counts.samples += len(manifest.entries)
+    counts.pictures = counts.pictures or bool(manifest.pictures)
     ids = Counter(entry.id for entry in manifest.entries)
     for entry_id in sorted(entry_id for entry_id, times in ids.items() if times > 1):
         yield Finding("error", site / FILE_NAME, f"lists the id {entry_id} twice", again)
@@ -96,7 +123,7 @@ def _check_site(site: Path, seen: _Seen, tell: Progress) -> Iterator[Finding]:
     for case in manifest.cases:
         tell(f"{manifest.site} {case.id}")
         files = _prepared_files(site, case)
-        pair, findings = read_case(files)
+        pair, findings = read_case(files, structure=structure_of(manifest.classes))
         yield from findings
         if pair is not None:
             dummies += is_dummy(pair.image)
@@ -111,7 +138,7 @@ def _check_site(site: Path, seen: _Seen, tell: Progress) -> Iterator[Finding]:
 
 
 def _check_pictures(site: Path, manifest: Manifest, seen: _Seen, tell: Progress) -> Iterator[Finding]:
-    """The pictures themselves are not kept: what they hash to, their splits and the cached arrays are compared."""
+    """Compare hashes, splits and cached arrays of pictures; the picture files themselves are not kept."""
     tell(manifest.site)
     known = int(manifest.preparation.get("pictures_straddling", 0))
     if known:
@@ -165,7 +192,7 @@ def _fits_manifest(files: CaseFiles, pair: CasePair, case: Case) -> Iterator[Fin
 
 
 def _twice(files: CaseFiles, pair: CasePair, split: str | None, seen: _Seen) -> Iterator[Finding]:
-    """The same image is one patient under two names; the same mask is most likely a slip in copying."""
+    """Find content that two cases share: one patient under two names, or a mask that was copied by mistake."""
     sha = content_hash(pair.image.voxels)
     if sha in seen.images:
         other, where, other_split = seen.images[sha]
@@ -194,11 +221,9 @@ def _not_listed(site: Path, manifest: Manifest) -> Iterator[Finding]:
 
 
 def _unusable_arrays(site: Path, manifest: Manifest) -> Iterator[Finding]:
-    for folder in sorted((site / "arrays").glob("*")):
-        if not folder.name.isdigit():
-            continue
+    for folder, matrix, clip_above_quantile in cached_arrays(site):
         try:
-            open_arrays(site, matrix=int(folder.name))
+            open_arrays(site, matrix=matrix, clip_above_quantile=clip_above_quantile)
         except DataError as error:
             what = f"cannot be used ({str(error).split(': ')[0]})"
             yield Finding("error", folder, what, "delete it, it is made again")

@@ -1,9 +1,10 @@
-"""Where a site's prepared folder is. Only the site knows; the path never travels and is never in a job."""
+"""Find a site's prepared folder. Only the site knows the path: it is never part of a job or a message."""
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import field_validator
@@ -16,13 +17,22 @@ from fedshift.schema.strict import Strict
 from fedshift.schema.task_files import tasks
 
 SITE_FILE = "fedshift.yaml"
+DATA = "FEDSHIFT_DATA"
+"""Environment variable: the root folder of prepared data, ``<root>/<data set>/<site>``."""
+MOST_NAMED = 12
+"""Sites that an error lists by name."""
+PHANTOM_TASK = "prostate"
+"""The task that ``fedshift data phantom`` makes data for."""
 
 
 class SiteSettings(Strict):
     """A site's own ``local/fedshift.yaml``.
 
-    ``data``: data set -> absolute path of the site's prepared folder. ``device``: where to train, as torch names it.
-    ``privacy``: what may leave, and with how much noise; without it all that the job's methods send.
+    Attributes:
+        data: data set -> absolute path of the site's prepared folder.
+        device: torch's name of the device to train on, or ``auto``.
+        privacy: what may leave the site, and with how much noise. Without it, everything that the job's methods send
+            may leave.
     """
 
     data: dict[str, str] = {}
@@ -32,17 +42,17 @@ class SiteSettings(Strict):
     @field_validator("privacy", mode="before")
     @classmethod
     def _not_empty(cls, value: object) -> object:
-        """A key without a value would look like a policy and be none."""
+        """Refuse ``privacy:`` without a value: it looks like a policy but would switch none on."""
         if value is None:
             raise ValueError("holds nothing: give options, or {} for the policy without any, or leave the key out")
         return value
 
 
 def read_settings(local: Path | None, environ: Mapping[str, str] = os.environ) -> SiteSettings:
-    """The settings in a kit's ``local`` folder; without a device there, ``$FEDSHIFT_DEVICE`` names it.
+    """Read the settings in a kit's ``local`` folder. ``$FEDSHIFT_DEVICE`` is the device if the file names none.
 
     Raises:
-        ConfigError: not YAML, or a key that does not fit.
+        ConfigError: the file is not YAML, or a key or value in it is not valid.
     """
     path = local / SITE_FILE if local else None
     given = read_yaml(path) if path and path.is_file() else {}
@@ -55,7 +65,7 @@ def data_home(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def phantom_home(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where ``fedshift data phantom`` puts its sites."""
+    """Where ``fedshift data phantom`` writes its sites."""
     return data_home(environ) / "phantom"
 
 
@@ -65,42 +75,150 @@ def find_site(
     *,
     local: Path | None,
     simulator: bool,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
 ) -> Path:
-    """The prepared folder of a site.
+    """Return the prepared folder of a site.
 
-    Looked at in this order: ``local/fedshift.yaml`` of the site's kit; ``$FEDSHIFT_DATA/<dataset>/<site>``;
-    `data_home`; and in the simulator only, the phantom. The first that is set or exists wins.
+    The first of these that is set decides; if the site is not there, that is an error and the next is not tried:
+
+    1. ``local/fedshift.yaml`` of the site's kit,
+    2. ``$FEDSHIFT_DATA/<dataset>/<site>``.
+
+    If neither is set, the first of these that exists: `data_home`, and in the simulator only, `phantom_home`.
 
     Args:
         dataset: the task's data set.
-        site: the site.
+        site: the site's name.
         local: the kit's ``local`` folder, if there is one.
-        simulator: whether this is FLARE's simulator or a single process, not a provisioned site.
-        environ: environment variables.
+        simulator: True in FLARE's simulator and in a single process, False at a provisioned site.
+        environ: environment variables, by default this process's.
 
     Raises:
-        DataError: nothing there; the sentence names every folder looked at and the command that makes one.
+        DataError: the site has no prepared folder there. The message names the folders that were tried, the nearest
+            folder that would fit, and the command that prepares the data.
     """
-    path = read_settings(local, environ).data.get(dataset)
-    if local and path is not None:
-        if not Path(path).is_absolute():
-            raise DataError(f"{local / SITE_FILE}: data.{dataset} must be an absolute path, not {path!r}")
-        if not (Path(path) / FILE_NAME).is_file():
-            raise DataError(f"{local / SITE_FILE}: data.{dataset} names {path}, which holds no {FILE_NAME}")
-        return Path(path)
-    roots = [Path(environ["FEDSHIFT_DATA"]).absolute()] if environ.get("FEDSHIFT_DATA") else []
-    roots.append(data_home(environ))
-    if simulator:
-        roots.append(phantom_home(environ))
+    environ = os.environ if environ is None else environ
+    given = read_settings(local, environ).data.get(dataset)
+    if local and given is not None:
+        return _from_site_file(local / SITE_FILE, given, dataset, site)
+    named = environ.get(DATA)
+    if named:
+        return _from_environment(named, dataset, site, environ)
+    roots = [data_home(environ), *([phantom_home(environ)] if simulator else [])]
     folders = [root / dataset / site for root in roots]
     for folder in folders:
-        if (folder / FILE_NAME).is_file():
+        if _is_site(folder):
             return folder
-    # A task may have several data sets, such as cifar10_dirichlet_0.3, which docs/data.md tells apart.
+    looked = ", ".join(str(folder) for folder in folders)
+    hint = _hint(roots[0], dataset, site, phantom=phantom_home(environ))
+    raise DataError(
+        f"no {dataset} data for site {site}: looked in {looked}{hint}; {_makes(dataset, simulator)} makes one"
+    )
+
+
+def _from_site_file(file: Path, given: str, dataset: str, site: str) -> Path:
+    """The folder that a kit's file names."""
+    if not Path(given).is_absolute():
+        raise DataError(f"{file}: data.{dataset} must be an absolute path, not {given!r}")
+    folder = Path(given)
+    if _is_site(folder):
+        return folder
+    fitting = next((near for near in _around(folder, dataset, site) if _is_site(near)), None)
+    hint = (
+        f"; {fitting} holds one: name that folder"
+        if fitting
+        else ": name the folder that 'fedshift data prepare' wrote"
+    )
+    raise DataError(f"{file}: data.{dataset} names {given!r}, which holds no {FILE_NAME}{hint}")
+
+
+def _from_environment(named: str, dataset: str, site: str, environ: Mapping[str, str]) -> Path:
+    """The folder below ``$FEDSHIFT_DATA``."""
+    root = Path(named).absolute()
+    folder = root / dataset / site
+    if _is_site(folder):
+        return folder
+    phantom = phantom_home(environ).absolute()
+    if root == phantom:
+        what, mend = "no phantom data", f"{_makes(dataset, True)} makes one"
+    else:
+        what, mend = f"${DATA} is {named!r}, which holds no data", f"correct ${DATA}, or unset it"
+        mend += f", or prepare the data there ({_makes(dataset, False)})"
+    raise DataError(
+        f"{what} of {dataset} for site {site}: looked in {folder}{_hint(root, dataset, site, phantom=phantom)}; {mend}"
+    )
+
+
+def _is_site(folder: Path) -> bool:
+    return (folder / FILE_NAME).is_file()
+
+
+def _hint(root: Path, dataset: str, site: str, *, phantom: Path) -> str:
+    """What is there instead of ``root/dataset/site``, as a part of a sentence; empty if nothing near fits."""
+    for other in _other_roots(root):
+        if other != phantom and _is_site(other / dataset / site):
+            return f"; {other / dataset / site} is there: set {DATA}={other}"
+    sites = _sites_in(root / dataset)
+    if sites:
+        close = {name.casefold(): name for name in sites}.get(site.casefold()) or _closest(site, sites)
+        meant = f" ({close} is nearest)" if close else ""
+        return f"; {root / dataset} holds {_listed(sites)}{meant}"
+    sets = [folder.name for folder in _folders(root) if _sites_in(folder)]
+    if sets:
+        close = _closest(dataset, [name for name in sets if _is_site(root / name / site)] or sets)
+        meant = f" ({close} is nearest)" if close else ""
+        return f"; {root} holds data of {_listed(sets)}{meant}"
+    if not root.is_dir():
+        close = _closest(root.name, [folder.name for folder in _folders(root.parent)])
+        return f"; {root} does not exist" + (f", {root.parent / close} does" if close else "")
+    return ""
+
+
+def _closest(name: str, known: Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def _other_roots(root: Path) -> Iterator[Path]:
+    """Roots that may have been meant: without stray spaces, up to two levels above ``root``, or one below."""
+    yield _without_spaces(root)
+    yield root.parent
+    yield root.parent.parent
+    yield from _folders(root)
+
+
+def _without_spaces(path: Path) -> Path:
+    """A path whose parts neither begin nor end with a space."""
+    return Path(*(part.strip() or part for part in path.parts))
+
+
+def _around(folder: Path, dataset: str, site: str) -> Iterator[Path]:
+    """Folders of a site that may have been meant: below ``folder``, above it, or without stray spaces."""
+    yield _without_spaces(folder)
+    yield folder / site
+    yield folder / dataset / site
+    yield folder.parent
+
+
+def _sites_in(folder: Path) -> list[str]:
+    return [path.name for path in _folders(folder) if _is_site(path)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Folders in a folder, by name; none if it cannot be listed."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _makes(dataset: str, simulator: bool) -> str:
+    """The command that prepares a data set. Several data sets may belong to one task (cifar10_dirichlet_0.3)."""
     prepare = max((name for name in tasks() if dataset.startswith(name)), key=len, default="")
     makes = f"'fedshift data prepare {prepare}'" if prepare else "'fedshift data prepare'"
     makes += " (--help says with which options)" if prepare != dataset else ""
-    makes += " or 'fedshift data phantom'" if simulator and prepare == "prostate" else ""
-    looked = ", ".join(str(folder) for folder in folders)
-    raise DataError(f"no {dataset} data for site {site}: looked in {looked}; {makes} makes one")
+    return makes + (" or 'fedshift data phantom'" if simulator and prepare == PHANTOM_TASK else "")

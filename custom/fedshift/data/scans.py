@@ -17,7 +17,10 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.integrity import fault, non_finite
+from fedshift.data.itk_log import quiet_itk
 from fedshift.schema.errors import DataError
+
+quiet_itk()
 
 SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 ORIENTATION = "RAS"

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from fedshift.methods import Method
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 
 OPTION = "federation.weights_as"
 
 
-def check(loaded: Sequence[Method], job: JobSpec) -> None:
-    """Refuse a job in which nothing could be packed.
+def check(methods: MethodSet) -> None:
+    """Refuse a job in which nothing can be packed. Called when the job is made.
 
     Raises:
-        ConfigError: its updates are encrypted, or it sends nothing at all.
+        ConfigError: the job encrypts its updates, or is a centralised reference, which sends nothing.
     """
-    if job.federation.weights_as == "fp32":
+    federation = methods.job.federation
+    if federation.weights_as == "fp32":
         return
-    if job.federation.encryption is not None:
+    if federation.encryption is not None:
         raise ConfigError(
             f"{OPTION}: with federation.encryption sites send ciphertexts, which cannot be made smaller: leave one out"
         )
-    for method in loaded:
-        if method.is_pooled:
-            raise ConfigError(f"{OPTION}: method {method.name} trains where all images are, so nothing is sent")
+    if methods.pooled is not None:
+        raise ConfigError(f"{OPTION}: method {methods.pooled.name} trains where all images are, so nothing is sent")

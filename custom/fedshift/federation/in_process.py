@@ -1,6 +1,6 @@
-"""All sites in one process: the oracle for tests, the limit for benchmarks, the fast path for sweeps.
+"""A job with all its sites in one process: for tests, benchmarks and sweeps.
 
-The same `Site` and `Coordinator` run under FLARE (``fedshift.flare``); nothing here computes. Centralised
+The same `Site` and `Coordinator` run under FLARE (``fedshift.flare``); here messages are function calls. Centralised
 references, which no federation can run, are here too.
 """
 
@@ -10,23 +10,21 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-from fedshift import methods
-from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.coordinator import Coordinator, Request
 from fedshift.federation.site.site import PooledSite, Site
+from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError, MixedDataError
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Broadcast, Update
+from fedshift.schema.messages import Broadcast, Scores, Update
 from fedshift.schema.policy import Policy
 
 log = logging.getLogger("fedshift")
 
-Answer = TypeVar("Answer")
+Answer = Update | Scores
 SITE_STATE = "site_state"
-"""Folder of what the sites remember."""
+"""Folder of the sites' state inside a run's folder."""
 
 
 def run_in_process(
@@ -47,71 +45,56 @@ def run_in_process(
         data: each site's prepared folder.
         folder: where results, models and the sites' state go.
         device: where to train, as torch names it; ``auto`` is a GPU if there is one.
-        resume: go on after the last round that an interrupted run in ``folder`` has closed.
+        resume: go on after the last closed round of an interrupted run in ``folder``.
         on_progress: called whenever there is something new to show.
-        on_update: called with every update of a training round that was accepted, and with what it answers, both as
-            they were sent.
-        privacy: policies of sites that have one.
+        on_update: called with every accepted update of a training round and the message it answers, as they were
+            sent.
+        privacy: the policies of sites that have one.
 
     Raises:
         QuorumError: too few sites gave usable answers.
-        MixedDataError: some data are simulated and some are not.
-        ConfigError: the job is a centralised reference, or cannot be gone on with.
+        MixedDataError: the job would mix simulated and real data.
+        ConfigError: the job is a centralised reference, or can't be resumed.
     """
-    methods.require_federation(job)
+    method_set.require_federation(job)
     if job.federation.encryption is not None:
         raise ConfigError(
             f"job {job.name} asks for encryption, and in one process there is nobody to hide from: "
             "--set federation.encryption=null"
         )
     coordinator = Coordinator(job, folder, on_progress=on_progress)
-    done = _begin(coordinator, resume=resume)
+    _begin(coordinator, resume=resume)
     sites: dict[str, Site] = {}
 
-    def ask(work: Callable[[Site], Answer], take: Callable[[Answer], object], task: str) -> None:
-        """Every site of the round in turn; one that fails is named and left out, as under FLARE."""
-        for name in coordinator.invited:
-            try:
-                if name not in sites:
-                    beside = next(iter(sites.values()), None)
-                    policy = (privacy or {}).get(name)
-                    site = Site(
-                        job,
-                        name,
-                        data=data[name],
-                        state=folder / SITE_STATE,
-                        device=device,
-                        beside=beside,
-                        privacy=policy,
-                        share_cases=policy is None or policy.case_scores,
-                    )
-                    coordinator.register(site.info())
-                    sites[name] = site
-                answer = work(sites[name])
-            except MixedDataError:
-                raise
-            except Exception as error:
-                log.debug("site %s", name, exc_info=True)
-                coordinator.reject(name, task, str(error))
-                continue
-            take(answer)
+    def site(name: str) -> Site:
+        if name not in sites:
+            policy = (privacy or {}).get(name)
+            made = Site(
+                job,
+                name,
+                data=data[name],
+                state=folder / SITE_STATE,
+                device=device,
+                beside=next(iter(sites.values()), None),
+                privacy=policy,
+                share_cases=policy is None or policy.case_scores,
+            )
+            coordinator.register(made.info())
+            sites[name] = made
+        return sites[name]
 
-    def keep(update: Update, broadcast: Broadcast) -> None:
-        if coordinator.accept(update):
-            on_update(broadcast, update)
+    def ask(name: str, request: Request) -> Answer | None:
+        """A site that fails is recorded and left out, as under FLARE."""
+        try:
+            return _answer(site(name), request)
+        except MixedDataError:
+            raise
+        except Exception as error:
+            log.debug("site %s", name, exc_info=True)
+            coordinator.reject(name, request.task, str(error))
+            return None
 
-    if done < 0:
-        coordinator.open(0)
-        ask(Site.statistics, coordinator.accept, "statistics")
-        coordinator.close()
-    for round_ in range(max(done, 0) + 1, coordinator.rounds + 1):
-        broadcast = coordinator.open(round_)
-        ask(partial(Site.train, broadcast=broadcast), partial(keep, broadcast=broadcast), "train")
-        coordinator.close()
-    _evaluate(
-        coordinator,
-        lambda model: ask(partial(Site.validate, broadcast=model), coordinator.add_scores, "validate"),
-    )
+    _run(coordinator, ask, on_update=on_update)
     return coordinator
 
 
@@ -124,53 +107,74 @@ def run_pooled(
     resume: bool = False,
     on_progress: Callable[[Coordinator], None] | None = None,
 ) -> Coordinator:
-    """Run a centralised reference: train where all images are, score at every site as a federated model is.
+    """Run a centralised reference: train on all sites' images together, and score the model at every site.
 
-    The record is a federated run's in which every site's update is the same model. Arguments and errors are those
-    of `run_in_process`; a site that cannot be used ends the run.
+    The record is that of a federated run in which every site's update is the same model. Arguments and errors are those
+    of `run_in_process`, but a site that fails ends the run.
     """
     coordinator = Coordinator(job, folder, on_progress=on_progress)
-    done = _begin(coordinator, resume=resume)
+    _begin(coordinator, resume=resume)
     state = folder / SITE_STATE
     trainer = PooledSite(job, data=data, state=state, device=device)
-    sites = [Site(job, n, data=data[n], state=state, device=device, beside=trainer) for n in job.task.everyone]
-    for site in sites:
+    sites = {n: Site(job, n, data=data[n], state=state, device=device, beside=trainer) for n in job.task.everyone}
+    for site in sites.values():
         coordinator.register(site.info())
-    training = sites[: len(job.task.sites)]
-    if done < 0:
-        coordinator.open(0)
-        for site in training:
-            coordinator.accept(site.statistics())
-        coordinator.close()
-    for round_ in range(max(done, 0) + 1, coordinator.rounds + 1):
-        broadcast = coordinator.open(round_)
-        trained = trainer.train(broadcast)
-        for site in training:
-            scores = site.score(broadcast, "val") if round_ > 1 else {}
-            n = coordinator.results.data[site.name].n["train"]
-            told = replace(trained, site=site.name, n_samples=n, metrics={**trained.metrics, **scores})
-            coordinator.accept(told)
-        coordinator.close()
-    _evaluate(coordinator, lambda model: [coordinator.add_scores(site.validate(model)) for site in sites])
+    trained: list[Update] = []
+    """Of the open round, once it has been trained."""
+
+    def ask(name: str, request: Request) -> Answer:
+        broadcast = request.broadcast
+        if request.task != "train":
+            return _answer(sites[name], request)
+        if not trained or trained[0].round != broadcast.round:
+            trained[:] = [trainer.train(broadcast)]
+        scores = sites[name].score(broadcast, "val") if broadcast.round > 1 else {}
+        n_samples = coordinator.results.data[name].n["train"]
+        return replace(trained[0], site=name, n_samples=n_samples, metrics={**trained[0].metrics, **scores})
+
+    _run(coordinator, ask)
     return coordinator
 
 
-def _begin(coordinator: Coordinator, *, resume: bool) -> int:
-    """The last closed round to go on after, or -1; then what an earlier run remembered is removed."""
+def _run(
+    coordinator: Coordinator,
+    ask: Callable[[str, Request], Answer | None],
+    *,
+    on_update: Callable[[Broadcast, Update], None] = lambda broadcast, update: None,
+) -> None:
+    """Take every request to the invited sites, one after another; ``ask`` returns None for a site that failed."""
+    for request in coordinator.requests():
+        _gather(coordinator, request, ask, on_update)
+        del request  # the message need not stay in memory while the round is closed
+
+
+def _gather(
+    coordinator: Coordinator,
+    request: Request,
+    ask: Callable[[str, Request], Answer | None],
+    on_update: Callable[[Broadcast, Update], None],
+) -> None:
+    """Pass the sites' answers to the coordinator."""
+    for name in coordinator.invited:
+        answer = ask(name, request)
+        if isinstance(answer, Scores):
+            coordinator.add_scores(answer)
+        elif answer is not None and coordinator.accept(answer) and request.task == "train":
+            on_update(request.broadcast, answer)
+
+
+def _answer(site: Site, request: Request) -> Answer:
+    """A site's answer to a request."""
+    if request.task == "statistics":
+        return site.statistics()
+    return site.train(request.broadcast) if request.task == "train" else site.validate(request.broadcast)
+
+
+def _begin(coordinator: Coordinator, *, resume: bool) -> None:
+    """Go on from the last closed round, or else delete what an earlier run left."""
     done = coordinator.resume() if resume else -1
-    # Of a run that had been finished the models are scored anew: a site may have been missing.
+    # The models of a run that had been finished are scored again: a site may have been missing.
     coordinator.results.final, coordinator.results.evaluations = None, []
     if done < 0:
         coordinator.start_anew()
         shutil.rmtree(coordinator.folder / SITE_STATE, ignore_errors=True)
-    return done
-
-
-def _evaluate(coordinator: Coordinator, score: Callable[[Broadcast], object]) -> None:
-    """Have the last model scored everywhere, and the best if it is another."""
-    score(coordinator.open(coordinator.rounds + 1))
-    coordinator.close_last()
-    best = coordinator.open_best()
-    if best is not None:
-        score(best)
-    coordinator.finish()

@@ -143,8 +143,8 @@ def choose_workers(needs: Sequence[Need], *, wanted: int, asked: bool) -> tuple[
     if fitting and not asked:
         return fitting, f"{_said(over, wanted)}: {fitting} at a time"
     images = most_images(needs, wanted if fitting else 1)
-    mends = [f"use -t {fitting}"] if fitting else []
-    alone = "use -t 1 and " if wanted > 1 and not fitting else ""
+    mends = [f"use -p {fitting}"] if fitting else []
+    alone = "use -p 1 and " if wanted > 1 and not fitting else ""
     mends += [f"{alone}make the job with --set schedule.batch_size={images}"] if images else []
     mends += [] if mends else ["take smaller images or a smaller network, or free some memory"]
     raise TooLittleMemory(f"{_said(over, wanted)}: {', or '.join(mends)} (--ignore-memory tries it all the same)")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,14 +15,12 @@ import fedshift
 from fedshift.federation.site.state import first_words, write_whole
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.job import JobSpec
+from fedshift.schema.lineage import MODEL_FORMAT, MODEL_SCHEMA, Lineage
 from fedshift.schema.messages import MethodArrays, Weights
 from fedshift.schema.strict import Strict
 from fedshift.tasks.base import build_task
 
-log = logging.getLogger("fedshift")
-
-FORMAT, SCHEMA = "fedshift model", 2
-STATE_FILE, FORMER_STATE_FILE = "server_state.pt", "former_server_state.pt"
+FORMAT, SCHEMA = MODEL_FORMAT, MODEL_SCHEMA
 ARRAYS = ("weights", "methods")
 """What of a model file is no header."""
 
@@ -32,22 +28,29 @@ Kind = Literal["phantom", "patients", "images"]
 
 
 class Header(Strict):
-    """What a model file says of itself.
+    """The header of a model file: what the file says about the model.
 
-    ``kind`` is that of the training data, ``sites`` how many have trained. ``statistics`` names the sites, in order,
-    whose arrays of the statistics round are stacked in the methods' arrays, such as FedRDN's pairs. ``scores`` are
-    those of the round, as far as they were known; ``preparation`` is that of `fedshift.tasks.base.Task`.
-    ``personal`` names the keys that each site keeps for itself: here they hold what they were at the start. With
-    ``encrypted`` the weights are ciphertexts, which a site must open first.
+    Attributes:
+        kind: what the training data are.
+        sites: names of the sites whose training went into the model, up to its round.
+        lineage: data set -> sites that trained the weights that the run started from, or those that these started
+            from.
+        statistics: names of the sites, in order, whose arrays of the statistics round are stacked in the methods'
+            arrays, such as FedRDN's pairs.
+        scores: scores of the round, as far as they were known when the file was written.
+        preparation: as `fedshift.tasks.base.Task.preparation` returns it.
+        personal: keys that each site keeps for itself; the file has the values of the start of the run for them.
+        encrypted: True if the weights are ciphertexts, which a site must decrypt first.
     """
 
     format: Literal["fedshift model"]
-    schema_: Literal[2] = Field(alias="schema")
+    schema_: Literal[3] = Field(alias="schema")
     fedshift: str
     job: JobSpec
     round: int = Field(ge=0)
     kind: Kind
-    sites: int = Field(ge=0)
+    sites: tuple[str, ...]
+    lineage: Lineage
     statistics: tuple[str, ...]
     scores: dict[str, float]
     preparation: dict[str, Any]
@@ -66,7 +69,8 @@ def save_checkpoint(
     personal: Sequence[str],
     scores: dict[str, float],
     kind: Kind,
-    sites: int,
+    sites: Sequence[str],
+    lineage: Lineage,
     statistics: Sequence[str],
     initial_weights: str,
     encrypted: bool = False,
@@ -83,69 +87,18 @@ def save_checkpoint(
         "job": job.dump(),
         "round": round_,
         "kind": kind,
-        "sites": sites,
+        "sites": list(sites),
+        "lineage": {dataset: list(named) for dataset, named in lineage.items()},
         "statistics": list(statistics),
         "scores": scores,
         "preparation": build_task(job).preparation(),
         "personal": list(personal),
         "initial_weights": initial_weights,
         "encrypted": encrypted,
-        "weights": _tensors(weights),
-        "methods": {name: _tensors(arrays) for name, arrays in methods.items()},
+        "weights": to_tensors(weights),
+        "methods": {name: to_tensors(arrays) for name, arrays in methods.items()},
     }
     write_whole(content, path)
-
-
-@dataclass
-class ServerState:
-    """All that a server must remember to go on after a closed round."""
-
-    job: dict[str, Any]
-    round: int
-    best_round: int
-    weights: Weights
-    methods: MethodArrays
-    results: str
-    """``results.json`` as it was then."""
-    medians: dict[str, float] = field(default_factory=dict)
-    """`fedshift.federation.server.guard.medians` of the rounds so far. Files of earlier versions have none."""
-
-
-def save_progress(folder: Path, state: ServerState) -> None:
-    """Write a server's state (whole or not at all). The one before it is kept, should this one be damaged."""
-    methods = {name: _tensors(arrays) for name, arrays in state.methods.items()}
-    path = folder / STATE_FILE
-    if path.is_file():
-        path.replace(folder / FORMER_STATE_FILE)
-    write_whole(vars(state) | {"weights": _tensors(state.weights), "methods": methods}, path)
-
-
-def load_progress(folder: Path) -> ServerState | None:
-    """The state in a folder, if there is one; if the last one is damaged or lost, that of the round before.
-
-    Raises:
-        ConfigError: neither can be read.
-    """
-    found = [path for path in (folder / STATE_FILE, folder / FORMER_STATE_FILE) if path.is_file()]
-    for path in found:
-        try:
-            return _read_progress(path)
-        except ConfigError as error:
-            if path == found[-1]:
-                raise
-            log.error("%s; the state of the round before is used", str(error).partition(":")[0])
-    return None
-
-
-def _read_progress(path: Path) -> ServerState:
-    content = _read(path, "start the run anew")
-    try:
-        state = ServerState(**content)
-        state.weights = _arrays(content["weights"])
-        state.methods = {name: _arrays(tensors) for name, tensors in content["methods"].items()}
-    except (TypeError, KeyError, AttributeError):
-        raise ConfigError(f"{path} is not the state of a run of this version: start the run anew") from None
-    return state
 
 
 def read_model(path: Path, *, round_: int) -> tuple[Weights, MethodArrays]:
@@ -157,14 +110,16 @@ def read_model(path: Path, *, round_: int) -> tuple[Weights, MethodArrays]:
     content = load_checkpoint(path)
     if content["round"] != round_:
         raise ConfigError(f"{path} is the model of round {content['round']}, not {round_}: start the run anew")
-    return _arrays(content["weights"]), {name: _arrays(tensors) for name, tensors in content["methods"].items()}
+    return to_arrays(content["weights"]), {name: to_arrays(tensors) for name, tensors in content["methods"].items()}
 
 
-def _arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+def to_arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Tensors of a file as numpy arrays that share their memory."""
     return {key: value.numpy() for key, value in tensors.items()}
 
 
-def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+def to_tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    """Numpy arrays as tensors that share their memory, for `torch.save`."""
     return {key: torch.from_numpy(np.asarray(value)) for key, value in arrays.items()}
 
 
@@ -176,7 +131,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
-    content = _read(path, "copy it again from the server")
+    content = read_tensors(path, "copy it again from the server")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ConfigError(f"{path} is not a model that fedshift wrote")
     if content.get("schema") != SCHEMA:
@@ -232,9 +187,18 @@ def _named_tensors(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
 
 
-def _read(path: Path, mend: str) -> Any:
+def read_tensors(path: Path, remedy: str) -> Any:
+    """Content of a file of tensors and plain values; no code in it is executed.
+
+    Args:
+        path: the file.
+        remedy: what to do about a damaged file, for the error's message.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises all kinds for a damaged file, some without a word
+    except Exception as error:  # torch raises many kinds for a damaged file, some without a message
         reason = first_words(error)
-        raise ConfigError(f"{path} cannot be read ({reason}): {mend}") from None
+        raise ConfigError(f"{path} cannot be read ({reason}): {remedy}") from None

@@ -17,6 +17,7 @@ from fedshift.schema import results
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.files import write_text
 from fedshift.schema.job import FILE_NAME, JobSpec, read_yaml
+from fedshift.schema.lineage import joined
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores, mean_metrics, own_model
@@ -140,11 +141,13 @@ def cross_site(
 
 
 def write_own(site: str, model: Broadcast, folder: Path, *, scores: Mapping[str, float]) -> None:
-    """A model of a single site, with all else as in the last aggregate's file in ``folder``."""
+    """Write the model of a single site, with the rest as in the last aggregate's file in ``folder``."""
     content = load_checkpoint(folder / results.LAST)
     header = header_of(content, where=str(folder / results.LAST))
     target = own_model(folder, site)
     target.parent.mkdir(exist_ok=True)
+    # Before its last local training the model was an aggregate of all sites, unless every array stays at its site.
+    others = [] if set(model.weights) <= set(header.personal) else header.sites
     save_checkpoint(
         target,
         job=header.job,
@@ -154,7 +157,8 @@ def write_own(site: str, model: Broadcast, folder: Path, *, scores: Mapping[str,
         personal=(),
         scores=dict(scores),
         kind=header.kind,
-        sites=1,
+        sites=[site],
+        lineage=joined(header.lineage, header.job.task.dataset, others),
         statistics=header.statistics,
         initial_weights=header.initial_weights,
     )

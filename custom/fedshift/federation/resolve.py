@@ -7,21 +7,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import yaml
 from torch import nn
 
-from fedshift import methods
-from fedshift.federation import compression, encryption
-from fedshift.federation.server import robust
+from fedshift.federation import refusals
+from fedshift.federation.options import APART, apply_options
+from fedshift.methods import method_set
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import EvaluationSpec, FederationSpec, JobSpec, TaskSpec, WeightsSpec, read_yaml
 from fedshift.schema.strict import nearest
 from fedshift.schema.task_files import Numbered, apps_dir, tasks
 from fedshift.tasks.base import Task, build_task
 from fedshift.tasks.stages import StagedNetwork
-
-APART = {"federation": "federation.min_sites", "evaluation": "evaluation.gradient_norm"}
-"""Keys of a job that are not its task's, and an example of what is below."""
 
 
 def resolve(
@@ -40,13 +37,13 @@ def resolve(
 
     Args:
         task: a file of ``apps/`` without its ending, or the path of such a file of one's own, ending in ``.yaml``.
-        method_names: method names joined by ``+``.
+        method_names: method names joined by ``+``, in upper or lower case.
         protocol: one of the task's protocols.
         sites: a part of the sites that train.
         held_out: these of the task's sites only score the final models, all others train. By default the task says
             who is held out.
-        options: ``path=value`` pairs; a path begins with a method's name, ``federation``, ``evaluation``, or a key of
-            the task.
+        options: ``path=value`` pairs in any order; a path begins with a method's name, ``federation``,
+            ``evaluation``, or a key of the task.
         seed: the seed of the whole job.
         name: the job's name; by default methods and task joined by ``_``.
         weights: the file to start from; in place of one that the task names.
@@ -58,11 +55,9 @@ def resolve(
     protocols: dict[str, Any] = raw.pop("protocols", None) or {}
     if not isinstance(protocols, dict) or not all(isinstance(changes, dict) for changes in protocols.values()):
         raise ConfigError(f"{where}: 'protocols' must map names to settings")
-    names = [part.strip() for part in method_names.split("+")]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"method named twice in {method_names!r}")
+    names = split_methods(method_names)
     # With FedAvg among them if nothing else combines updates; options may then name it.
-    chosen: dict[str, dict[str, Any]] = {m.name: {} for m in methods.load({part: {} for part in names})}
+    chosen: dict[str, dict[str, Any]] = {m.name: {} for m in method_set.load({part: {} for part in names})}
     if protocol is not None:
         if protocol not in protocols:
             raise ConfigError(f"{where} has no protocol {protocol!r}{nearest(protocol, protocols)}")
@@ -79,8 +74,7 @@ def resolve(
         raw = _merge(raw, changes)
         raw["protocol"] = protocol
     apart = {key: _mapping(raw.pop(key, None), f"{where}: {key!r}") for key in APART}
-    for option in options:
-        _apply(option, raw=raw, chosen=chosen, apart=apart)
+    apply_options(options, raw=raw, chosen=chosen, apart=apart)
     for key in ("sites", "held_out"):
         if isinstance(raw.get(key), dict):
             raw[key] = Numbered.parse(raw[key], where=f"{where}: {key}").names
@@ -89,7 +83,7 @@ def resolve(
     if weights is not None and isinstance(raw.get("network"), dict):
         raw["network"] = raw["network"] | {"weights": weights.model_dump()}
     spec = TaskSpec.parse(raw, where=where)
-    loaded = methods.load(chosen)
+    loaded = method_set.load(chosen)
     federation_spec = _federation(apart["federation"], len(spec.sites))
     raw_job = {
         "schema": 1,
@@ -101,16 +95,26 @@ def resolve(
         "evaluation": EvaluationSpec.parse(apart["evaluation"], where="evaluation"),
     }
     job = JobSpec.parse(raw_job, where="job")
-    # What only the network, the kind of task or a method can tell is told now, not when the sites start.
+    # Check what depends on the network, the task's kind or a method now, not when the sites start.
     built = build_task(job)
     net = built.network()
     _try(net, built, spec)
-    methods.check(loaded, job, net)
-    robust.check(loaded, job, net)
-    encryption.check(loaded, job, net)
-    compression.check(loaded, job)
-    methods.array_specs(loaded, net, built.sizes)
+    refusals.check(MethodSet(job, net))
     return job
+
+
+def split_methods(text: str) -> list[str]:
+    """Method names joined by ``+``, in any case (``FedFA``), as the names of their files.
+
+    Raises:
+        ConfigError: a name is empty or given twice. Whether there are such methods is not checked here.
+    """
+    names = [part.strip().lower() for part in text.split("+")]
+    if not all(names):
+        raise ConfigError(f"a method's name is missing in {text!r}: join names by one +, such as fedfa+fedrdn")
+    if len(set(names)) != len(names):
+        raise ConfigError(f"method named twice in {text!r}: leave one out")
+    return names
 
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
@@ -192,40 +196,6 @@ def _read_task(task: str) -> tuple[dict[str, Any], str]:
     if task not in tasks():
         raise ConfigError(f"there is no task {task!r}{nearest(task, tasks())}, or the path of a .yaml file")
     return read_yaml(apps_dir() / f"{task}.yaml"), f"apps/{task}.yaml"
-
-
-def _apply(
-    option: str, *, raw: dict[str, Any], chosen: dict[str, dict[str, Any]], apart: dict[str, dict[str, Any]]
-) -> None:
-    """Put one ``path=value`` where it belongs."""
-    path, sign, text = option.partition("=")
-    first, *rest = path.split(".")
-    if not sign or not first:
-        raise ConfigError(f"--set takes path=value, such as fedfa.p=0.3, not {option!r}")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {option}: the value is not valid YAML, such as 0.3, name or [1, 2]") from None
-    if first in methods.available() and rest:
-        if first not in chosen:
-            raise ConfigError(f"--set {option}: the job does not use method {first}")
-        chosen[first][".".join(rest)] = value
-        return
-    known = [*TaskSpec.model_fields, *APART, *chosen]
-    if first not in known:
-        raise ConfigError(f"--set {option}: unknown key {first!r}{nearest(first, known)}")
-    if path == "network.name":
-        raw["network"] = {"name": value}  # another network has other options
-        return
-    target = apart.get(first, raw)
-    keys = rest if first in apart else [first, *rest]
-    if not keys:
-        raise ConfigError(f"--set {option}: name a key below {first!r}, such as {APART[first]}")
-    for key in keys[:-1]:
-        target = target.setdefault(key, {})
-        if not isinstance(target, dict):
-            raise ConfigError(f"--set {option}: {key!r} holds a value, not keys")
-    target[keys[-1]] = value
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

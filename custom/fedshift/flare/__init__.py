@@ -1,1 +1,1 @@
-"""fedshift under NVIDIA FLARE: the only package that imports nvflare. It moves messages and computes nothing."""
+"""fedshift under NVIDIA FLARE, the only package that imports nvflare. It moves messages and holds no mathematics."""

@@ -1,4 +1,4 @@
-"""The server's half of a round: hands sites' answers to the `Coordinator`."""
+"""Passes clients' answers, as FLARE delivers them, to the `Coordinator`."""
 
 from __future__ import annotations
 
@@ -6,28 +6,32 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
-from nvflare.app_common.abstract.aggregator import Aggregator
 
-from fedshift import methods
-from fedshift.federation.encryption import EncryptedCoordinator
+from fedshift.federation.encryption.server import EncryptedCoordinator
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.server.guard import Rejected
-from fedshift.flare import codec, transport
+from fedshift.federation.server.update_check import Rejected
+from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.flare.keys import SERVER_KEYS, read_keys
+from fedshift.flare.patches.numpy_arrays import laid_out
+from fedshift.methods import method_set
 from fedshift.schema.errors import MixedDataError
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Broadcast, Scores, Update
+from fedshift.schema.messages import Scores, Update
 from fedshift.schema.results import Rejection
 
 log = logging.getLogger("fedshift")
 
 
-class FedshiftAggregator(Aggregator):
-    """One round after another of a job. Calls are made one at a time; the workflow sees to that."""
+class FedshiftAggregator(FLComponent):
+    """Holds the job's coordinator. The workflow makes one call at a time.
+
+    It is no FLARE ``Aggregator``: rounds are closed by the coordinator, when the workflow takes the next request.
+    """
 
     coordinator: Coordinator
 
@@ -39,36 +43,34 @@ class FedshiftAggregator(Aggregator):
         on_progress: Callable[[Coordinator], None],
         on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
         startup: Path | None = None,
-    ) -> Shareable:
-        """Make the initial model, or go on from what an interrupted run left; returns the data of the next task.
+    ) -> None:
+        """Make the coordinator, with the initial model or with what an interrupted run left in ``folder``.
 
-        The statistics task needs no model. ``startup`` is the kit's folder of that name, where an encrypted job finds
-        the server's keys.
+        Args:
+            job: the resolved job.
+            folder: the run's folder.
+            on_progress: called whenever there is something new to show.
+            on_reject: called for each rejected answer, with its round.
+            startup: the kit's ``startup`` folder, where an encrypted job finds the server's keys.
         """
-        methods.require_federation(job)
+        method_set.require_federation(job)
         self._tell, self._message = on_progress, False
         if job.federation.encryption is None:
-            self.coordinator = Coordinator(
-                job, folder, on_progress=self._note, on_reject=on_reject, lay_out=transport.laid_out
-            )
+            self.coordinator = Coordinator(job, folder, on_progress=self._note, on_reject=on_reject, lay_out=laid_out)
         else:
             keys = read_keys(startup or folder, SERVER_KEYS)
             self.coordinator = EncryptedCoordinator(job, folder, keys=keys, on_progress=self._note, on_reject=on_reject)
         self._hosts = hosts(job)
-        done = self.coordinator.resume()
-        if done >= 0:
-            return codec.encode_task(self.coordinator.open(done + 1))
-        self.coordinator.open(0)
-        return codec.encode_task(Broadcast(round=0, best_round=0, weights={}, sites=self.coordinator.invited))
+        self.coordinator.resume()
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """Take a client's answer. Whatever is wrong with it is recorded under the site's name.
+        """Pass on a client's answer. A fault in it is recorded under the site's name.
 
-        The workflow has put the identity that FLARE checked into the peer's properties.
+        The workflow has put the client's name, as FLARE authenticated it, into the peer's properties.
 
         Raises:
-            MixedDataError: the job mixes simulated and real data, which no quorum makes right.
-            OSError: this machine cannot store the answer.
+            MixedDataError: the job mixes simulated and real data, so it can't go on.
+            OSError: the answer can't be stored on this machine.
         """
         client = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "")
         self._message = True
@@ -76,7 +78,7 @@ class FedshiftAggregator(Aggregator):
             return self._accept(client, shareable)
         except (MixedDataError, OSError):
             raise
-        except Exception as error:  # no answer, however strange, may end the job
+        except Exception as error:  # a malformed answer must not end the job
             log.exception("the answer of %s cannot be read", client)
             return self._reject(client, "answer", f"cannot be read ({type(error).__name__})")
         finally:
@@ -84,7 +86,7 @@ class FedshiftAggregator(Aggregator):
             self._tell(self.coordinator)
 
     def _note(self, coordinator: Coordinator) -> None:
-        """There is something new to show; what a message with many sites' answers has brought is shown at once."""
+        """Show progress, but only once for a message with the answers of many sites."""
         if not self._message:
             self._tell(coordinator)
 
@@ -105,24 +107,15 @@ class FedshiftAggregator(Aggregator):
         return all([self._take(answer, task) for answer in answers])
 
     def _asked(self, client: str) -> tuple[str, ...]:
-        """Sites of a client that take part in the open round: it speaks for no other."""
+        """The client's sites that take part in the open round; it may answer for no others."""
         invited = self.coordinator.invited
         return tuple(site for site in self._hosts.get(client, ()) if site in invited)
 
     def _reject(self, client: str, key: str, reason: str) -> bool:
-        """Leave out all that a client was asked for."""
+        """Reject all sites that the client was asked to answer for."""
         for site in self._asked(client) or (client,):
             self.coordinator.reject(site, key, reason)
         return False
-
-    def aggregate(self, fl_ctx: FLContext) -> Shareable:
-        """End the round; returns the data of the next task.
-
-        Raises:
-            QuorumError: fewer usable updates than the job needs.
-        """
-        self.coordinator.close()
-        return codec.encode_task(self.coordinator.open(self.coordinator.round + 1))
 
     def _take(self, answer: codec.Answer, task: str) -> bool:
         content = answer.content

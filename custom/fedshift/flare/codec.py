@@ -1,10 +1,10 @@
-"""fedshift's messages as FLARE's DXOs, and back. The one place where the two meet.
+"""Convert fedshift's messages to FLARE's DXOs and back. No other module does so.
 
-A task is a COLLECTION of ``weights`` and ``arrays``. An answer is a COLLECTION by site (a client may host several),
-each again a COLLECTION, so that FLARE's DXO filters reach every array. Weights that are packed are in a COLLECTION of
-their own, ``packed``, which is there only if there are any: their ``codes``, and the ``scales`` of those that have one,
-under the network's keys too. Arrays are numpy and keep type and shape, 0-d included; everything else is plain Python in
-the DXO's ``meta``. Every answer says which fedshift made it.
+A task is a COLLECTION of ``weights`` and ``arrays``. An answer is a COLLECTION with one entry a site (a client may host
+several), each again a COLLECTION, so that FLARE's DXO filters reach every array. Packed weights are in a COLLECTION of
+their own, ``packed``, present only if there are any: ``codes`` and, where a weight has one, ``scales``, both under the
+network's keys. Arrays are numpy and keep dtype and shape, 0-d included; everything else is plain Python in the DXO's
+``meta``. Every answer carries the version and source hash of the fedshift that made it.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.shareable import Shareable
 from pydantic import ValidationError
 
-from fedshift.flare import transport
+from fedshift.flare import patches
 from fedshift.schema.compression import Packed
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.identity import Identity, own_identity
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update
 
-transport.mend()  # whoever sends or takes a message imports this module
+patches.install()  # every process that sends or receives a message imports this module
 
 STATISTICS, TRAIN, VALIDATE = "statistics", "train", "validate"
 """Task names."""
 
 
 class WireError(FedshiftError):
-    """A message that cannot be read: what it lacks, and why."""
+    """A message that cannot be decoded."""
 
     def __init__(self, key: str, reason: str) -> None:
-        """``key`` is the part at fault."""
+        """``key`` names the part at fault, ``reason`` says what is wrong with it."""
         super().__init__(f"{key}: {reason}")
         self.key, self.reason = key, reason
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A site that could not do its task, in one sentence."""
+    """A site could not do its task; ``reason`` is one sentence."""
 
     site: str
     round: int
@@ -51,7 +51,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a site says to a task; ``info`` goes with it whenever the site could open its data."""
+    """A site's answer to a task; it has ``info`` if the site could open its data."""
 
     content: Update | Scores | Failure
     info: SiteInfo | None = None
@@ -61,24 +61,24 @@ class Answer:
 
 
 def encode_task(broadcast: Broadcast) -> Shareable:
-    """A task's data. The statistics round needs no weights: leave them out of the broadcast.
+    """Encode a task's data. The statistics round needs no weights: leave them out of the broadcast.
 
-    Its arrays are those of the broadcast, for reading only: all clients get the same.
+    The arrays are read-only views of the broadcast's, because all clients get the same.
     """
     data = {
-        "weights": _arrays(DataKind.WEIGHTS, _fixed(broadcast.weights)),
+        "weights": _arrays(DataKind.WEIGHTS, _read_only(broadcast.weights)),
         **_packed(broadcast.packed),
-        "arrays": _methods({method: _fixed(named) for method, named in broadcast.arrays.items()}),
+        "arrays": _methods({method: _read_only(named) for method, named in broadcast.arrays.items()}),
     }
     meta = {"round": broadcast.round, "best_round": broadcast.best_round, "sites": list(broadcast.sites)}
     return DXO(DataKind.COLLECTION, data=data, meta=meta).to_shareable()
 
 
 def decode_task(shareable: Shareable) -> Broadcast:
-    """A task's data at a site.
+    """Decode a task's data at a site.
 
     Raises:
-        WireError: not a task of fedshift's.
+        WireError: not a task of fedshift.
     """
     dxo = _open(shareable)
     return Broadcast(
@@ -95,16 +95,16 @@ def decode_task(shareable: Shareable) -> Broadcast:
 
 
 def encode_answers(answers: Sequence[Answer]) -> Shareable:
-    """A client's answer: one entry a site."""
+    """Encode a client's answer, with one entry for each of its sites."""
     data = {answer.content.site: _encode(answer) for answer in answers}
     return DXO(DataKind.COLLECTION, data=data, meta={"fedshift": asdict(own_identity())}).to_shareable()
 
 
 def decode_answers(shareable: Shareable) -> list[Answer]:
-    """A client's answer at the server.
+    """Decode a client's answer at the server.
 
     Raises:
-        WireError: another version or source of fedshift (both are named), or not an answer of fedshift's.
+        WireError: not an answer of fedshift, or made by another version or source of it (both are named).
     """
     dxo = _open(shareable)
     theirs = dxo.get_meta_prop("fedshift")
@@ -136,7 +136,7 @@ def _encode(answer: Answer) -> DXO:
         }
     elif isinstance(content, Scores):
         data = {"values": _splits(content.values), "personal": _splits(content.personal)}
-        meta["evaluations"] = {part: told.model_dump(mode="json") for part, told in content.evaluations.items()}
+        meta["evaluations"] = {part: scores.model_dump(mode="json") for part, scores in content.evaluations.items()}
         own = content.personal_evaluation
         meta["personal_evaluation"] = None if own is None else own.model_dump(mode="json")
     else:
@@ -164,15 +164,15 @@ def _decode(site: str, dxo: DXO) -> Answer:
         values, personal = (
             {split: _floats(part) for split, part in _part(dxo, name).data.items()} for name in ("values", "personal")
         )
-        told, own = dxo.get_meta_prop("evaluations"), dxo.get_meta_prop("personal_evaluation")
-        if not isinstance(told, dict):
+        evaluations, own = dxo.get_meta_prop("evaluations"), dxo.get_meta_prop("personal_evaluation")
+        if not isinstance(evaluations, dict):
             raise WireError("evaluations", "is missing from the message")
         content = Scores(
             site,
             round_,
             values,
             personal,
-            {str(part): _evaluation(f"evaluations.{part}", value) for part, value in told.items()},
+            {str(part): _evaluation(f"evaluations.{part}", value) for part, value in evaluations.items()},
             None if own is None else _evaluation("personal_evaluation", own),
         )
     elif kind == Failure.__name__:
@@ -192,7 +192,7 @@ def _decode(site: str, dxo: DXO) -> Answer:
 # --- parts ----------------------------------------------------------------------------------------------
 
 
-def _fixed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _read_only(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     views = {name: np.asarray(value).view() for name, value in arrays.items()}
     for view in views.values():
         view.flags.writeable = False
@@ -200,7 +200,7 @@ def _fixed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _arrays(kind: str, arrays: Mapping[str, Any]) -> DXO:
-    # np.asarray makes 0-d arrays of numpy's scalars, which FLARE does not carry.
+    # FLARE cannot send numpy's scalars: np.asarray makes 0-d arrays of them.
     return DXO(kind, data={name: np.asarray(value) for name, value in arrays.items()})
 
 

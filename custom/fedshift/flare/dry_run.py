@@ -15,7 +15,7 @@ import numpy as np
 from nvflare.apis.dxo import DXO, from_shareable
 
 from fedshift.data.locate import SiteSettings
-from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.coordinator import Coordinator, Request
 from fedshift.federation.site.site import Site
 from fedshift.flare import codec
 from fedshift.schema.errors import ConfigError
@@ -40,43 +40,43 @@ class Item:
 
     @property
     def bytes(self) -> int:
-        """Of an array; 0 for plain values."""
+        """Size of the array; 0 for plain values."""
         return self.value.nbytes if isinstance(self.value, np.ndarray) else 0
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a site would answer to one task."""
+    """A site's answer to one task."""
 
     task: str
     items: tuple[Item, ...]
 
 
 class _Alone(Coordinator):
-    """A server that hears of one site only; others may have what it lacks."""
+    """A server that meets one site only; validation data may be at the others."""
 
     def _require_validation_data(self) -> None:
         return
 
 
 def dry_run(job: JobSpec, name: str, data: Path, folder: Path, *, settings: SiteSettings, steps: int = 1) -> list[Sent]:
-    """Let a site answer the job's first tasks: statistics and round 1, or, if the job holds it out, the evaluation.
+    """Have a site answer the job's first tasks: statistics and round 1, or the evaluation if the job holds it out.
 
-    What an encrypted job encrypts is shown in clear.
+    The answers of an encrypted job are shown unencrypted.
 
     Args:
-        job: the resolved job. It starts from random weights here, since a file of others is at the server only.
+        job: the resolved job. It starts from random weights here, since a file of starting weights is at the server.
         name: the site.
         data: its prepared folder.
-        folder: for what is written; to be deleted afterwards.
-        settings: the site's own, of which the device and the privacy policy are used.
+        folder: for temporary files; the caller deletes it.
+        settings: the site's settings, of which the device and the privacy policy are used.
         steps: optimiser steps.
 
     Raises:
         ConfigError: the job does not ask this site.
         DataError: the data cannot be used.
         PolicyError: the site's policy forbids what the job's methods send.
-        QuorumError: the server would refuse an answer; the sentence says why.
+        QuorumError: the server would reject an answer; the message says why.
     """
     if name not in job.task.everyone:
         raise ConfigError(f"job {job.name} is for {', '.join(job.task.everyone)}, not for site {name}")
@@ -87,10 +87,10 @@ def dry_run(job: JobSpec, name: str, data: Path, folder: Path, *, settings: Site
     site = Site(short, name, data=data, state=folder / "site", device=device, privacy=privacy)
     server = _Alone(short, folder / "server")
     statistics = site.statistics()
-    broadcast = _first_round(server, site.info(), statistics)
-    update = site.train(broadcast)
+    requests = server.requests()
+    update = site.train(_first_round(server, requests, site.info(), statistics))
     server.accept(update)
-    server.close()
+    next(requests)
     return [
         contents(codec.STATISTICS, codec.Answer(statistics, site.info())),
         contents(codec.TRAIN, codec.Answer(update, site.info())),
@@ -98,7 +98,7 @@ def dry_run(job: JobSpec, name: str, data: Path, folder: Path, *, settings: Site
 
 
 def _evaluation(job: JobSpec, name: str, data: Path, folder: Path, settings: SiteSettings, steps: int) -> Sent:
-    """What a site sends that is held out: scores. It is measured for the arrays of the model that it scores."""
+    """A held-out site's answer: scores. Its own statistics stand in for those of the training sites."""
     site = Site(
         _shortened(job, steps),
         name,
@@ -109,22 +109,22 @@ def _evaluation(job: JobSpec, name: str, data: Path, folder: Path, settings: Sit
     )
     statistics = site.statistics()
     info = replace(site.info(), n_train=statistics.n_samples)
-    broadcast = _first_round(_Alone(_shortened(job, steps, trains=name), folder / "server"), info, statistics)
+    server = _Alone(_shortened(job, steps, trains=name), folder / "server")
+    broadcast = _first_round(server, server.requests(), info, statistics)
     return contents(codec.VALIDATE, codec.Answer(site.validate(broadcast), site.info()))
 
 
-def _first_round(server: Coordinator, info: SiteInfo, statistics: Update) -> Broadcast:
-    """What the server sends after the statistics round, as it arrives."""
-    server.open(0)
+def _first_round(server: Coordinator, requests: Iterator[Request], info: SiteInfo, statistics: Update) -> Broadcast:
+    """The message of round 1, after the statistics round, as the site receives it."""
+    next(requests)
     server.register(info)
     server.accept(statistics)
-    server.close()
-    # A copy, as a site gets one.
-    return codec.decode_task(deepcopy(codec.encode_task(server.open(1))))
+    # A copy, since a site's message shares no memory with the server's.
+    return codec.decode_task(deepcopy(codec.encode_task(next(requests).broadcast)))
 
 
 def _shortened(job: JobSpec, steps: int, trains: str | None = None) -> JobSpec:
-    """The job with few steps, random weights, and content with one site."""
+    """The job with few steps, random weights and a quorum of one site; ``trains`` is moved to the training sites."""
     raw = job.dump()
     raw["task"]["network"]["weights"] = None
     raw["task"]["schedule"]["local_steps"] = steps

@@ -1,6 +1,7 @@
-"""The site's side: answers FLARE's tasks with `fedshift.federation.site.site.Site`.
+"""The site's side: answer FLARE's tasks with `fedshift.federation.site.site.Site`.
 
-Imports stay light on purpose: with fewer threads than sites, FLARE starts a new process for every task.
+This module imports little, because FLARE's simulator starts a new process for every task if it has fewer threads than
+the job has sites.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from nvflare.apis.signal import Signal
 from fedshift.data.locate import find_site, read_settings
 from fedshift.federation.site.site import Site
 from fedshift.flare import codec
-from fedshift.flare.freed import trim
 from fedshift.flare.hosts import hosts
-from fedshift.flare.server_memory import limit
+from fedshift.flare.patches.memory_release import release
+from fedshift.flare.patches.send_window import limit
+from fedshift.flare.run_folders import SITES
+from fedshift.flare.simulator_state import take_site_back
 from fedshift.flare.stats import SiteWork, add_stats
 from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
 from fedshift.schema.job import FILE_NAME, JobSpec, read_job
@@ -30,16 +33,16 @@ from fedshift.tasks.device import spread
 from fedshift.tasks.machine import WORKERS
 
 if TYPE_CHECKING:
-    from fedshift.federation.encryption import SiteEncryption
+    from fedshift.federation.encryption.site import SiteEncryption
 
 log = logging.getLogger("fedshift")
 
 
 class FedshiftExecutor(Executor):
-    """Answers ``statistics``, ``train`` and ``validate`` for the site that the client is, or the sites it hosts."""
+    """Answers the tasks ``statistics``, ``train`` and ``validate`` for the client's site, or for all sites it hosts."""
 
     def __init__(self) -> None:
-        """Data are opened with the first task."""
+        """Data are opened at the first task."""
         super().__init__()
         self._sites: dict[str, Site] = {}
         self._job: JobSpec | None = None
@@ -47,12 +50,12 @@ class FedshiftExecutor(Executor):
         self._work = SiteWork()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Answer ``show_stats`` of the console."""
+        """Answer the console's ``show_stats``."""
         add_stats(event_type, fl_ctx, self._work.stats)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """One task for each of this client's sites that are asked. A site's failure is an answer too: a sentence."""
-        trim()  # what the last answer has left
+        """Do a task for each of this client's sites that the task names. A failure is answered with a sentence."""
+        release()  # memory of the last answer
         broadcast = codec.decode_task(shareable)
         client = fl_ctx.get_identity_name()
         hosted = hosts(self._read_job(fl_ctx)).get(client, ()) if is_simulator(fl_ctx) else (client,)
@@ -65,22 +68,18 @@ class FedshiftExecutor(Executor):
     def answer(
         self, task_name: str, name: str, broadcast: Broadcast, fl_ctx: FLContext, abort_signal: Signal
     ) -> codec.Answer:
-        """One site's answer to a task. Exceptions become a `codec.Failure`; the details stay in the site's log."""
+        """One site's answer to a task. An exception becomes a `codec.Failure`; its details stay in the site's log."""
         failure: Exception
         try:
             site = self._sites.get(name) or self._open(name, fl_ctx)
             self._sites[name] = site
             if task_name == codec.STATISTICS:
                 return codec.Answer(site.statistics(), site.info())
-            encryption = self._encrypted(fl_ctx)
-            if encryption is not None:
-                broadcast = encryption.open(broadcast)
             if task_name == codec.TRAIN:
-                update = site.train(broadcast, stop=lambda: bool(abort_signal.triggered))
-                return codec.Answer(update if encryption is None else encryption.seal(update, broadcast), site.info())
+                return codec.Answer(site.train(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
             if task_name == codec.VALIDATE:
                 return codec.Answer(site.validate(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
-            raise ConfigError(f"there is no task {task_name!r}: the server runs another fedshift")
+            raise ConfigError(f"there is no task {task_name!r}: install the server's version of fedshift at this site")
         except FedshiftError as error:
             log.error("site %s, task %s: %s", name, task_name, error)
             failure, reason = error, str(error)
@@ -89,7 +88,7 @@ class FedshiftExecutor(Executor):
             failure = error
             reason = f"{type(error).__name__} (the site's log has the details)"
         if not is_simulator(fl_ctx) and not isinstance(failure, PolicyError):
-            # A sentence may name files and folders, which must not leave a hospital.
+            # The sentence may name files and folders, which must not leave a hospital.
             reason = f"{type(failure).__name__} (the site's log says more)"
         return codec.Answer(codec.Failure(name, broadcast.round, reason))
 
@@ -99,11 +98,11 @@ class FedshiftExecutor(Executor):
             limit(clients=len(hosts(self._job)))
         return self._job
 
-    def _encrypted(self, fl_ctx: FLContext) -> SiteEncryption | None:
-        """Between this client and the wire, in a job that asks for it."""
+    def _encryption_of(self, fl_ctx: FLContext) -> SiteEncryption | None:
+        """The job's encryption with the keys of this client's kit; None if the job does not encrypt."""
         job = self._read_job(fl_ctx)
         if job.federation.encryption is not None and self._encryption is None:
-            from fedshift.federation.encryption import SiteEncryption
+            from fedshift.federation.encryption.site import SiteEncryption
             from fedshift.flare.keys import SITE_KEYS, read_keys
 
             keys = read_keys(Path(fl_ctx.get_workspace().get_startup_kit_dir()), SITE_KEYS)
@@ -114,13 +113,15 @@ class FedshiftExecutor(Executor):
         workspace, job_id = fl_ctx.get_workspace(), fl_ctx.get_job_id()
         job, local = self._read_job(fl_ctx), Path(workspace.get_site_config_dir())
         data = find_site(job.task.dataset, name, local=local, simulator=is_simulator(fl_ctx))
-        state = Path(workspace.get_run_dir(job_id)) / "sites"
+        state = Path(workspace.get_run_dir(job_id)) / SITES
+        if is_simulator(fl_ctx):
+            take_site_back(name, state)
         settings, beside = read_settings(local), next(iter(self._sites.values()), None)
         device, workers = settings.device, None
         if is_simulator(fl_ctx):
             clients = list(hosts(job))
             device = spread(device, clients.index(fl_ctx.get_identity_name()))
-            if WORKERS not in os.environ:  # FLARE's own command: it does not tell how many it lets work at a time
+            if WORKERS not in os.environ:  # FLARE's own command does not say how many sites work at a time
                 workers = len(clients)
         site = Site(
             job,
@@ -133,6 +134,7 @@ class FedshiftExecutor(Executor):
             keep_answers=not is_simulator(fl_ctx),
             workers=workers,
             share_cases=is_simulator(fl_ctx) or (settings.privacy is not None and settings.privacy.case_scores),
+            encryption=self._encryption_of(fl_ctx),
         )
         if site.info().kind == "phantom":
             log.warning("site %s trains on the phantom: simulated scans, not patients", name)
@@ -140,10 +142,10 @@ class FedshiftExecutor(Executor):
 
 
 def job_of(fl_ctx: FLContext) -> JobSpec:
-    """The job as FLARE has deployed it at this party."""
+    """The job that FLARE has deployed at this party."""
     return read_job(Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / FILE_NAME)
 
 
 def is_simulator(fl_ctx: FLContext) -> bool:
-    """Whether a client runs inside FLARE's simulator rather than at a provisioned site."""
+    """Whether a client runs in FLARE's simulator, and not at a provisioned site."""
     return bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False))

@@ -1,4 +1,4 @@
-"""A job as the folder that FLARE's simulator, console and API take."""
+"""Write a job as the folder that FLARE's simulator, console and API accept."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ and must be the same.
 
 
 def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code: bool = False) -> Path:
-    """Write a job folder, whole or not at all; an older job of that name is replaced. Returns ``folder``.
+    """Write a job folder, completely or not at all. An older job of that name is replaced. Returns ``folder``.
 
     Args:
         job: the resolved job.
         folder: the job folder itself, such as ``jobs/fedfa_prostate``.
-        production: without the marker that lets a bare simulator build fedshift's components.
-        with_code: with fedshift's own source, for parties where it is not installed.
+        production: leave out the marker that lets a bare simulator build fedshift's components.
+        with_code: add fedshift's source, for parties where it is not installed.
 
     Raises:
-        ConfigError: something other than a job is there, the job is a centralised reference, or it should carry code
-            and go to sites that take none.
+        ConfigError: the folder holds something other than a job, the job is a centralised reference, or the options
+            contradict each other.
     """
-    from fedshift import methods  # brings torch, which reading a job can do without
+    from fedshift.methods import method_set  # brings torch, which reading a job can do without
 
-    methods.require_federation(job)
+    method_set.require_federation(job)
     if production and with_code:
         raise ConfigError("--production is for sites that take no code: leave out that or --with-code")
     if production and job.federation.hosts is not None:
@@ -92,9 +92,9 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code
 
 
 def share_out(job: JobSpec, folder: Path, target: Path, *, shares: tuple[tuple[str, ...], ...]) -> JobSpec:
-    """Copy a job folder, whatever else it carries, with its sites shared out among hosts.
+    """Copy a job folder, with all its files, and divide its sites among hosts, which work for their sites in turn.
 
-    The numbers that come out are the same; sites of a host work one after another.
+    The results are the same, bit for bit.
     """
     shared = job.model_copy(
         update={"federation": job.federation.model_copy(update={"hosts": len(shares), "shares": shares})}
@@ -112,7 +112,7 @@ def _yaml(job: JobSpec) -> str:
 
 
 def _copy_source(custom: Path) -> None:
-    """The files that make up the package's identity, and no others."""
+    """Copy the files that the package's source hash covers, and no others."""
     package = Path(fedshift.__file__).parent
     for source in package.rglob("*.py"):
         target = custom / package.name / source.relative_to(package)
@@ -121,10 +121,10 @@ def _copy_source(custom: Path) -> None:
 
 
 def read_job_folder(folder: Path) -> JobSpec:
-    """The job in a job folder.
+    """Read the job of a job folder.
 
     Raises:
-        ConfigError: no job there, or one that does not fit.
+        ConfigError: no job is there, or an invalid one.
     """
     if not (folder / SPEC).is_file():
         raise ConfigError(f"{folder} is no fedshift job (it has no {SPEC}): 'fedshift job' writes one")
@@ -132,7 +132,7 @@ def read_job_folder(folder: Path) -> JobSpec:
 
 
 def meta(job: JobSpec) -> dict[str, Any]:
-    """``meta.json``. Naming the sites saves the simulator's user ``-n`` and ``-c``."""
+    """``meta.json``. It names the sites, so that the simulator needs no ``-n`` and ``-c``."""
     return {
         "name": job.name,
         "resource_spec": {},
@@ -142,7 +142,7 @@ def meta(job: JobSpec) -> dict[str, Any]:
 
 
 def server_config() -> dict[str, Any]:
-    """``config_fed_server.json``. Clients ask for work ten times a second; arrays travel inside messages."""
+    """``config_fed_server.json``. Clients ask for tasks ten times a second; arrays travel inside messages."""
     return {
         "format_version": 2,
         "server": {"task_request_interval": 0.1},

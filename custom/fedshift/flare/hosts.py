@@ -1,7 +1,7 @@
-"""Which FLARE client speaks for which sites.
+"""Which sites each FLARE client works for.
 
-A client is a site, and has its name. Only where a job has ``federation.hosts``, for simulations of many sites on few
-machines, so many clients share the sites out: each does its sites' work one after another.
+Normally a client is one site and has its name. In a job with ``federation.hosts``, which is for simulating many sites
+on few cores, that many clients divide the sites among them; each does its sites' work one after another.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
 
 FORWARD = 1 / 3
-"""What it takes to score an image, where training on it takes one."""
+"""Cost of scoring an image relative to training on it."""
 
 
 def hosts(job: JobSpec) -> dict[str, tuple[str, ...]]:
-    """Sites of each FLARE client, in the job's order."""
+    """FLARE client → its sites, in the job's order."""
     everyone, count = job.task.everyone, job.federation.hosts
     if count is None:
         return {site: (site,) for site in everyone}
     if job.federation.shares:
         return {f"host_{number}": share for number, share in enumerate(job.federation.shares, 1)}
-    # Dealt out in turn, so that the sites drawn for a round are spread over the hosts.
+    # Every count-th site to the same host, so that the sites drawn for a round are spread over the hosts.
     return {f"host_{number + 1}": everyone[number::count] for number in range(count)}
 
 
 def balanced(work: Mapping[str, float], count: int) -> tuple[tuple[str, ...], ...]:
-    """Sites shared out among ``count`` hosts that have about as much to do: the largest first, to whoever has least."""
+    """Divide the sites among ``count`` hosts with about equal work: largest first, each to the host with the least."""
     shares: list[list[str]] = [[] for _ in range(count)]
     for site in sorted(work, key=lambda site: -work[site]):
         min(shares, key=lambda share: (sum(work[other] for other in share), len(share))).append(site)
@@ -38,7 +38,7 @@ def balanced(work: Mapping[str, float], count: int) -> tuple[tuple[str, ...], ..
 
 
 def work_of(job: JobSpec, data: Mapping[str, Path]) -> dict[str, float]:
-    """About what each site has to do in a round, in images; ``data`` are the sites' folders."""
+    """Each site's approximate work in a round, in training images. ``data``: site → its folder."""
     schedule, work = job.task.schedule, {}
     for site in job.task.everyone:
         counts = about_counts(read_manifest(data[site]), job.task.data)

@@ -1,4 +1,4 @@
-"""Encryption keys from a startup kit: the files that FLARE's HEBuilder writes, checked as FLARE checks them."""
+"""Read encryption keys from a startup kit: the files that FLARE's HEBuilder writes, with FLARE's signature check."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from pathlib import Path
 
 from nvflare.fuel.sec.security_content_service import LoadResult, SecurityContentManager
 
-from fedshift.federation.encryption import Keys
+from fedshift.federation.encryption.keys import Keys
 from fedshift.schema.errors import ConfigError
 
 SITE_KEYS, SERVER_KEYS = "client_context.tenseal", "server_context.tenseal"
 
 
 def read_keys(startup: Path, name: str) -> Keys:
-    """The keys in a kit.
+    """Read the keys of a kit.
 
     Args:
-        startup: the kit's folder of that name.
+        startup: the kit's folder ``startup``.
         name: ``SITE_KEYS`` or ``SERVER_KEYS``.
 
     Raises:
-        ConfigError: there are none, they are not what the project's owner has signed, or TenSEAL is missing.
+        ConfigError: the file is missing, its signature is not the project owner's, or TenSEAL is not installed.
     """
     content, result = SecurityContentManager(str(startup)).load_content(name)
     path = startup / name

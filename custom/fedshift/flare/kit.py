@@ -1,12 +1,13 @@
-"""Startup kits, as ``nvflare provision`` makes them: whose a kit is, and what its owner lays into its ``local/``.
+"""Startup kits from ``nvflare provision``: read whose a kit is, write the owner's files in ``local/``, and check them.
 
-FLARE lets a site go further than its kit: whatever lies in ``local/`` as ``resources.json``, ``authorization.json`` or
-``log_config.json`` takes the place of the ``.default`` file beside it. The first two are made from these here, so that
-what a federation has set (graphics cards, encryption) stays as it is.
+In ``local/``, FLARE prefers ``resources.json``, ``authorization.json`` and ``log_config.json`` to the ``.default`` file
+beside each. The first two are made from their ``.default``, so that what the federation has set (GPUs, encryption)
+stays as it is.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping
@@ -30,29 +31,29 @@ CERTIFICATE: dict[Role, str] = {"site": "client", "server": "server"}
 ALLOWED = "class_allow_list"
 STREAMING = "allow_log_streaming"
 STORE = "store"
-"""Folder of a server's kit for jobs and their results; FLARE's default is a folder of the whole machine."""
+"""Folder in a server's kit for jobs and results; FLARE's default is one folder for the whole machine."""
 
 RESOURCES, AUTHORIZATION, LOGS = "resources.json", "authorization.json", "log_config.json"
 LAUNCHERS = {
     "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher": (
-        "fedshift.flare.launcher.SiteJobLauncher"
+        "fedshift.flare.patches.job_restart.SiteJobLauncher"
     ),
     "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher": (
-        "fedshift.flare.launcher.ServerJobLauncher"
+        "fedshift.flare.patches.job_restart.ServerJobLauncher"
     ),
 }
-"""FLARE's starters of job processes, and ours, which start them again when they were killed."""
-READMISSION = {"id": "readmission", "path": "fedshift.flare.readmission.Readmission", "args": {}}
-"""At the server: lets sites that come late or come back into a running job."""
+"""FLARE's launchers of job processes → ours, which start killed processes again."""
+READMISSION = {"id": "readmission", "path": "fedshift.flare.patches.readmission.Readmission", "args": {}}
+"""Server component that lets late and restarted sites into a running job."""
 SILENCE = 120
-"""Seconds without a byte after which a site asks the server again; FLARE's own 300 come on top of every cut network."""
+"""Seconds without a byte after which a site asks the server again, after a network failure; FLARE's default is 300."""
 NEVER, OWN_SITE, ANYWHERE = "none", "o:site", "any"
-"""FLARE's words for where a right holds; ``o:site`` is at the sites of one's own organisation."""
+"""FLARE's names for where a right holds; ``o:site`` means at the sites of one's own organisation."""
 CODE, SHELL = "byoc", "shell_commands"
-"""The rights to send code along with a job, and to read a party's files (``cat``, ``tail``, ``grep``, ``ls``)."""
+"""The right to send code with a job, and the right to read a party's files (``cat``, ``tail``, ``grep``, ``ls``)."""
 DOWNLOAD, LOG = "download_job", "get_job_log"
 RIGHTS = ("submit_job", "clone_job", "manage_job", DOWNLOAD, LOG, "view", "operate", "app_command", "report_version")
-"""What else FLARE's ``any`` stands for."""
+"""The other rights that FLARE's ``any`` stands for."""
 PRIVACY = """
 # What may leave beside the network's weights and scores. A job whose methods send more is refused here.
 privacy:
@@ -65,7 +66,7 @@ privacy:
   # statistics: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}
   # weights: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}
 """
-"""The last part of a site's settings: the default policy; what is commented out is valid as it stands."""
+"""The privacy part of a site's settings: the default policy, and valid examples in comments."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,15 @@ class Kit:
 
     @property
     def local(self) -> Path:
-        """What belongs to the owner of the kit; nothing of it is provisioned anew."""
+        """The owner's folder; provisioning does not overwrite it."""
         return self.folder / "local"
 
 
 def open_kit(folder: Path) -> Kit:
-    """Read whose kit a folder is.
+    """Read a kit's role, name, project and server.
 
     Raises:
-        ConfigError: no kit, a console's, or one whose certificate is not of its project.
+        ConfigError: not a kit, a console's kit, or one whose certificate is of another project.
     """
     startup = folder / "startup"
     if not startup.is_dir() or not (folder / "local").is_dir():
@@ -130,38 +131,38 @@ def open_kit(folder: Path) -> Kit:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
-        ConfigError: no such file, or something else.
+        ConfigError: the file is missing or holds something else.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): unpack the kit again") from None
     except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON ({error}): mend it, or unpack the kit again") from None
+        raise ConfigError(f"{path} is not valid JSON ({error}): correct it, or unpack the kit again") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no JSON object: mend it, or unpack the kit again")
+        raise ConfigError(f"{path} holds no JSON object: correct it, or unpack the kit again")
     return content
 
 
-# --- what is laid into local/ -------------------------------------------------------------------------------
+# --- the files of local/ -------------------------------------------------------------------------------
 
 
 def local_files(
     kit: Kit, *, data: Mapping[str, Path] | None = None, train: bool = True, allow_code: bool = False
 ) -> dict[str, str]:
-    """The files of a kit's ``local/``: name -> text.
+    """The files for a kit's ``local/``: name → text.
 
     Args:
         kit: a site's or a server's.
-        data: of a site: data set -> prepared folder.
-        train: of a site: whether it trains, and does not only score models.
+        data: for a site, data set → prepared folder.
+        train: for a site, False if it only scores models.
         allow_code: accept jobs that bring their own code.
 
     Raises:
-        ConfigError: the kit lacks what these are made from.
+        ConfigError: a ``.default`` file is missing or not as expected.
     """
     files = {
         RESOURCES: _json(resources(kit)),
@@ -174,16 +175,16 @@ def local_files(
 
 
 def lay(files: Mapping[str, str], local: Path, *, force: bool = False) -> list[str]:
-    """Write files; returns the names of those that are new or changed.
+    """Write the files; returns the names of those that are new or changed.
 
-    With ``force`` a file that differs is replaced, and kept as ``.old``.
+    With ``force`` a file with other contents is replaced, and kept as ``.old``.
 
     Raises:
-        ConfigError: a file of that name has other contents; then nothing is written.
+        ConfigError: without ``force``, a file has other contents; then nothing is written.
     """
     others = [name for name, text in files.items() if (local / name).is_file() and _text(local / name) != text]
     if others and not force:
-        raise ConfigError(f"{local} has other contents in {', '.join(others)}: see to them, or use --force")
+        raise ConfigError(f"{local} has other contents in {', '.join(others)}: check them, or use --force")
     written = [name for name, text in files.items() if name in others or not (local / name).is_file()]
     for name in written:
         if name in others:
@@ -195,14 +196,14 @@ def lay(files: Mapping[str, str], local: Path, *, force: bool = False) -> list[s
 
 
 def components(role: Role) -> tuple[str, ...]:
-    """The classes that our jobs name for a party, each in full. FLARE's own that run them need no permission."""
+    """Full names of the classes that our jobs name for a party. FLARE's own need no permission."""
     return tuple(sorted(_paths(server_config() if role == "server" else client_config())))
 
 
 def resources(kit: Kit) -> dict[str, Any]:
-    """``resources.json``: the kit's, with jobs that may build our components and no others, and that survive a fault.
+    """``resources.json``: the kit's, restricted to jobs of our components, and with job processes that are restarted.
 
-    No path is in a site's: FLARE sends what it does not know in this file to the server.
+    A site's file holds no path, because FLARE sends top-level keys that it does not know to the server.
     """
     content = read_json(kit.local / f"{RESOURCES}.default")
     content["class_list_enforcement_mode"] = "enforce"
@@ -227,10 +228,10 @@ def resources(kit: Kit) -> dict[str, Any]:
 
 
 def authorization(kit: Kit, *, allow_code: bool = False) -> dict[str, Any]:
-    """``authorization.json``: the kit's, without the right to send code, and with a site's files for its own people.
+    """``authorization.json``: the kit's, without the right to send code; only a site's own people may read its files.
 
-    FLARE's default gives both rights to the project admin and the first to every lead, and lets no lead read the
-    server's log of the own jobs (``nvflare job logs``).
+    FLARE's default gives both rights to the project admin and the first one to every lead, and does not let a lead read
+    the server's log of the lead's own jobs (``nvflare job logs``).
     """
     content = read_json(kit.local / f"{AUTHORIZATION}.default")
     permissions = content.get("permissions")
@@ -249,7 +250,7 @@ def authorization(kit: Kit, *, allow_code: bool = False) -> dict[str, Any]:
 
 
 def log_config() -> dict[str, Any]:
-    """``log_config.json``: one line an event, and a bounded size: 60 MB for a job, as much for what runs between jobs.
+    """``log_config.json``: one line an event, at most 60 MB for a job and as much for the processes between jobs.
 
     FLARE's default writes everything three times and keeps 880 MB of each.
     """
@@ -270,7 +271,7 @@ def log_config() -> dict[str, Any]:
 
 
 def site_settings(data: Mapping[str, Path], *, train: bool = True) -> str:
-    """``fedshift.yaml``, with all that can be set in it."""
+    """``fedshift.yaml``, with every setting that it can have."""
     folders = "\n".join(f"  {name}: {json.dumps(str(path), ensure_ascii=False)}" for name, path in data.items())
     return f"""\
 # This site's own settings. Nothing of this file leaves the site, and no job can change it.
@@ -284,19 +285,19 @@ device: auto
 {PRIVACY.format(train=str(train).lower())}"""
 
 
-# --- what is wrong with it ----------------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Where a kit's ``local/`` lets in or gives away more than ours; ``grave`` if nobody could want it."""
+    """Something in ``local/`` that is less safe than what we write; not ``grave`` if it may be intended."""
 
     sentence: str
     grave: bool = True
 
 
 def faults(kit: Kit) -> Iterator[Fault]:
-    """What would keep jobs from running, and where ``local/`` differs from `local_files` as to its safety."""
+    """Whatever keeps jobs from running, or makes ``local/`` less safe than `local_files`."""
     if shlex.split(str(kit.folder.absolute())) != [str(kit.folder.absolute())]:
         yield Fault(f"FLARE starts no job in a folder with blanks or quotes in its name: move {kit.folder.absolute()}")
     for name in (RESOURCES, AUTHORIZATION):
@@ -315,6 +316,9 @@ def _resource_faults(kit: Kit) -> Iterator[Fault]:
     if not isinstance(allowed, list) or content.get("class_list_enforcement_mode") == "warn":
         yield Fault(f"{path} has no {ALLOWED}, or only warns: a job could build any of FLARE's components")
         return
+    for name in sorted(_paths(content)):
+        if name.startswith("fedshift.") and not _exists(name):
+            yield Fault(f"{path} names {name}, which this fedshift lacks: run 'fedshift site init' with --force")
     names = {str(name) for name in allowed}
     for name in sorted(names - {*ours}):
         yield Fault(f"{path} allows {name}, which our jobs do not need: take it out of {ALLOWED}")
@@ -338,15 +342,15 @@ def _authorization_faults(kit: Kit) -> Iterator[Fault]:
 
 
 def registered(kit: Kit) -> dict[str, Any]:
-    """What a site tells the server of its configuration when it registers, by FLARE's own rule."""
+    """What FLARE sends to the server of a site's configuration when the site registers."""
     local = kit.local / RESOURCES
     own = local if local.is_file() else local.with_name(f"{RESOURCES}.default")
-    told: dict[str, Any] = project_site_config(read_json(kit.folder / "startup" / STARTUP[kit.role]) | read_json(own))
-    return told
+    sent: dict[str, Any] = project_site_config(read_json(kit.folder / "startup" / STARTUP[kit.role]) | read_json(own))
+    return sent
 
 
 def _paths(config: Any) -> Iterator[str]:
-    """Every component that a job's configuration names."""
+    """Paths of all components that a job's configuration names."""
     if isinstance(config, dict):
         if isinstance(config.get("path"), str):
             yield config["path"]
@@ -355,6 +359,15 @@ def _paths(config: Any) -> Iterator[str]:
     elif isinstance(config, list):
         for value in config:
             yield from _paths(value)
+
+
+def _exists(name: str) -> bool:
+    """Whether a class can be imported under its full name."""
+    module, _, last = name.rpartition(".")
+    try:
+        return hasattr(importlib.import_module(module), last)
+    except ImportError:
+        return False
 
 
 def _values(content: Any) -> Iterator[str]:

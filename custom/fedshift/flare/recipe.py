@@ -1,13 +1,13 @@
-"""fedshift's jobs as a recipe of NVIDIA FLARE, for its environments `SimEnv`, `PocEnv` and `ProdEnv`.
+"""fedshift's jobs as a FLARE recipe, for the environments `SimEnv`, `PocEnv` and `ProdEnv`.
 
-Three lines of Python are a job and its run::
+Three lines of Python make a job and run it::
 
     recipe = FeatureShiftRecipe(task="prostate", method="fedfa+fedrdn", sites=["BIDMC", "HK", "UCL"])
     run = recipe.run(SimEnv(clients=recipe.clients))
     print(run.get_result())
 
-The job is the folder that ``fedshift job`` writes for the same arguments, to the byte. FLARE 2.9 lists in
-``nvflare recipe list`` what lies in packages of its own; others cannot be added, so this recipe is not shown there.
+The job folder is byte for byte what ``fedshift job`` writes for the same arguments. ``nvflare recipe list`` shows only
+recipes of FLARE's own packages, so this one is not in it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from fedshift.flare.simulate import simulate
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 
-WHOLE = (
-    "a fedshift job is whole as it is, and sites read nothing else: set what should differ with options=…, and what "
-    "may leave a site in its own fedshift.yaml"
+CLOSED = (
+    "nothing can be added to a fedshift job: sites read only the job itself; set job keys with options=…, and what may "
+    "leave a site in the site's fedshift.yaml"
 )
 
 END = "...\n"
-"""What YAML puts after a value that is a document of its own."""
+"""What YAML writes after a scalar that is a document of its own."""
 
 
 class FeatureShiftRecipe(Recipe):
-    """A task and the methods against feature shift that it is learned with."""
+    """A task and the methods to train it with."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class FeatureShiftRecipe(Recipe):
             options: any keys of the job: ``{"schedule.rounds": 80, "fedfa.p": 0.3}``, or as after ``--set``.
             seed: decides every random number.
             name: the job's; by default methods and task joined by ``_``.
-            production: for sites that allow fedshift's components by name. By default so for `ProdEnv`, and else with
-                the marker that a simulator and the kits of ``nvflare poc`` accept.
+            production: write the job for sites that allow fedshift's components by name, without the marker that a
+                simulator and the kits of ``nvflare poc`` need. By default true for `ProdEnv` only.
 
         Raises:
             ConfigError: any name, key or value that does not fit.
@@ -88,20 +88,20 @@ class FeatureShiftRecipe(Recipe):
 
     @property
     def clients(self) -> list[str]:
-        """The FLARE clients of the job, as `SimEnv` and `PocEnv` want to know them: its sites, unless it has hosts."""
+        """Names of the job's FLARE clients, for `SimEnv` and `PocEnv`: its sites, unless the job has hosts."""
         return list(hosts(self.spec))
 
     def process_env(self, env: ExecEnv) -> None:
-        """Write the job as the environment needs it."""
+        """Choose how the job is written for this environment."""
         if self._production is None:
             self._folder.production = isinstance(env, ProdEnv)
 
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> NoReturn:
-        raise ConfigError(WHOLE)
+        raise ConfigError(CLOSED)
 
 
 class JobFolder(FedJob):
-    """A job folder where FLARE wants an object that makes one."""
+    """A job folder in the form that recipes need: an object that writes one."""
 
     def __init__(self, spec: JobSpec, *, production: bool) -> None:
         """``production``: as for `fedshift.flare.export.write_job`."""
@@ -109,12 +109,12 @@ class JobFolder(FedJob):
         self.spec, self.production = spec, production
 
     def to(self, obj: Any, target: str, **kwargs: Any) -> NoReturn:
-        """Nothing can be added.
+        """Refuse to add anything.
 
         Raises:
-            ConfigError: always; what is silently left out may be what keeps something private.
+            ConfigError: always. Ignoring the call could drop a filter that was meant to keep something private.
         """
-        raise ConfigError(WHOLE)
+        raise ConfigError(CLOSED)
 
     def export_job(self, job_root: str) -> None:
         """Write the folder into ``job_root``."""
@@ -133,7 +133,7 @@ class JobFolder(FedJob):
 
         Raises:
             ConfigError: the clients are not the job's, or the environment asks for what the job decides.
-            RunFailed: the run did not end with a model.
+            RunFailed: the run ended without a model.
         """
         ours = list(hosts(self.spec))
         if (n_clients or len(ours)) != len(ours) or set(clients or ours) != set(ours):
@@ -142,12 +142,12 @@ class JobFolder(FedJob):
             raise ConfigError("SimEnv's gpu_config and log_config do not apply: $FEDSHIFT_DEVICE chooses a device")
         with tempfile.TemporaryDirectory() as folder:
             job = write_job(self.spec, Path(folder) / self.name)
-            simulate(self.spec, job, Path(workspace), threads=threads, on_line=_show)
+            simulate(self.spec, job, Path(workspace), parallel=threads, on_line=_show)
         return 0
 
 
 def as_options(values: Mapping[str, Any]) -> list[str]:
-    """Settings as `fedshift.federation.resolve.resolve` takes them.
+    """Settings in the form that `fedshift.federation.resolve.resolve` takes.
 
     Raises:
         ConfigError: a value that a job cannot hold.
@@ -164,5 +164,5 @@ def as_options(values: Mapping[str, Any]) -> list[str]:
 
 
 def _show(line: str) -> None:
-    """FLARE's log, where its own recipes show it too."""
+    """Print a line of FLARE's log, as its own recipes do."""
     sys.stdout.write(line + "\n")

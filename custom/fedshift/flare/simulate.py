@@ -1,4 +1,4 @@
-"""FLARE's stock simulator as a child process: started, watched through ``progress.json``, ended for certain."""
+"""Run FLARE's simulator as a child process, watch it through ``progress.json``, and make sure that it ends."""
 
 from __future__ import annotations
 
@@ -13,51 +13,34 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
-from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedshift.data.local_sites import find_sites
 from fedshift.federation.memory import Measured, choose_workers, needs_of
 from fedshift.flare.export import share_out
 from fedshift.flare.hosts import balanced, hosts, work_of
+from fedshift.flare.run_folders import RunFolders
+from fedshift.flare.simulator_state import VARIABLE, aside_of, discard_aside, put_aside
 from fedshift.flare.start import MEASURE, READY, Start
-from fedshift.reporting.progress import Progress, read_progress
+from fedshift.reporting.progress import Progress, mark_stopped, read_progress
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.job import JobSpec
 from fedshift.tasks.machine import WORKERS, cores
 
 log = logging.getLogger("fedshift")
 
-LOG = "simulator.log"
-LOOK = 0.2
-PATIENCE = 90.0
-"""Seconds the simulator has to end once the run itself has failed: every site may be busy with a batch."""
-GRACE = 0.5
-"""Seconds it has once the run has finished. All is written by then, and FLARE would sleep for another seven."""
+INTERVAL = 0.2
+"""Seconds between two looks at ``progress.json``."""
+END_AFTER_FAILURE = 90.0
+"""Seconds for the simulator to end after the run has failed: every site may be busy with a batch."""
+END_AFTER_SUCCESS = 0.5
+"""The same after the run has finished. All files are written by then, and FLARE would sleep for seven seconds."""
 
 
 class RunFailed(FedshiftError):
-    """The simulator ended without a model; the message is the reason in one sentence."""
-
-
-@dataclass(frozen=True)
-class RunFolders:
-    """Where a simulated run leaves what."""
-
-    workspace: Path
-
-    @property
-    def server(self) -> Path:
-        """The server's job folder: results, models, curves."""
-        return self.workspace / "server" / str(SimulatorConstants.JOB_NAME)
-
-    @property
-    def log(self) -> Path:
-        """Everything that the simulator and its workers printed."""
-        return self.workspace / LOG
+    """The run ended without a model; the message is the reason, in one sentence."""
 
 
 def simulate(
@@ -65,41 +48,35 @@ def simulate(
     job_folder: Path,
     workspace: Path,
     *,
-    threads: int | None = None,
+    parallel: int | None = None,
+    resume: bool = False,
     ignore_memory: bool = False,
     on_look: Callable[[Progress | None], None] = lambda progress: None,
     on_line: Callable[[str], None] = lambda line: None,
     on_note: Callable[[str], None] = log.warning,
 ) -> RunFolders:
-    """Run a job folder in FLARE's simulator; returns when it has ended well.
+    """Run a job folder in FLARE's simulator; returns when the run has finished.
 
     Args:
         job: the job in ``job_folder``.
         job_folder: as `fedshift.flare.export.write_job` made it.
-        workspace: the simulator's folder; an earlier run in it is removed.
-        threads: how many sites work at a time, each in a process that serves its share of them; by default one a
-            core, or as many as the job has ``federation.hosts``, or fewer if memory has no room for as many.
-        ignore_memory: run it whether or not it fits.
+        workspace: the simulator's folder; an earlier run in it is removed, or continued with ``resume``.
+        parallel: how many sites train at a time, each in a process that serves its share of them. By default one per
+            core, or as many as the job has ``federation.hosts``, or fewer if they would not fit into memory.
+        resume: go on after the last round that an interrupted run in ``workspace`` has closed; ``parallel`` may be
+            another than it was then.
+        ignore_memory: run the job whether or not it fits into memory.
         on_look: called several times a second with the latest progress.
         on_line: called with every line that the simulator and its workers print.
-        on_note: called with a sentence if memory is tight or decides how many work at a time.
+        on_note: called with a sentence if memory is scarce or limits how many sites work at a time.
 
     Raises:
-        ConfigError: ``workspace`` holds something other than a run, ``threads`` does not fit, or kinds of data mix.
+        ConfigError: ``workspace`` holds something other than a run, ``parallel`` does not fit, or kinds of data mix.
         DataError: a site has no data.
-        TooLittleMemory: it would not fit into memory; an earlier run is still there.
-        RunFailed: the run did not end with a model.
+        TooLittleMemory: the run would not fit into memory; an earlier run has not been removed.
+        RunFailed: the run ended without a model.
     """
-    clients = len(hosts(job))
-    if threads is None:
-        each = job.task.schedule.threads
-        at_a_time = clients if job.federation.hosts is not None else max(1, cores() // (1 if each == "auto" else each))
-        count = min(clients, at_a_time)
-    elif 1 <= threads <= clients:
-        count = threads
-    else:
-        what = "sites" if job.federation.hosts is None else "hosts"
-        raise ConfigError(f"--threads {threads} does not fit: the job has {clients} {what}")
+    clients, count = len(hosts(job)), sites_at_a_time(job, parallel)
     data = find_sites(job)
     folders = RunFolders(workspace.absolute())
     others = _others(folders)
@@ -111,25 +88,35 @@ def simulate(
             measured = _ready(process, logger.waiting)
             if measured is not None:
                 needs = needs_of(job, data, measured)
-                count, note = choose_workers(needs, wanted=count, asked=threads is not None)
+                count, note = choose_workers(needs, wanted=count, asked=parallel is not None)
                 if note:
                     on_note(note)
+            environ = {WORKERS: str(count)}
+            if resume:
+                environ[VARIABLE] = str(put_aside(folders))
+            else:
+                discard_aside(folders.workspace)
             for path in others:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             folder = job_folder.absolute()
             if count < clients:
-                # FLARE's own way to run fewer at a time ends a process and starts another for every task.
+                # With fewer threads than clients FLARE starts another process for every task.
                 folder = Path(scratch) / folder.name
                 share_out(job, job_folder, folder, shares=balanced(work_of(job, data), count))
             logger.start()
             argv = [str(folder), "-w", str(folders.workspace), "-t", str(count)]
-            _start(process, {"argv": argv, "env": {WORKERS: str(count)}})
+            _start(process, {"argv": argv, "env": environ})
             finished = _watch(process, folders, on_look)
+        except KeyboardInterrupt:
+            _end(process)
+            mark_stopped(folders.server)
+            raise
         finally:
             _end(process)
             if logger.is_alive():
                 logger.join(timeout=10)
     if finished:
+        discard_aside(folders.workspace)
         return folders
     progress = read_progress(folders.server)
     if progress is not None and progress.reason:
@@ -139,8 +126,25 @@ def simulate(
     )
 
 
+def sites_at_a_time(job: JobSpec, parallel: int | None) -> int:
+    """How many of a job's sites train at a time, if memory allows; ``parallel`` as in `simulate`.
+
+    Raises:
+        ConfigError: ``parallel`` does not fit.
+    """
+    clients = len(hosts(job))
+    if parallel is None:
+        each = job.task.schedule.threads
+        at_a_time = clients if job.federation.hosts is not None else max(1, cores() // (1 if each == "auto" else each))
+        return min(clients, at_a_time)
+    if not 1 <= parallel <= clients:
+        what = "sites" if job.federation.hosts is None else "hosts"
+        raise ConfigError(f"--parallel {parallel} does not fit: the job has {clients} {what}")
+    return parallel
+
+
 def _launch(job_folder: Path, *, measure: bool) -> subprocess.Popen[str]:
-    """The simulator's process, which first imports everything, and then waits."""
+    """Start the simulator's process, which imports everything and then waits for `_start`."""
     command = [sys.executable, "-m", "fedshift.flare.simulator", str(job_folder.absolute())]
     return subprocess.Popen(
         [*command, MEASURE] if measure else command,
@@ -149,26 +153,26 @@ def _launch(job_folder: Path, *, measure: bool) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-        # FLARE's server handles each message in another thread; glibc would keep a heap of models for each of them.
+        # FLARE's server handles messages in many threads; glibc would keep a heap with freed models for each of them.
         env={"MALLOC_ARENA_MAX": "2", **os.environ},
     )
 
 
 def _ready(process: subprocess.Popen[str], waiting: list[str]) -> Measured | None:
-    """Wait until the simulator could start: what it has measured, if it could. ``waiting`` gets what it prints.
+    """Wait until the simulator can start; what it has measured, if it could. ``waiting`` collects what it prints.
 
     Raises:
-        RunFailed: it ended.
+        RunFailed: the process ended.
     """
     assert process.stdout is not None
     for line in process.stdout:
-        _, found, told = line.partition(READY)
+        _, found, measured = line.partition(READY)
         if found:
-            raw = json.loads(told)
+            raw = json.loads(measured)
             return None if raw is None else Measured(**{**raw, "gpus": tuple(raw["gpus"])})
         waiting.append(line)
-    said = next((line.strip() for line in reversed(waiting) if line.strip()), "no reason given")
-    raise RunFailed(f"FLARE's simulator could not be started: {said}")
+    reason = next((line.strip() for line in reversed(waiting) if line.strip()), "no reason given")
+    raise RunFailed(f"FLARE's simulator could not be started: {reason}")
 
 
 def _start(process: subprocess.Popen[str], start: Start) -> None:
@@ -178,7 +182,7 @@ def _start(process: subprocess.Popen[str], start: Start) -> None:
 
 
 def _watch(process: subprocess.Popen[str], folders: RunFolders, on_look: Callable[[Progress | None], None]) -> bool:
-    """Look until the simulator has ended, or could: whether the run has finished by then."""
+    """Watch the run until the simulator has ended or may be ended; whether the run has finished."""
     ended: float | None = None
     while process.poll() is None:
         progress = read_progress(folders.server)
@@ -186,16 +190,16 @@ def _watch(process: subprocess.Popen[str], folders: RunFolders, on_look: Callabl
         if progress is not None and progress.state != "running":
             ended = ended or time.monotonic()
             finished = progress.state == "finished"
-            if time.monotonic() - ended > (GRACE if finished else PATIENCE):
+            if time.monotonic() - ended > (END_AFTER_SUCCESS if finished else END_AFTER_FAILURE):
                 return finished
-        time.sleep(LOOK)
+        time.sleep(INTERVAL)
     progress = read_progress(folders.server)
     on_look(progress)
     return progress is not None and progress.state == "finished" and process.returncode == 0
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the simulator and all its workers, which are in sessions of their own."""
+    """End the simulator and all its workers, which have sessions of their own."""
     try:
         family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
     except psutil.NoSuchProcess:
@@ -211,19 +215,19 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _others(folders: RunFolders) -> list[Path]:
-    """The simulator deletes whatever is in its workspace: make sure that that is a former run."""
+    """What is in the workspace, which the simulator would delete; an error unless it is a former run."""
     workspace = folders.workspace
     if workspace.exists() and not workspace.is_dir():
         raise ConfigError(f"{workspace} is not a folder: give another -w")
     kept = {"local", "startup"}  # by the simulator, from run to run
     others = [path for path in workspace.glob("*") if path.name not in kept]
-    if others and not folders.server.is_dir():
+    if others and not folders.server.is_dir() and not aside_of(workspace).is_dir():
         raise ConfigError(f"{workspace} holds something other than a run, and would be emptied: give another -w")
     return others
 
 
 class _LogFile(threading.Thread):
-    """Copies what the simulator prints into the workspace, once the simulator has emptied that."""
+    """Copies what the simulator prints to the log, once the simulator has emptied the workspace."""
 
     def __init__(self, process: subprocess.Popen[str], folders: RunFolders, on_line: Callable[[str], None]) -> None:
         super().__init__(daemon=True)
@@ -232,7 +236,7 @@ class _LogFile(threading.Thread):
         self.waiting: list[str] = []
 
     def run(self) -> None:
-        """Until the last worker has closed its end."""
+        """Read until the last worker has closed its end of the pipe."""
         assert self._process.stdout is not None
         waiting = self.waiting
         for line in self._process.stdout:

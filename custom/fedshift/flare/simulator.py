@@ -1,8 +1,8 @@
-"""FLARE's simulator for ``fedshift run``: with forked workers, and all imported before it starts.
+"""FLARE's simulator for ``fedshift run``, with forked workers.
 
-``python -m fedshift.flare.simulator JOB_FOLDER [--measure]`` imports what the run needs, prints `READY` and, if it is
-asked to, what `fedshift.federation.footprint` has found; then it waits for a line with the simulator's arguments and
-environment, `Start`, or for the end of its input.
+``python -m fedshift.flare.simulator JOB_FOLDER [--measure]`` imports what the run needs. It then prints `READY`, with
+``--measure`` followed by what `fedshift.federation.footprint` has measured, and waits for a `Start` line on standard
+input. If the input ends instead, so does the process.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.flare.export import read_job_folder
-from fedshift.flare.mended import mend
+from fedshift.flare.patches import simulator_workers
+from fedshift.flare.patches.fork_server import CAN_FORK, run_in_child, serve_child
 from fedshift.flare.start import MEASURE, READY, Start
-from fedshift.flare.zygote import CAN_FORK, Forks, apart, fork_with_zygote
 
 
-def _simulator(zygote: socket.socket | None) -> int:
-    mend(None if zygote is None else Forks(zygote))
+def _simulator(fork_server: socket.socket | None) -> int:
+    simulator_workers.use(fork_server)
     runpy.run_module("nvflare.private.fed.app.simulator.simulator", run_name="__main__", alter_sys=True)
     return 0
 
 
 def _main() -> int:
-    # What the server and the workers import, but for what their tasks ask for.
+    # Import what server and workers need, before anything is forked.
     import fedshift.flare.executor
     import fedshift.flare.workflow  # noqa: F401
     from fedshift.federation.footprint import measure
@@ -42,7 +42,7 @@ def _main() -> int:
         return asdict(measure(read_job_folder(Path(sys.argv[1]))))
 
     if MEASURE in sys.argv:
-        found = apart(measured) if CAN_FORK else measured()
+        found = run_in_child(measured) if CAN_FORK else measured()
     sys.stdout.write(f"{READY}{json.dumps(found)}\n")
     sys.stdout.flush()
     line = sys.stdin.readline()
@@ -50,10 +50,10 @@ def _main() -> int:
         return 0
     start: Start = json.loads(line)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)  # nobody below waits for words
+    os.dup2(nothing, 0)  # the simulator must not read from the terminal
     sys.argv = [sys.argv[0], *start["argv"]]
     os.environ.update(start["env"])
-    return fork_with_zygote(_simulator) if CAN_FORK else _simulator(None)
+    return serve_child(_simulator) if CAN_FORK and simulator_workers.PATCH.fits() else _simulator(None)
 
 
 if __name__ == "__main__":

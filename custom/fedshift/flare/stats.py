@@ -1,7 +1,7 @@
-"""What ``show_stats JOB server`` and ``show_stats JOB client`` tell a person: lines of plain words, shown as they are.
+"""What the console's ``show_stats JOB server`` and ``show_stats JOB client`` show: lines of plain text.
 
-The server tells what is in ``progress.json``. A site tells what it works on and repeats what was in its last answer;
-nothing leaves it in this way that has not left before.
+The server reports what is in ``progress.json``. A site reports what it works on, and numbers that were in its last
+answer: nothing leaves it this way that has not left before.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from fedshift.reporting.progress import Progress, duration
 from fedshift.schema.messages import Update
 
 GROUP = "fedshift"
-"""What the lines stand under, beside FLARE's own."""
+"""Heading of the lines, beside FLARE's own."""
 NONE = "none"
 
 
 def add_stats(event_type: str, fl_ctx: FLContext, stats: Callable[[], dict[str, str]]) -> None:
-    """From a component's ``handle_event``: if FLARE collects what ``show_stats`` shows, add ``stats()``."""
+    """Call this from a component's ``handle_event``: adds ``stats()`` when FLARE collects lines for ``show_stats``."""
     if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
         fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(GROUP, stats())
 
 
 def server_stats(progress: Progress | None) -> dict[str, str]:
-    """A run as its server sees it; None if it has not begun."""
+    """The server's lines; ``progress`` is None before the run has begun."""
     if progress is None:
         return {"round": "not begun"}
     awaited = [site for site in progress.sites if site not in progress.sites_in and site not in progress.rejected]
@@ -51,9 +51,9 @@ def server_stats(progress: Progress | None) -> dict[str, str]:
 
 
 def _round(progress: Progress) -> str:
-    if progress.round == 0:
+    if progress.step == "statistics":
         return f"statistics, before round 1 of {progress.rounds}"
-    if progress.round > progress.rounds:
+    if progress.step == "evaluation":
         return f"last evaluation, after round {progress.rounds} of {progress.rounds}"
     return f"{progress.round} of {progress.rounds}"
 
@@ -63,29 +63,29 @@ def _score(score: float | None, round_: int | None) -> str:
 
 
 class SiteWork:
-    """What a client works on, and what it answered last."""
+    """What a client works on, and what its last answer was."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` counts seconds."""
+        """``clock`` returns seconds."""
         self._clock = clock
         self._task: tuple[str, float] | None = None
         self._answer = NONE
 
     def begin(self, task: str, round_: int) -> None:
-        """A task has come."""
+        """A task has arrived."""
         self._task = _task(task, round_), self._clock()
 
     def end(self, answers: Iterable[codec.Answer]) -> None:
-        """It was answered so."""
+        """The task was answered."""
         assert self._task is not None
         (what, began), self._task = self._task, None
-        told = [f"{what} in {duration(self._clock() - began)}"]
+        parts = [f"{what} in {duration(self._clock() - began)}"]
         for content in (answer.content for answer in answers):
             if isinstance(content, codec.Failure):
-                told.append(f"failed: {content.reason}")
+                parts.append(f"failed: {content.reason}")
             elif isinstance(content, Update) and "train_loss" in content.metrics:
-                told.append(f"loss {content.metrics['train_loss']:.4f}")
-        self._answer = ", ".join(told)
+                parts.append(f"loss {content.metrics['train_loss']:.4f}")
+        self._answer = ", ".join(parts)
 
     def stats(self) -> dict[str, str]:
         """The site's lines."""

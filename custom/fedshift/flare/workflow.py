@@ -1,6 +1,6 @@
-"""The job's course at the server: statistics, training rounds, a last evaluation.
+"""Carries the coordinator's requests to FLARE's clients and their answers back.
 
-The sequence is that of `fedshift.federation.in_process`; here sites answer whenever they are ready, some never.
+The sequence of a run is `Coordinator.requests`. Clients answer at any time or never, so each request has a deadline.
 """
 
 from __future__ import annotations
@@ -25,16 +25,21 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedshift.data.local_sites import find_sites
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.flare import codec, transport
+from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.executor import job_of
-from fedshift.flare.handout import Handout
 from fedshift.flare.hosts import hosts
-from fedshift.flare.patience import Patience
-from fedshift.flare.readmission import update_clients
-from fedshift.flare.server_memory import limit, spare
+from fedshift.flare.patches.broadcast_copy import share_data
+from fedshift.flare.patches.long_poll import LongPoll
+from fedshift.flare.patches.memory_release import collect_after_round, unmap_large_blocks
+from fedshift.flare.patches.numpy_arrays import share
+from fedshift.flare.patches.readmission import update_clients
+from fedshift.flare.patches.send_window import limit
+from fedshift.flare.patches.simulator_workers import use_in_bare_simulator
+from fedshift.flare.patches.spooled_answers import spool_to
+from fedshift.flare.round_deadline import RoundDeadline
+from fedshift.flare.simulator_state import take_server_back
 from fedshift.flare.stats import add_stats, server_stats
-from fedshift.flare.warm import warm
 from fedshift.reporting.events import Events
 from fedshift.reporting.progress import ProgressFile
 from fedshift.reporting.table import several
@@ -50,7 +55,7 @@ ADMIT = 1.0
 
 
 class FedshiftWorkflow(Controller):
-    """Runs a job's rounds; every one ends, whatever its sites do."""
+    """The server's controller of a job. Every round ends, whatever its clients do."""
 
     def __init__(self, aggregator_id: str = "aggregator") -> None:
         """``aggregator_id`` names the job's `FedshiftAggregator` component."""
@@ -62,7 +67,7 @@ class FedshiftWorkflow(Controller):
         self._silent: set[str] = set()
         self._fault: Exception | None = None
         self._progress: ProgressFile | None = None
-        self._handout = Handout()
+        self._long_poll = LongPoll()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Answer ``show_stats`` of the console."""
@@ -70,9 +75,9 @@ class FedshiftWorkflow(Controller):
         add_stats(event_type, fl_ctx, lambda: server_stats(None if progress is None else progress.latest()))
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Find the aggregator; in FLARE's simulator, see to its workers, of which there are none yet."""
+        """Find the aggregator; in FLARE's simulator, replace its way to start workers before there are any."""
         if _simulated(fl_ctx):
-            warm()
+            use_in_bare_simulator()
         self._aggregator: FedshiftAggregator = self._engine.get_component(self._aggregator_id)
         if not isinstance(self._aggregator, FedshiftAggregator):
             self.system_panic(f"the job has no FedshiftAggregator named {self._aggregator_id!r}", fl_ctx)
@@ -81,7 +86,7 @@ class FedshiftWorkflow(Controller):
         """Nothing is left open."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """All rounds of the job. An error ends it with one sentence in the log and in ``progress.json``."""
+        """Run the job. An error ends it with one sentence in the log and in ``progress.json``."""
         folder = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
         progress = self._progress = ProgressFile(folder)
         ended = threading.Event()
@@ -101,13 +106,13 @@ class FedshiftWorkflow(Controller):
             self._fail(f"{type(error).__name__} at the server (its log has the details)", progress, fl_ctx)
         finally:
             ended.set()
-            self._handout.close()
+            self._long_poll.close()
             coordinator = getattr(self._aggregator, "coordinator", None)
             if coordinator is not None:
                 coordinator.discard_waiting()
 
     def _admit(self, job_id: str, ended: threading.Event) -> None:
-        """Let sites in that the server's parent process has admitted since the job began."""
+        """Let clients take part that the server's parent process has admitted since the job began."""
         while not ended.wait(ADMIT):
             try:
                 update_clients(self._engine, job_id)
@@ -117,48 +122,52 @@ class FedshiftWorkflow(Controller):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """An answer that came after its round had ended."""
+        """FLARE calls this for an answer that came after its round had ended."""
         with self._changed:
             self._stale(client.name, task_name)
 
-    # --- the course -----------------------------------------------------------------------------------
+    # --- the run --------------------------------------------------------------------------------------
 
     def _run(self, folder: Path, progress: ProgressFile, abort_signal: Signal, fl_ctx: FLContext) -> None:
         job = job_of(fl_ctx)
         if _simulated(fl_ctx):
             find_sites(job)
-        self._handout.attach(fl_ctx, clients=len(hosts(job)))
-        spare(folder)
+            take_server_back(folder)
+        self._long_poll.attach(fl_ctx, clients=len(hosts(job)))
+        spool_to(folder)
+        unmap_large_blocks()
         limit(clients=len(hosts(job)))
         aggregator, federation = self._aggregator, job.federation
-        patience = Patience(frozenset(hosts(job)), federation.min_sites, federation.round_timeout, federation.grace)
+        patience = RoundDeadline(
+            frozenset(hosts(job)), federation.min_sites, federation.round_timeout, federation.grace
+        )
         events = Events(folder)
         try:
             startup = Path(fl_ctx.get_workspace().get_startup_kit_dir())
             audit = partial(_audit, fl_ctx.get_job_id())
-            data = aggregator.begin(job, folder, on_progress=progress.update, on_reject=audit, startup=startup)
+            aggregator.begin(job, folder, on_progress=progress.update, on_reject=audit, startup=startup)
             coordinator = aggregator.coordinator
-            events.update(coordinator.results)  # of an interrupted run: its curves begin anew
+            events.update(coordinator.results)  # after a restart the curves are written again from round 1
             if coordinator.results.final is not None:
                 log.warning("the run had been finished when it was interrupted: nothing is left to do")
+                coordinator.results.write(folder)
+                progress.update(coordinator)
                 return
             log.info("job %s: %s, %d rounds", job.name, several(job.task.sites), coordinator.rounds)
-            if coordinator.round:
-                log.warning("the run was interrupted: it goes on with %s", _place(coordinator))
+            if coordinator.next_round:
+                log.warning("the run was interrupted: it goes on with %s", _place(coordinator, coordinator.next_round))
             gc.collect()
-            gc.freeze()  # what is there by now stays, and need not be looked at again
-            for round_ in range(coordinator.round, coordinator.rounds + 1):
-                # FLARE's tasks and their answers refer to each other: models would stay until Python looks for such.
-                gc.collect()
-                self._gather(codec.TRAIN if round_ else codec.STATISTICS, data, patience, events, abort_signal, fl_ctx)
-                data = aggregator.aggregate(fl_ctx)
-                _report(coordinator, round_)
-            self._gather(codec.VALIDATE, data, patience, events, abort_signal, fl_ctx)
-            coordinator.close_last()
-            best = coordinator.open_best()
-            if best is not None:
-                self._gather(codec.VALIDATE, codec.encode_task(best), patience, events, abort_signal, fl_ctx)
-            coordinator.finish()
+            gc.freeze()  # objects made so far stay for the whole run: later collections need not visit them
+            before = None
+            for request in coordinator.requests():
+                if before in (codec.STATISTICS, codec.TRAIN):
+                    _log_closed_round(coordinator)
+                before = request.task
+                # FLARE's tasks and answers form reference cycles: without this, old models would stay in memory.
+                collect_after_round()
+                data = codec.encode_task(request.broadcast)
+                self._gather(request.task, data, patience, events, abort_signal, fl_ctx)
+                del request, data
             events.update(coordinator.results)
             log.info("finished: the best model is that of round %d", coordinator.best_round)
         finally:
@@ -169,14 +178,14 @@ class FedshiftWorkflow(Controller):
         self,
         name: str,
         data: Shareable,
-        patience: Patience,
+        patience: RoundDeadline,
         events: Events,
         abort_signal: Signal,
         fl_ctx: FLContext,
     ) -> None:
-        """Send a task to the round's sites and take their answers until the round is over.
+        """Send a task to the invited clients and take their answers until the round is over.
 
-        The curves of earlier rounds are written while the sites work.
+        The curves of earlier rounds are written while the clients work.
 
         Raises:
             Stopped: the job was aborted.
@@ -189,18 +198,18 @@ class FedshiftWorkflow(Controller):
         awaited = frozenset(client for client, sites in hosts(coordinator.job).items() if out & set(sites))
         patience = replace(patience, clients=asked, min_sites=coordinator.needed, awaited=awaited)
         task = Task(name, data=data, result_received_cb=self._receive)
-        task._broadcast_data = data  # FLARE would copy it, lest somebody changes it; nobody can
-        transport.share(data, clients=len(asked))
+        share_data(task)
+        share(data, clients=len(asked))
         started = time.monotonic()
         quorum_after: float | None = None
         with self._changed:
             self._open, self._answered = True, set()
         self.broadcast(task, fl_ctx, targets=sorted(asked), min_responses=len(asked))
-        self._handout.ring()
+        self._long_poll.notify()
         try:
             if name == codec.STATISTICS:
                 events.prepare()
-            elif name == codec.TRAIN:  # later on, answers change what is written
+            elif name == codec.TRAIN:  # in the evaluation, answers change the scores that this writes
                 events.update(coordinator.results)
             with self._changed:
                 while self._fault is None:
@@ -219,7 +228,7 @@ class FedshiftWorkflow(Controller):
                         break
                     if abort_signal.triggered:
                         waiting = ", ".join(sorted(asked - self._answered))
-                        place = _place(coordinator)
+                        place = _place(coordinator, coordinator.round)
                         raise Stopped(f"the run was stopped from outside during {place}, before {waiting} answered")
                     self._changed.wait(min(LOOK, max(end - elapsed, 0.0)))
         finally:
@@ -231,16 +240,16 @@ class FedshiftWorkflow(Controller):
         silent = asked - self._answered
         self._silent = (self._silent - asked) | silent
         if silent and not coordinator.hopeless:
-            log.warning("%s: no answer from %s", _place(coordinator), ", ".join(sorted(silent)))
+            log.warning("%s: no answer from %s", _place(coordinator, coordinator.round), ", ".join(sorted(silent)))
 
     def _receive(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        """A client's answer; called by FLARE, in a thread of its own."""
+        """Take a client's answer; FLARE calls this in a separate thread."""
         name = client_task.client.name
         with self._changed:
             if not self._open:
                 self._stale(name, client_task.task.name)
                 return
-            # What the answer says of its sender is the client's own word; this name is what FLARE has verified.
+            # The sender named in the answer is set by the client itself; this name was authenticated by FLARE.
             client_task.result.set_peer_props({ReservedKey.IDENTITY_NAME: name})
             try:
                 self._aggregator.accept(client_task.result, fl_ctx)
@@ -264,7 +273,7 @@ class FedshiftWorkflow(Controller):
 
 
 def _audit(job_id: str, fault: Rejection, round_: int) -> None:
-    """A line in FLARE's audit log of the job; the simulator keeps none."""
+    """Write a line to FLARE's audit log of the job; the simulator keeps none."""
     message = f"round {round_}: site {fault.site} is left out: {fault.key}: {fault.reason}"
     AuditService.add_job_event(job_id=job_id, task_name="fedshift.guard", task_id=str(round_), msg=message)
 
@@ -274,13 +283,14 @@ def _simulated(fl_ctx: FLContext) -> bool:
     return bool(fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME)
 
 
-def _place(coordinator: Coordinator) -> str:
-    if coordinator.round == 0:
+def _place(coordinator: Coordinator, round_: int) -> str:
+    if round_ == 0:
         return "the statistics round"
-    return f"round {coordinator.round}" if coordinator.round <= coordinator.rounds else "the last evaluation"
+    return f"round {round_}" if round_ <= coordinator.rounds else "the last evaluation"
 
 
-def _report(coordinator: Coordinator, round_: int) -> None:
+def _log_closed_round(coordinator: Coordinator) -> None:
+    round_ = coordinator.next_round - 1
     if round_ == 0:
         kinds = sorted({site.kind for site in coordinator.results.data.values()})
         log.info("statistics round done; data: %s", ", ".join(kinds))

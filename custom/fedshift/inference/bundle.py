@@ -46,7 +46,7 @@ COPIED = (
     slicewise.segment,
 )
 """Functions that the bundle's script is made of; they call each other, numpy and torch only."""
-CONSTANTS = {"PERCENTILE": arrays.PERCENTILE, "BATCH": slicewise.BATCH}
+CONSTANTS = {"CLIP_ABOVE_QUANTILE": arrays.CLIP_ABOVE_QUANTILE, "BATCH": slicewise.BATCH}
 HEAD = '''"""From a scan to the network's slices and back. Of fedshift {version}; Apache License 2.0, see LICENSE."""
 
 from __future__ import annotations
@@ -65,9 +65,15 @@ INFERER = '''
 class SliceInferer:
     """Called as MONAI's inferers are: volumes (1, 1, X, Y, Z) in RAS orientation to masks of the same shape."""
 
-    def __init__(self, *, matrix: int, context: int, scale: float, precision: Precision) -> None:
+    def __init__(
+        self, *, matrix: int, context: int, scale: float, clip_above_quantile: float, precision: Precision
+    ) -> None:
         self._options: dict[str, Any] = {
-            "matrix": matrix, "context": context, "scale": scale, "precision": precision
+            "matrix": matrix,
+            "context": context,
+            "scale": scale,
+            "clip_above_quantile": clip_above_quantile,
+            "precision": precision,
         }
 
     def __call__(self, inputs: Tensor, network: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
@@ -179,6 +185,7 @@ def _inference(model: Model) -> dict[str, Any]:
             "matrix": data["matrix"],
             "context": data["context"],
             "scale": data["scale"],
+            "clip_above_quantile": data["clip_above_quantile"],
             "precision": model.header.job.task.schedule.precision,
         },
         "postprocessing": {
@@ -225,7 +232,7 @@ def _metadata(model: Model, ready: Ready) -> dict[str, Any]:
         "required_packages_version": {"nibabel": packages.version("nibabel")},
         "name": f"{target} segmentation, {'+'.join(job.methods)}",
         "task": f"Segmentation of the {target} in volumes, slice by slice",
-        "description": f"{_trained(header)} {_used(ready)}",
+        "description": f"{_trained(header)} {_WHERE} {_used(ready)}",
         "authors": "the federation that trained it; exported by fedshift",
         "copyright": "the weights: the federation that trained them; the scripts: Apache License 2.0",
         "data_source": _DATA[header.kind],
@@ -271,9 +278,10 @@ def _metadata(model: Model, ready: Ready) -> dict[str, Any]:
 
 _DATA = {
     "phantom": "simulated scans (phantom), no patients",
-    "patients": "patients' scans, which never left their sites",
+    "patients": "scans of patients",
     "images": "pictures",
 }
+_WHERE = "This file does not record whether the sites were hospitals or a simulation on one machine."
 
 
 _PRECISION = {
@@ -286,8 +294,8 @@ _PRECISION = {
 def _trained(header: Header) -> str:
     names = "+".join(header.job.methods)
     return (
-        f"Trained by federated learning ({names}) at {header.sites} sites on {_DATA[header.kind]}; the model of round "
-        f"{header.round} of {header.job.task.schedule.rounds}."
+        f"Trained by federated learning ({names}) at {len(header.sites)} sites on {_DATA[header.kind]}; the model of "
+        f"round {header.round} of {header.job.task.schedule.rounds}."
     )
 
 
@@ -319,7 +327,7 @@ def model_card(model: Model, ready: Ready) -> str:
 
 {warning}**Research use only. This is not a medical device; do not use it for diagnosis or treatment.**
 
-{_trained(header)} {_used(ready)}
+{_trained(header)} {_WHERE} {_used(ready)}
 
 ## Intended use
 Research on federated learning and on segmentation of the {target}, by people who look at every mask. Input: one
@@ -335,7 +343,7 @@ needs `monai`, `torch`, `nibabel` and `fire`. Masks are those that `fedshift pre
 ## Training
 | | |
 |---|---|
-| sites | {header.sites} (by number only; their names are not part of this bundle) |
+| sites | {len(header.sites)} (their names are not part of this bundle) |
 | data | {_DATA[header.kind]} |
 | network | `{job.task.network.name}`, {_options(job.task.network.options)} |
 | initial weights | {header.initial_weights} |

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshift import methods
 from fedshift.federation.model_files import Header, header_of, load_checkpoint
 from fedshift.federation.site.state import SiteState, StateStore
 from fedshift.inference.slicewise import batches
-from fedshift.methods import ClientChain, Method
 from fedshift.methods.base import Client, Run
-from fedshift.methods.fedbn import norm_keys
+from fedshift.methods.chain import ClientChain
+from fedshift.methods.method_set import Method, MethodSet
+from fedshift.methods.shared.norms import norm_keys
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import MethodArrays
 from fedshift.schema.strict import nearest
@@ -171,10 +171,11 @@ def make_ready(model: Model, choice: Choice, *, images: Images | None = None, de
         raise ConfigError(
             f"{model.path} has no statistics of a site {choice.site!r}{nearest(choice.site, header.statistics)}"
         )
-    loaded, net = methods.load(job.methods), model.task.network()
+    net = model.task.network()
+    loaded = MethodSet(job, net)
     net.load_state_dict(model.weights)
     state = _state(model, choice)
-    notes = _about_personal_parts(model, loaded, net, choice)
+    notes = _about_personal_parts(model, loaded, choice)
     net.load_state_dict(state.personal, strict=False)
     on = choose_device(device)
     net = prepare(net, job.task.schedule.precision, on).eval()
@@ -182,9 +183,9 @@ def make_ready(model: Model, choice: Choice, *, images: Images | None = None, de
     remembered = {m.name: _Remembered(m.name, state.methods.get(m.name, {})) for m in taken}
     if choice.site is not None:
         for method in taken:
-            arrays, number = model.arrays.get(method.name, {}), header.statistics.index(choice.site)
+            arrays, index = model.arrays.get(method.name, {}), header.statistics.index(choice.site)
             try:
-                remembered[method.name].update(method.client().told(arrays, number))
+                remembered[method.name].update(method.client().state_from_model(arrays, index))
             except (KeyError, IndexError) as error:
                 raise _incomplete(model, error) from None
     chain = ClientChain(taken, _run(model, net, choice), cast("dict[str, dict[str, Tensor]]", remembered))
@@ -274,7 +275,7 @@ def _state(model: Model, choice: Choice) -> SiteState:
     return found
 
 
-def _about_personal_parts(model: Model, loaded: Sequence[Method], net: nn.Module, choice: Choice) -> list[str]:
+def _about_personal_parts(model: Model, loaded: MethodSet, choice: Choice) -> list[str]:
     """Notes on what is not everybody's.
 
     Raises:
@@ -282,10 +283,9 @@ def _about_personal_parts(model: Model, loaded: Sequence[Method], net: nn.Module
     """
     if choice.state is not None:
         return []
-    withheld = frozenset().union(*(m.client().withheld(net) for m in loaded))
-    keeping = " and ".join(m.name for m in loaded if m.client().withheld(net))
+    withheld, keeping = loaded.withheld, " and ".join(loaded.withholding)
     if withheld:
-        normalises = withheld <= norm_keys(net, "all")
+        normalises = withheld <= norm_keys(loaded.net, "all")
         if not (choice.own and normalises):
             or_own = (
                 ", or estimate running statistics from the images given with --statistics own" if normalises else ""
@@ -301,7 +301,7 @@ def _about_personal_parts(model: Model, loaded: Sequence[Method], net: nn.Module
         ]
     if model.header.personal:
         return ["layers that every site keeps for itself are the average of the sites'"]
-    if any(m.client().scores_own_model(net) or m.client().fine_tune() for m in loaded):
+    if loaded.scores_own_model or loaded.fine_tune_epochs:
         return ["this is the model before sites make it their own; scores of personal models are not its scores"]
     return []
 

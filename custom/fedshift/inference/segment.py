@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +29,19 @@ class Segmented:
     error: str | None = None
 
 
-def outputs(images: Sequence[Path], out: Path, *, overlay: bool, force: bool) -> dict[Path, tuple[Path, Path | None]]:
+def outputs(
+    images: Sequence[Path], out: Path, *, overlay: bool, replace: Collection[Path] = ()
+) -> dict[Path, tuple[Path, Path | None]]:
     """Where mask and overlay of each image go.
 
+    Args:
+        images: scans.
+        out: the folder for both.
+        overlay: whether there are overlays.
+        replace: images, as resolved paths, whose files may be overwritten.
+
     Raises:
-        ConfigError: two would be one, or something is there already.
+        ConfigError: two images would share a file, an image would be overwritten, or a file already exists.
     """
     places: dict[Path, tuple[Path, Path | None]] = {}
     given = {image.resolve() for image in images}
@@ -50,8 +58,8 @@ def outputs(images: Sequence[Path], out: Path, *, overlay: bool, force: bool) ->
         if own is not None:
             raise ConfigError(f"{own} is one of the images: name another folder with --out")
         taken = next((path for path in sorted(files) if path.exists()), None)
-        if taken is not None and not force:
-            raise ConfigError(f"{taken} is there already: name another folder with --out, or replace it with --force")
+        if taken is not None and image.resolve() not in replace:
+            raise ConfigError(f"{taken} already exists: name another folder with --out, or replace it with --force")
         places[image] = mask, picture
     return places
 
@@ -73,7 +81,8 @@ def ready_for(model: Model, images: Sequence[Path], choice: Choice, *, device: s
     data, stacks, fault = model.data, [], None
     for image in images:
         try:
-            stacks.append(to_network(_read(image).voxels, matrix=data["matrix"]))
+            clip = data["clip_above_quantile"]
+            stacks.append(to_network(_read(image).voxels, matrix=data["matrix"], clip_above_quantile=clip))
         except ScanError as error:  # is told when its turn comes
             fault = fault or error
     if not stacks and fault is not None:
@@ -122,6 +131,7 @@ def find(model: Model, ready: Ready, scan: Scan) -> np.ndarray:
         matrix=data["matrix"],
         context=data["context"],
         scale=data["scale"],
+        clip_above_quantile=data["clip_above_quantile"],
         precision=model.header.job.task.schedule.precision,
         device=ready.device,
     )

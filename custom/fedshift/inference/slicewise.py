@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.data.arrays import radiological, resize_images, restore, to_uint8
+from fedshift.data.arrays import CLIP_ABOVE_QUANTILE, radiological, resize_images, restore, to_uint8
 from fedshift.tasks.precision import arrange, autocast
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ BATCH = 32
 """Slices at a time, as in evaluation."""
 
 
-def to_network(voxels: np.ndarray, *, matrix: int) -> np.ndarray:
-    """RAS voxels ``[z, y, x]`` as what the network sees of them: uint8 ``[S, matrix, matrix]``."""
-    return resize_images(to_uint8(radiological(voxels)), matrix)
+def to_network(voxels: np.ndarray, *, matrix: int, clip_above_quantile: float = CLIP_ABOVE_QUANTILE) -> np.ndarray:
+    """Turn RAS voxels ``[z, y, x]`` into the network's slices, uint8 ``[S, matrix, matrix]``."""
+    return resize_images(to_uint8(radiological(voxels), clip_above_quantile), matrix)
 
 
 def to_scan(probability: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -57,6 +57,7 @@ def segment(
     scale: float,
     precision: Precision,
     device: torch.device,
+    clip_above_quantile: float = CLIP_ABOVE_QUANTILE,
 ) -> np.ndarray:
     """The foreground of a scan.
 
@@ -68,13 +69,15 @@ def segment(
         scale: the largest intensity that it gets.
         precision: that of the job; ``auto`` is settled by the device here.
         device: where it is.
+        clip_above_quantile: intensities are clipped above this quantile of the scan.
 
     Returns:
         bool, of the shape of ``voxels``.
     """
     found = []
+    slices = to_network(voxels, matrix=matrix, clip_above_quantile=clip_above_quantile)
     with torch.inference_mode(), autocast(precision, device):
-        for x in batches(to_network(voxels, matrix=matrix), context=context, scale=scale):
+        for x in batches(slices, context=context, scale=scale):
             logits = network(arrange(x, precision, device))
             found.append(logits.float().softmax(1)[:, 1].cpu().numpy())
     mask: np.ndarray = to_scan(np.concatenate(found), voxels.shape) > 0.5

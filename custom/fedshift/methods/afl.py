@@ -1,23 +1,32 @@
 """AFL: weight the sites' models so that the worst-off site counts most.
 
-Mohri, Sivek & Suresh, "Agnostic Federated Learning", ICML 2019, as Algorithm 1 of Back de Luca et al., "Mitigating Data
-Heterogeneity in Federated Learning with Data Augmentation" (2022) has it with local steps::
+Mohri, Sivek & Suresh, "Agnostic Federated Learning", ICML 2019, in the version with local steps of Algorithm 1 in Back
+de Luca et al., "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation" (2022). The aggregation
+weights λ follow the sites' losses by projected gradient ascent::
 
-    λ_i = n_i / n  at first
+    λ_i = n_i / n  initially
     each round:  w ← Σ_i λ_i w_i,   then   λ ← proj_Δ(λ + η f(w)),   Δ = {λ : Σ λ = 1, λ ≥ 0}
 
-f_i(w) is the mean loss of the aggregate over site i's training samples. A site can tell it only when it has received
-the aggregate, in the next round; λ then moves before that round's models are averaged. So the order is the
-algorithm's, and the losses of the initial model (round 1) are not used, as in the authors' code.
+f_i(w) is the mean loss of the aggregate over site i's training samples. A site can compute it only after it has
+received the aggregate, that is in the next round; the server then updates λ before it averages that round's models.
+The order of operations is therefore the algorithm's. The losses of the initial model (round 1) are not used, as in the
+authors' code.
 
-Deviations: all sites take part in every round (the paper draws some), and drawn sites are refused. The projection is
-exact; the authors' function can leave a sum other than 1. Losses are of un-augmented samples in evaluation mode (the
-code: of augmented ones), normalised as at test.
+Deviations from the paper:
 
-Choices: η = 0.1 as in the code, the paper is silent. Absent sites keep their λ: what the others have together is shared
-out among them, and the round's models are averaged with the present λ projected on the simplex of the present sites.
-A site that missed the statistics round starts with the mean sample count. Batch-norm statistics are averaged with the
-convex weights nearest to λ, which are λ itself unless it is negative (Gen-AFL).
+- All sites take part in every round; the paper samples sites, which is refused here.
+- The projection is exact. The authors' function can return weights that do not sum to 1.
+- Losses are computed on un-augmented samples in evaluation mode with test-time normalisation; the authors' code uses
+  augmented samples.
+
+Choices:
+
+- η = 0.1 as in the code; the paper gives no value.
+- An absent site keeps its λ. The present sites' total weight is redistributed among them, and the round's models are
+  averaged with the present sites' λ, projected onto their simplex.
+- A site that missed the statistics round starts with the mean sample count.
+- Batch-norm statistics are averaged with the convex weights nearest to λ. These equal λ unless it has negative
+  elements (Gen-AFL).
 """
 
 from __future__ import annotations
@@ -48,14 +57,14 @@ class Config(Strict):
 
     @property
     def lowest(self) -> float:
-        """The least weight a site may get."""
+        """The smallest weight that a site may get."""
         return 0.0
 
 
 def project(values: np.ndarray, *, lowest: float = 0.0, total: float = 1.0) -> np.ndarray:
-    """The nearest point with the sum ``total`` and no element below ``lowest``, (N,) -> (N,) float64."""
+    """Euclidean projection onto {sum = ``total``, every element ≥ ``lowest``}: (N,) -> (N,) float64."""
     above = values.astype(np.float64) - lowest
-    room = max(total - lowest * len(above), 0.0)  # rounding can make it a little negative
+    room = max(total - lowest * len(above), 0.0)  # rounding can make it slightly negative
     descending = np.sort(above)[::-1]
     thresholds = (np.cumsum(descending) - room) / np.arange(1, len(above) + 1)
     last = np.flatnonzero(descending >= thresholds)[-1]
@@ -64,50 +73,50 @@ def project(values: np.ndarray, *, lowest: float = 0.0, total: float = 1.0) -> n
 
 
 def first_weights(n_samples: Sequence[int | None], *, lowest: float) -> np.ndarray:
-    """The λ to begin with: n_i / n in Δ; who has not told n_i counts as an average site."""
+    """Initial λ: n_i / n, projected onto Δ. An unknown n_i (None) is replaced by the mean of the known ones."""
     known = [n for n in n_samples if n is not None]
     counts = np.array([np.mean(known) if n is None else n for n in n_samples], np.float64)
     return project(counts / counts.sum(), lowest=lowest)
 
 
 def next_weights(weights: np.ndarray, losses: np.ndarray, *, eta: float, lowest: float) -> np.ndarray:
-    """One ascent step of the sites that told a loss, which keeps their sum: (N,), (N,) -> (N,)."""
+    """One projected ascent step for the sites that sent a loss; the sum of their weights stays: (N,), (N,) -> (N,)."""
     return project(weights + eta * losses, lowest=lowest, total=float(weights.sum()))
 
 
 class Client(base.Client[Config]):
-    """Tells how well the received model does."""
+    """Sends the received model's loss over the site's training samples."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Every round needs every site's loss."""
+        """Refuse sampling of sites: the update of λ needs every site's loss in every round."""
         refuse_sampled_sites(job, "afl", "λ moves by the losses of all sites")
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """One number."""
+        """The mean loss, a float64 scalar."""
         return {"loss": LOSS}
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """A pass over the training samples."""
+        """Compute the received model's mean loss over the training samples."""
         self._loss = mean_loss(ctx.run, data)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The received model's loss."""
+        """The loss computed before training."""
         return {"loss": np.asarray(self._loss)}
 
 
 class Server(base.Server[Config]):
-    """Moves λ, then averages with it."""
+    """Updates λ from the losses, then averages the models with it."""
 
     owns = frozenset({"combine"})
     tells_sites_apart = True
     method: ClassVar[str] = "afl"
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
-        """Losses of the aggregate of the round before."""
+        """Round 0: initial λ from sample counts. From round 2: update λ with the losses of the previous aggregate."""
         lowest = self.config.lowest
         if ctx.round == 0:
-            told = {update.site: update.n_samples for update in updates}
-            self.state["lambda"] = first_weights([told.get(site) for site in ctx.sites], lowest=lowest)
+            counts = {update.site: update.n_samples for update in updates}
+            self.state["lambda"] = first_weights([counts.get(site) for site in ctx.sites], lowest=lowest)
         elif ctx.round > 1:
             present, weights = places(updates, ctx), self.state["lambda"].copy()
             losses = np.array([float(update.arrays[self.method]["loss"]) for update in updates])
@@ -115,11 +124,11 @@ class Server(base.Server[Config]):
             self.state["lambda"] = weights
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """The sites' models, weighted by λ."""
+        """Mean of the sites' models weighted by λ."""
         shares = project(self.state["lambda"][places(updates, ctx)], lowest=self.config.lowest)
         return move(weights, updates, shares.tolist(), trainable=ctx.trainable, buffers=project(shares).tolist())
 
 
 def places(updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> list[int]:
-    """Where the updates' sites stand in the job's list."""
+    """Indices of the updates' sites in the job's list of sites."""
     return [ctx.sites.index(update.site) for update in updates]

@@ -1,7 +1,11 @@
-"""All: one model trained on all sites' images put together (ERM), the reference that no federation reaches.
+"""All: one model trained on the union of all sites' images (ERM), an upper reference for federations.
 
-"All" of the FRAug paper's tables, "ERM" of "Mitigating Data Heterogeneity in Federated Learning with Data
-Augmentation". Batches are drawn from the union of all sites' training images; the loss is the task's.
+"All" in the tables of Chen et al. (FRAug, arXiv 2022), "ERM" in "Mitigating Data Heterogeneity in Federated Learning
+with Data Augmentation" (Back de Luca et al., 2022)::
+
+    minimise 1/n Σ_i f(x_i)         over the union of all sites' training images
+
+Batches are drawn from the union; f is the task's loss. Needs all images in one place: `fedshift pooled all`.
 """
 
 from __future__ import annotations

@@ -1,25 +1,31 @@
 """Augmentation: flips, crops, rotations, colour changes and blur of training images, in the paper's levels.
 
-"Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", the levels of its tables::
+Back de Luca et al., "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", 2022. The levels of
+its tables::
 
     weak      horizontal flip with probability 0.5; a crop of 0.7 to 1 of the area, its aspect 3/4 to 4/3, resized
     moderate  weak, then brightness, contrast and saturation times U(0.7, 1.3), hue plus U(−0.3, 0.3) of a turn; grey
               with probability 0.1
     rotation  by U(−α, α) degrees (Rotated MNIST), filled with 0
-    blur      Gaussian of 5 pixels, deviation U(0.1, 2) (the paper's example of an augmentation that does not help)
-    flip      horizontal flip, beside level none (FedFA and FedRDN turn and flip), or in place of a level's own 0.5
+    blur      Gaussian of 5 pixels, standard deviation U(0.1, 2) (the paper's example of an augmentation that does not
+              help)
+    flip      horizontal flip with the given probability: with level none (FedFA and FedRDN rotate and flip), or
+              instead of a level's own 0.5
 
-A mask moves with its image. Flip, crop and rotation are one map of coordinates, so an image is sampled once.
+A mask is transformed with its image. Flip, crop and rotation are composed into one affine map, so an image is resampled
+once.
 
-Choices: images of neighbouring slices and grey images have no colours and get brightness and contrast only. Colour
-changes come in the order of the list (torchvision: a random one) and stay between the batch's smallest and largest
-value, as intensities may go to 1 or to 255; contrast turns about the image's mean grey. Images are sampled bilinearly,
-beyond their edge by the edge itself if within the image's outline; ``interpolation: nearest`` is what the authors'
-code does when it rotates. Masks are always sampled at the nearest pixel.
+Choices:
 
-Why not a library: MONAI has all of this but for the colours, image by image; kornia works on batches, with numbers from
-torch's global generator, which are others on a GPU; torchvision has no build that fits. Here whole batches are changed
-at once, on any device, with numbers that are drawn on the CPU from (seed, site, round).
+- Images of neighbouring slices and grey images have no colours; only brightness and contrast apply to them.
+- Colour changes are applied in the listed order (torchvision: random order) and clamped to the batch's minimum and
+  maximum, because intensities may go up to 1 or to 255. Contrast scales around the image's mean grey value.
+- Images are sampled bilinearly, with edge values where a sample within the image's outline needs pixels beyond it.
+  ``interpolation: nearest`` is what the authors' code does for rotations. Masks are always sampled with nearest.
+
+Why no library: MONAI has all of this except the colour changes, but works image by image. kornia works on batches, but
+draws from torch's global generator, whose numbers differ on a GPU. torchvision has no compatible build. Here the
+transforms work on batches on any device, with random numbers drawn on the CPU from (seed, site, round).
 """
 
 from __future__ import annotations
@@ -49,9 +55,9 @@ class Config(Strict):
     level: Literal["none", "weak", "moderate"] = "weak"
     rotation: float = Field(default=0.0, ge=0, le=180)
     flip: float | None = Field(default=None, ge=0, le=1)
-    """Probability; null is the level's own. Rotation and blur come on top of a level, none has its own."""
+    """Probability of a horizontal flip; null uses the level's (none: 0). Rotation and blur are added to any level."""
     blur: float = Field(default=0.0, ge=0, le=1)
-    """Probability."""
+    """Probability of a blur."""
     interpolation: Literal["bilinear", "nearest"] = "bilinear"
 
 
@@ -60,13 +66,13 @@ def uniform(low: float, high: float, shape: tuple[int, ...], rng: torch.Generato
     return low + (high - low) * torch.rand(shape, generator=rng)
 
 
-# --- where pixels come from ---------------------------------------------------------------------------
+# --- geometry -----------------------------------------------------------------------------------------
 
 
 def crops(count: int, rng: torch.Generator) -> Tensor:
-    """Boxes in a square image whose sides go from -1 to 1: half width, half height, centre (x, y), (count, 4).
+    """Random crop boxes (count, 4) in coordinates from -1 to 1: half width, half height, centre x, centre y.
 
-    The first of ten draws of area and aspect that fits inside, else the whole image.
+    Uses the first of ten draws of area and aspect that fits inside the image, otherwise the full image.
     """
     area = uniform(*AREA, (count, TRIES), rng)
     low, high = torch.tensor(ASPECT).log().tolist()
@@ -80,14 +86,14 @@ def crops(count: int, rng: torch.Generator) -> Tensor:
 
 
 def turned(degrees: Tensor) -> Tensor:
-    """Matrices (B, 2, 2) that take output (x, y) to where they come from, to turn images counter-clockwise."""
+    """Matrices (B, 2, 2) from output (x, y) to input coordinates that rotate images counter-clockwise."""
     angle = torch.deg2rad(degrees)
     cos, sin = angle.cos(), angle.sin()
     return torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], 1)
 
 
 def sample(x: Tensor, matrices: Tensor, mode: str) -> Tensor:
-    """Images (B, C, S, S) seen through affine maps (B, 2, 3) of output to input coordinates; 0 outside."""
+    """Images (B, C, S, S) resampled with affine maps (B, 2, 3) from output to input coordinates; 0 outside."""
     grid = functional.affine_grid(matrices.to(x), list(x.shape), align_corners=False)
     inside = (grid.abs() <= 1).all(-1)[:, None]
     return functional.grid_sample(x, grid, mode=mode, padding_mode="border", align_corners=False) * inside
@@ -97,12 +103,12 @@ def sample(x: Tensor, matrices: Tensor, mode: str) -> Tensor:
 
 
 def grey(x: Tensor) -> Tensor:
-    """Luma of colours: (B, 3, H, W) -> (B, 1, H, W)."""
+    """Luma of RGB images: (B, 3, H, W) -> (B, 1, H, W)."""
     return torch.einsum("bchw,c->bhw", x, x.new_tensor(LUMA))[:, None]
 
 
 def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
-    """Colours (B, 3, H, W), not negative, with their hue moved by ``turns`` (B, 1, 1), in units of the whole circle."""
+    """Non-negative RGB images (B, 3, H, W) with their hue shifted by ``turns`` (B, 1, 1), in units of a full turn."""
     value, largest = x.max(1)
     chroma = value - x.amin(1)
     red, green, blue = x.unbind(1)
@@ -114,7 +120,10 @@ def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
 
 
 def jitter(x: Tensor, factors: Tensor, turns: Tensor | None) -> Tensor:
-    """Brightness, contrast, and of colours saturation and hue; ``factors`` (3, B, 1, 1, 1), ``turns`` (B, 1, 1)."""
+    """Change brightness and contrast, and of RGB images saturation and hue.
+
+    ``factors`` (3, B, 1, 1, 1) are brightness, contrast and saturation; ``turns`` (B, 1, 1) is None for other images.
+    """
     low, high = x.min(), x.max()
     brightness, contrast, saturation = factors
     x = (brightness * x).clamp(low, high)
@@ -128,7 +137,7 @@ def jitter(x: Tensor, factors: Tensor, turns: Tensor | None) -> Tensor:
 
 
 def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
-    """Images (B, C, H, W) blurred along rows and columns, ``sigma`` (B,) the deviations; edges mirrored."""
+    """Images (B, C, H, W) blurred along rows and columns with standard deviations ``sigma`` (B,); mirrored edges."""
     b, c, h, w = x.shape
     reach = KERNEL // 2
     offsets = torch.arange(-reach, reach + 1, device=x.device, dtype=x.dtype)
@@ -140,20 +149,20 @@ def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
 
 
 class Client(base.Client[Config]):
-    """Changes every training batch before it is normalised."""
+    """Augments every training batch before normalisation."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Black must be 0: a factor on a colour, and the fill of a rotation, mean nothing after a shift."""
+        """Refuse shifted intensities: colour factors and the fill of rotations assume that black is 0."""
         mean = job.task.data.get("mean", (0.0,))
         if any(mean) and (self.config.level == "moderate" or self.config.rotation):
             which = "level moderate" if self.config.level == "moderate" else "rotation"
             raise ConfigError(
-                f"method augmentation: {which} needs images whose black is 0, and data.mean moves it: leave out "
-                "data.mean and data.std and normalise after the augmentation, with fedrdn.mode=fixed"
+                f"method augmentation: {which} needs images whose black is 0, and data.mean shifts it: leave out "
+                "data.mean and data.std, and normalise after the augmentation with fedrdn.mode=fixed"
             )
 
     def augment(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
-        """Images, and masks with them."""
+        """Augmented images, and masks transformed with them."""
         x, y = self._move(batch, ctx)
         if self.config.level == "moderate":
             x = self._colour(x, ctx)

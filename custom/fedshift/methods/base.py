@@ -1,19 +1,19 @@
-"""The contract between a method and the rest: a client half, a server half, and what each may see.
+"""The interface of a method: a client half, a server half, and what each of them can access.
 
-A method is one file in this folder, found by its name, with three classes: ``Config`` (a ``Strict``
-model), ``Client`` and ``Server``. Every hook has a default, and the defaults together are FedAvg, so a
-file holds only what its method does differently.
+A method is one file in this folder with three classes: ``Config`` (a ``Strict`` model), ``Client`` and ``Server``. The
+file's name is the method's name. Every hook has a default and the defaults together are FedAvg, so a file contains only
+what its method does differently.
 
-Order of the client hooks within a round::
+Order of the client hooks in a round::
 
     attach → receive → begin → for each batch: augment → inputs → batch → loss → (backward) → gradients → step → end
 
-``inputs`` also runs in evaluation. Halves keep nothing in attributes between rounds: what must last goes to
-``ctx.state`` at a site and to ``self.state`` at the server. Both are written to disk, the first before the site
-answers, the second when the round is closed.
+``inputs`` also runs in evaluation. Halves must not keep anything in attributes between rounds. What must survive a
+round goes into ``ctx.state`` at a site and ``self.state`` at the server. Both are written to disk: a site's state
+before the site answers, the server's state at the end of the round.
 
-The centralised references of the papers' tables are client halves that say in ``trains_on`` that they train where
-all sites' images are. They run in one process only (`fedshift.federation.in_process.run_pooled`).
+Centralised references are methods whose client half sets ``trains_on``, because they train on all sites' images in one
+place. They run in one process only (`fedshift.federation.in_process.run_pooled`).
 """
 
 from __future__ import annotations
@@ -29,39 +29,45 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.schema.job import JobSpec, OptimizerSpec
 from fedshift.schema.messages import Arrays, Weights
-from fedshift.schema.policy import Kind
+from fedshift.schema.policy import ArrayKind
 from fedshift.schema.seeding import generator
 from fedshift.schema.strict import Strict
 
 ConfigT = TypeVar("ConfigT", bound=Strict)
 
 Owned = Literal["combine", "step"]
-"""What only one method of a job may do."""
+"""What only one method of a job may do: combine the updates, or take the local optimiser step."""
 
 TrainsOn = Literal["site", "union", "every site"]
-"""A site's own images; or, for a centralised reference, batches from the union of all sites' images, or batches that
-hold equally many of every site, site after site."""
+"""``site``: a site's own images. For centralised references, ``union``: batches drawn from all sites' images together;
+``every site``: batches with the same number of images from every site, in site order."""
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """An array that travels: what the guard accepts and what the leaves-a-site table says.
+    """An array that a method sends: what the server accepts, and how it is documented for sites.
 
-    A word in ``shape`` stands for a size that the network does not fix: one of the task's sizes (``Task.sizes``),
-    ``"sites"``, or any other word for what a site may choose, at most one for each of its samples. ``low`` and
-    ``high`` bound every element, inclusive. ``reveals`` says in plain words what a reader of the array learns about
-    the site. ``keep`` is False for arrays from the server that have no place in a model file.
-
-    ``kind`` is what a site's policy allows or forbids. ``mean_of`` says of statistics that each element is a mean over
-    the training images of one number an image: its mean ``intensities``, which the task bounds, their ``deviations``,
-    or ``features``, which nothing bounds; only on such arrays a site's policy can put noise. ``reduce`` is ``sum``
-    where the server needs only the sum over sites, so that a transport which encrypts may add what it cannot read.
-
-    ``alike`` says how far an array may be from the other sites' arrays of its round: "norm", all
-    that a method sends so is together no larger than ``federation.max_norm_ratio`` times the median, of this round or
-    the largest of earlier ones; "elements", each of its numbers, which are positive, is within that factor of the
-    sites' median. ``averaged`` is set where the server does nothing but take means over sites, of values or of changes,
-    so that ``federation.robust`` acts on the array too (`fedshift.federation.server.robust`).
+    Attributes:
+        shape: sizes of the dimensions. A word is a size that the network does not determine: one of the task's sizes
+            (`fedshift.tasks.base.Task.sizes`), ``sites``, or any other word for a size that the site chooses, from 1 to
+            its number of training samples.
+        dtype: NumPy type name.
+        when: sent once, in the statistics round, or in every training round.
+        low: smallest allowed value of an element.
+        high: largest allowed value of an element.
+        reveals: what a reader of the array learns about the site, for ``docs/what-leaves-a-site.md``.
+        keep: whether an array from the server is written into model files.
+        kind: what a site's policy allows or forbids.
+        mean_of: set if each element is the mean over the training images of one number per image: its mean intensity
+            (``intensities``), the deviation of its intensities (``deviations``), both of which the task bounds, or
+            ``features``, which have no bound. A site's policy can add noise to such arrays only.
+        reduce: ``sum`` if the server needs only the sum over sites, so that the array can be encrypted.
+        alike: how the array is compared with the other sites' arrays of the round. ``norm``: the joint norm of all
+            arrays of the method marked so must be at most ``federation.max_norm_ratio`` times the median, the largest
+            one of this and earlier rounds. ``elements``: every element, all of which are positive, must be within that
+            factor of the sites' median.
+        averaged: set if the server only averages the array over sites (``values``), or averages changes (``changes``);
+            ``federation.robust`` then applies to it too (`fedshift.federation.server.robust`).
     """
 
     shape: tuple[int | str, ...]
@@ -71,20 +77,20 @@ class ArraySpec:
     high: float = np.inf
     reveals: str = ""
     keep: bool = True
-    kind: Kind = "other"
+    kind: ArrayKind = "other"
     mean_of: Literal["intensities", "deviations", "features"] | None = None
     reduce: Literal["stack", "sum"] = "stack"
     alike: Literal["", "norm", "elements"] = ""
     averaged: Literal["", "values", "changes"] = ""
 
     def sized(self, sizes: Mapping[str, int]) -> ArraySpec:
-        """With the words that are in ``sizes`` replaced by numbers."""
+        """Return a copy with the words in ``shape`` that ``sizes`` has replaced by numbers."""
         shape = tuple(sizes.get(size, size) if isinstance(size, str) else size for size in self.shape)
         return replace(self, shape=shape)
 
 
 class TrainingSamples(Protocol):
-    """A site's training samples, as methods may read them."""
+    """A site's training samples, as far as methods may read them."""
 
     @property
     def n_train(self) -> int:
@@ -92,21 +98,21 @@ class TrainingSamples(Protocol):
         ...
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Un-augmented training images (B, C, H, W) float32 and targets (see `Batch`), in order."""
+        """Yield training images (B, C, H, W) float32 and targets (see `Batch`) in order, without augmentation."""
         ...
 
 
 class Normalise(Protocol):
-    """What all methods' ``inputs`` do to images (B, C, H, W), as in training or as in evaluation."""
+    """Apply every method's ``inputs`` to images (B, C, H, W), as in training or as in evaluation."""
 
     def __call__(self, x: Tensor, *, training: bool) -> Tensor:
-        """Images of the same shape."""
+        """Return images of the same shape."""
         ...
 
 
 @dataclass
 class Run:
-    """One site's round, shared by all methods of the job."""
+    """One site's round. All methods of the job share it."""
 
     seed: int
     site: str
@@ -115,18 +121,18 @@ class Run:
     sites: tuple[str, ...]
     net: nn.Module
     objective: Callable[[Tensor, Tensor], Tensor]
-    """The task's loss of (logits, targets), a scalar."""
+    """The task's loss as a function of (logits, targets); a scalar."""
     n_classes: int
     images_are_slices: bool = False
-    """Whether the channels are neighbouring slices (segmentation) and not colours."""
+    """Whether channels are neighbouring slices of a volume, not colours."""
     step: int = 0
     """Optimiser steps taken in this round."""
     replay: bool = False
-    """Whether the present pass repeats an earlier one of the same step: nothing may be counted twice."""
+    """Whether this pass repeats an earlier one of the same step, so that methods must not count it again."""
     received: Weights = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
     normalise: Normalise = lambda x, *, training: x
-    """Images through every method's ``inputs``, for passes beside training."""
+    """Every method's ``inputs``, for passes outside the training loop."""
     generators: dict[str, torch.Generator] = field(default_factory=dict)
     stop: Callable[[], bool] = lambda: False
 
@@ -137,16 +143,16 @@ class Run:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def received_parameters(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
-        """Name, parameter and received value, on the parameter's device, of every trainable tensor."""
+        """Yield every parameter's name, the parameter, and its received value on the parameter's device."""
         for name, parameter in self.net.named_parameters():
             yield name, parameter, torch.from_numpy(self.received[name]).to(parameter)
 
 
 class Context:
-    """A method's view of its site's round: where it is, what it may keep, its own random numbers."""
+    """A method's view of its site's round: the run, the method's state, and its random numbers."""
 
     def __init__(self, run: Run, method: str, state: dict[str, Tensor]) -> None:
-        """``state`` is the method's part of the site's state tree; ``scratch`` is thrown away."""
+        """``state`` is the method's part of the site's state. ``scratch`` is discarded after the task."""
         self.run = run
         self.method = method
         self.state = state
@@ -154,11 +160,11 @@ class Context:
 
     @property
     def round(self) -> int:
-        """The round, from 1; 0 in the statistics round."""
+        """Number of the round from 1; 0 is the statistics round."""
         return self.run.round
 
     def rng(self, purpose: str) -> torch.Generator:
-        """The generator of (seed, site, round, method, purpose); it advances within the round."""
+        """The generator for (seed, site, round, method, purpose). Its state advances within the round."""
         name = f"{self.method}.{purpose}"
         if name not in self.run.generators:
             self.run.generators[name] = generator(self.run.seed, self.run.site, self.run.round, name)
@@ -167,109 +173,125 @@ class Context:
 
 @dataclass
 class Batch:
-    """Inputs (B, C, H, W) float32 and targets: (B, H, W) or (B,) int64, or soft (B, K, …) float32."""
+    """Inputs (B, C, H, W) float32 and targets: (B, H, W) or (B,) int64, or soft targets (B, K, …) float32."""
 
     x: Tensor
     y: Tensor
 
 
 class Client(Generic[ConfigT]):
-    """The half at a site. A new object is made for every task the site is given."""
+    """The half at a site. A new object is made for every task that a site is given."""
 
     owns: ClassVar[frozenset[Owned]] = frozenset()
     trains_on: ClassVar[TrainsOn] = "site"
     mixes_samples: ClassVar[bool] = False
-    """Whether a sample of a batch comes out with parts of another, and its target with it."""
+    """Whether the method mixes samples of a batch, and their targets, with each other."""
+    option_for_sums: ClassVar[str] = ""
+    """``option=value`` with which the server needs only sums of the method's arrays, as encryption requires."""
 
     def __init__(self, config: ConfigT) -> None:
-        """``config`` is the method's own, checked settings."""
+        """``config`` holds the method's checked options."""
         self.config = config
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse what the method cannot take, when the job is made.
+        """Refuse a job that the method cannot work with. Called when the job is made.
 
         Raises:
-            ConfigError: a task, optimiser, network or other method that does not fit, and why.
+            ConfigError: a task, optimiser or network that does not fit, and why.
+        """
+
+    def check_beside(self, name: str, other: Client[Any], net: nn.Module) -> None:
+        """Refuse another method of the job. Called after `check`, once for every other method.
+
+        Args:
+            name: the other method.
+            other: its client half.
+            net: the job's network.
+
+        Raises:
+            ConfigError: the two methods cannot be combined, and why.
         """
 
     def up(self, net: nn.Module) -> dict[str, ArraySpec]:
-        """Arrays that leave the site with this method, by name."""
+        """Specs of the arrays that the method sends from a site, by name."""
         return {}
 
     def personal(self, net: nn.Module) -> frozenset[str]:
-        """``state_dict`` keys that a site keeps for itself: what comes from outside does not overwrite them."""
+        """``state_dict`` keys that a site keeps for itself. Received values do not overwrite them."""
         return frozenset()
 
     def withheld(self, net: nn.Module) -> frozenset[str]:
-        """``state_dict`` keys that never leave the site; by default the personal ones."""
+        """``state_dict`` keys that never leave the site; by default the personal keys."""
         return self.personal(net)
 
     def scores_own_model(self, net: nn.Module) -> bool:
-        """Whether what a site scores is a model of its own; by default if it keeps anything for itself."""
+        """Whether a site scores a model of its own; by default if it has personal keys."""
         return bool(self.personal(net))
 
     def attach(self, net: nn.Module, ctx: Context) -> list[RemovableHandle]:
-        """Insert layers at ``net.stages``; they never enter ``net.state_dict()``."""
+        """Insert layers at ``net.stages`` with hooks, so that ``net.state_dict()`` does not change."""
         return []
 
     def statistics(self, data: TrainingSamples, ctx: Context) -> Arrays:
-        """Once, before round 1: the arrays named in ``up`` with ``when="once"``."""
+        """Return the arrays of ``up`` with ``when="once"``. Called once, before round 1."""
         return {}
 
     def receive(self, arrays: Arrays, ctx: Context) -> None:
-        """This method's arrays of the broadcast; the network has the received weights and personal parts already."""
+        """Take the method's arrays of the broadcast. The network already has the received and the personal weights."""
 
-    def told(self, arrays: Arrays, number: int) -> dict[str, Tensor]:
-        """What a site remembers of the statistics round, out of this method's arrays of a model file.
+    def state_from_model(self, arrays: Arrays, index: int) -> dict[str, Tensor]:
+        """Rebuild a site's state after the statistics round from a model file, for predictions with its statistics.
 
-        For predictions in the name of a site: ``number`` counts those that answered that round, in site order.
+        Args:
+            arrays: this method's arrays in the model file.
+            index: the site's position among the sites that answered the statistics round, in site order.
         """
         return {}
 
     def newcomer(self, data: TrainingSamples, ctx: Context) -> None:
-        """At a site that has never trained in this job, after ``receive``: it has no personal parts."""
+        """Prepare a site that has never trained in this job: it has no personal weights. Called after ``receive``."""
 
     def begin(self, data: TrainingSamples, ctx: Context) -> None:
-        """With the received model, before the first step."""
+        """Start local training. Called with the received model, before the first step."""
 
     def augment(self, batch: Batch, ctx: Context) -> Batch:
-        """Change images as they come from the data, and masks with them. Training only."""
+        """Change images and masks as they come from the data. Training only."""
         return batch
 
     def inputs(self, x: Tensor, ctx: Context, *, training: bool) -> Tensor:
-        """Change a batch of images (B, C, H, W), in training and in evaluation."""
+        """Change a batch of images (B, C, H, W). Training and evaluation."""
         return x
 
     def batch(self, batch: Batch, ctx: Context) -> Batch:
-        """Change inputs and targets together; soft targets are allowed. Training only."""
+        """Change inputs and targets after ``inputs``; targets may become soft. Training only."""
         return batch
 
     def loss(self, batch: Batch, logits: Tensor, loss: Tensor, ctx: Context) -> Tensor:
-        """Add to the task's loss of this batch (a scalar); ``logits`` are the network's answer to it."""
+        """Return the loss of this batch (a scalar); ``loss`` is the task's, ``logits`` are the network's output."""
         return loss
 
     def gradients(self, ctx: Context) -> None:
         """Change gradients after the backward pass."""
 
     def step(self, closure: Callable[[], Tensor], ctx: Context) -> Tensor:
-        """Take the optimiser step (owners of "step" only) and return the loss.
+        """Take the optimiser step and return the loss. Only for methods that own "step".
 
-        ``closure`` sets gradients and gives the loss of the batch. Called again it draws the same random numbers
-        and moves no running statistics.
+        ``closure`` computes the gradients and returns the loss of the batch. Further calls draw the same random numbers
+        and do not update running statistics.
         """
         raise TypeError(f"{self.config.__class__.__name__}: owns no step")
 
     def end(self, data: TrainingSamples, ctx: Context) -> Arrays:
-        """After the last step of the round: the arrays named in ``up`` with ``when="round"``."""
+        """Return the arrays of ``up`` with ``when="round"``. Called after the last step of the round."""
         return {}
 
     def fine_tune(self) -> int:
-        """Local epochs by which a site trains the final model for itself; it is then scored a second time."""
+        """Number of local epochs for which a site fine-tunes the final model, which is then scored a second time."""
         return 0
 
 
 class SiteUpdate(Protocol):
-    """An accepted update as a server half sees it; weights and arrays are read from disk one by one."""
+    """An accepted update as a server half sees it. Each access to a weight or array reads it from disk."""
 
     site: str
     n_samples: int
@@ -306,38 +328,38 @@ class Server(Generic[ConfigT]):
 
     owns: ClassVar[frozenset[Owned]] = frozenset()
     tells_sites_apart: ClassVar[bool] = False
-    """Whether ``combine`` gives each site's update a weight of its own for a reason beyond its sample count."""
+    """Whether ``combine`` weighs sites by anything other than their sample counts."""
 
     def __init__(self, config: ConfigT) -> None:
-        """``config`` is the method's own, checked settings; ``state`` is all that it remembers."""
+        """``config`` holds the method's checked options, ``state`` everything that it keeps between rounds."""
         self.config = config
         self.state: Arrays = {}
 
     def down(self, net: nn.Module) -> dict[str, ArraySpec]:
-        """Arrays that every site receives with this method, by name."""
+        """Specs of the arrays that every site receives with this method, by name."""
         return {}
 
     def start(self, net: nn.Module, ctx: ServerContext) -> None:
-        """Before the statistics round."""
+        """Set the initial state. Called before the statistics round."""
 
     def fault(self, arrays: Mapping[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
-        """What no honest site sends, beyond what `ArraySpec` can say: an array's name and the reason, or None.
+        """Check what `ArraySpec` cannot express. Returns the name of a wrong array and the reason, or None.
 
-        ``arrays`` are those of one site in one round, each as its specification wants it.
+        ``arrays`` are those of one site in one round; each fits its spec.
         """
         return None
 
     def receive(self, updates: Sequence[SiteUpdate], ctx: ServerContext) -> None:
-        """The accepted updates of a round, in site order (round 0: those of the statistics round)."""
+        """Take the accepted updates of a round (0 is the statistics round), in site order."""
 
     def factor(self, n_samples: int) -> int | None:
-        """f_k of a site where ``combine`` is no more than Σ f_k w_k / Σ f_k, which also ciphertexts can be put to."""
+        """Return a site's f_k if ``combine`` is Σ f_k w_k / Σ f_k, which ciphertexts allow too; else None."""
         return None
 
     def combine(self, weights: Weights, updates: Sequence[SiteUpdate], ctx: ServerContext) -> Weights:
-        """New global weights (owners of "combine" only)."""
+        """Return the new global weights. Only for methods that own "combine"."""
         raise TypeError(f"{self.config.__class__.__name__}: owns no combine")
 
     def broadcast(self, ctx: ServerContext) -> Arrays:
-        """The arrays named in ``down`` for the next round."""
+        """Return the arrays of ``down`` for the next round."""
         return {}

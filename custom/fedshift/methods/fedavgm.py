@@ -1,15 +1,18 @@
 """FedAvgM: momentum at the server on the sites' mean update.
 
 Hsu, Qi & Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
-2019. With the FedAvg aggregate avg = Σ_k c_k w_k::
+2019. The difference between the global model and the FedAvg aggregate avg = Σ_k c_k w_k is used as a gradient for SGD
+with momentum::
 
     v ← β v + (w − avg),    w ← w − η v                  (nesterov: w ← w − η (w − avg + β v))
 
-Deviations: FedFA's released code gives momentum to batch-norm statistics too, where it can make a variance
-negative; here they are averaged as in FedAvg.
+Options: β is ``beta``, η is ``server_lr``; ``weights`` selects c_k as in FedAvg. β = 0.9 is FedRDN's value for
+classification; FedRDN for prostate and FedFA's code use 0.01.
 
-Choices: β = 0.9, as in FedRDN for classification; FedRDN for prostate and FedFA's code have β = 0.01. η is
-``server_lr``, ``weights`` is FedAvg's. Velocities are kept in float64, so that β = 0 is FedAvg to the last bit.
+Deviation: FedFA's released code also applies momentum to batch-norm statistics, which can make a variance negative.
+Here batch-norm statistics are averaged as in FedAvg.
+
+Velocities are kept in float64, so that β = 0 reproduces FedAvg bit for bit.
 """
 
 from __future__ import annotations
@@ -36,12 +39,12 @@ class Config(Strict):
 
 
 class Server(base.Server[Config]):
-    """The mean, with momentum on parameters."""
+    """FedAvg with server momentum on trainable parameters."""
 
     owns = frozenset({"combine"})
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """One step of SGD with momentum, whose gradient is w − avg."""
+        """One SGD step with momentum; the gradient is w − avg."""
         beta = self.config.beta
         result = average(weights, updates, site_fractions(updates, self.config.weights))
         for key in sorted(ctx.trainable & set(updates[0].weights)):

@@ -1,40 +1,38 @@
 """FedBN: every site keeps its normalisation layers to itself; the rest is averaged.
 
-Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021. With the keys N
-of normalisation layers (scale, shift, running statistics, batch counter)::
+Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021. With N the
+``state_dict`` keys of normalisation layers (scale, shift, running statistics, batch counter)::
 
-    w[k] ← Σ_i c_i w_i[k]    k not in N        (c as the method that combines says)
+    w[k] ← Σ_i c_i w_i[k]    k not in N        (c from the method that combines)
     w_i[k] stays at site i   k in N
 
-A site trains and is scored with its own N. Layers are found by their type: the released code looks for the letters
-"bn" in a key and so misses normalisation inside ``nn.Sequential``. ``norms`` is ``batch`` (batch norm, and every
-module with the buffers running_mean and running_var) or ``all`` (group, layer and instance norm too).
+A site trains and is evaluated with its own N. The paper averages with 1/K: ``--set fedavg.weights=uniform``.
 
-The paper averages with 1/K: ``--set fedavg.weights=uniform``.
+Deviation: layers are found by type. The released code looks for "bn" in a key and so misses normalisation inside
+``nn.Sequential``.
 
-A site that has never trained has no N. ``unseen`` says what it uses; `results.final.newcomers` names such sites.
-``re-estimated`` (default): N never leaves a site; a newcomer passes its own un-augmented training images through
-the network and takes their statistics, without labels and with scale and shift as initialised. ``averaged``: N is
-sent and averaged as in FedAvg, but only a newcomer uses the average. The default is what the authors' server does
-(its N stays as initialised), and what keeps brightness and contrast of a site's features at the site.
+Variants:
+
+- ``norms`` is ``batch`` (batch norm, and every module with the buffers running_mean and running_var) or ``all`` (group,
+  layer, RMS and instance norm too).
+- ``unseen`` says what a site that has never trained, and so has no N, uses; `results.final.newcomers` lists such sites.
+  With ``re-estimated`` (default) N never leaves a site: a new site passes its own un-augmented training images through
+  the network and takes their running statistics, without labels and with the initial scale and shift. With
+  ``averaged`` N is sent and averaged as in FedAvg, but only new sites use the average. The default matches the authors'
+  server, whose N stays as initialised, and keeps the brightness and contrast of a site's features at the site.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedshift.methods import base
+from fedshift.methods.shared.norms import Norms, norm_keys, re_estimate
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
-
-Norms = Literal["batch", "all"]
 
 
 class Config(Strict):
@@ -44,64 +42,11 @@ class Config(Strict):
     unseen: Literal["re-estimated", "averaged"] = "re-estimated"
 
 
-def is_norm(module: nn.Module, norms: Norms) -> bool:
-    """Whether a module normalises, by its type or by the running statistics that it holds."""
-    buffers = {name for name, _ in module.named_buffers(recurse=False)}
-    if isinstance(module, _BatchNorm) or {"running_mean", "running_var"} <= buffers:
-        return True
-    return norms == "all" and isinstance(module, nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | _InstanceNorm)
-
-
-def own_keys(net: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
-    """Name, module and ``state_dict`` keys of every module that holds parameters or buffers itself."""
-    stored = net.state_dict().keys()
-    for name, module in net.named_modules(remove_duplicate=False):
-        prefix = f"{name}." if name else ""
-        own = [key for key, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
-        keys = tuple(prefix + key for key in own if prefix + key in stored)
-        if keys:
-            yield name, module, keys
-
-
-def norm_keys(net: nn.Module, norms: Norms) -> frozenset[str]:
-    """``state_dict`` keys of normalisation layers."""
-    return frozenset(key for _, module, keys in own_keys(net) if is_norm(module, norms) for key in keys)
-
-
-@torch.no_grad()
-def re_estimate(net: nn.Module, data: base.TrainingSamples, run: base.Run) -> None:
-    """Set running statistics to the mean, over the site's training images, of those of batches.
-
-    Only normalisation layers are in training mode, so that dropout and other methods' layers are still.
-    """
-    norms: list[Any] = [m for m in net.modules() if is_norm(m, "batch") and hasattr(m, "momentum")]
-    if not norms:
-        return
-    momenta, was_training = [m.momentum for m in norms], net.training
-    device = next(net.parameters()).device
-    net.eval()
-    for norm in norms:
-        norm.train()
-    seen = 0
-    try:
-        for x, _ in data.chunks():
-            if seen and len(x) == 1:
-                continue  # one image has no variance after pooling, and layers of vectors refuse it
-            seen += len(x)
-            for norm in norms:
-                norm.momentum = len(x) / seen  # a mean over images so far; the first chunk replaces what was there
-            net(run.normalise(x.to(device), training=False))
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-        net.train(was_training)
-
-
 class Client(base.Client[Config]):
-    """Keeps normalisation layers."""
+    """Keeps normalisation layers at the site."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """An average needs everything to be sent."""
+        """``unseen: averaged`` needs running statistics to be sent."""
         if self.config.unseen == "averaged" and job.methods.get("fedavg", {}).get("buffers") == "local":
             raise ConfigError(
                 "method fedbn: unseen=averaged needs running statistics to be sent, and fedavg.buffers=local keeps "
@@ -109,17 +54,17 @@ class Client(base.Client[Config]):
             )
 
     def personal(self, net: nn.Module) -> frozenset[str]:
-        """All that normalisation layers hold; batch counters that are sent are all sites' together."""
+        """Keys of normalisation layers; batch counters that are sent are left out, they count all sites' batches."""
         keys, state = norm_keys(net, self.config.norms), net.state_dict()
         if self.config.unseen == "averaged":
             return frozenset(key for key in keys if state[key].is_floating_point())
         return keys
 
     def withheld(self, net: nn.Module) -> frozenset[str]:
-        """The same, unless newcomers are to get the average."""
+        """The personal keys, or nothing with ``unseen: averaged``."""
         return frozenset() if self.config.unseen == "averaged" else self.personal(net)
 
     def newcomer(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Running statistics of the site's own images, or the received average."""
+        """With ``re-estimated``, take the running statistics of the site's images; otherwise keep the average."""
         if self.config.unseen == "re-estimated":
             re_estimate(ctx.run.net, data, ctx.run)

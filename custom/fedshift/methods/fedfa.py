@@ -1,11 +1,11 @@
-"""FedFA: augment the channel statistics of features, as wide as the sites differ.
+"""FedFA: augment the channel statistics of features with noise scaled by how much the sites differ.
 
 Zhou & Konukoglu, "FedFA: Federated Feature Augmentation", ICLR 2023 (equation numbers are the paper's).
 
 At a site, at each chosen encoder stage, with probability p for a batch X of shape (B, C, H, W)::
 
-    μ, σ   = mean and deviation of X over H, W, per image and channel              (2)
-    S_μ    = variance of μ over the batch, per channel;  S_σ likewise of σ         (3)
+    μ, σ   = mean and standard deviation of X over H, W, per image and channel     (2)
+    S_μ    = variance of μ over the batch, per channel;  S_σ likewise for σ        (3)
     m ← α m + (1−α) mean_b μ,   s ← α s + (1−α) mean_b σ                           (4)
     Ŝ_μ    = (γ_μ + 1) S_μ;  Ŝ_σ likewise                                          (8)
     μ̂ = μ + ε √Ŝ_μ,   σ̂ = σ + ε' √Ŝ_σ,   ε, ε' ~ N(0, 1) per image and channel
@@ -16,25 +16,29 @@ At the server, per stage, from the M sites' m and s::
     Σ²_j = variance over sites of m_j                                              (5)
     k_j  = 1 / (1 + 1/Σ²_j),    γ_j = C k_j / Σ_i k_i                              (6, 7)
 
-Before any statistics have been gathered γ = 1 (as released; the paper is silent). A batch that the layer
-leaves alone does not move m and s (as released).
+γ is 1 until the sites have sent statistics (as in the released code; the paper does not say). A batch that is not
+augmented does not update m and s (as in the released code).
 
-Deviations from the paper: ε = 1e-6 is added to variances inside the root and to Σ² inside the kernel, so that
-a dead channel gives no infinite gradient and one site gives γ = 1. Algorithm 1 can be read as setting m, s
-to 0, 1 every round; as released, sites go on from the sites' mean (``running: average``; ``reset`` and
-``local`` are the other readings).
+Deviations from the paper:
 
-``variant: released`` does what the authors' code does: unbiased variances, and one scalar Σ² over sites and
-channels together, which makes every γ_j = 1. Ablations by ``fusion``: ``direct`` uses Σ² in place of γ,
-``local`` is FedFA-C (Ŝ = S), ``random`` is FedFA-R (deviation 0.5 for all). ``layers`` chooses stages, from 1.
+- ε = 1e-6 is added to variances inside the root and to Σ² inside the kernel. It keeps gradients finite for dead
+  channels, and γ = 1 with a single site.
+- Algorithm 1 can be read as resetting m, s to 0, 1 every round. As in the released code, sites continue from the mean
+  over sites (``running: average``). ``reset`` and ``local`` are the other two readings.
 
-``share: sums`` is for sites that do not want their m and s seen singly. A site sends the difference d to the mean of
-all sites that it received, and d²; the server uses only Σ d and Σ d² over the M sites::
+Variants:
 
-    mean = received mean + Σ d / M,    Σ² = Σ d² / M − (Σ d / M)²
+- ``variant: released`` follows the authors' code: unbiased variances, and one scalar Σ² over sites and channels
+  together, which makes every γ_j = 1; a layer augments if u ≤ p instead of u < p, for u uniform in [0, 1).
+  With p = 0 it never does here (in the authors' code it would for u = 0), so that the method is FedAvg.
+- ``fusion`` selects the paper's ablations: ``direct`` uses Σ² instead of γ, ``local`` is FedFA-C (Ŝ = S), ``random`` is
+  FedFA-R (standard deviation 0.5 for all). ``layers`` selects stages, numbered from 1.
+- ``share: sums`` hides a site's m and s if the transport encrypts. A site sends the difference d between its value and
+  the mean over sites that it received, and d². The server uses only Σ d and Σ d² over the M sites::
 
-which is (5) again, but for rounding. Who adds up is another matter: unless the transport encrypts what a site sends,
-the server still sees every site's numbers.
+      mean = received mean + Σ d / M,    Σ² = Σ d² / M − (Σ d / M)²
+
+  This equals (5) up to rounding. Without encryption the server still sees every site's values.
 """
 
 from __future__ import annotations
@@ -72,7 +76,7 @@ class Config(Strict):
 
     @property
     def shares(self) -> bool:
-        """Whether sites exchange statistics at all; the ablations FedFA-C and FedFA-R do not."""
+        """Whether sites exchange statistics; the ablations FedFA-C and FedFA-R do not."""
         return self.fusion in ("adaptive", "direct")
 
 
@@ -80,42 +84,47 @@ class Config(Strict):
 
 
 def feature_statistics(x: Tensor, *, eps: float, unbiased: bool) -> tuple[Tensor, Tensor]:
-    """Eq. 2: mean and deviation over space, (B, C, H, W) -> 2 x (B, C)."""
+    """Eq. 2: mean and standard deviation over space, (B, C, H, W) -> 2 x (B, C)."""
     variance, mean = torch.var_mean(x, (2, 3), correction=int(unbiased))
     return mean, (variance + eps).sqrt()
 
 
 def batch_variance(statistic: Tensor, *, eps: float, unbiased: bool) -> Tensor:
-    """Eq. 3: variance over the batch, (B, C) -> (C,). A batch of one has none."""
+    """Eq. 3: variance over the batch plus ``eps``, (B, C) -> (C,). For a batch of one the variance is 0."""
     return statistic.var(0, correction=int(unbiased and len(statistic) > 1)) + eps
 
 
 def augment(
     x: Tensor, mean: Tensor, std: Tensor, spread: tuple[Tensor, Tensor], noise: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Eq. 9 as one multiply and add; ``spread`` holds √Ŝ_μ, √Ŝ_σ, each (C,), ``noise`` two (B, C) draws."""
+    """Eq. 9 as one multiply-add; ``spread`` holds √Ŝ_μ, √Ŝ_σ, (C,) each, ``noise`` two draws (B, C)."""
     new_mean = mean + noise[0] * spread[0]
     scale = 1 + noise[1] * spread[1] / std
     shift = new_mean - mean * scale
     return torch.addcmul(shift[..., None, None], x, scale[..., None, None])
 
 
+def fires(u: float, config: Config) -> bool:
+    """Whether a layer changes a batch, for u uniform in [0, 1): u < p, as released u ≤ p. With p = 0 it never does."""
+    return u < config.p or (config.variant == "released" and 0 < config.p == u)
+
+
 class FeatureAugmentation:
-    """The FFA layer of one stage: changes features in training, leaves them alone in evaluation."""
+    """The FFA layer of one stage: augments features in training, the identity in evaluation."""
 
     def __init__(self, layer: int, channels: int, net: nn.Module, config: Config, ctx: base.Context) -> None:
-        """γ = 1, m = 0, s = 1 until ``receive`` brings others."""
+        """Start with γ = 1, m = 0, s = 1, which ``receive`` replaces."""
         self._layer, self._net, self._config, self._ctx = layer, net, config, ctx
         self.gamma_mean, self.gamma_std = torch.ones(channels), torch.ones(channels)
         self.running_mean, self.running_std = torch.zeros(channels), torch.ones(channels)
         self.received: Arrays = {}
 
     def __call__(self, features: Tensor) -> Tensor:
-        """(B, C, H, W) -> the same shape and type."""
+        """Augmented features, of the same shape (B, C, H, W) and type."""
         if not self._net.training:
             return features
         rng = self._ctx.rng(f"layer{self._layer}")
-        if float(torch.rand((), generator=rng)) >= self._config.p:
+        if not fires(float(torch.rand((), generator=rng)), self._config):
             return features
         x = precise(features)
         unbiased, eps = self._config.variant == "released", self._config.eps
@@ -147,28 +156,30 @@ class FeatureAugmentation:
 
 
 def squared(name: str) -> str:
-    """What the squares of an array are called."""
+    """Name of the array that holds the squares of array ``name``."""
     return f"squared_{name}"
 
 
 def differences(name: str, spec: base.ArraySpec) -> dict[str, base.ArraySpec]:
-    """What ``share: sums`` sends in place of an array: d and d²."""
-    told = f"{spec.reveals}: {{}} the mean of all sites; only the sum over sites is used"
+    """The specs of d and d², which ``share: sums`` sends instead of an array."""
+    reveals = f"{spec.reveals}: {{}} the mean of all sites; only the sum over sites is used"
     widest = spec.high - min(spec.low, -spec.high)
     difference = replace(spec, dtype="float64", low=-widest, high=widest, reduce="sum", mean_of=None)
     return {
-        name: replace(difference, reveals=told.format("the difference to")),
+        name: replace(difference, reveals=reveals.format("the difference to")),
         squared(name): replace(
-            difference, low=0, high=widest**2, alike="", reveals=told.format("the squared difference to")
+            difference, low=0, high=widest**2, alike="", reveals=reveals.format("the squared difference to")
         ),
     }
 
 
 class Client(base.Client[Config]):
-    """Places the layers; sends m and s, receives γ."""
+    """Inserts the FFA layers; sends m and s, receives γ."""
+
+    option_for_sums = "fedfa.share=sums"
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """M and s of each layer, or how far they are from the mean of all sites, and the square of that."""
+        """For each layer m and s, or with ``share: sums`` their d and d²."""
         if not self.config.shares:
             return {}
         reveals = "moving average of the {} of features over the site's training images, per channel"
@@ -183,14 +194,14 @@ class Client(base.Client[Config]):
                 kind="statistics",
                 mean_of="features",
             )
-            # ε inside the root keeps a dead channel's deviation above 0.
+            # ε inside the root keeps a dead channel's standard deviation above 0.
             std = replace(mean, low=0.5 * self.config.eps**0.5, reveals=reveals.format("deviation"))
             for name, spec in ((f"mean.{number}", mean), (f"std.{number}", std)):
                 specs |= differences(name, spec) if self.config.share == "sums" else {name: spec}
         return specs
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """One layer a stage."""
+        """One FFA layer at each chosen stage."""
         stages = stages_of(net, self.config.layers, "fedfa")
         self._layers = {
             number: FeatureAugmentation(number, stage.channels, net, self.config, ctx)
@@ -199,7 +210,7 @@ class Client(base.Client[Config]):
         return [stage.hook(self._layers[number]) for number, stage in stages.items()]
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """γ for every layer, and where m and s go on from."""
+        """Set γ, and the m and s from which each layer continues."""
         if not self.config.shares:
             return
         for number, layer in self._layers.items():
@@ -214,7 +225,7 @@ class Client(base.Client[Config]):
                 layer.running_std = ctx.state[f"std.{number}"]
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """M and s of this round."""
+        """The values of m and s after this round, or with ``share: sums`` their d and d²."""
         if not self.config.shares:
             return {}
         arrays: Arrays = {}
@@ -237,7 +248,7 @@ class Client(base.Client[Config]):
 def site_variance(statistics: np.ndarray, *, scalar: bool) -> np.ndarray:
     """Eq. 5: variance over sites, (M, C) -> (C,).
 
-    ``scalar`` is the released form: one unbiased variance over sites and channels, for every channel.
+    With ``scalar`` (the released code) one unbiased variance over sites and channels, repeated for every channel.
     """
     if scalar:
         correction = 1 if statistics.size > 1 else 0
@@ -249,11 +260,11 @@ def site_variance(statistics: np.ndarray, *, scalar: bool) -> np.ndarray:
 def moments(
     centre: np.ndarray, total: np.ndarray, squares: np.ndarray, n_sites: int, *, scalar: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and `site_variance` of x = centre + d over sites, all (C,), where only Σ d and Σ d² are known."""
+    """Mean and `site_variance` over sites of x = centre + d, all (C,), from Σ d and Σ d² only."""
     mean = total / n_sites
     if not scalar:
         return centre + mean, np.maximum(squares / n_sites - mean**2, 0)
-    # Channels are told apart by their centres, so here the squares of x itself are needed.
+    # The variance over channels needs the squares of x itself, because centres differ between channels.
     count = n_sites * len(total)
     overall = float((centre + mean).mean())
     spread = float((squares + 2 * (centre - overall) * total + n_sites * (centre - overall) ** 2).sum())
@@ -268,10 +279,10 @@ def channel_weights(variance: np.ndarray, *, eps: float) -> np.ndarray:
 
 
 class Server(base.Server[Config]):
-    """Turns the sites' m and s into γ."""
+    """Computes γ from the sites' m and s."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """γ, and the mean of all sites' m and s, for each layer."""
+        """For each layer γ, and the mean over sites of m and s."""
         if not self.config.shares:
             return {}
         return {
@@ -281,7 +292,7 @@ class Server(base.Server[Config]):
         }
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """γ = 1, m = 0, s = 1."""
+        """Start with γ = 1, m = 0, s = 1."""
         if not self.config.shares:
             return
         for number, stage in stages_of(net, self.config.layers, "fedfa").items():
@@ -289,11 +300,11 @@ class Server(base.Server[Config]):
                 self.state[f"{name}.{number}"] = np.full(stage.channels, fill, np.float32)
 
     def fault(self, arrays: Mapping[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
-        """A square must be that of the difference beside it. Encrypted ones cannot be looked at."""
+        """Check that d² is the square of d (``share: sums``). Encrypted arrays cannot be checked."""
         if self.config.share == "sums":
             for name in [n for n in self.state if n.startswith(("mean.", "std.")) and n in arrays]:
                 if not np.allclose(arrays[squared(name)], np.square(arrays[name]), rtol=1e-6, atol=1e-12):
-                    return squared(name), f"is not the square of {name}, which the site sent with it"
+                    return squared(name), f"is not the square of {name}, which the site sent too"
         return None
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
@@ -308,10 +319,10 @@ class Server(base.Server[Config]):
             self.state[f"gamma_{name}"] = gamma.astype(np.float32)
 
     def _over_sites(self, name: str, updates: Sequence[base.SiteUpdate]) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of m or s of a layer, (C,) each."""
+        """Mean and variance over sites of m or s of one layer, (C,) each."""
         scalar = self.config.variant == "released"
         if self.config.share == "sums":
-            # Only the sums: an encrypting transport may bring nothing else.
+            # Use sums only: with encryption the server receives nothing else.
             total, squares = (
                 np.asarray(sum(update.arrays["fedfa"][key].astype(np.float64) for update in updates))
                 for key in (name, squared(name))

@@ -1,15 +1,17 @@
-"""FedHarmo: HarmoFL as a whole: amplitude normalisation of the images and weight perturbation in every local step.
+"""FedHarmo: both parts of HarmoFL, amplitude normalisation of images and weight perturbation in every local step.
 
 Jiang et al., "HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical Images",
-AAAI 2022 (FedFA's tables call it FedHarmo). Images are normalised as by ``harmofl``; every local step is::
+AAAI 2022 (called FedHarmo in FedFA's tables). Images are normalised as in ``harmofl``; every local step is::
 
     δ = α g / (‖g‖ + 1e-12),   g = ∇f(w)
     w ← optimiser step from w with the gradient ∇f(w + δ)
 
-which is FedSAM's step with ρ = α.
+This is FedSAM's step with ρ = α.
 
-Choices: α = 0.05 as in the authors' code. Their networks normalise with batch statistics at test time as well (no
-running ones); here batch norm is the task's network's own. Deviations and ``variant`` are those of ``harmofl``.
+Choices: α = 0.05 as in the authors' code.
+
+Deviations: the authors' networks use batch statistics at test time as well and keep no running statistics; here batch
+norm is used as the task's network defines it. Other deviations and ``variant`` are those of ``harmofl``.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ class Config(harmofl.Config):
 
 
 class Client(harmofl.Client):
-    """Normalises images and takes the local step."""
+    """Normalises images and takes the local step with the gradient at w + δ."""
 
     name = "fedharmo"
     owns = frozenset({"step"})
 
     def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:
-        """Two passes, one step."""
+        """Two forward and backward passes, one optimiser step."""
         return perturbed_step(closure, ctx.run, rho=cast(Config, self.config).alpha)
 
 
 class Server(harmofl.Server):
-    """Averages the spectra once."""
+    """Averages the spectra once, like HarmoFL's server."""
 
     name = "fedharmo"

@@ -6,14 +6,20 @@ after Arjovsky et al., "Invariant Risk Minimization", 2019. At a site, on every 
     scalar:      f(θ) + β ‖∇_{s=1} f(s · logits)‖²        s a single number that scales all logits      (26)
     classifier:  f(θ) + β ‖∇_W f(θ)‖²                     W the weight matrix of the network's head
 
-With one local step a round (``schedule.local_steps=1``) and plain SGD a round is a step of centralised IRM; the paper
-finds that it degrades with more.
+With plain SGD and one local step a round (``schedule.local_steps=1``), a round is a step of centralised IRM. The paper
+reports that more local steps degrade the result.
 
-``penalty: scalar`` is the paper's equation, ``classifier`` what its code uses by default. As in the code β is 1 for
-the first ``warmup`` steps of a site, then ``weight``, when the optimiser's state is also forgotten; the objective is
-divided by β, so that the length of a step stays, here only if β is above 1. f is the task's loss alone: what other
-methods add to it is neither penalised nor, if they come later by alphabet, divided. Deviation: a ``weight`` up to 1
-counts from the first step and nothing is forgotten, so 0 is FedAvg.
+Variants: ``penalty: scalar`` is the paper's equation, ``penalty: classifier`` the default of its code.
+
+Schedule of β, as in the code: β is 1 for the first ``warmup`` steps of a site, then ``weight``; at the change the
+optimiser's state is reset. The objective is divided by β to keep the step length.
+
+Deviations from the paper:
+
+- The objective is divided by β only if β > 1.
+- A ``weight`` of at most 1 applies from the first step, without a reset, so that ``weight=0`` is FedAvg.
+- f is the task's loss alone. Terms that other methods add are not penalised. They are divided by β only if their method
+  runs before this one (alphabetical order).
 """
 
 from __future__ import annotations
@@ -43,7 +49,7 @@ class Config(Strict):
 
 
 def scalar_penalty(logits: Tensor, y: Tensor, objective: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Eq. 26: squared derivative of the loss with respect to a factor of all logits, at 1."""
+    """Eq. 26: squared derivative of the loss with respect to a factor on all logits, at 1."""
     logits = precise(logits)
     scale = torch.ones((), dtype=logits.dtype, device=logits.device, requires_grad=True)
     (gradient,) = torch.autograd.grad(objective(logits * scale, y), scale, create_graph=True)
@@ -51,16 +57,16 @@ def scalar_penalty(logits: Tensor, y: Tensor, objective: Callable[[Tensor, Tenso
 
 
 def classifier_penalty(loss: Tensor, weight: Tensor) -> Tensor:
-    """Squared norm of the gradient of the loss with respect to the classifier's weight matrix."""
+    """Squared norm of the loss's gradient with respect to the classifier's weight matrix."""
     (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
     return gradient.square().sum()
 
 
 class Client(base.Client[Config]):
-    """Adds the penalty; remembers how many steps the site has taken."""
+    """Adds the penalty and counts the site's steps over all rounds."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """The classifier's penalty needs a classifier."""
+        """``penalty: classifier`` needs a linear head."""
         if self.config.penalty == "classifier" and not isinstance(getattr(net, "head", None), nn.Linear):
             raise ConfigError(
                 f"method fedirm: penalty classifier needs a network with a linear head, and {job.task.network.name} "

@@ -1,23 +1,27 @@
 """FedMix: approximate Mixup between sites with averages of a few images each, sent once.
 
-Yoon et al., "FedMix: Approximation of Mixup under Mean Augmented Federated Learning", ICLR 2021. Once, every site
-averages its training images and one-hot targets in groups of M (``images``). In training one average (x̄, ȳ) of any
-site is drawn for each batch, and Mixup with it is expanded to first order around (1−λ)x::
+Yoon et al., "FedMix: Approximation of Mixup under Mean Augmented Federated Learning", ICLR 2021. Before training, every
+site averages its training images and one-hot targets in groups of M (option ``images``). For each batch in training,
+one average (x̄, ȳ) of any site is drawn. Mixup with it (λ is ``lam``) is expanded to first order around (1−λ)x::
 
     loss = (1−λ) CE(f((1−λ)x), y) + λ CE(f((1−λ)x), ȳ) + λ ⟨∂[(1−λ) CE(f((1−λ)x), y)] / ∂((1−λ)x), x̄⟩
 
-CE is the mean over the batch, so the inner product sums over samples; x̄ is normalised as the batch is. The third
-term's gradient is a second derivative.
+CE is the mean over the batch, so the inner product sums over samples; x̄ is normalised like the batch. The gradient of
+the third term is a second derivative.
 
-Deviations: the paper gives every site all averages; here the server sends a random ``per_round`` of them in each
-round, the same to all sites, because they are as large as images. A group with fewer than M images is left out, since
-an average of fewer images reveals more. In segmentation targets are averaged masks, and the task's loss is replaced by
-cross-entropy: the expansion needs a loss that is linear in the target. Evaluation is left alone. The scaling by 1−λ
-comes after every method's ``inputs`` and before what methods later by alphabet do to the batch. Nothing is sent for
-the final evaluation, so fine-tuning there is without FedMix.
+Deviations from the paper:
 
-``variant: released`` is what both public re-implementations do (the authors published no code): the inner product is
-averaged over samples, which makes the third term too small by the batch size.
+- The paper sends all averages to every site. Because averages are as large as images, the server here sends a random
+  ``per_round`` of them each round, the same to all sites.
+- A group with fewer than M images is left out, because an average of fewer images reveals more.
+- In segmentation, targets are averaged masks, and cross-entropy replaces the task's loss: the expansion needs a loss
+  that is linear in the target.
+- Images are scaled by 1−λ after every method's ``inputs`` and before the ``batch`` hooks of methods later in the
+  alphabet. Evaluation is unchanged. No averages are sent for the final evaluation, so fine-tuning there runs without
+  FedMix.
+
+Variants: ``variant: released`` follows both public re-implementations (the authors published no code): the inner
+product is averaged over samples, which makes the third term too small by a factor of the batch size.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ from fedshift.tasks.precision import precise
 from fedshift.tasks.stages import StagedNetwork
 
 LARGEST = 1e3
-"""Of an image's intensities as they come from the data: at most 255, or in deviations from a mean."""
+"""Bound on the intensities of images before ``inputs``: at most 255, or standardised values."""
 
 
 class Config(Strict):
@@ -59,7 +63,7 @@ class Config(Strict):
 
 
 def group_means(data: base.TrainingSamples, group: Tensor, *, n_classes: int) -> tuple[Tensor, Tensor]:
-    """Averages of images and soft targets; ``group`` (n,) is each sample's group from 0, or -1 for none."""
+    """Means of images and soft targets by group; ``group`` (n,) holds each sample's group from 0, or -1 for none."""
     n_groups = int(group.max()) + 1
     size = int((group == 0).sum())
     sums: list[Tensor] = []
@@ -75,7 +79,7 @@ def group_means(data: base.TrainingSamples, group: Tensor, *, n_classes: int) ->
 
 
 def terms(logits: Tensor, x: Tensor, y: Tensor, average: tuple[Tensor, Tensor], *, lam: float) -> tuple[Tensor, ...]:
-    """CE(f, y), CE(f, ȳ) and ⟨∂[(1−λ) CE(f, y)]/∂x, x̄⟩; f are the answers to ``x``, scaled and with a gradient."""
+    """CE(f, y), CE(f, ȳ) and ⟨∂[(1−λ) CE(f, y)]/∂x, x̄⟩; f are the logits of ``x`` (scaled, requires a gradient)."""
     logits = precise(logits)
     mean_x, mean_y = average
     own = functional.cross_entropy(logits, y)
@@ -85,19 +89,19 @@ def terms(logits: Tensor, x: Tensor, y: Tensor, average: tuple[Tensor, Tensor], 
 
 
 class Client(base.Client[Config]):
-    """Sends its averages once; trains with everybody's."""
+    """Sends its averages once and trains with those of all sites."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """The task's loss that is replaced must still be there in full."""
+        """Refuse methods that divide the task's loss: FedMix subtracts the undivided loss."""
         released = job.methods.get("fraug", {}).get("variant") == "released"
         for other in (*(["fedirm"] if "fedirm" in job.methods else []), *(["fraug"] if released else [])):
             raise ConfigError(
-                f"method fedmix: replaces the task's loss, which {other} divides, so they cannot be combined: leave "
-                "one of them out"
+                f"method fedmix: cannot be combined with {other}, which divides the task's loss that FedMix replaces: "
+                "leave one of them out"
             )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """Averaged images and targets."""
+        """Averaged images (groups, C, H, W) and averaged targets."""
         channels = cast(StagedNetwork, net).in_channels
         head = getattr(net, "head", None)
         targets: tuple[int | str, ...] = ("groups", "classes", "rows", "columns")
@@ -110,7 +114,7 @@ class Client(base.Client[Config]):
                 when="once",
                 low=-LARGEST,
                 high=LARGEST,
-                reveals=f"averages of {of}: blurred pictures in which single images may be recognisable",
+                reveals=f"averages of {of}: blurred images in which single ones may be recognisable",
                 kind="images",
             ),
             "targets": base.ArraySpec(
@@ -119,11 +123,11 @@ class Client(base.Client[Config]):
         }
 
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """Averages over random groups."""
+        """Averages over random groups of M training images."""
         each = self.config.images
         if data.n_train < each:
             raise DataError(
-                f"site {ctx.run.site}: has {data.n_train} training images and FedMix averages {each} at a time; lower "
+                f"site {ctx.run.site}: has {data.n_train} training images, and FedMix averages groups of {each}: lower "
                 "fedmix.images or leave the site out"
             )
         order = torch.randperm(data.n_train, generator=ctx.rng("groups"))
@@ -138,7 +142,7 @@ class Client(base.Client[Config]):
         self._averages = {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """The network's input in training must have a gradient; a leaf of its own in every pass of a step."""
+        """Make the network's input require a gradient in training, as a new leaf in every pass of a step."""
 
         def watch(_net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
             if not net.training or not torch.is_grad_enabled() or "average" not in ctx.scratch:
@@ -159,14 +163,14 @@ class Client(base.Client[Config]):
         return base.Batch((1 - self.config.lam) * batch.x, batch.y)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """FedMix's loss in place of the task's; what other methods have added stays."""
+        """Replace the task's loss by FedMix's; terms added by other methods stay."""
         if not self._averages:
             return loss
         lam = self.config.lam
         own, theirs, inner = terms(logits, ctx.scratch["x"], batch.y, ctx.scratch["average"], lam=lam)
         if self.config.variant == "released":
             inner = inner / len(batch.x)
-        if ctx.run.images_are_slices:  # elsewhere the task's loss is `own`, bit for bit
+        if ctx.run.images_are_slices:  # in classification the task's loss equals `own` bit for bit
             loss = loss + (own - ctx.run.objective(logits, batch.y))
         return loss + lam * (theirs - own + inner)
 
@@ -175,24 +179,24 @@ class Client(base.Client[Config]):
 
 
 class Server(base.Server[Config]):
-    """Keeps all averages and sends some of them every round."""
+    """Keeps all averages and sends a random selection every round."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """This round's averages."""
-        told = f"up to {self.config.per_round} of all sites' `{{}}`, drawn at random, without names"
+        reveals = f"up to {self.config.per_round} of all sites' `{{}}`, drawn at random, without names"
         return {
-            name: base.ArraySpec(spec.shape, spec.dtype, reveals=told.format(name), keep=False)
+            name: base.ArraySpec(spec.shape, spec.dtype, reveals=reveals.format(name), keep=False)
             for name, spec in Client(self.config).up(net).items()
         }
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
-        """Round 0: all sites' averages, one after another."""
+        """Round 0: concatenate all sites' averages."""
         if ctx.round == 0:
             names = ("images", "targets")
             self.state = {name: np.concatenate([u.arrays["fedmix"][name] for u in updates]) for name in names}
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """A random choice for the round; nothing when there is none to train for."""
+        """A random selection for the round; empty for the final evaluation."""
         if not self.state or ctx.round > ctx.rounds:
             return {}
         rng = generator(ctx.seed, "server", ctx.round, "fedmix.averages")

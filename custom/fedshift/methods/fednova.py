@@ -8,12 +8,11 @@ For a site that took τ_i steps of SGD with momentum ρ::
     d_i = (w − w_i) / a_i,    p_i = n_i / n
     w   ← w − (Σ_i p_i a_i) Σ_i p_i d_i
 
-So a site with more data or a smaller batch pulls by its share p_i and not by its number of steps. With equal a_i this
-is FedAvg.
+A site's influence is its share of the data p_i, independent of how many steps it took. With equal a_i this is FedAvg.
 
-Choices: a_i holds for SGD whose momentum starts at zero in each round, so adam is refused, and momentum that is kept
-between rounds. Weight decay counts as part of the site's loss. The paper's a_i for FedProx belongs to FedProx's own
-solver (with the authors' other τ_eff), so the two are not combined. Batch-norm statistics are averaged by p_i.
+Restrictions: the formula for a_i assumes SGD whose momentum starts at zero in each round, so adam and momentum kept
+between rounds are refused. FedProx is refused because the paper's a_i for it belongs to FedProx's own solver (with the
+authors' other τ_eff). Weight decay counts as part of the site's loss. Batch-norm statistics are averaged with p_i.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Client(base.Client[Config]):
     """Plain local training with SGD."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """SGD, momentum from zero, no FedProx."""
+        """Require SGD with momentum starting at zero, and no FedProx."""
         optimizer = job.task.optimizer
         if optimizer.name != "sgd":
             raise ConfigError(
@@ -46,30 +45,29 @@ class Client(base.Client[Config]):
             )
         if optimizer.momentum > 0 and optimizer.keep:
             raise ConfigError(
-                "method fednova: counts steps as if momentum started at zero in each round: "
-                "use --set optimizer.keep=false"
+                "method fednova: assumes that momentum starts at zero in each round: use --set optimizer.keep=false"
             )
         if "fedprox" in job.methods:
             raise ConfigError(
-                "method fednova: does not count fedprox's pull towards the received model, so they cannot be "
-                "combined: leave one of them out"
+                "method fednova: cannot be combined with fedprox, whose proximal term its step normalisation "
+                "does not cover: leave one of them out"
             )
 
 
 def coefficients(fractions: Sequence[float], normalisers: Sequence[float]) -> list[float]:
-    """What each site's change w_i − w is multiplied by: (Σ_j p_j a_j) p_i / a_i."""
+    """Coefficient of each site's change w_i − w: (Σ_j p_j a_j) p_i / a_i."""
     effective = sum(p * a for p, a in zip(fractions, normalisers, strict=True))
     return [effective * p / a for p, a in zip(fractions, normalisers, strict=True)]
 
 
 class Server(base.Server[Config]):
-    """The normalised mean."""
+    """Mean of the updates, normalised by the number of steps."""
 
     owns = frozenset({"combine"})
     tells_sites_apart = True
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """Move along Σ_i p_i d_i."""
+        """Return w − (Σ_i p_i a_i) Σ_i p_i d_i; buffers are averaged with p_i."""
         normalisers = [effective_steps(update.n_steps, ctx.optimizer.momentum) for update in updates]
         moves = coefficients(sample_fractions(updates), normalisers)
         return move(weights, updates, moves, trainable=ctx.trainable)

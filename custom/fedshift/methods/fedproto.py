@@ -1,29 +1,33 @@
 """FedProto: pull every embedding to the average embedding of its class over all sites.
 
 Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022. With u = features(x)
-(B, d), what the network's head sees::
+(B, d), the input of the network's head::
 
-    site:    loss + λ · mean over all B·d elements of (u − P_y)²         P the prototypes of the server
+    site:    loss + λ · mean over all B·d elements of (u − P_y)²         P the server's prototypes
     site:    p_c = mean of u over the site's training images of class c
     server:  P_c = mean of p_c over the sites that have class c
 
-A sample whose class has no prototype yet contributes 0, so there is no term in round 1. A class that no site of a
-round has keeps its last prototype.
+A sample whose class has no prototype yet contributes 0, so round 1 has no extra term. A class that no site has in a
+round keeps its last prototype.
 
-In the original only prototypes travel and every site keeps its own model, which it is scored with: that is the
-default. ``average_weights: true`` averages the models as well, as in tables that compare one model.
+Variants:
 
-``prototypes: last_epoch`` is what the authors' code does: p is the mean of what the round's last epoch was trained on,
-each batch before its step, so it costs nothing but comes from weights that still change. (With
-``schedule.local_steps`` an epoch that has only begun is put together with the one before it.) ``trained`` passes over
-all training images once more, without augmentation, with the trained model in evaluation mode. With batch norm
-that is another embedding than the one in training, which uses the batch's statistics, and far from it while running
-statistics are still those of all sites together; hence ``last_epoch`` is the default.
+- Only prototypes travel by default, as in the paper: every site keeps its own model and is evaluated with it.
+  ``average_weights: true`` also averages the models, as in benchmarks that compare a single global model.
+- ``prototypes: last_epoch`` (default) follows the authors' code: p is the mean over the round's last epoch of training,
+  each batch embedded before its step. It needs no extra pass, but mixes embeddings of changing weights. (With
+  ``schedule.local_steps``, an unfinished epoch is merged with the one before it.)
+- ``prototypes: trained`` makes one more pass over all training images, un-augmented, with the trained model in
+  evaluation mode. With batch norm these embeddings differ from those in training, which use batch statistics. The
+  difference is large while running statistics are still averages over all sites, hence the default ``last_epoch``.
+- ``weights: samples`` weights the sites by their number of images of the class. Only then do class counts leave a site.
 
-Choices: a prototype of one image is that image's embedding, so a site sends none for a class of which the mean would
-hold fewer than ``min_samples`` images (2; the original: 1): the class counts as one that the site does not have, and
-the server refuses an answer that cannot be of such means. ``weights: samples`` weights the sites by their images of the
-class; only then do class counts leave a site. A soft label (Mixup) is pulled to the prototype of its largest class.
+Deviations from the paper:
+
+- The prototype of a single image is that image's embedding. A site therefore sends no prototype for a class with fewer
+  than ``min_samples`` images (2; the paper: 1) and reports the class as absent. The server rejects updates that
+  contradict this rule.
+- A soft label (Mixup) uses the prototype of its largest class.
 """
 
 from __future__ import annotations
@@ -65,58 +69,58 @@ def head_of(net: nn.Module) -> nn.Linear:
 
 
 def classes_of(y: Tensor) -> Tensor:
-    """(B,) int64; of soft targets (B, K) the largest class."""
+    """Class indices (B,) int64; the class with the largest share for soft targets (B, K)."""
     return y.argmax(1) if y.is_floating_point() else y
 
 
 def prototype_loss(u: Tensor, classes: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Mean over all elements of (u − P_y)², 0 where the class is not ``known`` (K,) bool."""
+    """Mean over all elements of (u − P_y)²; samples whose class is not in ``known`` (K,) bool contribute 0."""
     difference = (u - prototypes[classes]) * known[classes][:, None]
     return difference.square().mean()
 
 
 class ClassMeans:
-    """Sums of embeddings by class, float64."""
+    """Sums and counts of embeddings by class, in float64."""
 
     def __init__(self, like: Tensor) -> None:
-        """Nothing seen yet; ``like`` (K, d) has the sizes and the device."""
+        """All zero; ``like`` (K, d) gives the shape and the device."""
         self.sums = torch.zeros_like(like, dtype=torch.float64)
         self.counts = torch.zeros_like(self.sums[:, 0])
 
     def add(self, u: Tensor, classes: Tensor) -> None:
-        """Embeddings (B, d) and their classes (B,)."""
+        """Add embeddings (B, d) of the classes (B,)."""
         member = functional.one_hot(classes, len(self.counts)).double()
-        self.sums += member.T @ u.detach().double()  # index_add_ would add in any order on a GPU
+        self.sums += member.T @ u.detach().double()  # index_add_ is not deterministic on a GPU
         self.counts += member.sum(0)
 
     def merge(self, other: ClassMeans) -> None:
-        """Add what another has seen."""
+        """Add the sums and counts of ``other``."""
         self.sums += other.sums
         self.counts += other.counts
 
     def means(self) -> Tensor:
-        """(K, d), 0 for classes not seen."""
+        """Means (K, d), 0 for classes without embeddings."""
         return self.sums / self.counts.clamp(min=1)[:, None]
 
 
 class Client(base.Client[Config]):
-    """Pulls embeddings to the prototypes it received and sends its own."""
+    """Pulls embeddings to the received prototypes and sends the site's own."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """A prototype needs one label an image and an embedding."""
+        """Require a classification task and a network with a linear head."""
         if job.task.kind != "classification":
             raise ConfigError(
-                f"method fedproto: needs one label an image, and task {job.task.name} is {job.task.kind}, with a label "
-                "for every pixel: choose a classification task or another method"
+                f"method fedproto: needs one label for each image, and task {job.task.name} is {job.task.kind}, with a "
+                "label for every pixel: choose a classification task or another method"
             )
         if not isinstance(getattr(net, "head", None), nn.Linear):
             raise ConfigError(
                 f"method fedproto: needs a network with a linear head, and {job.task.network.name} has none: set "
-                "network.name to one that has"
+                "network.name to one with a linear head"
             )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The site's prototypes, and which classes it has."""
+        """Prototypes (K, d) and counts (K,): class counts with ``weights: samples``, otherwise 0 or 1."""
         head = head_of(net)
         counted = "the site's training images of each class"
         which = f"number of {counted}" if self.config.weights == "samples" else "which classes the site has (1 or 0)"
@@ -138,11 +142,11 @@ class Client(base.Client[Config]):
         }
 
     def personal(self, net: nn.Module) -> frozenset[str]:
-        """The whole model, unless models are averaged."""
+        """All keys, unless models are averaged."""
         return frozenset() if self.config.average_weights else frozenset(net.state_dict())
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """See what the head sees."""
+        """Record the input of the head."""
 
         def see(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             self._embedding = inputs[0]
@@ -150,19 +154,19 @@ class Client(base.Client[Config]):
         return [head_of(net).register_forward_pre_hook(see)]
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """The prototypes of all sites together."""
+        """The server's prototypes and which classes have one."""
         device = next(ctx.run.net.parameters()).device
         self._prototypes = torch.from_numpy(arrays["prototypes"]).to(device)
         self._known = torch.from_numpy(arrays["known"]).to(device) > 0
         self._pulls = bool(arrays["known"].any())
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Nothing is seen yet; the length of an epoch is known from the first batch on."""
+        """Start with empty class means."""
         self._n_train = data.n_train
         self._seen = ClassMeans(self._prototypes)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """The loss with the pull added; embeddings are gathered on the way."""
+        """The loss plus λ times the prototype loss; embeddings are collected for ``last_epoch``."""
         u = precise(self._embedding)
         classes = classes_of(batch.y)
         if self.config.prototypes == "last_epoch" and not ctx.run.replay:
@@ -175,10 +179,10 @@ class Client(base.Client[Config]):
         return loss + self.config.weight * prototype_loss(u, classes, self._prototypes.to(u), self._known)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The site's prototypes."""
+        """The site's prototypes, without classes that have fewer than ``min_samples`` images."""
         if self.config.prototypes == "trained":
             self._pass_over(data, ctx)
-        images = self._seen.counts  # of different images, for an epoch has none twice
+        images = self._seen.counts  # no image occurs twice in an epoch, so this counts distinct images
         if self.config.prototypes == "last_epoch" and self._unfinished:
             images = torch.maximum(images, self._before.counts)
             self._seen.merge(self._before)
@@ -193,7 +197,7 @@ class Client(base.Client[Config]):
 
     @torch.no_grad()
     def _pass_over(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Embeddings of all training images by the trained model."""
+        """Add the trained model's embeddings of all training images."""
         net = ctx.run.net
         training = net.training
         net.eval()
@@ -209,7 +213,7 @@ class Server(base.Server[Config]):
     """Averages prototypes class by class."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The prototypes of all sites together, and which classes have one."""
+        """The averaged prototypes (K, d) and which classes have one (K,)."""
         head = head_of(net)
         return {
             "prototypes": base.ArraySpec((head.out_features, head.in_features), reveals="a mean over sites"),
@@ -217,29 +221,29 @@ class Server(base.Server[Config]):
         }
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """No class has one."""
+        """No class has a prototype."""
         head = head_of(net)
         self.state["prototypes"] = np.zeros((head.out_features, head.in_features), np.float32)
         self.state["known"] = np.zeros(head.out_features, np.float32)
 
     def fault(self, arrays: Mapping[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
-        """Counts that ``min_samples`` images a class cannot give, or a prototype of a class that is not counted."""
+        """Reject impossible counts and prototypes of classes whose count is 0."""
         counts, least = arrays["counts"].astype(np.float64), self.config.min_samples
         by_class = self.config.weights == "samples"
         allowed = (counts == 0) | ((counts >= least) & (counts == np.rint(counts)) if by_class else counts == 1)
         if not allowed.all():
-            wanted = f"0 or a whole number from {least} on" if by_class else "0 or 1"
-            return "counts", f"holds {counts[~allowed][0]:g} for a class, allowed is {wanted}"
-        # The last epoch may be put together with the one before it.
-        most, told = (2 * n_samples, counts.sum()) if by_class else (n_samples, least * counts.sum())
-        if told > most:
-            return "counts", f"tells of at least {told:g} images, and the site has {n_samples}"
+            wanted = f"0 or an integer of at least {least}" if by_class else "0 or 1"
+            return "counts", f"is {counts[~allowed][0]:g} for a class, must be {wanted}"
+        # An unfinished last epoch is merged with the one before it, so an image may be counted twice.
+        most, claimed = (2 * n_samples, counts.sum()) if by_class else (n_samples, least * counts.sum())
+        if claimed > most:
+            return "counts", f"implies at least {claimed:g} images, and the site has {n_samples}"
         if (arrays["prototypes"] != 0)[counts == 0].any():
-            return "prototypes", f"has one for a class that is not counted: a mean of fewer than {least} images"
+            return "prototypes", f"holds a prototype of a class whose count is 0: a mean of fewer than {least} images"
         return None
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
-        """P_c over the sites that have class c. Without class counts every one of them counts as 1."""
+        """Update P_c, the mean over the sites that have class c, weighted by their counts."""
         if ctx.round == 0:
             return
         counts = np.stack([update.arrays["fedproto"]["counts"] for update in updates]).astype(np.float64)
@@ -251,5 +255,5 @@ class Server(base.Server[Config]):
         self.state["known"] = np.maximum(self.state["known"], has).astype(np.float32)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The last prototypes."""
+        """The current prototypes."""
         return self.state

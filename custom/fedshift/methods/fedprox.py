@@ -2,13 +2,13 @@
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020. The local objective is::
 
-    f_k(w) + μ/2 ‖w − w_g‖²          over trainable parameters, w_g what the round began with
+    f_k(w) + μ/2 ‖w − w_g‖²          over trainable parameters, w_g the weights at the start of the round
 
-Choices: for personal layers (FedBN) the received value is not the site's model; they are held near their own value
-at the beginning of the round. Buffers are not parameters and move freely.
+Choices: personal layers (FedBN) are held near the site's own values at the start of the round, because the received
+values are not the site's model. Buffers are not parameters and are not held.
 
-``variant: released`` is what the codes of FedFA and FedBN do: μ/2 ‖w − w_g‖, the norm and not its square, left out
-in the first step of a round. It is a pull of constant length however far the model has gone.
+Variants: ``variant: released`` follows FedFA's and FedBN's code: μ/2 ‖w − w_g‖, the norm instead of its square, and no
+term in the first step of a round. The gradient of this term has constant length, however far w is from w_g.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class Config(Strict):
 
 
 def distance(weights: Sequence[Tensor], anchor: Sequence[Tensor], *, squared: bool) -> Tensor:
-    """‖w − w_g‖² or ‖w − w_g‖ over all tensors together. The norm's gradient at 0 is 0."""
+    """‖w − w_g‖², or ‖w − w_g‖ with a gradient of 0 at 0, over all tensors together."""
     difference = torch.cat([(w - a).flatten() for w, a in zip(weights, anchor, strict=True)])
     return difference.square().sum() if squared else torch.linalg.vector_norm(difference)
 
 
 class Client(base.Client[Config]):
-    """Adds the proximal term."""
+    """Adds the proximal term to the loss."""
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Forget where another training began."""
+        """Drop the anchor of an earlier training run."""
         ctx.scratch.pop("anchor", None)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """The loss with the term added."""
-        if "anchor" not in ctx.scratch:  # the first step: nothing has moved since all methods have begun
+        """The loss plus the proximal term."""
+        if "anchor" not in ctx.scratch:  # first step: every method's `begin` has run, no weight has changed yet
             ctx.scratch["anchor"] = [p.detach().clone() for p in ctx.run.net.parameters()]
         released = self.config.variant == "released"
         if released and ctx.run.step == 0:

@@ -1,18 +1,23 @@
 """FedRDN: normalise each training image with a random site's mean and standard deviation.
 
-Yan et al., "A Simple Data Augmentation for Feature Distribution Skewed Federated Learning"::
+Yan et al., "A Simple Data Augmentation for Feature Distribution Skewed Federated Learning". Sites exchange their mean
+image statistics once; training images are normalised with the statistics of randomly drawn sites::
 
     μ^k = 1/n_k Σ_i mean(x_i),   σ^k = 1/n_k Σ_i std(x_i)        per channel, once, at each site
     training:  x ← (x − μ^j) / σ^j,   j ~ U{1…K} drawn for every image in every epoch
     test:      x ← (x − μ^k) / σ^k    with the site's own pair
 
-Deviations: the paper prints Σ_i without 1/n_k and its code divides, as done here. Statistics come from
-un-augmented training images in float64 (the code: from augmented ones). Random normalisation follows
-the geometric augmentation, as in the code.
+Deviations from the paper:
 
-Variants: ``variant: released`` draws mean and deviation independently, one of each a batch (the code);
-``mode: mean`` is FedRDN-V, the mean of all sites' pairs in training and test; ``mode: fixed`` is plain
-normalisation with the numbers in ``fixed_mean`` and ``fixed_std`` at every site.
+- The paper prints Σ_i without 1/n_k; its code divides by n_k, as done here.
+- Statistics come from un-augmented training images in float64; the code uses augmented ones.
+- Random normalisation follows the geometric augmentation, as in the code.
+
+Variants:
+
+- ``variant: released`` follows the code: mean and standard deviation are drawn independently, one of each per batch.
+- ``mode: mean`` is FedRDN-V: the mean of all sites' pairs, in training and test.
+- ``mode: fixed`` is plain normalisation with ``fixed_mean`` and ``fixed_std`` at every site.
 """
 
 from __future__ import annotations
@@ -43,22 +48,22 @@ class Config(Strict):
     fixed_std: tuple[float, ...] = (0.5,)
 
     def model_post_init(self, _context: object) -> None:
-        """Refuse a fixed deviation that cannot divide."""
+        """Refuse a standard deviation that is too small to divide by."""
         if min(self.fixed_std) < SMALLEST_STD:
             raise ConfigError(f"method fedrdn: fixed_std must be at least {SMALLEST_STD}, not {self.fixed_std}")
 
 
 def image_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Per-image, per-channel mean and (biased, as in the paper) standard deviation: (B, C, H, W) -> 2 x (B, C)."""
+    """Mean and (biased, as in the paper) standard deviation per image and channel: (B, C, H, W) -> 2 x (B, C)."""
     x = x.double()
     return x.mean((2, 3)), x.std((2, 3), correction=0)
 
 
 class Client(base.Client[Config]):
-    """Measures its images once; then normalises with everybody's numbers in training, its own at test."""
+    """Sends its statistics once; normalises with all sites' pairs in training, with its own pair at test."""
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """Two numbers a channel, once. Images are scaled to at most [0, 255] before any method sees them."""
+        """Mean and standard deviation, (C,) each. Images are scaled to at most [0, 255] before any method sees them."""
         if self.config.mode == "fixed":
             return {}
         shape = (cast(StagedNetwork, net).in_channels,)
@@ -80,7 +85,7 @@ class Client(base.Client[Config]):
         return {"mean": mean, "std": std}
 
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """μ^k and σ^k over the un-augmented training images; kept for test time."""
+        """μ^k and σ^k over the un-augmented training images; also kept in the site's state for test time."""
         if self.config.mode == "fixed":
             return {}
         sums: list[tuple[Tensor, Tensor]] = []
@@ -92,13 +97,13 @@ class Client(base.Client[Config]):
         if float(own_std.min()) < SMALLEST_STD:
             raise DataError(
                 f"site {ctx.run.site}: a channel of the training images is constant, so FedRDN cannot normalise "
-                "with it; run 'fedshift data check' on the site"
+                "with it: run 'fedshift data check' on the site"
             )
         ctx.state["mean"], ctx.state["std"] = own_mean, own_std
         return {"mean": own_mean.numpy(), "std": own_std.numpy()}
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """All sites' pairs, (K, C) each; their mean for FedRDN-V; the fixed pair for plain normalisation."""
+        """All sites' pairs, (K, C) each; with ``mode: mean`` their mean, with ``mode: fixed`` the fixed pair."""
         if self.config.mode == "fixed":
             pairs = torch.tensor([self.config.fixed_mean]), torch.tensor([self.config.fixed_std])
         else:
@@ -107,14 +112,14 @@ class Client(base.Client[Config]):
             pairs = pairs[0].mean(0, keepdim=True), pairs[1].mean(0, keepdim=True)
         self._means, self._stds = pairs
 
-    def told(self, arrays: Arrays, number: int) -> dict[str, Tensor]:
-        """A site's own pair."""
+    def state_from_model(self, arrays: Arrays, index: int) -> dict[str, Tensor]:
+        """The site's own pair, from its row in the received list."""
         if self.config.mode == "fixed":
             return {}
-        return {name: torch.from_numpy(arrays[f"{name}s"][number]) for name in ("mean", "std")}
+        return {name: torch.from_numpy(arrays[f"{name}s"][index]) for name in ("mean", "std")}
 
     def inputs(self, x: Tensor, ctx: base.Context, *, training: bool) -> Tensor:
-        """A random site's pair for every image in training, the own pair otherwise."""
+        """Normalise with a random site's pair for every image in training, with the site's own pair otherwise."""
         if self.config.mode != "random":
             mean, std = self._means, self._stds
         elif not training:
@@ -130,15 +135,15 @@ class Client(base.Client[Config]):
 
 
 class Server(base.Server[Config]):
-    """Collects the pairs once and hands all of them to every site."""
+    """Collects the pairs once and sends all of them to every site."""
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The list of pairs, without site names."""
+        """The list of pairs, (K, C) each, without site names."""
         if self.config.mode == "fixed":
             return {}
-        told = "every site's `{}`, without names"
+        reveals = "every site's `{}`, without names"
         return {
-            f"{name}s": base.ArraySpec(("sites", *spec.shape), spec.dtype, reveals=told.format(name))
+            f"{name}s": base.ArraySpec(("sites", *spec.shape), spec.dtype, reveals=reveals.format(name))
             for name, spec in Client(self.config).up(net).items()
         }
 
@@ -150,5 +155,5 @@ class Server(base.Server[Config]):
             }
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The same list every round, so that a site needs to remember nothing it received."""
+        """The same list every round, so a site does not have to store it."""
         return self.state

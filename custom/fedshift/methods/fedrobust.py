@@ -1,20 +1,25 @@
-"""FedRobust: train on images that an affine adversary has made as hard as it may.
+"""FedRobust: train on images changed by an affine adversary that maximises the loss.
 
 Reisizadeh et al., "Robust Federated Learning: The Case of Affine Distribution Shifts", NeurIPS 2020. Each site has
 an adversary x ↦ Γ x + δ that acts on the channels of every pixel, Γ (C, C), δ (C,). For each batch of n images::
 
     a(Γ, δ) = n f(w; Γ x + δ) − λ_δ ‖δ‖² − λ_Γ ‖Γ − I‖²        f the task's loss, a mean over the batch
-    Γ ← Γ + η_Γ ∇_Γ a,    δ ← δ + η_δ ∇_δ a                     one step up
-    w ← optimiser step on f(w; Γ x + δ)                         one step down, with the new Γ, δ
+    Γ ← Γ + η_Γ ∇_Γ a,    δ ← δ + η_δ ∇_δ a                     one ascent step
+    w ← optimiser step on f(w; Γ x + δ)                         one descent step, with the new Γ, δ
 
-Γ = I, δ = 0 at the start; both stay at the site from batch to batch and from round to round. Steps and penalties are
-those of the authors' code (0.001, 0.02, 100, 4).
+Γ starts at I and δ at 0. Both stay at the site and persist over batches and rounds. The defaults of η_Γ
+(``step_gamma``), η_δ (``step_delta``), λ_Γ (``penalty_gamma``) and λ_δ (``penalty_delta``) are those of the authors'
+code: 0.001, 0.02, 100 and 4.
 
-Deviations: the authors' Γ maps the whole flattened image to itself, which for 3 x 256 x 256 pixels has 4e10 entries,
-so here it maps channels (in segmentation the neighbouring slices that a network sees together). The authors average
-models after every step (``schedule.local_steps=1``); here after a round. Images are those after ``inputs``,
-normalised as the network sees them, and are not clipped. The pass for the adversary moves no running statistics
-and has the same random draws (dropout, FedFA's) as the pass that trains.
+Deviations from the paper:
+
+- The authors' Γ maps the flattened image to itself, which for 3 x 256 x 256 pixels has 4e10 entries. Here Γ maps
+  channels; in segmentation these are the neighbouring slices that the network sees together.
+- The authors average models after every step (``schedule.local_steps=1``), here after every round.
+- The adversary acts on images after ``inputs``, normalised as the network sees them; the result is not clipped.
+
+The adversary's pass does not update running statistics, and it uses the same random draws (dropout, FedFA) as the
+training pass.
 """
 
 from __future__ import annotations
@@ -42,13 +47,13 @@ class Config(Strict):
     penalty_gamma: float = Field(default=100.0, ge=0)
 
     def model_post_init(self, _context: object) -> None:
-        """Refuse a step that overshoots its own penalty further every time."""
+        """Refuse a step size with which the adversary diverges under its own penalty."""
         for name in ("delta", "gamma"):
             step, penalty = getattr(self, f"step_{name}"), getattr(self, f"penalty_{name}")
             if step * penalty >= 1:
                 raise ConfigError(
                     f"method fedrobust: step_{name} {step:g} times penalty_{name} {penalty:g} must be below 1, or the "
-                    f"adversary grows without end: lower step_{name}"
+                    f"adversary diverges: lower step_{name}"
                 )
 
 
@@ -64,7 +69,7 @@ class Affine(NamedTuple):
 
 
 def ascend(affine: Affine, risk: Tensor, *, n: int, config: Config) -> Affine:
-    """One step up on n f − λ_δ ‖δ‖² − λ_Γ ‖Γ − I‖²; ``risk`` is f, made from ``affine``."""
+    """One ascent step on n f − λ_δ ‖δ‖² − λ_Γ ‖Γ − I‖²; ``risk`` is f, computed with ``affine``."""
     grad_gamma, grad_delta = torch.autograd.grad(n * risk, (affine.gamma, affine.delta))
     gamma, delta = affine.gamma.detach(), affine.delta.detach()
     eye = torch.eye(len(gamma), dtype=gamma.dtype, device=gamma.device)
@@ -75,10 +80,10 @@ def ascend(affine: Affine, risk: Tensor, *, n: int, config: Config) -> Affine:
 
 
 class Client(base.Client[Config]):
-    """Keeps the site's adversary and trains on what it makes."""
+    """Keeps the site's adversary and trains on the images that it changes."""
 
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
-        """Move the adversary by one step, then put its images in place of the batch's."""
+        """Update the adversary with one ascent step, then apply it to the batch."""
         x = batch.x
         affine = self._affine(x, ctx)
         affine = Affine(affine.gamma.requires_grad_(), affine.delta.requires_grad_())
@@ -95,7 +100,7 @@ class Client(base.Client[Config]):
         return {}
 
     def _affine(self, x: Tensor, ctx: base.Context) -> Affine:
-        """The adversary as it is now, on the images' device."""
+        """The current adversary, on the images' device."""
         if "affine" in ctx.scratch:
             affine: Affine = ctx.scratch["affine"]
             return affine

@@ -4,15 +4,18 @@ Qu et al., "Generalized Federated Learning via Sharpness Aware Minimization", IC
 Generalization in Federated Learning by Seeking Flat Minima", ECCV 2022 (FedASAM). Every local step::
 
     SAM:    ε = ρ g / (‖g‖ + 1e-12),                          g = ∇f(w), one norm over all parameters
-    ASAM:   ε = ρ T² g / (‖T g‖ + 1e-12),   T = |w| + η       element by element (Kwon et al., ICML 2021)
+    ASAM:   ε = ρ T² g / (‖T g‖ + 1e-12),   T = |w| + η       elementwise (Kwon et al., ICML 2021)
     w ← optimiser step from w with the gradient ∇f(w + ε)
 
-Both passes see the same batch with the same random draws; running statistics (batch norm, FedFA's) move in the first
-only, as in FedFA's code. Weights are put back from copies, so rounding leaves nothing behind. The step is taken by
-the task's own optimiser, whichever it is.
+Both passes use the same batch and the same random draws. Running statistics (batch norm, FedFA's) are updated in the
+first pass only, as in FedFA's code. w is restored from copies, so no rounding error remains. The step is taken by the
+task's own optimiser, whichever it is.
 
-Deviations: FedASAM's code leaves parameters that are not named weight unscaled (T = 1) and lets batch norm move in
-both passes; here T is that of the formula for all parameters. The loss that is reported is that of the first pass.
+Deviations from the paper: FedASAM's code does not scale parameters whose name is not "weight" (T = 1) and updates
+batch-norm statistics in both passes; here T follows the formula for all parameters. The reported loss is that of the
+first pass.
+
+Variants: ``adaptive: true`` is ASAM, with η as ``eta``.
 """
 
 from __future__ import annotations
@@ -38,15 +41,17 @@ class Config(Strict):
     eta: float = Field(default=0.0, ge=0)
 
     def model_post_init(self, _context: object) -> None:
-        """Refuse an η that does nothing."""
+        """Refuse ``eta`` without ``adaptive``, where it has no effect."""
         if self.eta and not self.adaptive:
-            raise ConfigError("method fedsam: eta belongs to adaptive SAM: use --set fedsam.adaptive=true as well")
+            raise ConfigError(
+                "method fedsam: eta has no effect without adaptive SAM: use --set fedsam.adaptive=true as well"
+            )
 
 
 def perturbation(
     weights: list[Tensor], gradients: list[Tensor], *, rho: float, adaptive: bool = False, eta: float = 0.0
 ) -> list[Tensor]:
-    """ε for every parameter; ``adaptive`` scales element by element with |w| + ``eta``."""
+    """ε for every parameter; ``adaptive`` scales elementwise with |w| + ``eta``."""
     scales = [w.abs() + eta for w in weights] if adaptive else []
     directions = [g * t for g, t in zip(gradients, scales, strict=True)] if adaptive else gradients
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(d) for d in directions]))
@@ -59,7 +64,7 @@ def perturbation(
 def perturbed_step(
     closure: Callable[[], Tensor], run: base.Run, *, rho: float, adaptive: bool = False, eta: float = 0.0
 ) -> Tensor:
-    """One optimiser step from where the network is, with the gradient at w + ε. Returns the loss at w."""
+    """One optimiser step from w with the gradient at w + ε; returns the loss at w."""
     assert run.optimizer is not None
     loss = closure()
     moved = [p for p in run.net.parameters() if p.grad is not None]
@@ -77,11 +82,11 @@ def perturbed_step(
 
 
 class Client(base.Client[Config]):
-    """Takes the local step."""
+    """Takes the local step with the gradient at w + ε."""
 
     owns = frozenset({"step"})
 
     def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:
-        """Two passes, one step."""
+        """Two forward and backward passes, one optimiser step."""
         c = self.config
         return perturbed_step(closure, ctx.run, rho=c.rho, adaptive=c.adaptive, eta=c.eta)

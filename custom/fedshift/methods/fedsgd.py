@@ -1,30 +1,33 @@
 """FedSGD: one step a round, along the mean of all sites' gradients at the same weights.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, where it is
-the baseline of FedAvg. From the received w, with g_b the gradient at w of the round's b-th batch::
+the baseline of FedAvg. Sites accumulate gradients at the received w without moving it. With g_b(w) the gradient of the
+round's b-th batch::
 
     w_k = w − lr/B Σ_b g_b(w)        at site k
     w   ← Σ_k c_k w_k,    c_k = n_k / Σ n   (weights: samples)   or   1 / K   (weights: uniform)
 
-which is one step of gradient descent on Σ_k c_k f_k.
+This is one step of gradient descent on Σ_k c_k f_k.
 
-Deviations: the paper's gradient is over all of a site's samples; here it is the mean over the round's batches, with
-their augmentation: all samples but a last partial batch with ``local_epochs: 1``, so many batches with ``local_steps``
-(with ``local_steps: 1`` it is FedAvg with one step). Batch norms normalise by batch and their running statistics move
-with each, as in other training.
+Deviations from the paper:
 
-Choices: a site sends w_k, which tells the server as much as the gradient. Weight decay is part of the gradient at w.
-Plain SGD only: for momentum use fedavgm, which has it at the server.
+- The paper takes the gradient over all of a site's samples. Here it is the mean over the round's augmented batches:
+  with ``local_epochs: 1`` all samples except an incomplete last batch, with ``local_steps`` that many batches.
+  ``local_steps: 1`` is FedAvg with one step.
+- Batch norm normalises with batch statistics, and running statistics are updated with every batch, as in other
+  training.
+
+Choices: a site sends w_k, which reveals as much to the server as the gradient. Weight decay is part of the gradient at
+w. Only plain SGD is allowed; for momentum use fedavgm, which applies it at the server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fedshift import methods
 from fedshift.methods import base
 from fedshift.methods.shared.aggregation import average, site_fractions
 from fedshift.schema.errors import ConfigError
@@ -40,17 +43,17 @@ class Config(Strict):
 
 
 class Client(base.Client[Config]):
-    """Adds up gradients and takes one step at the end of the round."""
+    """Accumulates gradients and takes one step at the end of the round."""
 
     owns = frozenset({"step"})
 
     def __init__(self, config: Config) -> None:
-        """Nothing added up yet."""
+        """No gradient accumulated yet."""
         super().__init__(config)
         self._total: dict[str, Tensor] = {}
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Plain SGD; nothing that trains a site's model on."""
+        """Require plain SGD and no method that fine-tunes at the site."""
         optimizer = job.task.optimizer
         if optimizer.name != "sgd":
             raise ConfigError(
@@ -58,18 +61,20 @@ class Client(base.Client[Config]):
             )
         if optimizer.momentum > 0:
             raise ConfigError(
-                "method fedsgd: takes one plain step a round; for momentum, which belongs to the server then, use "
-                "--set optimizer.momentum=0 or method fedavgm with schedule.local_steps=1"
+                "method fedsgd: takes one plain SGD step a round: use --set optimizer.momentum=0, or for "
+                "momentum at the server method fedavgm with schedule.local_steps=1"
             )
-        for other in methods.load(job.methods):
-            if other.client().fine_tune():
-                raise ConfigError(
-                    f"method fedsgd: takes one step a round and so cannot do {other.name}'s fine-tuning: "
-                    "leave one of them out"
-                )
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse fine-tuning, which needs more than one step at a site."""
+        if other.fine_tune():
+            raise ConfigError(
+                f"method fedsgd: cannot be combined with {name}, because one step a round leaves no room "
+                "for fine-tuning: leave one of them out"
+            )
 
     def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:
-        """The gradient of one more batch; the network stays where it is."""
+        """Add the gradient of one more batch; the weights do not change."""
         loss = closure()
         for name, parameter in ctx.run.net.named_parameters():
             if parameter.grad is not None:
@@ -77,7 +82,7 @@ class Client(base.Client[Config]):
         return loss
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """One step along the mean."""
+        """One optimiser step along the mean gradient."""
         assert ctx.run.optimizer is not None
         for name, parameter in ctx.run.net.named_parameters():
             parameter.grad = self._total[name] / ctx.run.step if name in self._total else None
@@ -86,10 +91,10 @@ class Client(base.Client[Config]):
 
 
 class Server(base.Server[Config]):
-    """The weighted mean."""
+    """Weighted mean of the sites' models."""
 
     owns = frozenset({"combine"})
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """Σ_k c_k w_k, tensor by tensor."""
+        """Σ_k c_k w_k for every tensor."""
         return average(weights, updates, site_fractions(updates, self.config.weights))

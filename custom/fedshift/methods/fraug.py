@@ -37,7 +37,7 @@ the generator's output v itself is the synthetic embedding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -49,10 +49,11 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
-from fedshift.methods.fedbn import norm_keys, re_estimate
 from fedshift.methods.shared.aggregation import site_fractions
+from fedshift.methods.shared.auxiliary import AuxiliaryNetwork, Mlp
 from fedshift.methods.shared.mixing import soft
 from fedshift.methods.shared.mmd import mmd
+from fedshift.methods.shared.norms import norm_keys, re_estimate
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
@@ -66,7 +67,8 @@ GAMMA_ROUNDS = 3.0
 RELEASED: Mapping[str, object] = {"noise": "uniform", "bn": "statistics", "weights": "samples", "ramp_up": 0.0}
 
 Distance = Literal["mmd", "l2"]
-Kind = Literal["prototype", "real", "agnostic"]
+SourceKind = Literal["prototype", "real", "agnostic"]
+"""What a synthetic embedding starts from: a class mean, an image's embedding, or the generator alone."""
 
 
 class Config(Strict):
@@ -141,23 +143,6 @@ DISTANCES: Mapping[Distance, Callable[[Tensor, Tensor], Tensor]] = {"mmd": mmd, 
 # --- generator and RTNet ------------------------------------------------------------------------------
 
 
-class Mlp(nn.Module):
-    """Two linear layers with batch norm; takes its inputs side by side."""
-
-    def __init__(self, inputs: int, hidden: int, outputs: int, *, positive: bool) -> None:
-        """``positive``: a ReLU comes last, too."""
-        super().__init__()
-        self.fc0, self.bn0 = nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden)
-        self.fc1, self.bn1 = nn.Linear(hidden, outputs), nn.BatchNorm1d(outputs)
-        self._positive = positive
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """(B, …) side by side -> (B, outputs)."""
-        x = functional.relu(self.bn0(self.fc0(torch.cat(inputs, 1))))
-        x = self.bn1(self.fc1(x))
-        return functional.relu(x) if self._positive else x
-
-
 def has_embedding(net: nn.Module) -> bool:
     """Whether the network is made of ``features`` and a linear ``head``."""
     return hasattr(net, "features") and isinstance(getattr(net, "head", None), nn.Linear)
@@ -169,24 +154,24 @@ def head_of(net: nn.Module) -> nn.Linear:
 
 
 def latent_size(head: nn.Linear, config: Config) -> int:
-    """Numbers in z."""
+    """Length of z."""
     return config.latent or max(1, head.in_features // 2)
 
 
 def make_generator(head: nn.Linear, config: Config) -> Mlp:
-    """G: (B, latent) noise and (B, C) labels -> (B, d), not negative."""
+    """Make g: (B, latent) noise and (B, C) labels -> (B, d), not negative."""
     d = head.in_features
     return Mlp(latent_size(head, config) + head.out_features, d, d, positive=True)
 
 
 def make_rtnet(head: nn.Linear, config: Config) -> Mlp:
-    """M: (B, d), and as released (B, C) labels -> (B, d)."""
+    """Make m: (B, d), and as released (B, C) labels -> (B, d)."""
     d, labels = head.in_features, head.out_features if config.variant == "released" else 0
     return Mlp(d + labels, latent_size(head, config), d, positive=False)
 
 
 def shared_tensors(generator: nn.Module, config: Config) -> dict[str, Tensor]:
-    """What of the generator sites average, by name. Batch counters do not matter to it."""
+    """The generator's tensors that the server averages, by name; without batch counters, which it does not use."""
     return {
         name: tensor
         for name, tensor in generator.state_dict().items()
@@ -195,7 +180,7 @@ def shared_tensors(generator: nn.Module, config: Config) -> dict[str, Tensor]:
 
 
 def shared_specs(net: nn.Module, config: Config, reveals: str) -> dict[str, base.ArraySpec]:
-    """As arrays that travel."""
+    """Specs of `shared_tensors`."""
     with torch.device("meta"):
         tensors = shared_tensors(make_generator(head_of(net), config), config)
     return {
@@ -212,65 +197,25 @@ def shared_specs(net: nn.Module, config: Config, reveals: str) -> dict[str, base
     }
 
 
-class Trained:
-    """An MLP with its SGD optimiser, and the flat names under which a site remembers both."""
-
-    def __init__(self, name: str, net: Mlp, *, lr: float, momentum: float) -> None:
-        """Nothing is remembered yet."""
-        self.net = net
-        self._name = name
-        self._parameters = list(net.parameters())
-        self._optimizer = torch.optim.SGD(self._parameters, lr=lr, momentum=momentum)
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Weights by name; the others stay."""
-        self.net.load_state_dict(dict(tensors), strict=False)
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Weights and momentum, as far as ``state`` has them."""
-        self.load(
-            {key: state[f"{self._name}.{key}"] for key in self.net.state_dict() if f"{self._name}.{key}" in state}
-        )
-        for key, parameter in self.net.named_parameters():
-            if (name := f"{self._name}.momentum.{key}") in state:
-                self._optimizer.state[parameter]["momentum_buffer"] = state[name].to(parameter)
-
-    def remember(self, *, keys: Iterable[str]) -> dict[str, Tensor]:
-        """Momentum, and the weights in ``keys``."""
-        weights = self.net.state_dict()
-        kept = {f"{self._name}.{key}": weights[key] for key in keys}
-        for key, parameter in self.net.named_parameters():
-            buffer = self._optimizer.state[parameter].get("momentum_buffer")
-            if buffer is not None:
-                kept[f"{self._name}.momentum.{key}"] = buffer
-        return {name: tensor.detach().cpu().clone() for name, tensor in kept.items()}
-
-    def descend(self, loss: Tensor) -> None:
-        """A step of these parameters; no other gets a gradient."""
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward(inputs=self._parameters)  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-
-
 # --- at a site ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Source:
-    """Embeddings (n, d) that synthetic ones start from, and their class shares (n, C)."""
+    """Embeddings (n, d) from which synthetic ones are made, and their class shares (n, C)."""
 
-    kind: Kind
+    kind: SourceKind
     embedding: Tensor
     labels: Tensor
 
 
 class Client(base.Client[Config]):
-    """Trains the classifier, then the generator, then the RTNet, at every step."""
+    """At every step trains the classifier, then the generator, then the RTNet."""
 
     owns = frozenset({"step"})
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Needs an embedding, and batches that have a variance."""
+        """Refuse networks without an embedding, and batches of one image."""
         if job.task.kind != "classification":
             raise ConfigError(
                 f"method fraug: makes synthetic embeddings of images, and a network for {job.task.kind} has no "
@@ -300,11 +245,11 @@ class Client(base.Client[Config]):
         return norms if self.config.bn == "local" else norms & {name for name, _ in net.named_buffers()}
 
     def newcomer(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Running statistics of the site's own images, as with FedBN."""
+        """Estimate running statistics from the site's own images, as FedBN does."""
         re_estimate(ctx.run.net, data, ctx.run)
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """See the embedding of every training batch."""
+        """Record the embedding of every training batch."""
 
         def note(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             if net.training:
@@ -313,18 +258,18 @@ class Client(base.Client[Config]):
         return [head_of(net).register_forward_pre_hook(note)]
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """The average generator."""
+        """Take the average generator."""
         self._received = {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """The received generator with the site's own RTNet, momentum and class means."""
+        """Set up the received generator with the site's RTNet, momentum and class means."""
         config, run, head = self.config, ctx.run, head_of(ctx.run.net)
         self._head = head
         with seeded_global(derive_seed(run.seed, run.site, 0, "fraug.rtnet")):
             nets = make_rtnet(head, config), make_generator(head, config)
         device = head.weight.device
         self._rtnet, self._generator = (
-            Trained(name, net.to(device), lr=lr, momentum=config.momentum)
+            AuxiliaryNetwork(name, net.to(device), lr=lr, momentum=config.momentum)
             for name, net, lr in zip(("rtnet", "generator"), nets, (config.lr_rtnet, config.lr_generator), strict=True)
         )
         self._rtnet.restore(ctx.state)
@@ -347,7 +292,7 @@ class Client(base.Client[Config]):
         if not ctx.run.replay:
             self._move_means(embedding, labels)
         self._batch = batch.x, labels
-        self._noise: dict[Kind, Tensor] = {}
+        self._noise: dict[SourceKind, Tensor] = {}
         self._generator.net.eval()
         self._rtnet.net.eval()
         scale = self._lambda_syn if self.config.interpolate else 1.0
@@ -368,7 +313,7 @@ class Client(base.Client[Config]):
         assert ctx.run.optimizer is not None
         ctx.run.optimizer.step()
         images, labels = self._batch
-        if len(images) > 1:  # one image has no variance to normalise by
+        if len(images) > 1:  # batch norm needs two images
             embedding = self._embed(ctx.run.net, images)
             self._train_generator(embedding, labels, ctx)
             if self.config.personalises:
@@ -376,7 +321,7 @@ class Client(base.Client[Config]):
         return loss
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """Keep what stays, send the generator."""
+        """Save the site's own part and send the generator."""
         shared = shared_tensors(self._generator.net, self.config)
         own = [key for key in self._generator.net.state_dict() if key not in shared]
         ctx.state.clear()
@@ -402,7 +347,7 @@ class Client(base.Client[Config]):
         self._seen = self._seen | (labels.sum(0) > 0)
 
     def _sources(self, embedding: Tensor, labels: Tensor) -> list[Source]:
-        """What synthetic embeddings are made from in this step."""
+        """The sources of synthetic embeddings in this step."""
         sources = []
         if self.config.moving_average:
             sources.append(Source("prototype", *self._prototypes(len(labels))))
@@ -419,8 +364,8 @@ class Client(base.Client[Config]):
             chosen = self._seen.nonzero()[:, 0]
         return self._means[chosen], functional.one_hot(chosen, n_classes).to(self._means)
 
-    def _draw(self, kind: Kind, rows: int, ctx: base.Context) -> Tensor:
-        """Z, (rows, latent): one draw a step and kind, or as released a new one for every use."""
+    def _draw(self, kind: SourceKind, rows: int, ctx: base.Context) -> Tensor:
+        """Draw z, (rows, latent): once per step and kind, or as released anew for every use."""
         if self.config.variant == "released" or kind not in self._noise:
             shape = rows, latent_size(self._head, self.config)
             draw = torch.randn if self.config.noise == "normal" else torch.rand
@@ -436,15 +381,15 @@ class Client(base.Client[Config]):
         residual: Tensor = self._rtnet.net(made, *condition)
         return source.embedding + scale * residual
 
-    def _total(self, values: Mapping[Kind, Tensor]) -> Tensor:
-        """Of means over the embeddings of a kind: real ones plus the sum over classes, or as released the mean."""
+    def _total(self, values: Mapping[SourceKind, Tensor]) -> Tensor:
+        """Combine the means of the kinds: real ones plus the sum over classes, or as released their mean."""
         if self.config.variant == "released":
             return torch.stack(list(values.values())).mean()
         counts = {"prototype": self._seen.sum()}
         return torch.stack([counts.get(kind, 1) * value for kind, value in values.items()]).sum()
 
     def _classify(self, embedding: Tensor) -> Tensor:
-        """The head without its hooks: this is no image's embedding."""
+        """Apply the head without its hooks, which record embeddings of images only."""
         weight, bias = self._head.weight, self._head.bias
         return functional.linear(embedding.to(weight), weight, bias)
 
@@ -506,7 +451,7 @@ class Server(base.Server[Config]):
         return shared_specs(net, self.config, "weights of a generator of embeddings, averaged over sites")
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """A generator from the job's seed."""
+        """Make a generator from the job's seed."""
         with seeded_global(derive_seed(ctx.seed, "server", 0, "fraug.generator")):
             generator = make_generator(head_of(net), self.config)
         self.state = {name: t.detach().numpy().copy() for name, t in shared_tensors(generator, self.config).items()}
@@ -522,5 +467,5 @@ class Server(base.Server[Config]):
             self.state[name] = np.asarray(total, old.dtype)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The same as at the start, or the last average."""
+        """The last average; before round 1 the initial generator."""
         return self.state

@@ -1,16 +1,19 @@
 """Gen-AFL: AFL whose weights may go below zero, down to lambda_min, so that the worst-off site counts even more.
 
-Back de Luca et al., "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", 2022, Algorithm 1: as
-AFL, on another set::
+Back de Luca et al., "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", 2022, Algorithm 1.
+The same as AFL, but λ is projected onto a larger set::
 
     Δ(λ_min) = {λ : Σ λ = 1, λ ≥ λ_min}
     proj_Δ(λ_min)(λ) = (1 − n λ_min) proj_Δ((λ − λ_min) / (1 − n λ_min)) + λ_min        (18)
 
-λ_min = 0 is AFL, λ_min = 1/n FedAvg with uniform weights; below zero the best-off sites are extrapolated away from.
+λ_min = 0 is AFL; λ_min = 1/n is FedAvg with uniform weights; with λ_min < 0 the aggregate moves away from the models of
+the sites with the smallest losses. The paper's experiments use λ_min = −1.
 
-Deviations: the authors' code never passes λ_min on, so its Gen-AFL is AFL. The λ of the first round, n_i / n, is
-projected too (it changes nothing unless λ_min exceeds a site's share). Negative weights act on parameters only; for
-batch-norm statistics see AFL, as for all other choices. λ_min = −1 in the paper's experiments.
+Deviations from the paper:
+
+- The authors' code never passes λ_min to the projection, so it runs plain AFL.
+- The initial λ, n_i / n, is projected too. This changes it only if λ_min exceeds a site's share of the samples.
+- Negative weights apply to parameters only. For batch-norm statistics and all other choices see AFL.
 """
 
 from __future__ import annotations
@@ -36,22 +39,22 @@ class Config(afl.Config):
 
 
 class Client(afl.Client):
-    """As AFL's."""
+    """The same as AFL's, with a check of λ_min."""
 
     config: Config
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Weights of at least λ_min must be able to add up to 1."""
+        """Refuse sampling of sites, and a λ_min with which the weights cannot sum to 1."""
         refuse_sampled_sites(job, "gen_afl", "λ moves by the losses of all sites")
         n = len(job.task.sites)
         if self.config.lambda_min > 1 / n:
             raise ConfigError(
-                f"method gen_afl: with lambda_min {self.config.lambda_min:g} the weights of {n} sites add up to more "
+                f"method gen_afl: with lambda_min {self.config.lambda_min:g} the weights of {n} sites sum to more "
                 f"than 1: use at most 1/{n}, such as --set gen_afl.lambda_min=0"
             )
 
 
 class Server(afl.Server):
-    """As AFL's, on Δ(λ_min)."""
+    """The same as AFL's, with the projection onto Δ(λ_min)."""
 
     method = "gen_afl"

@@ -7,18 +7,21 @@ many samples of every site i, with the losses f_i::
     q_i ← q_i exp(η f_i) / Σ_j q_j exp(η f_j),        q_i = 1/K at first
     minimise Σ_i q_i f_i                              q as a constant
 
-A reference that needs all images in one place: `fedshift pooled groupdro`. q goes on from round to round.
+A reference that needs all images in one place: `fedshift pooled groupdro`. q goes on from round to round. It is kept as
+log q: the q of a site whose loss stays far below the others' would underflow to 0, and 0 exp(η f) is 0 for ever.
 """
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import check_alone, site_losses
-from fedshift.schema.job import JobSpec
+from fedshift.methods.shared.domains import check_beside, site_losses
 from fedshift.schema.strict import Strict
 
 
@@ -28,9 +31,9 @@ class Config(Strict):
     eta: float = Field(default=0.01, ge=0)
 
 
-def reweigh(q: Tensor, losses: Tensor, *, eta: float) -> Tensor:
-    """Multiply by exp(η f) and make the sum 1 again, (K,) -> (K,)."""
-    return torch.softmax(q.log() + eta * losses.detach().to(q), 0)
+def reweigh(log_q: Tensor, losses: Tensor, *, eta: float) -> Tensor:
+    """Add η f to log q and normalise so that Σ q = 1, (K,) -> (K,)."""
+    return torch.log_softmax(log_q + eta * losses.detach().to(log_q), 0)
 
 
 class Client(base.Client[Config]):
@@ -38,14 +41,14 @@ class Client(base.Client[Config]):
 
     trains_on = "every site"
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """No other method may change the loss or train at one site."""
-        check_alone("groupdro", job)
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse a method that changes the loss too, mixes sites, or trains at one site."""
+        check_beside("groupdro", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """Σ_i q_i f_i with the q of this batch."""
         losses = site_losses(batch, logits, ctx.run)
-        q = ctx.state.get("q", torch.full((len(losses),), 1 / len(losses), dtype=torch.float64))
+        log_q = ctx.state.get("log_q", torch.full((len(losses),), -math.log(len(losses)), dtype=torch.float64))
         if not ctx.run.replay:
-            q = ctx.state["q"] = reweigh(q, losses.cpu(), eta=self.config.eta)
-        return (q.to(losses) * losses).sum()
+            log_q = ctx.state["log_q"] = reweigh(log_q, losses.cpu(), eta=self.config.eta)
+        return (log_q.exp().to(losses) * losses).sum()

@@ -1,7 +1,8 @@
 """HarmoFL's amplitude normalisation: all sites' images get one shared amplitude spectrum and keep their own phase.
 
 Jiang et al., "HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical Images",
-AAAI 2022. Once, over the n_k training images of site k, per channel; then in training and evaluation::
+AAAI 2022. The mean amplitude A is computed once, over the n_k training images of each site k, per channel. Every image
+is then normalised with it, in training and in evaluation::
 
     A_k = 1/n_k Σ_i |F(x_i)|,    A = 1/K Σ_k A_k
     x ← F⁻¹( A · exp(i · arg F(x)) )
@@ -9,13 +10,16 @@ AAAI 2022. Once, over the n_k training images of site k, per channel; then in tr
 F is the discrete Fourier transform over rows and columns. The paper's other half, weight perturbation, is in
 ``fedharmo``.
 
-Deviations: the paper moves a site's amplitude batch by batch and says little of when it is shared; here it is the mean
-over all un-augmented training images and shared once (as in the code, whose amplitude is frozen after the first
-round). Only half the spectrum is kept, since real images have it twice. A coefficient that is 0 has phase 0.
+Deviations from the paper:
 
-``variant: released`` does what the authors' code does, which replaces the DC term alone:
-x ← x − mean(x) + s A(0)/(HW) with s the sign of the image's mean. Their A is that of the first batch; here it is that
-of all training images in this variant too.
+- The paper updates a site's amplitude batch by batch and does not specify when it is shared. Here it is the mean over
+  all un-augmented training images and shared once; the authors' code, too, freezes the amplitude after the first round.
+- Only half of the spectrum is stored, because the other half is its mirror image for real images. A coefficient of 0
+  has phase 0.
+
+Variants: ``variant: released`` follows the authors' code, which replaces the DC term only:
+x ← x − mean(x) + s A(0)/(HW), s the sign of the image's mean. Their A comes from the first batch; here it comes from
+all training images in this variant too.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from fedshift.schema.strict import Strict
 from fedshift.tasks.stages import StagedNetwork
 
 LARGEST = 1e10
-"""Of a spectrum: the number of pixels times the largest intensity."""
+"""Bound on an amplitude: number of pixels times largest intensity."""
 NORMALISERS = ("fedharmo", "fedrdn", "harmofl")
 
 
@@ -46,7 +50,7 @@ class Config(Strict):
 
 
 def amplitude(x: Tensor) -> Tensor:
-    """|F(x)| for frequencies from 0 along the columns: (B, C, H, W) -> (B, C, H, W // 2 + 1)."""
+    """|F(x)| for non-negative column frequencies: (B, C, H, W) -> (B, C, H, W // 2 + 1)."""
     spectrum: Tensor = torch.fft.rfft2(x).abs()
     return spectrum
 
@@ -66,21 +70,21 @@ def with_mean(x: Tensor, shared: Tensor) -> Tensor:
 
 
 class Client(base.Client[Config]):
-    """Measures its spectrum once; normalises every image with the shared one."""
+    """Sends its mean spectrum once and normalises every image with the shared one."""
 
     name: ClassVar[str] = "harmofl"
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Two normalisations would undo each other."""
+        """Refuse a second method that normalises images."""
         other = next((n for n in NORMALISERS if n in job.methods and n != self.name), None)
         if other is not None:
             raise ConfigError(
                 f"method {self.name}: cannot be combined with {other}, because each would undo the other's "
-                "normalisation of the images: name one of them"
+                "normalisation of the images: leave one of them out"
             )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The spectrum, or in the released variant its DC term."""
+        """The mean amplitude spectrum, or with ``variant: released`` its DC term."""
         channels = cast(StagedNetwork, net).in_channels
         if self.config.variant == "released":
             shape: tuple[int | str, ...] = (channels, 1, 1)
@@ -88,8 +92,8 @@ class Client(base.Client[Config]):
         else:
             shape = (channels, "rows", "half columns")
             reveals = (
-                "average amplitude spectrum of the site's training images: how bright they are and how much structure "
-                "they have at every scale and direction, not where (of its only image, if it has one)"
+                "average amplitude spectrum of the site's training images: brightness, and amount of structure at "
+                "every scale and direction without its position (of its only image, if it has one)"
             )
         return {
             "amplitude": base.ArraySpec(
@@ -114,21 +118,21 @@ class Client(base.Client[Config]):
         return {"amplitude": cast(Tensor, total / data.n_train).float().numpy()}
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """A."""
+        """The shared amplitude A."""
         self._shared = torch.from_numpy(arrays["amplitude"])
 
     def inputs(self, x: Tensor, ctx: base.Context, *, training: bool) -> Tensor:
-        """The same in training and in evaluation."""
+        """Images with the shared amplitude, in training and in evaluation."""
         return (with_mean if self.config.variant == "released" else with_amplitude)(x, self._shared)
 
 
 class Server(base.Server[Config]):
-    """Averages the spectra once, each site counting the same."""
+    """Averages the spectra once; every site has the same weight."""
 
     name: ClassVar[str] = "harmofl"
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """A."""
+        """The shared amplitude A."""
         spec = Client(self.config).up(net)["amplitude"]
         return {"amplitude": base.ArraySpec(spec.shape, reveals="the mean of all sites' `amplitude`")}
 
@@ -139,5 +143,5 @@ class Server(base.Server[Config]):
             self.state = {"amplitude": np.asarray(total / len(updates), np.float32)}
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The same every round, so that a site needs to remember nothing it received."""
+        """The same A every round, so a site does not have to store it."""
         return self.state

@@ -1,27 +1,29 @@
 """IRM: train on all sites' images a classifier that is optimal at every site at once (centralised).
 
-Arjovsky et al., "Invariant Risk Minimization", 2019; a row of "Mitigating Data Heterogeneity in Federated Learning
-with Data Augmentation" (26), whose federated counterpart is Fed-IRM. A batch holds equally many samples of each of
-K sites, with the losses f_i::
+Arjovsky et al., "Invariant Risk Minimization", 2019; also in "Mitigating Data Heterogeneity in Federated Learning with
+Data Augmentation" (26), whose federated counterpart is Fed-IRM. A batch holds equally many samples of each of K sites,
+with the losses f_i::
 
     minimise mean_i f_i + β mean_i P_i
     scalar:      P_i = ‖∇_{s=1} f_i(s · logits)‖²     s a single number that scales all logits
     classifier:  P_i = ‖∇_W f_i‖²                     W the weight matrix of the network's head
 
-``penalty: scalar`` is the paper's equation, ``classifier`` what its code uses by default. As in the code β is 1 for
-the first ``warmup`` steps, then ``weight``, when the optimiser's state is also forgotten; the objective is divided by
-β if that is above 1, so that the length of a step stays. A ``weight`` up to 1 counts from the first step and nothing
-is forgotten, so 0 is the mean over sites.
+Variants: ``penalty: scalar`` is the paper's equation, ``penalty: classifier`` the default of its code.
 
-Deviations: the code takes the penalty of the last site only, divided by K. The sum over sites of (26) is a mean here,
-which makes β independent of K; the penalty is not DomainBed's estimate from two halves of a batch.
+Schedule of β, as in the code: β is 1 for the first ``warmup`` steps, then ``weight``; at the change the optimiser's
+state is reset. The objective is divided by β if β > 1, to keep the step length. A ``weight`` of at most 1 applies from
+the first step, without a reset, so that ``weight=0`` is the mean over sites.
 
-A reference that needs all images in one place: `fedshift pooled irm`.
+Deviations: the code uses the penalty of the last site only, divided by K. (26) sums penalties over sites; here their
+mean is used, which makes β independent of K. DomainBed estimates the penalty from two halves of a batch; here it is
+computed on all of a site's samples.
+
+A centralised reference, which needs all images in one place: `fedshift pooled irm`.
 """
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -29,7 +31,7 @@ from torch import Tensor, nn
 
 from fedshift.methods import base
 from fedshift.methods.fedirm import classifier_penalty, scalar_penalty
-from fedshift.methods.shared.domains import by_site, check_alone, penalty_weight, site_losses
+from fedshift.methods.shared.domains import by_site, check_beside, penalty_weight, site_losses
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
@@ -45,26 +47,29 @@ class Config(Strict):
 
 
 def penalised(losses: Tensor, penalties: Tensor, *, weight: float) -> Tensor:
-    """Means over sites, divided by a ``weight`` above 1: 2 x (K,) -> ()."""
+    """Mean loss plus ``weight`` times the mean penalty, divided by max(``weight``, 1): 2 x (K,) -> ()."""
     return (losses.mean() + weight * penalties.mean()) / max(weight, 1.0)
 
 
 class Client(base.Client[Config]):
-    """Trains on every site's images at once; remembers how many steps it has taken."""
+    """Trains on batches with images of every site and counts its steps."""
 
     trains_on = "every site"
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """The classifier's penalty needs a classifier; no other method may change the loss or train at one site."""
+        """Require a linear head for ``penalty: classifier``."""
         if self.config.penalty == "classifier" and not isinstance(getattr(net, "head", None), nn.Linear):
             raise ConfigError(
                 f"method irm: penalty classifier needs a network with a linear head, and {job.task.network.name} "
                 "has none: use --set irm.penalty=scalar"
             )
-        check_alone("irm", job)
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse a method that changes the loss too, mixes sites, or trains at one site."""
+        check_beside("irm", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """Mean loss and β times the mean penalty."""
+        """(mean loss + β mean penalty) / max(β, 1)."""
         weight = penalty_weight(ctx, weight=self.config.weight, warmup=self.config.warmup)
         losses = site_losses(batch, logits, ctx.run)
         if self.config.penalty == "scalar":

@@ -1,17 +1,16 @@
-"""Manifold Mixup: Mixup at a random depth: blend two samples' hidden features, and their targets alike.
+"""Manifold Mixup: blend the hidden features of two samples at a random depth, and their targets.
 
 Verma et al., "Manifold Mixup: Better Representations by Interpolating Hidden States", ICML 2019. On every batch::
 
     k ~ U(places)                           0 is the input, k ≥ 1 the network's stage k
-    h̃_k = λ h_k(x_i) + (1−λ) h_k(x_j),   ỹ = λ y_i + (1−λ) y_j,   λ ~ Beta(α, α), one a batch
+    h̃_k = λ h_k(x_i) + (1−λ) h_k(x_j),   ỹ = λ y_i + (1−λ) y_j,   λ ~ Beta(α, α), one per batch
 
-Choices: α = 2, and input, stage 1 and stage 2 as places, as the authors' code does on CIFAR (FedFA does not say what
-it used); ``layers`` names others. α = 0 mixes nothing. Masks are blended pixel by pixel (an extension to
-segmentation).
+Choices: α = 2, with the input and stages 1 and 2 as places, as in the authors' code for CIFAR (FedFA does not report
+its setting). ``layers`` selects other places. α = 0 disables mixing.
 
-Deviation: a U-Net's stages are its pooled branches and its bottleneck, as for FedFA's layers. Mixing there leaves
-the skip connections of the same depth and above unmixed; they carry the sample's own features to the decoder. The
-input as place mixes everything.
+Deviations: masks are blended pixel by pixel (the paper has no segmentation). A U-Net's stages are its pooled branches
+and its bottleneck, as for FedFA's layers. Mixing there does not change the skip connections of the same depth and
+above, which carry the sample's own features to the decoder. Mixing at the input affects everything.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ class Config(Strict):
     layers: tuple[int, ...] | None = None
 
     def model_post_init(self, _context: object) -> None:
-        """Refuse to mix nowhere."""
+        """Refuse an empty list of places."""
         if self.layers is not None and not self.layers:
-            raise ConfigError("method manifold_mixup: layers is empty: name 0 for the input or a stage from 1")
+            raise ConfigError("method manifold_mixup: layers is empty: list 0 for the input, or stages from 1")
 
 
 def places(net: nn.Module, config: Config) -> dict[int, Stage | None]:
-    """Where a batch may be mixed, by number; the input has no stage.
+    """Places where a batch may be mixed, by number; the input (0) has no stage.
 
     Raises:
-        ConfigError: the network has not got the stages.
+        ConfigError: a stage is not in the network.
     """
     if config.layers is None:
         first = list(stages_of(net, None, "manifold_mixup").items())[:FIRST_STAGES]
@@ -61,22 +60,22 @@ def places(net: nn.Module, config: Config) -> dict[int, Stage | None]:
 
 
 class Client(base.Client[Config]):
-    """Draws the place with the batch; a layer at every place mixes when it is its turn."""
+    """Draws the place for each batch; the layer at that place mixes the features."""
 
     mixes_samples = True
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """The places must exist."""
+        """Every place must exist in the network."""
         places(net, self.config)
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """One layer a stage."""
+        """One mixing layer at each stage among the places."""
         found = places(net, self.config)
         self._places = list(found)
 
         def layer(number: int, features: Tensor) -> Tensor:
             drawn = ctx.scratch.get("mix")
-            # Another batch's size: a pass that some method makes on samples of its own.
+            # A different batch size: another method's pass over samples of its own.
             if not net.training or drawn is None or drawn[0] != number or len(drawn[1]) != len(features):
                 return features
             return blend(features, features[drawn[1]], drawn[2])
@@ -84,12 +83,12 @@ class Client(base.Client[Config]):
         return [stage.hook(partial(layer, number)) for number, stage in found.items() if stage is not None]
 
     def augment(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
-        """A new batch: until it is drawn for, passes of other methods mix nothing."""
+        """Clear the previous draw, so that other methods' passes before ``batch`` mix nothing."""
         ctx.scratch["mix"] = None
         return batch
 
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
-        """Soft targets, and the images if the input was drawn; the same draw holds for every pass of the step."""
+        """Blend the targets, and the images if the place is the input; the draw holds for every pass of the step."""
         if self.config.alpha == 0:
             return batch
         rng = ctx.rng("mix")

@@ -1,18 +1,20 @@
-"""MixStyle: give features a style between their own and another sample's, the style being channel statistics.
+"""MixStyle: interpolate the style (channel statistics) of features between two samples.
 
 Zhou et al., "Domain Generalization with MixStyle", ICLR 2021. At each chosen stage, with probability p, for the
-features x (B, C, H, W) of a batch and those x̃ of its samples in another order::
+features x (B, C, H, W) of a batch and x̃, the same features with the samples permuted::
 
-    γ = λ σ(x) + (1−λ) σ(x̃),   β = λ μ(x) + (1−λ) μ(x̃),   λ ~ Beta(α, α), one a sample
+    γ = λ σ(x) + (1−λ) σ(x̃),   β = λ μ(x) + (1−λ) μ(x̃),   λ ~ Beta(α, α), one per sample
     MixStyle(x) = γ (x − μ(x)) / σ(x) + β
 
-μ and σ are taken over H and W per sample and channel (variance unbiased, ε added to it) and no gradient goes through
-them. Targets stay as they are. ``mix: random`` shuffles the batch; ``mix: crossdomain`` takes each half's partners
-from the other half, for batches whose halves come from different sites (a batch of a federated site does not).
+μ and σ are taken over H and W per sample and channel (unbiased variance plus ε) and are detached from the graph.
+Targets are not changed.
 
-Choices: ``layers`` are the first three stages but never the last one, unless it is the only one: the authors advise
-several lower layers and warn of the one nearest to the prediction. The variance of a single pixel is taken as 0. The
-halves of an odd batch differ by one sample (the authors' code leaves a sample out).
+Variants: ``mix: random`` permutes the batch. ``mix: crossdomain`` draws each half's partners from the other half, for
+batches whose halves come from different sites; in a federation all of a batch comes from one site.
+
+Choices: ``layers`` defaults to the first three stages without the last one, unless it is the only one: the authors
+recommend several lower layers and advise against the layer nearest to the prediction. The variance of a single pixel is
+taken as 0. The halves of an odd batch differ by one sample; the authors' code drops a sample.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Config(Strict):
 
 
 def mix_style(x: Tensor, share: Tensor, partner: Tensor, *, eps: float) -> Tensor:
-    """Features (B, C, H, W) in the blended style; ``share`` (B,) is λ, ``partner`` (B,) numbers the other samples."""
+    """Features (B, C, H, W) in the blended style; ``share`` (B,) is λ, ``partner`` (B,) indexes the other samples."""
     with torch.no_grad():
         variance, mean = torch.var_mean(x, (2, 3), correction=int(x[0, 0].numel() > 1), keepdim=True)
         std = (variance + eps).sqrt()
@@ -57,7 +59,7 @@ def mix_style(x: Tensor, share: Tensor, partner: Tensor, *, eps: float) -> Tenso
 
 
 def partners(size: int, mix: str, rng: torch.Generator) -> Tensor:
-    """Whose style each of ``size`` samples borrows."""
+    """Index of the style partner for each of ``size`` samples."""
     if mix == "random":
         return torch.randperm(size, generator=rng)
     first, second = torch.arange(size).tensor_split(2)
@@ -65,9 +67,14 @@ def partners(size: int, mix: str, rng: torch.Generator) -> Tensor:
 
 
 class Client(base.Client[Config]):
-    """Places the layers."""
+    """Inserts MixStyle at the chosen stages."""
 
-    def _stages(self, net: nn.Module) -> dict[int, Stage]:
+    def stages(self, net: nn.Module) -> dict[int, Stage]:
+        """The chosen stages of a network, by number from 1.
+
+        Raises:
+            ConfigError: a stage in ``layers`` is not in the network.
+        """
         if self.config.layers is not None:
             return stages_of(net, self.config.layers, "mixstyle")
         stages = stages_of(net, None, "mixstyle")
@@ -75,11 +82,11 @@ class Client(base.Client[Config]):
         return {number: stages[number] for number in early}
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """The stages must exist."""
-        self._stages(net)
+        """Every stage in ``layers`` must exist in the network."""
+        self.stages(net)
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """One layer a stage."""
+        """One layer at each chosen stage."""
         config = self.config
 
         def layer(number: int, features: Tensor) -> Tensor:
@@ -92,4 +99,4 @@ class Client(base.Client[Config]):
             partner = partners(len(features), config.mix, rng).to(features.device)
             return mix_style(precise(features), share, partner, eps=config.eps).to(features.dtype)
 
-        return [stage.hook(partial(layer, number)) for number, stage in self._stages(net).items()]
+        return [stage.hook(partial(layer, number)) for number, stage in self.stages(net).items()]

@@ -4,12 +4,15 @@ Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018. On every b
 
     x̃ = λ x_i + (1−λ) x_j,   ỹ = λ y_i + (1−λ) y_j,   λ ~ Beta(α, α),   j a random partner from the same batch
 
-y are one-hot labels, or one-hot masks in segmentation, where every pixel's target is blended (an extension: the
-paper has no segmentation).
+y are one-hot labels.
 
-Choices: α = 0.2, from the range that the paper found good on large images (its CIFAR setting is 1; FedFA does not say
-what it used). One λ a batch as in the paper's code; ``draw: sample`` draws one an image. α = 0 mixes nothing.
-Blending is done on normalised images, after every method's ``inputs``.
+Deviation: in segmentation y are one-hot masks, blended pixel by pixel (the paper has no segmentation).
+
+Choices: α = 0.2, from the range that the paper recommends for large images (its CIFAR setting is 1; FedFA does not
+report its value). α = 0 disables mixing. Images are blended after normalisation, that is after every method's
+``inputs``.
+
+Variants: ``draw: batch`` draws one λ for each batch, as in the paper's code; ``draw: sample`` one for each image.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ class Config(Strict):
 
 
 def mix(batch: base.Batch, partner: Tensor, share: Tensor, *, n_classes: int) -> base.Batch:
-    """Each sample with its ``partner`` (B,); ``share`` (B,) or (1,) is λ, the part of the sample itself."""
+    """Blend each sample with its ``partner`` (B,); ``share`` (B,) or (1,) is λ, the weight of the sample itself."""
     y = soft(batch.y, n_classes)
     return base.Batch(blend(batch.x, batch.x[partner], share), blend(y, y[partner], share))
 

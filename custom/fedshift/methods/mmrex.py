@@ -1,22 +1,25 @@
 """MM-REx: minimise the worst of all extrapolations of the sites' losses (centralised).
 
-Krueger et al., "Out-of-Distribution Generalization via Risk Extrapolation", ICML 2021; a row of "Mitigating Data
+Krueger et al., "Out-of-Distribution Generalization via Risk Extrapolation", ICML 2021; also in "Mitigating Data
 Heterogeneity in Federated Learning with Data Augmentation", whose federated counterpart is Gen-AFL. A batch holds
 equally many samples of each of K sites, with the losses f_i::
 
     minimise max_λ Σ_i λ_i f_i = λ_min Σ_i f_i + (1 − K λ_min) max_i f_i        Σ_i λ_i = 1,  λ_i ≥ λ_min
 
-λ_min = 1/K is the mean over sites, 0 the worst site, and below 0 the others count negatively. The paper has −1.
+λ_min = 1/K is the mean over sites, 0 the worst site; below 0 the other sites have negative weights. The default is the
+paper's −1.
 
-A reference that needs all images in one place: `fedshift pooled mmrex`.
+A centralised reference, which needs all images in one place: `fedshift pooled mmrex`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import check_alone, site_losses
+from fedshift.methods.shared.domains import check_beside, site_losses
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
@@ -34,19 +37,22 @@ def worst_extrapolation(losses: Tensor, *, lambda_min: float) -> Tensor:
 
 
 class Client(base.Client[Config]):
-    """Trains on every site's images at once."""
+    """Trains on batches with images of every site."""
 
     trains_on = "every site"
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Weights that are all above 1/K do not sum to 1."""
+        """Refuse a λ_min above 1/K, with which the weights cannot sum to 1."""
         largest = 1 / len(job.task.sites)
         if self.config.lambda_min > largest:
             raise ConfigError(
-                f"method mmrex: lambda_min is {self.config.lambda_min:g}, but the weights of {len(job.task.sites)} "
-                f"sites sum to 1: use --set mmrex.lambda_min={largest:.3g} or less"
+                f"method mmrex: with lambda_min {self.config.lambda_min:g} the weights of {len(job.task.sites)} sites "
+                f"sum to more than 1: use --set mmrex.lambda_min={largest:.3g} or less"
             )
-        check_alone("mmrex", job)
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse a method that changes the loss too, mixes sites, or trains at one site."""
+        check_beside("mmrex", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """The worst extrapolation of the sites' losses."""

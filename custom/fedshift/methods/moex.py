@@ -1,4 +1,4 @@
-"""MoEx: swap the moments of features between samples, and let the targets say so a little.
+"""MoEx: exchange the moments of features between samples, and blend their targets accordingly.
 
 Li et al., "On Feature Normalization and Data Augmentation" (Moment Exchange), CVPR 2021. On a batch, with probability
 p, every sample A gets a partner B, and at one stage with features h::
@@ -6,13 +6,17 @@ p, every sample A gets a partner B, and at one stage with features h::
     h_A ← σ_B (h_A − μ_A) / σ_A + μ_B
     loss = λ CE(y_A) + (1−λ) CE(y_B), here as CE with the soft target λ y_A + (1−λ) y_B
 
-``norm`` says over what moments are taken: ``pono`` over channels, at each position (the authors' choice); ``in`` over
-space, for each channel; ``ln`` over both. Variances are unbiased with ε added. Gradients go through the moments.
+Variances are unbiased, plus ε. Gradients flow through the moments.
 
-Choices: λ = 0.9 and p = 1 as in the authors' ImageNet example (their CIFAR one: 0.5 and 0.25). ``layer`` is the
-network's first stage, the nearest to the authors' stem. Soft targets are the same for cross-entropy; with a Dice loss
-they take the place of the two terms. On masks (an extension) targets are blended pixel by pixel, which suits
-``pono``, whose moments are those of the same position.
+Variants: ``norm`` selects the dimensions of the moments: ``pono`` over channels at each position (the authors' choice),
+``in`` over space for each channel, ``ln`` over both.
+
+Choices: λ = 0.9 (``lam``) and p = 1 as in the authors' ImageNet example (their CIFAR example: 0.5 and 0.25). ``layer``
+defaults to the network's first stage, the nearest to the authors' stem.
+
+Deviations: soft targets replace the two terms of the loss, which is the same for cross-entropy but not for a Dice loss.
+In segmentation (not in the paper) targets are blended pixel by pixel, which fits ``pono``, whose moments belong to the
+same position.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ class Config(Strict):
 
 
 def exchange(x: Tensor, partner: Tensor, *, norm: str, eps: float) -> Tensor:
-    """Features (B, C, H, W) with the moments of the samples that ``partner`` (B,) names."""
+    """Features (B, C, H, W) with the moments of the samples with indices ``partner`` (B,)."""
     dims = DIMS[norm]
     several = prod(x.shape[d] for d in dims) > 1
     variance, mean = torch.var_mean(x, dims, correction=int(several), keepdim=True)
@@ -54,20 +58,20 @@ def exchange(x: Tensor, partner: Tensor, *, norm: str, eps: float) -> Tensor:
 
 
 class Client(base.Client[Config]):
-    """Draws the partners with the batch; the layer swaps moments with them in every pass of the step."""
+    """Draws the partners for each batch; the layer exchanges moments in every pass of the step."""
 
     mixes_samples = True
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """The stage must exist."""
+        """The stage ``layer`` must exist in the network."""
         stages_of(net, (self.config.layer,), "moex")
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
-        """The layer."""
+        """The exchange layer at the stage ``layer``."""
 
         def layer(features: Tensor) -> Tensor:
             partner = ctx.scratch.get("partner")
-            # Another batch's size: a pass that some method makes on samples of its own.
+            # A different batch size: another method's pass over samples of its own.
             if not net.training or partner is None or len(partner) != len(features):
                 return features
             return exchange(precise(features), partner, norm=self.config.norm, eps=self.config.eps).to(features.dtype)
@@ -75,12 +79,12 @@ class Client(base.Client[Config]):
         return [stage.hook(layer) for stage in stages_of(net, (self.config.layer,), "moex").values()]
 
     def augment(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
-        """A new batch: until it is drawn for, passes of other methods swap nothing."""
+        """Clear the previous draw, so that other methods' passes before ``batch`` exchange nothing."""
         ctx.scratch["partner"] = None
         return batch
 
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
-        """Soft targets, if this batch's moments are to be swapped."""
+        """With probability p, draw partners and blend the targets."""
         rng = ctx.rng("exchange")
         if float(torch.rand((), generator=rng)) >= self.config.p:
             return batch

@@ -1,30 +1,33 @@
-"""PartialFed: a site loads only some modules of the global model, and keeps its own of the others.
+"""PartialFed: a site loads only some modules of the global model and keeps its own version of the others.
 
 Sun et al., "PartialFed: Cross-Domain Personalized Federated Learning via Partial Initialization", NeurIPS 2021. At
-the start of a round, with the received w and the site's own v after the last round that it trained in, for each
-module m that holds parameters::
+the start of a round, with the received w and the site's own weights v from the last round in which it trained, for
+each module m that holds parameters::
 
     w_i[m] = v[m] if m is kept else w[m]
-    fixed:     kept are the modules named in ``keep``
-    adaptive:  kept are those where a_m,local > a_m,global, with the logits a learned on the site's images by
+    fixed:     the modules named in ``keep`` are kept
+    adaptive:  modules with a_m,local > a_m,global are kept; the logits a are learned on the site's images by
                f(π_m w[m] + (1 − π_m) v[m]),   π = one-hot argmax softmax((a + Gumbel noise) / τ), straight through
 
-All weights are sent and averaged. A site's scores are those of its mixture. In a site's first round, and at a site
-that has never trained, everything is global.
+All weights are sent and averaged. A site is evaluated with its own mixture. In a site's first round, and at a site that
+has never trained, every module is global.
 
-No code was published and the paper was not at hand; this follows its idea as others describe it, and the rest was
-chosen here. ``norm`` are normalisation layers; the other names are found by order of definition, where a layer of
-weights and what follows it (normalisation, activation) up to the next make a group: ``first`` is the first group,
-``head`` the network's head (the last group if it names none), ``last`` the group before it. The search takes
-``search_steps`` steps of Adam with ``search_lr`` on batches of ``search_batch`` training images, drawn at random and
-un-augmented, before training; batch norms normalise with the batch and move nothing. Logits start at 0, in favour
-of the global model, and go on from round to round.
+Deviations from the paper: no code was published and the paper's text was not available. The implementation follows
+descriptions of the idea by others; these details were chosen here:
+
+- ``keep``: ``norm`` stands for normalisation layers. The other names refer to groups in order of definition; a group is
+  a layer of weights with the modules that follow it (normalisation, activation) up to the next layer of weights.
+  ``first`` is the first group, ``head`` the network's head (the last group if the network has no ``head``), ``last``
+  the group before the head.
+- The search takes ``search_steps`` Adam steps with ``search_lr`` on random, un-augmented batches of ``search_batch``
+  training images, before training. Batch norm normalises with batch statistics and updates no running statistics.
+- Logits start at 0, which selects the global model, and persist over rounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,12 +36,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedshift import methods
 from fedshift.methods import base
-from fedshift.methods.fedbn import is_norm, own_keys
+from fedshift.methods.shared.norms import is_norm, own_keys
 from fedshift.methods.shared.passes import frozen_statistics
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 
@@ -47,7 +48,7 @@ GLOBAL, LOCAL = 0, 1
 
 
 class Config(Strict):
-    """Options of PartialFed; those named ``search_`` and ``temperature`` (τ) belong to ``mode: adaptive``."""
+    """Options of PartialFed; ``search_*`` and ``temperature`` (τ) apply to ``mode: adaptive`` only."""
 
     mode: Literal["fixed", "adaptive"] = "fixed"
     keep: tuple[Place, ...] = ("norm",)
@@ -58,7 +59,7 @@ class Config(Strict):
 
 
 def units(net: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Modules that hold parameters themselves, by name, with their ``state_dict`` keys."""
+    """Modules that directly hold parameters, by name, with their ``state_dict`` keys."""
     return {
         name: keys for name, module, keys in own_keys(net) if next(module.parameters(recurse=False), None) is not None
     }
@@ -86,7 +87,7 @@ def places(net: nn.Module) -> dict[Place, frozenset[str]]:
 
 
 def one_hot_sample(logits: Tensor, *, temperature: float, rng: torch.Generator) -> Tensor:
-    """Straight-through Gumbel-softmax: a draw that is 0 or 1 with the gradient of the soft one, (M, 2) -> (M, 2)."""
+    """Straight-through Gumbel-softmax: one-hot draws with the gradient of the soft ones, (M, 2) -> (M, 2)."""
     uniform = torch.rand(logits.shape, generator=rng).clamp_min(1e-20)
     soft = torch.softmax((logits - (-uniform.log()).log()) / temperature, 1)
     hard = functional.one_hot(soft.argmax(1), 2).to(soft)
@@ -112,34 +113,33 @@ def random_batches(
 
 
 class Client(base.Client[Config]):
-    """Keeps a copy of its model, and mixes it with what comes in."""
+    """Keeps a copy of its model and mixes it with the received one."""
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Only one method can say what a site keeps."""
-        for other in methods.load(job.methods):
-            if other.client().personal(net):
-                raise ConfigError(
-                    f"method partialfed: cannot be combined with {other.name} as it is set: both decide what a site "
-                    "keeps for itself; name one of them"
-                )
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse other methods that keep keys at the site."""
+        if other.personal(net):
+            raise ConfigError(
+                f"method partialfed: cannot be combined with {name} and its present options, because both "
+                "decide what a site keeps: leave one of them out"
+            )
 
     def scores_own_model(self, net: nn.Module) -> bool:
-        """Unless it keeps nothing."""
+        """True unless the site keeps nothing."""
         return self.config.mode == "adaptive" or bool(self.config.keep)
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """The site's mixture takes the place of the received model."""
+        """Replace the kept modules of the received model by the site's own."""
         self._load_kept(ctx)
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Learn what to keep (``adaptive``), and load it."""
+        """With ``adaptive``, learn what to keep and load it."""
         if self.config.mode == "adaptive" and any(key.startswith("own.") for key in ctx.state):
             self._search(data, ctx)
             ctx.run.net.load_state_dict({key: torch.as_tensor(value) for key, value in ctx.run.received.items()})
             self._load_kept(ctx)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """Remember the site's own model."""
+        """Save the site's own model in its state."""
         if self.scores_own_model(ctx.run.net):
             for key, value in ctx.run.net.state_dict().items():
                 ctx.state[f"own.{key}"] = value.detach().cpu().clone()
@@ -162,13 +162,13 @@ class Client(base.Client[Config]):
             for name, keys in units(net).items()
             if name in self.kept(net, ctx.state)
             for key in keys
-            # Batch counters are all sites' together, and are sent: they only go up.
+            # Batch counters (integers) are not kept: they count the batches of all sites.
             if f"own.{key}" in ctx.state and ctx.state[f"own.{key}"].is_floating_point()
         }
         net.load_state_dict(own, strict=False)
 
     def _search(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Move the logits; the network stays as it is."""
+        """Update the logits; the network's weights do not change."""
         net, config = ctx.run.net, self.config
         device = next(net.parameters()).device
         found = units(net)

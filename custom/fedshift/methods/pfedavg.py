@@ -1,13 +1,15 @@
-"""pFedAvg: every site fine-tunes the final model for itself, and is scored with that.
+"""pFedAvg: every site fine-tunes the final model and is evaluated with its own copy.
 
 The baseline of Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation
-Augmentation" ("FedAvg with local model personalization")::
+Augmentation", arXiv 2022 ("FedAvg with local model personalization")::
 
     w ← the selected round's model,    then at site k:  w_k ← w after ``epochs`` of plain local training
 
-Choices: the paper gives no length; one epoch, with the task's optimiser starting anew. Training up to there is that of
-the method that combines, and `results.final.best` scores its model; `results.final.personal` scores w_k. The
-fine-tuned weights stay at the site and are not kept. The round is selected before fine-tuning.
+`results.final.best` holds the scores of w, `results.final.personal` those of w_k. w is trained by the method that
+combines.
+
+Choices: the paper gives no length; the default is one epoch, with a new optimiser of the task's type. The round is
+selected before fine-tuning. The fine-tuned weights stay at the site and are not saved.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ class Config(Strict):
 
 
 class Client(base.Client[Config]):
-    """Plain local training, and some more after the last round."""
+    """Plain local training, and fine-tuning after the last round."""
 
     def fine_tune(self) -> int:
-        """``epochs``."""
+        """The option ``epochs``."""
         return self.config.epochs

@@ -1,7 +1,8 @@
 """SCAFFOLD: correct each local step by the difference between all sites' mean gradient and the site's own.
 
-Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020. At site i, from the
-received x, K steps of size lr to y_i::
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020. Control variates c
+(server) and c_i (site i) estimate the mean gradient of all sites and of site i; both start at zero. At site i, K local
+steps of size lr lead from the received x to y_i::
 
     y ← y − lr (g_i(y) + c − c_i)
     c_i⁺ = g_i(x), the gradient over all training samples                     (option I)
@@ -11,30 +12,35 @@ At the server, with S the sites that answered and N all sites::
 
     x ← x + η mean_S (y_i − x),    c ← c + 1/N Σ_S (c_i⁺ − c_i)
 
-c and c_i start at zero. With momentum, K is the sum of the steps' weights a (`effective_steps`): then
-x − y_i = lr Σ_k a_k (g_k + c − c_i) with Σ_k a_k = a, so option II still gives a mean of gradients.
-
-Deviations: the paper has plain SGD; momentum is allowed if it starts at zero in each round. The benchmark NIID-Bench
-averages by sample count (``weights: samples``) and corrects batch-norm statistics too; here these are averaged.
 η is ``server_lr``.
 
-Choices: a site counts from the c_i that the server has in c, which it knows from the round in which the server last
-took its answer (``accepted``): an answer that was lost or refused would otherwise leave c wrong for ever. Option I
-passes over un-augmented samples in training mode, without moving statistics. The corrections cover every parameter,
-so methods that keep parameters at the site, or fine-tune them there, are refused.
+Deviations from the paper:
+
+- The paper uses plain SGD. Momentum is allowed here if it starts at zero in each round. K is then the sum of the
+  steps' weights, a (`effective_steps`): x − y_i = lr Σ_k a_k (g_k + c − c_i) with Σ_k a_k = a, so option II still
+  yields a mean gradient.
+- Batch-norm statistics are averaged. The benchmark NIID-Bench averages by sample count (``weights: samples``) and
+  corrects batch-norm statistics too.
+
+Choices:
+
+- The server's ``accepted`` array holds, for each site, the last round whose update the server used. From it a site
+  knows which c_i the server's c contains. Without it, one lost or refused update would leave c wrong permanently.
+- Option I computes the gradient over un-augmented samples in training mode, with running statistics frozen.
+- The corrections cover every parameter, so methods that keep parameters at the site, or fine-tune them there, are
+  refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedshift import methods
 from fedshift.methods import base
 from fedshift.methods.shared.aggregation import effective_steps, move, site_fractions
 from fedshift.methods.shared.passes import frozen_statistics
@@ -54,7 +60,7 @@ class Config(Strict):
 
 
 def specs(net: nn.Module, reveals: str, *, change: bool = False) -> dict[str, base.ArraySpec]:
-    """One array a parameter, by the parameter's name; ``change``: of a control variate, which the server sums up."""
+    """One spec for each parameter, by name; ``change`` marks changes of a control variate, which the server sums."""
     types = {name: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in net.named_parameters()}
     return {
         name: base.ArraySpec(
@@ -73,18 +79,18 @@ def specs(net: nn.Module, reveals: str, *, change: bool = False) -> dict[str, ba
 
 
 def mean_gradient(ctx: base.Context, data: base.TrainingSamples) -> dict[str, Tensor]:
-    """Gradient of the task's loss over the training samples, by parameter; leaves no trace in the network."""
+    """Gradient of the task's loss over the training samples, by parameter name; the network is left unchanged."""
     run = ctx.run
     names, parameters = zip(*run.net.named_parameters(), strict=True)
     total = [torch.zeros_like(p) for p in parameters]
     count, was_training, was_replay = 0, run.net.training, run.replay
     run.net.train()
-    run.replay = True  # layers of other methods count and average nothing
+    run.replay = True  # layers of other methods must not update their running values
     try:
         with frozen_statistics(run.net), seeded_global(derive_seed(run.seed, run.site, run.round, "scaffold.layers")):
             for x, y in data.chunks():
                 if len(x) == 1 < data.n_train:
-                    continue  # a last chunk of one, which batch norm cannot normalise
+                    continue  # batch norm cannot normalise a last chunk of one sample
                 logits = run.net(run.normalise(x.to(parameters[0].device), training=True))
                 loss = run.objective(logits, y.to(logits.device)) * len(x)
                 for sum_, part in zip(total, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
@@ -98,14 +104,14 @@ def mean_gradient(ctx: base.Context, data: base.TrainingSamples) -> dict[str, Te
 
 
 class Client(base.Client[Config]):
-    """Corrects gradients; sends by how much its control variate changed.
+    """Corrects gradients and sends the change of its control variate.
 
-    State: ``counted.<parameter>`` is the c_i that the server's c contained when the last answer was made,
-    ``sent.<parameter>`` the c_i⁺ of that answer, ``round`` its round.
+    State: ``counted.<parameter>`` is the c_i contained in the server's c when the last update was computed,
+    ``sent.<parameter>`` the c_i⁺ of that update, ``round`` its round.
     """
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """SGD, momentum from zero, all parameters shared."""
+        """Require SGD with momentum starting at zero, all parameters shared, and no fine-tuning."""
         optimizer = job.task.optimizer
         if optimizer.name != "sgd":
             raise ConfigError(
@@ -114,33 +120,34 @@ class Client(base.Client[Config]):
             )
         if optimizer.momentum > 0 and optimizer.keep:
             raise ConfigError(
-                "method scaffold: takes the mean gradient from a round's movement, into which kept momentum carries "
-                "earlier rounds: use --set optimizer.keep=false"
+                "method scaffold: derives the mean gradient from the change of the weights in one round, which "
+                "momentum kept from earlier rounds distorts: use --set optimizer.keep=false"
             )
-        parameters = {name for name, _ in net.named_parameters()}
-        for other in methods.load(job.methods):
-            half = other.client()
-            if half.scores_own_model(net) or parameters & half.withheld(net):
-                raise ConfigError(
-                    f"method scaffold: corrects and sends the gradients of all parameters, and {other.name} keeps "
-                    "some at the site: leave one of them out"
-                )
-            if half.fine_tune():
-                raise ConfigError(
-                    f"method scaffold: would pull {other.name}'s fine-tuning back to the other sites: "
-                    "leave one of them out"
-                )
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse methods that keep parameters at the site, or fine-tune."""
+        parameters = {key for key, _ in net.named_parameters()}
+        if other.scores_own_model(net) or parameters & other.withheld(net):
+            raise ConfigError(
+                f"method scaffold: corrects and sends the gradients of all parameters, and {name} keeps "
+                "some at the site: leave one of them out"
+            )
+        if other.fine_tune():
+            raise ConfigError(
+                f"method scaffold: cannot be combined with {name}, because its correction would pull the "
+                "fine-tuned model back towards the other sites: leave one of them out"
+            )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The change of c_i."""
-        return specs(net, "by how much the site's mean gradient differs from what it last told", change=True)
+        """The change of c_i, one array for each parameter."""
+        return specs(net, "change of the site's mean gradient since its last update", change=True)
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """The server's c and its list of rounds."""
+        """The server's c and ``accepted``."""
         self._arrays = arrays
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Which c_i the server's c contains, the correction c − c_i, and option I's gradient."""
+        """Choose the c_i that the server's c contains, compute c − c_i, and for option I the gradient at x."""
         last = int(self._arrays["accepted"][ctx.run.sites.index(ctx.run.site)])
         kind = "sent" if int(ctx.state.get("round", torch.tensor(0))) <= last else "counted"
         self._own, self._correction = {}, {}
@@ -152,7 +159,7 @@ class Client(base.Client[Config]):
 
     @torch.no_grad()
     def gradients(self, ctx: base.Context) -> None:
-        """Add c − c_i."""
+        """Add c − c_i to every gradient."""
         for name, parameter in ctx.run.net.named_parameters():
             if parameter.grad is not None:
                 parameter.grad += self._correction[name]
@@ -177,24 +184,24 @@ class Client(base.Client[Config]):
 
 
 class Server(base.Server[Config]):
-    """Moves along the mean change; keeps c, and in which round it last took each site's change."""
+    """Applies the mean change of the models, updates c, and records the last accepted round of each site."""
 
     owns = frozenset({"combine"})
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """One array a parameter, and the rounds."""
+        """The control variate c, one array for each parameter, and ``accepted``."""
         rounds = base.ArraySpec(
-            ("sites",), "int64", low=0, reveals="the last round in which each site took part", keep=False
+            ("sites",), "int64", low=0, reveals="the last round whose update the server used, for each site", keep=False
         )
         return {**specs(net, "the mean gradient over all sites"), "accepted": rounds}
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Zero."""
+        """Set c to 0 and ``accepted`` to 0 for every site."""
         self.state = {name: np.zeros_like(p.detach().cpu().numpy()) for name, p in net.named_parameters()}
         self.state["accepted"] = np.zeros(len(ctx.sites), np.int64)
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
-        """Add 1/N Σ (c_i⁺ − c_i) to c; sites that did not answer add nothing."""
+        """Add 1/N Σ (c_i⁺ − c_i) to c; sites that did not answer contribute nothing."""
         if ctx.round == 0:
             return
         for name in sorted(ctx.trainable):
@@ -206,11 +213,11 @@ class Server(base.Server[Config]):
         self.state["accepted"] = accepted
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """Move along η mean (y_i − x)."""
+        """Return x + η mean (y_i − x); buffers are averaged."""
         fractions = site_fractions(updates, self.config.weights)
         moves = [self.config.server_lr * fraction for fraction in fractions]
         return move(weights, updates, moves, trainable=ctx.trainable, buffers=fractions)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """For the next round."""
+        """The control variate c and ``accepted`` for the next round."""
         return self.state

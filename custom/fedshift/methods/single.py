@@ -1,11 +1,12 @@
 """Single: every site trains alone, the reference that a federation has to beat.
 
-"Single" of the FRAug paper's tables (Chen et al.)::
+"Single" in the tables of Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation
+Augmentation", arXiv 2022::
 
     w_k stays at site k;    the server's model stays as it was initialised
 
-Nothing of the network leaves a site. All sites begin with the same initial weights, have as many rounds as a
-federation has, and the round is selected by the mean of their validation scores, as with every method.
+No weights leave a site. All sites start from the same initial weights and train for as many rounds as a federation.
+The round is selected by the mean of their validation scores, as with every method.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ class Config(Strict):
 
 
 class Client(base.Client[Config]):
-    """Keeps the whole network."""
+    """Keeps all weights at the site."""
 
     def personal(self, net: nn.Module) -> frozenset[str]:
-        """Every key."""
+        """All ``state_dict`` keys."""
         return frozenset(net.state_dict())
 
 
 class Server(base.Server[Config]):
-    """Has nothing to combine."""
+    """Combines nothing."""
 
     owns = frozenset({"combine"})
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """The initial weights."""
+        """The initial weights, unchanged."""
         return weights

@@ -1,23 +1,27 @@
-"""VM: average the sites' updates so that the variance of their losses falls, too.
+"""VM: average the sites' updates so that both the mean and the variance of their losses fall.
 
 Back de Luca et al., "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", 2022. The objective
-is mean(f) + β var(f); with Δ_i = w − w_i in place of gradients::
+is mean(f) + β var(f), with the updates Δ_i = w − w_i used as gradients::
 
     w ← w − 1/n Σ_i Δ_i − 2β/n Σ_i (f_i − f̄) (Δ_i − Δ̄)                      (24)
       = w + Σ_i c_i (w_i − w),    c_i = 1/n + 2β/n (f_i − f̄)
 
-since Σ (f_i − f̄) = 0. f_i is the mean loss of the received model over site i's training samples.
+The second line holds because Σ (f_i − f̄) = 0. f_i is the mean loss of the received model over site i's training
+samples.
 
-Deviations: all sites take part in every round (Algorithm 2 draws some), and drawn sites are refused. Algorithm 2 has a
-weight n_i/N and 1/n both, which disagrees with (24) and would shrink every step n times; ``weights: samples`` has
-n_i/N in place of every 1/n, in the means too. Losses are of un-augmented samples in evaluation mode, normalised as at
-test. Batch-norm statistics are averaged with the convex weights nearest to c.
+Deviations from the paper:
 
-Variants: ``variant: released`` does what the authors' code does: no 1/n before the second sum, and f_i is the loss of
-the locally trained model.
+- All sites take part in every round; Algorithm 2 samples sites, which is refused here.
+- Algorithm 2 multiplies by both n_i/N and 1/n, which contradicts (24) and would shrink every step n times. Here
+  ``weights: samples`` replaces every 1/n by n_i/N, also in the means.
+- Losses are computed on un-augmented samples in evaluation mode with test-time normalisation.
+- Batch-norm statistics are averaged with the convex weights nearest to c.
 
-Choices: β = 0.5, the paper's for PACS and OfficeHome, with which c_i stays positive while losses differ by less than 1
-from their mean; it has 10 for Rotated MNIST. The code's β is n times that of (24).
+Variants: ``variant: released`` follows the authors' code: no 1/n before the second sum, and f_i is the loss of the
+locally trained model.
+
+Choices: β = 0.5, the paper's value for PACS and OfficeHome. With it c_i stays positive as long as no loss is 1 or more
+below the mean loss. The paper uses 10 for Rotated MNIST. The code's β is n times the β of (24).
 """
 
 from __future__ import annotations
@@ -47,49 +51,49 @@ class Config(Strict):
     weights: Literal["uniform", "samples"] = "uniform"
 
     def model_post_init(self, _context: object) -> None:
-        """The released rule has no weights."""
+        """Refuse ``weights: samples`` with ``variant: released``, whose rule has no sample weights."""
         if self.variant == "released" and self.weights == "samples":
-            raise ConfigError("method vm: variant released has no sample weights: use vm.weights=uniform")
+            raise ConfigError("method vm: variant released has no sample weights: use --set vm.weights=uniform")
 
 
 def coefficients(losses: np.ndarray, shares: np.ndarray, *, beta: float, released: bool) -> np.ndarray:
-    """What each site's change w_i − w is multiplied by: losses (n,) and shares (n,) that sum to 1 -> (n,)."""
+    """Coefficient of each site's change w_i − w: losses (n,) and shares (n,) that sum to 1 -> (n,)."""
     excess = losses - shares @ losses
     moves: np.ndarray = shares + 2 * beta * (excess if released else shares * excess)
     return moves
 
 
 class Client(base.Client[Config]):
-    """Tells a loss: of the received model, or (released) of the trained one."""
+    """Sends the loss of the received model, or with ``variant: released`` of the trained one."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """The variance is over all sites."""
+        """Refuse sampling of sites: the variance is over the losses of all sites."""
         refuse_sampled_sites(job, "vm", "the variance is over the losses of all sites")
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """One number."""
+        """The mean loss, a float64 scalar."""
         return {"loss": LOSS}
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """A pass over the training samples with the received model."""
+        """Compute the received model's mean loss over the training samples (``variant: paper``)."""
         if self.config.variant == "paper":
             self._loss = mean_loss(ctx.run, data)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The loss."""
+        """The loss; with ``variant: released`` it is computed now, with the trained model."""
         if self.config.variant == "released":
             self._loss = mean_loss(ctx.run, data)
         return {"loss": np.asarray(self._loss)}
 
 
 class Server(base.Server[Config]):
-    """Eq. 24."""
+    """The update rule (24)."""
 
     owns = frozenset({"combine"})
     tells_sites_apart = True
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
-        """Move along the sites' changes."""
+        """Return w + Σ_i c_i (w_i − w); buffers use the convex weights nearest to c."""
         losses = np.array([float(update.arrays["vm"]["loss"]) for update in updates])
         shares = np.array(site_fractions(updates, self.config.weights))
         released = self.config.variant == "released"

@@ -1,25 +1,29 @@
 """V-REx: train on all sites' images so that the sites' losses are small and alike (centralised).
 
-Krueger et al., "Out-of-Distribution Generalization via Risk Extrapolation", ICML 2021; a row of "Mitigating Data
+Krueger et al., "Out-of-Distribution Generalization via Risk Extrapolation", ICML 2021; also in "Mitigating Data
 Heterogeneity in Federated Learning with Data Augmentation" (22), whose federated counterpart is VM. A batch holds
 equally many samples of each of K sites, with the losses f_i::
 
     minimise mean_i f_i + β mean_i (f_i − mean_j f_j)²
 
-As released, β is 1 for the first ``warmup`` steps, then ``weight``, when the optimiser's state is also forgotten.
-Deviation: a ``weight`` up to 1 counts from the first step and nothing is forgotten, so 0 is the mean over sites.
+Schedule of β, as in the released code: β is 1 for the first ``warmup`` steps, then ``weight``; at the change the
+optimiser's state is reset.
 
-A reference that needs all images in one place: `fedshift pooled vrex`.
+Deviation: a ``weight`` of at most 1 applies from the first step, without a reset, so that ``weight=0`` is the mean over
+sites.
+
+A centralised reference, which needs all images in one place: `fedshift pooled vrex`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import check_alone, penalty_weight, site_losses
-from fedshift.schema.job import JobSpec
+from fedshift.methods.shared.domains import check_beside, penalty_weight, site_losses
 from fedshift.schema.strict import Strict
 
 
@@ -31,20 +35,20 @@ class Config(Strict):
 
 
 def penalised(losses: Tensor, *, weight: float) -> Tensor:
-    """Mean and ``weight`` times the (biased) variance over sites, (K,) -> ()."""
+    """Mean plus ``weight`` times the (biased) variance over sites, (K,) -> ()."""
     return losses.mean() + weight * losses.var(correction=0)
 
 
 class Client(base.Client[Config]):
-    """Trains on every site's images at once; remembers how many steps it has taken."""
+    """Trains on batches with images of every site and counts its steps."""
 
     trains_on = "every site"
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """No other method may change the loss or train at one site."""
-        check_alone("vrex", job)
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse other methods that change the loss, mix sites or train at a single site."""
+        check_beside("vrex", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """Mean + β variance."""
+        """Mean plus β times variance of the sites' losses."""
         weight = penalty_weight(ctx, weight=self.config.weight, warmup=self.config.warmup)
         return penalised(site_losses(batch, logits, ctx.run), weight=weight)

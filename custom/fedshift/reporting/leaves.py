@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from torch import nn
 
-from fedshift import methods
 from fedshift.federation.resolve import resolve
+from fedshift.methods import method_set
 from fedshift.methods.base import ArraySpec
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.compression import pack, packed_keys
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
@@ -49,10 +50,10 @@ ALWAYS = (
         "how far the model is from what is best for the site",
     ),
     (
-        "counts of each split, kind, split rule, manifest fingerprint",
-        "6 values",
+        "counts of each split, kind, split rule, manifest fingerprint, whether voxel sizes are unknown",
+        "7 values",
         "every answer",
-        "size of the data set, and that it has not changed",
+        "size of the data set, that it has not changed, and whether distances in mm mean anything",
     ),
     (
         "device's model, precision, threads",
@@ -103,7 +104,7 @@ def leaves_page() -> str:
     parts = ["## Every job\n", "| what | shape | when | what a reader of it learns |\n|---|---|---|---|"]
     parts += [f"| {' | '.join(row)} |" for row in ALWAYS]
     parts += ["", PACKED]
-    parts += [leaves_section(name, reference_job(name)) for name in methods.available()]
+    parts += [leaves_section(name, reference_job(name)) for name in method_set.available()]
     return "\n".join(parts) + "\n"
 
 
@@ -114,25 +115,18 @@ def reference_job(name: str) -> JobSpec:
             return resolve("prostate", name, options=options)
         except ConfigError:
             continue
-    loaded = methods.load({name: {}})
+    loaded = method_set.load({name: {}})
     named = {method.name: method.config.model_dump(mode="json") for method in loaded}
     return JobSpec.parse({**DIGITS, "methods": named}, where="digits")
 
 
 def leaves_section(name: str, job: JobSpec) -> str:
     """One method's part of the page, with the shapes that it has in a job."""
-    loaded = methods.load(job.methods)
-    method = next(m for m in loaded if m.name == name)
-    if method.is_pooled:
+    methods = MethodSet(job, build_task(job).network())
+    if methods.pooled is not None and methods.pooled.name == name:
         return f"\n## {name}\n\nNo federation: it trains where all images are."
-    task = build_task(job)
-    net, sizes = task.network(), {**task.sizes, "sites": len(job.task.sites)}
-    up, down = (
-        {name: spec.sized(sizes) for name, spec in specs.items()}
-        for specs in (method.client().up(net), method.server().down(net))
-    )
-    withheld = frozenset().union(*(m.client().withheld(net) for m in loaded))
-    parts = [f"\n## {name}\n", network_line(net, withheld, job)]
+    up, down = methods.up[name], methods.down[name]
+    parts = [f"\n## {name}\n", network_line(methods.net, methods.withheld, job)]
     parts += ["", HEADER_UP, *_rows(up, kinds=True)] if up else ["", "Nothing more."]
     if down:
         parts += ["\nThe server sends to every site, with the network:\n", HEADER, *_rows(down)]

@@ -1,4 +1,4 @@
-"""``progress.json``: how far a run is, for whoever watches it. Rewritten whole at every step."""
+"""``progress.json``: how far a run is, for other processes and people. The file is rewritten at every step."""
 
 from __future__ import annotations
 
@@ -15,19 +15,26 @@ if TYPE_CHECKING:
     from fedshift.federation.server.coordinator import Coordinator
 
 FILE_NAME = "progress.json"
+STOPPED = "stopped by the user"
 EVALUATION = 0.5
-"""The last evaluation takes about this part of a training round."""
+"""Estimated time of the last evaluation, as a fraction of a training round."""
+
+
+Step = Literal["statistics", "training", "evaluation"]
 
 
 class Progress(BaseModel):
-    """A moment of a run. ``round`` is 0 in the statistics round, ``rounds`` + 1 in the last evaluation.
+    """A moment of a run.
 
-    ``rejected`` has sites of the open round whose answer was left out, and why.
+    ``round`` goes from 0 (statistics) to ``rounds``, where it stays during the last evaluation. ``rejected`` names the
+    sites whose answer was left out of the open round, with the reason. ``state`` is ``stopped`` if a person ended the
+    run.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    state: Literal["running", "finished", "failed"] = "running"
+    state: Literal["running", "finished", "failed", "stopped"] = "running"
+    step: Step = "statistics"
     round: int
     rounds: int
     sites: list[str]
@@ -43,18 +50,27 @@ class Progress(BaseModel):
     phantom: bool = False
     reason: str = ""
 
+    @property
+    def share(self) -> float:
+        """The part of the run that is over, from 0 to 1: the statistics and the last evaluation count as a round."""
+        if self.state == "finished":
+            return 1.0
+        steps_before = {"statistics": 0, "training": self.round, "evaluation": self.rounds + 1}[self.step]
+        inside = len(self.sites_in) / max(len(self.sites), 1)
+        return min((steps_before + inside) / (self.rounds + 2), 1.0)
+
 
 class ProgressFile:
-    """Keeps a run's ``progress.json`` up to date."""
+    """Keeps the ``progress.json`` of a run up to date."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """``folder`` is the run's; ``clock`` counts seconds."""
+        """``folder`` is the run's folder; ``clock`` returns seconds."""
         self._path, self._clock = folder / FILE_NAME, clock
         self._round, self._since = -1, clock()
         self._last: tuple[Progress, float] | None = None
 
     def latest(self) -> Progress | None:
-        """The last moment that was noted, with the time that is left by now; None if the run has not begun."""
+        """The last moment written, its time left corrected for the time since; None if the run has not begun."""
         if self._last is None:
             return None
         progress, noted = self._last
@@ -63,11 +79,11 @@ class ProgressFile:
         return progress.model_copy(update={"seconds_left": max(progress.seconds_left - (self._clock() - noted), 0.0)})
 
     def update(self, coordinator: Coordinator) -> None:
-        """Note where the run is."""
+        """Write where the run is."""
         if coordinator.round != self._round:
             self._round, self._since = coordinator.round, self._clock()
         results, rounds = coordinator.results, coordinator.rounds
-        # While a round is open, its own scores are still coming in: those of the round before are whole.
+        # The open round collects scores of the round before it, so the newest complete ones are a round older.
         newest = rounds if results.final is not None else min(coordinator.round - 2, rounds)
         whole = next((r for r in range(newest, 0, -1) if coordinator.mean_score(r) is not None), None)
         took = [record.seconds for record in results.rounds[-5:]]
@@ -79,7 +95,12 @@ class ProgressFile:
         self._write(
             Progress(
                 state="running" if results.final is None else "finished",
-                round=coordinator.round,
+                step="statistics"
+                if not coordinator.round
+                else "training"
+                if coordinator.round <= rounds
+                else "evaluation",
+                round=min(coordinator.round, rounds),
                 rounds=rounds,
                 sites=list(coordinator.invited),
                 sites_in=list(coordinator.answered),
@@ -96,10 +117,17 @@ class ProgressFile:
         )
 
     def fail(self, reason: str) -> None:
-        """Note why the run ended."""
+        """Write why the run failed."""
+        self._end("failed", reason)
+
+    def stop(self) -> None:
+        """Write that a person ended the run."""
+        self._end("stopped", STOPPED)
+
+    def _end(self, state: Literal["failed", "stopped"], reason: str) -> None:
         never = Progress(round=0, rounds=0, sites=[], sites_in=[], metric="", best_round=0)
         last = never if self._last is None else self._last[0]
-        self._write(last.model_copy(update={"state": "failed", "reason": reason}))
+        self._write(last.model_copy(update={"state": state, "reason": reason, "seconds_left": None}))
 
     def _write(self, progress: Progress) -> None:
         self._last = progress, self._clock()
@@ -107,8 +135,16 @@ class ProgressFile:
         write_text(self._path, progress.model_dump_json(indent=1))
 
 
+def mark_stopped(folder: Path) -> None:
+    """Write that a person ended the run in ``folder``, whose process is no longer there to do so."""
+    progress = read_progress(folder)
+    if progress is not None and progress.state != "finished":
+        stopped = progress.model_copy(update={"state": "stopped", "reason": STOPPED, "seconds_left": None})
+        write_text(folder / FILE_NAME, stopped.model_dump_json(indent=1))
+
+
 def read_progress(folder: Path) -> Progress | None:
-    """The progress of the run in ``folder``, or None if it has not begun."""
+    """Read the progress of the run in ``folder``; None if it has not begun."""
     path = folder / FILE_NAME
     return Progress.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None
 

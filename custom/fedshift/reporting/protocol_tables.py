@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
-from fedshift.reporting.table import PHANTOM
+from fedshift.reporting.table import PHANTOM, lineage_notes, title_of
 from fedshift.schema.protocol_results import CrossSite, LeaveOneOut, mean_metrics
 from fedshift.schema.results import DataRecord, Metrics
 
 
 def leave_one_out_table(record: LeaveOneOut) -> Table:
     """A row a site that was held out: the others' best and last model on all its samples, and on its test part."""
-    table = _table(record, "each site held out in turn", [site.data for site in record.sites.values()])
+    notes = lineage_notes(record.job, list(record.sites))
+    table = _table(record, "each site held out in turn", [site.data for site in record.sites.values()], notes)
     table.add_column("held out")
     table.add_column("samples", justify="right")
     for which in ("best", "last"):
@@ -48,14 +49,13 @@ def cross_site_table(record: CrossSite) -> Table:
     return table
 
 
-def _table(record: LeaveOneOut | CrossSite, what: str, data: Iterable[DataRecord]) -> Table:
+def _table(record: LeaveOneOut | CrossSite, what: str, data: Iterable[DataRecord], more: Sequence[str] = ()) -> Table:
     job = record.job
-    notes = [f"Initial weights: {job.initial_weights}."]
-    if any(site.kind == "phantom" for site in data):
-        notes.append(PHANTOM)
+    phantom = any(site.kind == "phantom" for site in data)
+    notes = [f"Initial weights: {job.initial_weights}.", *more, *([PHANTOM] if phantom else [])]
     methods = " + ".join(method.name for method in job.methods)
     return Table(
-        title=f"{methods} on {job.task}, {what}, {job.metric} in percent",
+        title=title_of(f"{methods} on {job.task}, {what}, {job.metric} in percent", phantom=phantom),
         caption="\n".join(notes),
         title_justify="left",
         caption_justify="left",

@@ -8,11 +8,11 @@ from statistics import fmean, median
 from rich.table import Table
 
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.results import DataRecord, FinalScores, Results
+from fedshift.schema.results import TRAINED_BEFORE, DataRecord, FinalScores, JobRecord, Results
 
 SPLITS = ("train", "val", "test")
 MOST_ROWS = 20
-"""Sites that are told of one by one."""
+"""With more sites than this, a table has a few rows in place of one per site."""
 PHANTOM = "The data are the phantom: simulated scans, no patients."
 
 
@@ -34,7 +34,7 @@ def scores_table(results: Results) -> Table:
     best, last = final.best, final.last
     methods = " + ".join(method.name for method in results.job.methods)
     table = Table(
-        title=f"{methods} on {results.job.task}, {metric} in percent",
+        title=title_of(f"{methods} on {results.job.task}, {metric} in percent", phantom=results.is_phantom),
         caption="\n".join(_notes(results)) or None,
         title_justify="left",
         caption_justify="left",
@@ -77,8 +77,19 @@ def scores_table(results: Results) -> Table:
     return table
 
 
+def title_of(title: str, *, phantom: bool) -> str:
+    """A table's title, which says so if the data are simulated."""
+    return f"PHANTOM, no patients: {title}" if phantom else title
+
+
+def lineage_notes(job: JobRecord, sites: Sequence[str]) -> list[str]:
+    """A sentence about those of ``sites``, which the run does not train, that trained what it started from."""
+    before = job.trained_before(sites)
+    return [f"{several(before)} {TRAINED_BEFORE}: no new site to this model."] if before else []
+
+
 def several(sites: Sequence[str]) -> str:
-    """Sites by name, or how many if they are many."""
+    """The sites by name, or how many there are if there are more than `MOST_ROWS`."""
     return ", ".join(sites) if len(sites) <= MOST_ROWS else f"{len(sites)} sites, {sites[0]} to {sites[-1]}"
 
 
@@ -92,9 +103,10 @@ def _notes(results: Results) -> list[str]:
     if final.personal and not final.fine_tuned:
         notes.append("Every site is scored with a model of its own.")
     if results.job.held_out:
-        notes.append("Sites that are held out were never trained on: their score is over all their samples.")
+        notes.append("Sites that are held out did not train: their score is over all their samples.")
     if final.newcomers:
         notes.append(f"Had not trained by the best round: {several(final.newcomers)}.")
+    notes += lineage_notes(results.job, [*results.job.held_out, *final.newcomers])
     return [*notes, *([PHANTOM] if results.is_phantom else [])]
 
 

@@ -11,6 +11,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -212,6 +213,13 @@ class JobSpec(Strict):
     methods: dict[str, dict[str, Any]]
     federation: FederationSpec
     evaluation: EvaluationSpec = EvaluationSpec()
+
+    @field_validator("seed")
+    @classmethod
+    def _seed_is_not_negative(cls, seed: int) -> int:
+        if seed < 0:
+            raise ValueError(f"must be 0 or more, not {seed}")
+        return seed
 
     @model_validator(mode="after")
     def _each_site_has_one_host(self) -> Self:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -17,6 +18,10 @@ from fedshift.schema.strict import Strict
 
 Split = Literal["train", "val", "test"]
 FILE_NAME = "manifest.json"
+SPACING_TOLERANCE = 1e-3
+"""Millimetres; headers in single precision and decimal DICOM strings differ by less."""
+DIRECTION_TOLERANCE = 1e-3
+"""Of a direction cosine, about 0.06 degrees."""
 Counts = dict[Split, dict[str, int]]
 """Split -> class -> number of pictures, including zeros."""
 
@@ -38,6 +43,23 @@ class Case(Strict):
     direction: tuple[float, ...]
     array: str
     offset: int
+
+    @property
+    def has_dummy_geometry(self) -> bool:
+        """Whether its header held a placeholder instead of a voxel size."""
+        return is_dummy_geometry(self.spacing, self.direction)
+
+
+def is_dummy_geometry(spacing: Sequence[float], direction: Sequence[float]) -> bool:
+    """Voxels of 1 x 1 x 1 mm along the patient's axes: what a header holds when the geometry was lost.
+
+    ``direction`` is a 3 x 3 matrix of cosines, row by row; signs do not matter.
+    """
+    along_axes = all(
+        abs(abs(cosine) - (row == column)) < DIRECTION_TOLERANCE
+        for (row, column), cosine in zip(product(range(3), range(3)), direction, strict=True)
+    )
+    return along_axes and all(abs(length - 1) < SPACING_TOLERANCE for length in spacing)
 
 
 class Picture(Strict):
@@ -100,6 +122,11 @@ class Manifest(Strict):
                         f"{of_class.get(label, 0)}: prepare the site again"
                     )
         return self
+
+    @property
+    def has_unknown_spacing(self) -> bool:
+        """Whether any case has a dummy geometry, so that distances and volumes in mm mean nothing."""
+        return any(case.has_dummy_geometry for case in self.cases)
 
     @property
     def entries(self) -> tuple[Case, ...] | tuple[Picture, ...]:

@@ -81,6 +81,7 @@ class SiteInfo:
     """What a site reports with its answers: sample counts, manifest fingerprint, hardware. No paths, no case ids.
 
     ``device``: ``cpu`` or the GPU's model name. ``precision``: fp32 or bf16. ``threads``: PyTorch threads.
+    ``unknown_spacing``: headers of some cases hold no voxel size, so distances in mm mean nothing.
     """
 
     site: str
@@ -93,6 +94,7 @@ class SiteInfo:
     device: str = "cpu"
     precision: str = "fp32"
     threads: int = 1
+    unknown_spacing: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from fedshift.schema.strict import Strict
 
-Kind = Literal["statistics", "prototypes", "images", "generator", "control", "loss", "other"]
+ArrayKind = Literal["statistics", "prototypes", "images", "generator", "control", "loss", "other"]
 """What an array that a method sends contains: statistics of images or features; one mean embedding per class
 (prototypes); averaged images or their targets; a trained generator of embeddings; control variates; the loss on
 training images; or something that the method does not declare."""
@@ -53,7 +53,7 @@ class Policy(Strict):
     """A site's rules.
 
     ``train``: whether the site trains. If not, it only scores models, in jobs that hold it out.
-    ``allow``: which kinds of arrays methods may send in addition to the network's weights (`Kind`).
+    ``allow``: which kinds of arrays methods may send in addition to the network's weights (`ArrayKind`).
     ``min_cases``: minimum training cases (patients; or pictures, if each picture is a case) before any such array may
     leave; for prototypes, the minimum in each class. ``encryption``: ``required`` refuses jobs without encrypted
     updates. ``statistics`` and ``weights``: noise on these, none by default. With noise on the weights, nothing
@@ -62,7 +62,7 @@ class Policy(Strict):
     """
 
     train: bool = True
-    allow: tuple[Kind, ...] = ("statistics", "control", "loss")
+    allow: tuple[ArrayKind, ...] = ("statistics", "control", "loss")
     min_cases: int = Field(default=1, ge=1)
     encryption: Literal["required"] | None = None
     statistics: StatisticsNoise | None = None

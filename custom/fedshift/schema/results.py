@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.files import write_text
 from fedshift.schema.job import JobSpec
+from fedshift.schema.lineage import Lineage
 
 FILE_NAME = "results.json"
 BEST, LAST = "best_global_model.pt", "last_global_model.pt"
@@ -21,6 +23,8 @@ BEST, LAST = "best_global_model.pt", "last_global_model.pt"
 Metrics = dict[str, float]
 Count = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 FROM_SCRATCH = "from scratch"
+TRAINED_BEFORE = "took part in training the starting weights"
+"""What tables and reports say of a site of `JobRecord.trained_before`."""
 
 
 class _Model(BaseModel):
@@ -40,6 +44,7 @@ class JobRecord(_Model):
 
     name: str
     task: str
+    dataset: str = ""
     protocol: str
     methods: list[MethodRecord]
     seed: int
@@ -50,11 +55,17 @@ class JobRecord(_Model):
     network: dict[str, Any]
     initial_weights: str = FROM_SCRATCH
     """Or the name of the file, and which layers were taken from it."""
+    lineage: Lineage = {}
+    """Sites that trained the starting weights, or those that these started from, if a fedshift model was the start."""
     data: dict[str, Any]
     metric: str = "dice"
     """The score that selects the best round."""
     held_out: list[str] = []
     """Sites that only score the final models."""
+
+    def trained_before(self, sites: Iterable[str]) -> list[str]:
+        """Those of this run's ``sites`` that took part in training the starting weights."""
+        return [site for site in sites if site in self.lineage.get(self.dataset, ())]
 
 
 class DataRecord(_Model):
@@ -64,6 +75,8 @@ class DataRecord(_Model):
     n: dict[str, Count]
     manifest_sha256: str = Field(max_length=64)
     split_rule: str = Field(max_length=64)
+    unknown_spacing: bool = False
+    """Whether headers of some cases hold no voxel size, so that distances in mm mean nothing."""
 
 
 class MachineRecord(_Model):
@@ -192,6 +205,7 @@ def new_results(job: JobSpec, *, metric: str) -> Results:
         job=JobRecord(
             name=job.name,
             task=job.task.name,
+            dataset=job.task.dataset,
             protocol=job.task.protocol,
             methods=[
                 MethodRecord(name=name, variant=options.get("variant"), options=options)

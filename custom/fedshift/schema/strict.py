@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from fedshift.schema.errors import ConfigError
 
@@ -14,9 +16,16 @@ from fedshift.schema.errors import ConfigError
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'rounds'? Known: …`` for an unknown name."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    close = closest(name, known)
+    hint = f"; did you mean {close!r}?" if close else ";"
     return f"{hint} Known: {', '.join(known) or 'none'}"
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like ``name``, upper and lower case being the same; None if nothing is like it."""
+    by_lower_case = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
+    return by_lower_case[close[0]] if close else None
 
 
 class Strict(BaseModel):
@@ -42,7 +51,27 @@ class Strict(BaseModel):
                 known = _known_keys(cls, first["loc"][:-1])
                 raise ConfigError(f"{where}: unknown key {path!r}{nearest(str(first['loc'][-1]), known)}") from None
             place = f"{path!r} " if path else ""
-            raise ConfigError(f"{where}: {place}{first['msg'][0].lower()}{first['msg'][1:]}") from None
+            said = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+            raise ConfigError(f"{where}: {place}{said}{_instead(first)}") from None
+
+
+MAX_ECHO = 40
+"""Characters of a refused value that an error message repeats."""
+
+
+def _instead(fault: ErrorDetails) -> str:
+    """``, not 'maen'; did you mean 'mean'?`` for a single value that was refused.
+
+    Texts are repeated only where a number or one of a few words was expected: others may be paths, which must not get
+    into a message that leaves a site.
+    """
+    value, kind = fault["input"], fault["type"]
+    is_choice = kind == "literal_error"
+    may_be_text = is_choice or kind.endswith("_parsing")
+    if kind == "value_error" or not isinstance(value, (bool, int, float, str) if may_be_text else (bool, int, float)):
+        return ""
+    near = closest(str(value), re.findall(r"'([^']+)'", fault["ctx"]["expected"])) if is_choice else None
+    return f", not {value!r:.{MAX_ECHO}}" + (f"; did you mean {near!r}?" if near else "")
 
 
 def _known_keys(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:

@@ -22,7 +22,7 @@ from fedshift.schema.strict import nearest
 from fedshift.tasks import kinds as kinds_package
 from fedshift.tasks import networks
 
-Part = Split | Literal["all"]
+Subset = Split | Literal["all"]
 """What can be scored: a split, or all samples of a site that is held out."""
 
 
@@ -35,8 +35,8 @@ class SiteData(Samples):
     """Samples in a batch of evaluation."""
 
     @abstractmethod
-    def members(self, part: Part) -> np.ndarray:
-        """Sample numbers (n,) of a part of the site."""
+    def members(self, subset: Subset) -> np.ndarray:
+        """Sample numbers (n,) of a subset of the site."""
 
     @abstractmethod
     def images(self, index: np.ndarray) -> Tensor:
@@ -46,13 +46,13 @@ class SiteData(Samples):
     def labels(self, index: np.ndarray) -> Tensor:
         """(B,) or (B, H, W) int64 for sample numbers (B,)."""
 
-    def count(self, part: Part) -> int:
-        """Number of samples in a part."""
-        return len(self.members(part))
+    def count(self, subset: Subset) -> int:
+        """Number of samples in a subset."""
+        return len(self.members(subset))
 
-    def cases(self, part: Part) -> np.ndarray:
-        """Which case each sample of a part is of, (n,); every picture is a case."""
-        return self.members(part)
+    def cases(self, subset: Subset) -> np.ndarray:
+        """Which case each sample of a subset is of, (n,); every picture is a case."""
+        return self.members(subset)
 
     @property
     def n_train(self) -> int:
@@ -64,15 +64,15 @@ class SiteData(Samples):
         members = self.members("train")[index]
         return self.images(members), self.labels(members)
 
-    def eval_index(self, part: Part) -> Iterator[np.ndarray]:
-        """Sample numbers of a part, batch by batch, in order."""
-        members = self.members(part)
+    def eval_index(self, subset: Subset) -> Iterator[np.ndarray]:
+        """Sample numbers of a subset, batch by batch, in order."""
+        members = self.members(subset)
         for start in range(0, len(members), self.eval_batch):
             yield members[start : start + self.eval_batch]
 
-    def eval_images(self, part: Part) -> Iterator[Tensor]:
+    def eval_images(self, subset: Subset) -> Iterator[Tensor]:
         """The images of `eval_index`."""
-        for index in self.eval_index(part):
+        for index in self.eval_index(subset):
             yield self.images(index)
 
     def check_fits(self, job: JobSpec, folder: Path, site: str) -> None:
@@ -89,7 +89,7 @@ class SiteData(Samples):
 
 
 class Everything(Samples):
-    """All samples of a held-out site that has no training part: what methods measure there."""
+    """All samples of a held-out site that has no training split: what methods measure there."""
 
     def __init__(self, data: SiteData) -> None:
         """``data`` is the site's."""
@@ -144,7 +144,7 @@ class Task(Protocol):
         """A scalar for a batch."""
         ...
 
-    def scores(self, predictions: Iterator[Tensor], data: SiteData, part: Part) -> dict[str, float]:
+    def scores(self, predictions: Iterator[Tensor], data: SiteData, subset: Subset) -> dict[str, float]:
         """Scores of predicted classes, which come batch by batch in the order of ``data.eval_images``.
 
         What selects the best round: quick, on what the network sees.
@@ -152,14 +152,14 @@ class Task(Protocol):
         ...
 
     def evaluate(
-        self, probabilities: Iterator[Tensor], data: SiteData, part: Part, *, seed: int, share_cases: bool
+        self, probabilities: Iterator[Tensor], data: SiteData, subset: Subset, *, seed: int, share_cases: bool
     ) -> Evaluation:
-        """All that is told of a final model on a part that has samples.
+        """Evaluate a final model on a subset that has samples.
 
         Args:
             probabilities: of the classes, (B, K, …) float32 on the CPU, batch by batch in the order of ``eval_images``.
             data: the site's.
-            part: which part of it.
+            subset: which of its samples.
             seed: of the bootstrap.
             share_cases: whether scores of single cases may leave.
         """

@@ -38,11 +38,18 @@ def choose_device(asked: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(asked)
+    except RuntimeError:  # its message lists all of PyTorch's device types, that of the next its backends
+        raise _unusable(asked, "PyTorch knows no such device") from None
+    try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {asked!r} cannot be used here ({reason}): set it to auto, cpu or cuda") from None
+    except (RuntimeError, AssertionError):
+        count = torch.cuda.device_count()
+        raise _unusable(asked, f"this machine has {count or 'no'} CUDA device{'' if count == 1 else 's'}") from None
     return device
+
+
+def _unusable(asked: str, reason: str) -> ConfigError:
+    return ConfigError(f"device {asked!r} cannot be used here ({reason}): set it to auto, cpu or cuda")
 
 
 def own_device() -> str:

@@ -1,4 +1,4 @@
-"""Memory that runs out all the same, as a sentence."""
+"""Turn PyTorch's and NumPy's out-of-memory errors into one sentence."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from fedshift.schema.errors import TooLittleMemory
 
-SAID = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
-"""By torch's allocator of the CPU and by NVIDIA's libraries, which raise a plain RuntimeError."""
+MESSAGES = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
+"""Parts of the messages of plain RuntimeErrors that PyTorch's CPU allocator and NVIDIA's libraries raise."""
 
 
 @contextmanager
-def told_of_memory(site: str, round_: int | None = None) -> Iterator[None]:
-    """Name the site, the round and the mend when there is no memory left for what is done inside.
+def out_of_memory_as_error(site: str, round_: int | None = None) -> Iterator[None]:
+    """Raise `TooLittleMemory`, with site, round and advice, if the block runs out of memory.
 
     Raises:
         TooLittleMemory: torch or NumPy could not allocate what it needed.
@@ -23,7 +23,9 @@ def told_of_memory(site: str, round_: int | None = None) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) and not any(s in str(error) for s in SAID):
+        if not isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) and not any(
+            s in str(error) for s in MESSAGES
+        ):
             raise
         where = f"site {site}" if round_ is None else f"site {site}, round {round_}"
         what = "the GPU's memory" if isinstance(error, torch.cuda.OutOfMemoryError) else "memory"

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from fedshift.data.locate import data_home
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import WeightsSpec
+from fedshift.schema.lineage import Lineage, lineage_of
 from fedshift.tasks import networks
 
 SHOWN = 12
@@ -67,15 +69,7 @@ def read(path: Path) -> dict[str, Tensor]:
     Raises:
         ConfigError: it cannot be read, or is something else than named tensors.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise ConfigError(
-            f"{path} is not a file of tensors written by torch.save, and nothing else is loaded: save the network's "
-            "state_dict()"
-        ) from None
-    except Exception as error:  # a damaged file may fail anywhere in torch
-        raise ConfigError(f"{path} cannot be read ({type(error).__name__}): download it again") from None
+    content = _content(path)
     if isinstance(content, dict) and "schema" in content:
         content = content.get("weights")
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()) or not content:
@@ -139,6 +133,16 @@ def load(net: nn.Module, spec: WeightsSpec, environ: Mapping[str, str] = os.envi
     return describe(spec, taken)
 
 
+def trained_by(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Lineage:
+    """The sites that have trained a job's file, if fedshift wrote it.
+
+    Raises:
+        ConfigError: the file is not on this machine, is another, or does not say so.
+    """
+    path = find(spec, environ)
+    return lineage_of(_content(path), where=spec.file)
+
+
 def find(spec: WeightsSpec, environ: Mapping[str, str] = os.environ) -> Path:
     """Path of a job's file: in ``$FEDSHIFT_WEIGHTS`` or in ``weights/`` of `data_home`.
 
@@ -187,6 +191,23 @@ def keep(path: Path, spec: WeightsSpec, environ: Mapping[str, str] = os.environ)
         with suppress(OSError):
             beside.unlink()
     return kept
+
+
+def _content(path: Path) -> Any:
+    """What a file of ``torch.save`` holds; only arrays and plain values are loaded.
+
+    Raises:
+        ConfigError: the file cannot be read, or has anything else in it.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ConfigError(
+            f"{path} is not a file of tensors written by torch.save, and nothing else is loaded: save the network's "
+            "state_dict()"
+        ) from None
+    except Exception as error:  # a damaged file may fail anywhere in torch
+        raise ConfigError(f"{path} cannot be read ({type(error).__name__}): download it again") from None
 
 
 def _folders(environ: Mapping[str, str]) -> list[Path]:

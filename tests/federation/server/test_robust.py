@@ -13,9 +13,9 @@ from conftest import first_round, server_context, small_image_job, small_job
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.federation.server.guard import Change
 from fedshift.federation.server.robust import clip_factors, present, trimmed_mean
-from fedshift.federation.server.spool import StoredUpdate
+from fedshift.federation.server.spool import SpooledUpdate
+from fedshift.federation.server.update_check import Change
 from fedshift.federation.site.site import Site
 from fedshift.methods import fedavg, fedavgm
 from fedshift.methods.base import ArraySpec, SiteUpdate
@@ -35,7 +35,7 @@ SPECS = {
 }
 
 
-def stored(folder: Path, values: Sequence[float], *, n_samples: Sequence[int] | None = None) -> list[StoredUpdate]:
+def stored(folder: Path, values: Sequence[float], *, n_samples: Sequence[int] | None = None) -> list[SpooledUpdate]:
     """Updates that moved every parameter by ``values``, each site's buffers and arrays with it."""
     updates = []
     for number, value in enumerate(values):
@@ -49,11 +49,11 @@ def stored(folder: Path, values: Sequence[float], *, n_samples: Sequence[int] | 
             f"S{number}", 1, n_samples=(n_samples or [1] * 9)[number], n_steps=1, weights=weights, arrays=arrays
         )
         change = Change(2 * abs(value), 2**0.5 * abs(value), {"scaffold": abs(value)})
-        updates.append(StoredUpdate(update, folder / "updates" / f"{number}.npz", change))
+        updates.append(SpooledUpdate(update, folder / "updates" / f"{number}.npz", change))
     return updates
 
 
-def seen(updates: Sequence[StoredUpdate], **spec: Any) -> Sequence[SiteUpdate]:
+def seen(updates: Sequence[SpooledUpdate], **spec: Any) -> Sequence[SiteUpdate]:
     return present(updates, RobustSpec(**spec), weights=RECEIVED, trainable=TRAINABLE, specs=SPECS)
 
 
@@ -222,7 +222,7 @@ def one_round(job: JobSpec, data: Mapping[str, Path], folder: Path, poisoned: st
             bad = {
                 key: np.asarray(value - 6 * (value - broadcast.weights[key]), value.dtype)
                 for key, value in update.weights.items()
-                if key in coordinator._trainable
+                if key in coordinator.model.trainable
             }
             update = replace(update, weights={**update.weights, **bad})
         assert coordinator.accept(update)

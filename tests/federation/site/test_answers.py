@@ -11,7 +11,8 @@ from conftest import make_image_site, small_image_job
 
 from fedshift.federation.site import local_training
 from fedshift.federation.site.answers import AnswerStore, fingerprint
-from fedshift.federation.site.site import Site, read_weights
+from fedshift.federation.site.site import Site
+from fedshift.federation.weights import read_weights
 from fedshift.schema.messages import Broadcast, Update
 
 TASK = Broadcast(

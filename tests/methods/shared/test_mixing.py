@@ -1,4 +1,4 @@
-"""What the mixing methods share."""
+"""Helpers shared by the mixing methods."""
 
 from __future__ import annotations
 

@@ -9,10 +9,12 @@ from conftest import make_image_site, small_image_job
 
 from fedshift.reporting.comparison import estimate
 from fedshift.reporting.comparison.cells import Cell, make_cells
-from fedshift.reporting.comparison.estimate import FILE_NAME, Estimator
-from fedshift.reporting.comparison.runner import Job, Moment
+from fedshift.reporting.comparison.estimate import FILE_NAME, Estimator, measure_start
+from fedshift.reporting.comparison.runner import Job, Moment, total_seconds
 from fedshift.reporting.comparison.spec import Samples, read_spec
+from fedshift.schema.errors import QuorumError
 
+from .conftest import START
 from .made import write_spec
 
 
@@ -70,7 +72,7 @@ def test_sites_whose_data_are_lacking_are_taken_to_be_as_the_spec_says(
     spec, _ = read_spec(tmp_path / "small.yaml")
     (cell, *_) = make_cells(spec, folder=tmp_path)
     one, ten = (Estimator(tmp_path / "cells", device="cpu", samples=Samples(train=n))(cell) for n in (10_000, 100_000))
-    assert one.is_assumed and 9 < (ten.seconds - estimate.START) / (one.seconds - estimate.START) < 11
+    assert one.is_assumed and 9 < (ten.seconds - START) / (one.seconds - START) < 11
 
 
 def test_the_time_left_follows_how_fast_it_goes(cells: list[Cell]) -> None:
@@ -82,3 +84,45 @@ def test_the_time_left_follows_how_fast_it_goes(cells: list[Cell]) -> None:
     assert moment.seconds_left == 150 and moment.share == 0.25
     jobs[1].was_done, jobs[1].state = True, "done"
     assert moment.seconds_left == 100
+
+
+def test_an_estimate_has_the_start_of_a_process_and_all_that_is_done_outside_of_steps(
+    cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+    trial = estimate.Trial(round=3.0, rest=5.0)
+    monkeypatch.setattr(estimate, "try_out", lambda job, data, **options: (tried.append(job), trial)[1])
+    few, many, *_ = [Estimator(tmp_path / "cells", device="cpu")(cell) for cell in cells]
+    assert len(tried) == 1, "once for the network on its data"
+    schedule = tried[0].task.schedule
+    assert (schedule.rounds, schedule.local_steps) == (1, 1)
+    per_round = (many.seconds - few.seconds) / 18
+    assert per_round >= 3.0 and few.seconds == pytest.approx(START + 5.0 + 2 * per_round)
+
+
+def test_a_trial_is_a_run_of_one_round(cells: list[Cell]) -> None:
+    cell = cells[1]
+    trial = estimate.try_out(estimate._first_round(cell.plan.job), cell.data, device="cpu", is_pooled=False)
+    assert trial.round > 0 and 0 < trial.rest < 60
+
+
+def test_a_cell_that_diverges_is_estimated_from_its_steps(
+    cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverges(*_: object, **__: object) -> None:
+        raise QuorumError("the training loss is nan")
+
+    monkeypatch.setattr(estimate, "try_out", diverges)
+    assert Estimator(tmp_path / "cells", device="cpu")(cells[0]).seconds > START
+
+
+def test_the_start_of_a_process_is_measured() -> None:
+    assert 0.2 < measure_start() < 200
+
+
+def test_time_is_told_as_a_range_which_narrows_with_what_was_learned(cells: list[Cell]) -> None:
+    unknown = Job([cells[0]], estimate.Estimate(100.0, 1))
+    known = Job([cells[1]], estimate.Estimate(100.0, 1, is_learned=True))
+    (low, high), (lower, higher) = total_seconds([unknown], 1), total_seconds([known], 1)
+    assert low < 100 < high and lower < 100 < higher and higher - lower < high - low
+    assert total_seconds([unknown, known], 1) == (low + lower, high + higher)

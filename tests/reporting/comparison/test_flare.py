@@ -28,7 +28,7 @@ def test_flare_gives_the_scores_of_one_process(tmp_path: Path, monkeypatch: pyte
     found = []
     for words in (["--flare", "-w", "in_flare"], ["-w", "in_process"]):
         assert cli.main(["compare", str(spec), *words]) == 0
-        found += read_comparison(tmp_path / "runs" / "small_paper").cells
+        found += read_comparison(tmp_path / "runs" / "small").cells
     in_flare, in_process = found
     assert in_flare.how == "FLARE's simulator" and in_process.how == "one process"
     assert in_flare.key == in_process.key and in_flare.scores == in_process.scores != {}

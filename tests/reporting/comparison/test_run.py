@@ -19,10 +19,11 @@ import pytest
 from conftest import make_image_site
 
 from fedshift import cli
+from fedshift.cli.compare import describe
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.reporting.comparison import runner
+from fedshift.reporting.comparison import collect, runner
 from fedshift.reporting.comparison.cells import Cell, make_cells
-from fedshift.reporting.comparison.collect import collect
+from fedshift.reporting.comparison.collect import Collector
 from fedshift.reporting.comparison.estimate import Estimate
 from fedshift.reporting.comparison.record import read_comparison
 from fedshift.reporting.comparison.spec import read_spec
@@ -99,7 +100,7 @@ def test_a_command_from_the_spec_to_the_tables(home: Path, capsys: pytest.Captur
     assert "1 of 3 cells failed; repeat the command" in shown
     cells = home / "runs" / "cells"
     assert len(list(cells.glob("*/cell.json"))) == 2 and len(list(cells.glob(f"*/{DONE}"))) == 1
-    comparison = read_comparison(home / "runs" / "small_paper")
+    comparison = read_comparison(home / "runs" / "small")
     first, same, failed = comparison.cells
     assert first.key == same.key and first.scores == same.scores and failed.state == "failed"
     assert "the training loss is nan" in failed.reason
@@ -110,9 +111,9 @@ def test_a_command_from_the_spec_to_the_tables(home: Path, capsys: pytest.Captur
         found = first.scores["best"]["test"][site]
         assert {key: found[key] for key in splits["test"]} == splits["test"]
     assert len(first.curve) == 2 and first.curve[-1] is not None
-    with (home / "runs" / "small_paper" / "table.csv").open(encoding="utf-8") as file:
+    with (home / "runs" / "small" / "table.csv").open(encoding="utf-8") as file:
         lines = {(line["method"], line["column"]): line["value"] for line in csv.DictReader(file)}
-    with (home / "runs" / "small_paper" / "curves.csv").open(encoding="utf-8") as file:
+    with (home / "runs" / "small" / "curves.csv").open(encoding="utf-8") as file:
         curves = [float(line["score"]) for line in csv.DictReader(file) if line["method"] == "by another name"]
     assert curves == pytest.approx([100 * value for value in same.curve if value is not None], rel=1e-5)
     mean = sum(found["accuracy"] for found in first.scores["best"]["test"].values()) / 3
@@ -125,13 +126,13 @@ def test_a_command_from_the_spec_to_the_tables(home: Path, capsys: pytest.Captur
     assert "1 of 3 cells; 0 are done" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len(list(cells.glob(f"*/{DONE}"))) == 2
-    told = read_comparison(home / "runs" / "small_paper")
+    told = read_comparison(home / "runs" / "small")
     assert [cell.state for cell in told.cells] == ["done"] * 3
     for path in cells.glob("*/cell.json"):
         path.unlink()
     assert cli.main(["compare", str(spec), "--tables-only"]) == 0
-    assert cli.main(["compare", str(home / "runs" / "small_paper"), "--tables-only"]) == 0
-    assert "Two methods (paper)" in capsys.readouterr().out
+    assert cli.main(["compare", str(home / "runs" / "small"), "--tables-only"]) == 0
+    assert "Two methods: accuracy" in capsys.readouterr().out
 
 
 def test_a_killed_cell_goes_on_where_it_was(
@@ -284,7 +285,7 @@ def test_every_kind_of_run_has_its_scores(home: Path) -> None:
     for cell in cells:
         assert cell.work is not None
         perform(store.prepare(cell.work))
-    told = collect(spec, scale, cells, store, folder=home)
+    told = Collector(spec, scale, cells, store, folder=home).collect()
     held_out, personal, pooled, each, local = told.cells
     assert held_out.shown == {"test": ["A", "B"], "held_out": ["C"]}
     run = {cell.labels["how"]: store.place(cell.work) / RUN for cell in cells if cell.work is not None}
@@ -302,17 +303,41 @@ def test_every_kind_of_run_has_its_scores(home: Path) -> None:
     assert all(cell.state == "done" and cell.seconds for cell in told.cells)
 
 
+def test_a_finished_cell_is_read_once_however_many_end_after_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_spec(home, options={"schedule.rounds": 1})
+    spec, scale = read_spec(path)
+    cells, store = make_cells(spec, folder=home), Store(home / "cells")
+    read: list[Path] = []
+    original = collect.read_results
+    monkeypatch.setattr(collect, "read_results", lambda run: (read.append(run), original(run))[1])
+    collector = Collector(spec, scale, cells, store, folder=home)
+    for number, cell in enumerate(cells, 1):
+        assert cell.work is not None
+        perform(store.prepare(cell.work))
+        for _ in range(2):
+            states = [record.state for record in collector.collect().cells]
+            assert states.count("done") == number == len(read)
+
+
+def test_progress_counts_cells_and_the_rounds_of_all_of_them(home: Path) -> None:
+    cells = cells_of(home, options={"schedule.rounds": 6})
+    jobs = [runner.Job([cell], flat(cell)) for cell in cells]
+    jobs[0].state, jobs[1].state, jobs[1].share = "done", "running", 0.5
+    line = describe(runner.Moment(jobs, 0.0, 1, clock=lambda: 1.0))
+    assert line.startswith("1 of 2 cells ended, 9 of 12 rounds of all cells, 1 running, about ")
+
+
 def test_a_dry_run_says_what_there_is_to_do_and_what_is_lacking(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = write_spec(home, seeds=[0, 1])
     (home / "fedshift" / "phantom" / "shapes" / "B" / "manifest.json").unlink()
     assert cli.main(["compare", str(spec), "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "4 of 4 cells; 0 are done" in shown and "lacking: data of shapes at B (no shapes data for site B" in shown
-    assert "time: about" in shown and "GiB" in shown and "500/200/200 samples" in shown
+    assert "time: " in shown and "GiB" in shown and "500/200/200 samples" in shown
     assert sorted(path.name for path in (home / "runs").rglob("*") if path.is_file()) == ["calibration.json"]
     assert cli.main(["compare", str(spec)]) == 1
     assert "failed: FedAvg, seed 0: lacks data of shapes at B" in capsys.readouterr().out
-    told = read_comparison(home / "runs" / "small_paper")
+    told = read_comparison(home / "runs" / "small")
     assert {cell.state for cell in told.cells} == {"failed"}
 
 

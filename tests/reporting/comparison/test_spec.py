@@ -51,7 +51,7 @@ def test_a_scale_goes_over_the_spec_key_by_key_and_label_by_label(tmp_path: Path
 
 def test_a_spec_without_scales_is_as_it_stands(tmp_path: Path) -> None:
     spec, name = read_spec(write_spec(tmp_path))
-    assert name == "paper" and spec.seeds == (0,) and spec.model == "best" and spec.parts("federation") == ("test",)
+    assert name == "full" and spec.seeds == (0,) and spec.model == "best" and spec.parts("federation") == ("test",)
     assert spec.parts("leave_one_out") == ("held_out",)
 
 
@@ -87,8 +87,8 @@ def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path, changes: dict
 
 
 def test_a_file_that_is_no_yaml_and_a_scale_that_is_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no scale 'full'; Known: paper, quick"):
-        read_spec(write_spec(tmp_path, scales={"quick": {}}), "full")
+    with pytest.raises(ConfigError, match=r"has no scale 'half'.* Known: full, quick"):
+        read_spec(write_spec(tmp_path, scales={"quick": {}}), "half")
     (tmp_path / "x.yaml").write_text("name: [", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"x\.yaml is not valid YAML"):
         read_spec(tmp_path / "x.yaml")

@@ -23,8 +23,8 @@ FULL: dict[Any, Any] = {
 }
 
 
-def terminal(comparison: Comparison) -> str:
-    console = Console(width=200)
+def terminal(comparison: Comparison, *, width: int = 200) -> str:
+    console = Console(width=width)
     with console.capture() as capture:
         for table in rich_tables(comparison):
             console.print(table)
@@ -53,6 +53,18 @@ def test_the_heading_says_which_models_were_scored() -> None:
     assert heading(comparison).endswith("of the best round")
     crossed = comparison.model_copy(update={"spec": {"run": "cross_site"}})
     assert heading(crossed).endswith("of sites' own models of the last round")
+
+
+def test_the_scale_is_named_where_a_spec_has_scales() -> None:
+    assert heading(made(FULL)).startswith("Made by hand (quick): ")
+    assert heading(made(FULL, scale="full")).startswith("Made by hand: ")
+
+
+def test_a_name_is_not_cut_on_a_narrow_terminal() -> None:
+    name = "FedFA with FedRDN, augmentation and a long name"
+    sites = {f"site number {n}": 0.5 for n in range(8)}
+    comparison = made({(name,): [sites], ("FedAvg",): [sites]})
+    assert name in terminal(comparison, width=80)
 
 
 def test_one_seed_has_no_deviation() -> None:

@@ -16,8 +16,10 @@ from fedshift.data.arrays import radiological, resize_images, restore
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import load_checkpoint
 from fedshift.federation.resolve import resolve
-from fedshift.federation.server.guard import Rejected, check_scores
-from fedshift.federation.site.site import Site, read_weights
+from fedshift.federation.server.score_check import check_scores
+from fedshift.federation.server.update_check import Rejected
+from fedshift.federation.site.site import Site
+from fedshift.federation.weights import read_weights
 from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import QUANTILES, Distribution, Evaluation
 from fedshift.schema.job import JobSpec

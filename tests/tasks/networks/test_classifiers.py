@@ -12,7 +12,8 @@ from conftest import GOLDEN, golden, make_context, rule_weights
 from monai.networks.nets import ResNet
 from torch import nn
 
-from fedshift.methods import fedbn, fedfa
+from fedshift.methods import fedfa
+from fedshift.methods.shared.norms import norm_keys
 from fedshift.schema.errors import ConfigError
 from fedshift.tasks import networks
 
@@ -201,8 +202,8 @@ def test_fedbn_finds_every_norm(
     if name == "resnet18":
         assert {"bn1", "layer2.0.downsample.1", "layer3.0.downsample.1", "layer4.0.downsample.1"} < norms
     keys = {key for key in net.state_dict() if key.rpartition(".")[0] in norms}
-    assert fedbn.norm_keys(net, "all") == keys
-    assert fedbn.norm_keys(net, "batch") == (set() if options.get("norm") == "group" else keys)
+    assert norm_keys(net, "all") == keys
+    assert norm_keys(net, "batch") == (set() if options.get("norm") == "group" else keys)
 
 
 @pytest.mark.parametrize(

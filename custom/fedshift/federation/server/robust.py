@@ -1,29 +1,30 @@
-"""Robust aggregation: what a few sites can do to the model is limited, whatever method combines the updates.
+"""Robust aggregation limits what a few sites can do to the model, whichever method combines the updates.
 
-Before the server halves see a round's updates, each is presented with other arrays in place of its own. With K
-updates w_k of a model w, and m the median over sites of ‖w_k − w‖ (norms over all trainable parameters together)::
+Before the server halves see a round's updates, each update's arrays are replaced. With K updates w_k of a model w, and
+m the median over sites of ‖w_k − w‖ (norm over all trainable parameters)::
 
     norm_clipping   w_k ← w + min(1, clip · m / ‖w_k − w‖) (w_k − w),   n_k ← min(n_k, ⌈clip · median n⌉)
-    trimmed_mean    w_k ← mean over sites, element by element, without the ``trim`` smallest and the ``trim`` largest
-    median          the same with as many left out as can be: one value is left, or the mean of two
+    trimmed_mean    w_k ← element-wise mean over sites without the ``trim`` smallest and ``trim`` largest values
+    median          trimmed_mean with the largest possible ``trim``: one value remains, or the mean of two
 
-So FedAvg gives exactly the median or the trimmed mean, whatever weights it has, sample counts included: with these
-two a site that lies about its samples n_k gains nothing. With clipping sites keep weights of their own, but no site
-counts for more samples than ``clip`` times the median, be that many true or not. Methods that move along the sites'
-changes (FedAvgM, SCAFFOLD) move along what is presented.
+FedAvg then gives exactly the median or the trimmed mean whatever its weights, sample counts included, so a site gains
+nothing with a false sample count n_k. With clipping sites keep their own weights, but no site counts for more samples
+than ``clip`` times the median, whether its count is true or not. Methods that use the sites' changes (FedAvgM,
+SCAFFOLD) use the changes of the replaced arrays.
+
 Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018 (median, trimmed
-mean); Sun et al., "Can You Really Backdoor Federated Learning?", 2019 (norm clipping). The first assume that honest
-sites differ by chance alone. Under feature shift they differ for good, and the median leaves out what is particular
-to one of them: it has a price also where nobody attacks.
+mean); Sun et al., "Can You Really Backdoor Federated Learning?", 2019 (norm clipping). The former assume that honest
+sites differ only by chance. Under feature shift they differ systematically, and the median drops what is particular to
+one site: it costs accuracy even without an attack.
 
-Floating buffers go the same way: a median of variances is not negative, and clipping, with the buffers' own norms,
-takes a convex average of two. Integer counters are as each site sent them; the guard bounds them. Of the arrays that
-methods send, those that the server only averages (`ArraySpec.averaged`: SCAFFOLD's control variates, FRAug's
-generator, HarmoFL's spectrum) are treated like weights; with ``norm_clipping`` only those that are changes
-(SCAFFOLD's), by the norm that the guard measured. All others (statistics of FedRDN and FedFA, prototypes, FedMix's
-averages, losses of AFL and VM) are as each site sent them, within what `fedshift.federation.server.guard` allows.
+Floating buffers are treated the same way: a median of variances is not negative, and clipping, with the norm of the
+buffers, is a convex average of two values. Integer counters are not replaced; `update_check` bounds them. Of the
+methods' arrays, those that the server only averages (`ArraySpec.averaged`: SCAFFOLD's control variates, FRAug's
+generator, HarmoFL's spectrum) are treated like weights. ``norm_clipping`` replaces only those of them that are changes
+(SCAFFOLD's), by the norm that `update_check` measured. All others (statistics of FedRDN and FedFA, prototypes, FedMix's
+averages, losses of AFL and VM) are not replaced; `update_check` and `outliers` limit them.
 
-Nothing but one tensor of all sites is held at a time.
+One tensor of all sites is in memory at a time.
 """
 
 from __future__ import annotations
@@ -34,72 +35,71 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import nn
 
-from fedshift.federation.server.guard import FEWEST_TO_COMPARE
-from fedshift.federation.server.spool import StoredUpdate
+from fedshift.federation.server.outliers import FEWEST_TO_COMPARE
+from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.methods.base import ArraySpec, SiteUpdate
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec, RobustSpec
+from fedshift.schema.job import RobustSpec
 from fedshift.schema.messages import Weights
 
 if TYPE_CHECKING:
-    from fedshift.methods import Method
+    from fedshift.methods.method_set import MethodSet
 
 Arrays = Mapping[str, np.ndarray]
-Part = Callable[[SiteUpdate], Arrays]
+ArraysOf = Callable[[SiteUpdate], Arrays]
 """The weights of an update, or the arrays of one method."""
 
-KEEP = "federation.robust"
+OPTION = "federation.robust"
 
 
-def check(methods: Sequence[Method], job: JobSpec, net: nn.Module) -> None:
-    """Refuse what the rule cannot do, when the job is made.
+def check(methods: MethodSet) -> None:
+    """Refuse a job for which the rule makes no sense. Called when the job is made.
 
     Raises:
-        ConfigError: too few sites, or a method that the rule would make pointless, and why.
+        ConfigError: too few sites, or a method that the rule would defeat, and why.
     """
-    spec = job.federation.robust
+    spec = methods.job.federation.robust
     if spec is None:
         return
     fewest = max(FEWEST_TO_COMPARE, 2 * spec.trim + 1) if spec.rule == "trimmed_mean" else FEWEST_TO_COMPARE
-    if job.federation.min_sites < fewest:
+    min_sites = methods.job.federation.min_sites
+    if min_sites < fewest:
         raise ConfigError(
-            f"{KEEP}: rule {_told(spec)} needs {fewest} updates in every round, and federation.min_sites is "
-            f"{job.federation.min_sites}: raise it{' or lower federation.robust.trim' if fewest > 3 else ''}"
+            f"{OPTION}: rule {_described(spec)} needs {fewest} updates in every round, and federation.min_sites is "
+            f"{min_sites}: raise it{' or lower federation.robust.trim' if fewest > 3 else ''}"
         )
     for method in methods:
         if method.is_pooled:
-            raise ConfigError(f"{KEEP}: method {method.name} trains where all images are, so no site sends an update")
+            raise ConfigError(f"{OPTION}: method {method.name} trains where all images are, so no site sends an update")
         if method.server().tells_sites_apart and spec.rule != "norm_clipping":
             raise ConfigError(
-                f"{KEEP}: method {method.name} gives each site's update a weight of its own, which rule {spec.rule} "
+                f"{OPTION}: method {method.name} gives each site's update a weight of its own, which rule {spec.rule} "
                 "would undo: use rule norm_clipping or another method"
             )
-    withheld = frozenset().union(*(method.client().withheld(net) for method in methods))
-    if withheld >= {name for name, _ in net.named_parameters()}:
+    if not methods.sends_parameters:
         raise ConfigError(
-            f"{KEEP}: with method {' and '.join(m.name for m in methods)} no parameter leaves a site, so there is "
+            f"{OPTION}: with method {' and '.join(methods.names)} no parameter leaves a site, so there is "
             "nothing to protect: leave it out"
         )
 
 
 def present(
-    updates: Sequence[StoredUpdate],
+    updates: Sequence[SpooledUpdate],
     spec: RobustSpec | None,
     *,
     weights: Weights,
     trainable: frozenset[str],
     specs: Mapping[str, Mapping[str, ArraySpec]],
 ) -> Sequence[SiteUpdate]:
-    """The updates as the server halves are to see them.
+    """Return the updates as the server halves see them.
 
     Args:
         updates: a round's accepted updates, in site order.
-        spec: the rule; None: as they are.
+        spec: the rule; None: updates are not changed.
         weights: what the sites received.
         trainable: keys of parameters, as against buffers.
-        specs: arrays by method, as ``fedshift.methods.array_specs`` gives them.
+        specs: arrays by method: `fedshift.methods.method_set.MethodSet.up`.
 
     Raises:
         ConfigError: fewer updates than the rule leaves out.
@@ -112,7 +112,7 @@ def present(
         return _clipped(updates, spec.clip, weights, trainable, changes)
     trim = (len(updates) - 1) // 2 if spec.rule == "median" else spec.trim
     if 2 * trim >= len(updates):
-        raise ConfigError(f"{KEEP}: rule {_told(spec)} leaves nothing of {len(updates)} updates")
+        raise ConfigError(f"{OPTION}: rule {_described(spec)} leaves nothing of {len(updates)} updates")
     return _trimmed(updates, trim, weights, averaged)
 
 
@@ -132,7 +132,7 @@ def clip_factors(norms: Sequence[float], clip: float) -> list[float]:
 
 
 def _clipped(
-    updates: Sequence[StoredUpdate],
+    updates: Sequence[SpooledUpdate],
     clip: float,
     weights: Weights,
     trainable: frozenset[str],
@@ -146,7 +146,7 @@ def _clipped(
         for method in sorted({method for method, _ in changes} & set(updates[0].change.arrays))
     }
 
-    def presented(number: int, update: StoredUpdate) -> SiteUpdate:
+    def presented(number: int, update: SpooledUpdate) -> SiteUpdate:
         def weight(key: str) -> np.ndarray:
             own, factor = update.weights[key], (by_parameters if key in trainable else by_buffers)[number]
             if factor == 1 or np.issubdtype(own.dtype, np.integer):
@@ -166,18 +166,18 @@ def _clipped(
 
 
 def _trimmed(
-    updates: Sequence[StoredUpdate], trim: int, weights: Weights, averaged: Mapping[tuple[str, str], str]
+    updates: Sequence[SpooledUpdate], trim: int, weights: Weights, averaged: Mapping[tuple[str, str], str]
 ) -> list[SiteUpdate]:
-    # Server halves ask for a tensor of each site in turn: the answer, which is the same, is kept until the next.
+    # Server halves read the same tensor of one site after another: keep it until another tensor is read.
     last: dict[tuple[str, str], np.ndarray] = {}
 
-    def middle(place: tuple[str, str], part: Part) -> np.ndarray:
+    def middle(place: tuple[str, str], arrays_of: ArraysOf) -> np.ndarray:
         if place not in last:
             last.clear()
-            last[place] = trimmed_mean(np.stack([part(update)[place[1]] for update in updates]), trim)
+            last[place] = trimmed_mean(np.stack([arrays_of(update)[place[1]] for update in updates]), trim)
         return last[place]
 
-    def presented(own: StoredUpdate) -> SiteUpdate:
+    def presented(own: SpooledUpdate) -> SiteUpdate:
         def weight(key: str) -> np.ndarray:
             if np.issubdtype(weights[key].dtype, np.integer):
                 return own.weights[key]
@@ -193,16 +193,16 @@ def _trimmed(
     return [presented(update) for update in updates]
 
 
-def _told(spec: RobustSpec) -> str:
+def _described(spec: RobustSpec) -> str:
     return f"trimmed_mean with trim {spec.trim}" if spec.rule == "trimmed_mean" else spec.rule
 
 
 class _Presented:
-    """An update whose arrays are made when they are asked for."""
+    """An update whose arrays are computed when they are read."""
 
     def __init__(
         self,
-        own: StoredUpdate,
+        own: SpooledUpdate,
         weight: Callable[[str], np.ndarray],
         array: Callable[[str, str], np.ndarray],
         *,
@@ -229,7 +229,7 @@ class _Presented:
 
 
 class _Made(Mapping[str, np.ndarray]):
-    """The keys of ``own`` with values that ``make`` gives."""
+    """The keys of ``own`` with values computed by ``make``."""
 
     def __init__(self, own: Arrays, make: Callable[[str], np.ndarray]) -> None:
         self._own, self._make = own, make

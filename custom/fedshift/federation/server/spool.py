@@ -1,4 +1,4 @@
-"""Accepted updates wait on disk, so that memory does not grow with the number of sites."""
+"""Keep accepted updates on disk until they are combined, so that memory does not grow with the number of sites."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.federation.server.guard import Change
+from fedshift.federation.server.update_check import Change
 from fedshift.schema.messages import Update
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an array lies in the file, and what it is."""
+    """Offset, type and shape of an array in the file."""
 
     offset: int
     dtype: np.dtype
     shape: tuple[int, ...]
 
 
-class StoredUpdate:
-    """An accepted update whose arrays wait on disk: each is read when it is asked for, and not kept."""
+class SpooledUpdate:
+    """An accepted update whose arrays are on disk. Each access reads an array; nothing is cached."""
 
     def __init__(self, update: Update, path: Path, change: Change) -> None:
-        """Write the arrays of ``update`` to ``path``; ``change`` is what the guard has measured."""
+        """Write the arrays of ``update`` to ``path``; ``change`` is the result of its check."""
         self.change = change
         self.site, self.n_samples, self.n_steps = update.site, update.n_samples, update.n_steps
         self.metrics: Mapping[str, float] = update.metrics
@@ -46,19 +46,20 @@ class StoredUpdate:
     @property
     def weights(self) -> Mapping[str, np.ndarray]:
         """Network key to array."""
-        return _OnDisk(self, "weights")
+        return _SpooledArrays(self, "weights")
 
     @property
     def arrays(self) -> Mapping[str, Mapping[str, np.ndarray]]:
         """Method to its arrays by name."""
         names = [part.removeprefix("arrays/") for part in self._index if part != "weights"]
-        return {name: _OnDisk(self, f"arrays/{name}") for name in names}
+        return {name: _SpooledArrays(self, f"arrays/{name}") for name in names}
 
     def read(self, part: str, key: str) -> np.ndarray:
-        """One array.
+        """Read one array.
 
         Raises:
-            KeyError: the update has none of that name.
+            KeyError: the update has no array of that name.
+            OSError: the file is shorter than when it was written.
         """
         place = self._index[part][key]
         if self._file is None:
@@ -70,20 +71,20 @@ class StoredUpdate:
         return array
 
     def keys(self, part: str) -> Set[str]:
-        """Names in a part."""
+        """Names in a part: ``weights`` or ``arrays/<method>``."""
         return self._index[part].keys()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
-class _OnDisk(Mapping[str, np.ndarray]):
-    """A part of a stored update."""
+class _SpooledArrays(Mapping[str, np.ndarray]):
+    """A part of a spooled update."""
 
-    def __init__(self, update: StoredUpdate, part: str) -> None:
+    def __init__(self, update: SpooledUpdate, part: str) -> None:
         self._update, self._part = update, part
 
     def __getitem__(self, key: str) -> np.ndarray:
@@ -100,5 +101,5 @@ class _OnDisk(Mapping[str, np.ndarray]):
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    """What an array in C order holds; not a copy."""
+    """The bytes of an array in C order, without a copy."""
     return array.reshape(-1).view(np.uint8).data

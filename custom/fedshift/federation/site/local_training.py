@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.data.samples import Samples
-from fedshift.methods import ClientChain
 from fedshift.methods.base import Batch, Run
+from fedshift.methods.chain import ClientChain
 from fedshift.methods.shared.passes import Replayed
 from fedshift.schema.errors import Stopped
 from fedshift.schema.job import OptimizerSpec, ScheduleSpec
 from fedshift.schema.seeding import derive_seed, generator, seeded_global
-from fedshift.tasks.base import Part, SiteData, Task
+from fedshift.tasks.base import SiteData, Subset, Task
 from fedshift.tasks.precision import arrange, autocast
 
 
@@ -72,36 +72,40 @@ def _compute(task: Task, chain: ClientChain, run: Run, schedule: ScheduleSpec, b
     return loss.detach()
 
 
-def predict(data: SiteData, chain: ClientChain, net: nn.Module, part: Part, schedule: ScheduleSpec) -> Iterator[Tensor]:
-    """Predicted classes of a part of a site, batch by batch, (B, …) uint8 on the CPU."""
-    for logits in _logits(data, chain, net, part, schedule):
+def predict(
+    data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset, schedule: ScheduleSpec
+) -> Iterator[Tensor]:
+    """Predicted classes of a subset of a site, batch by batch, (B, …) uint8 on the CPU."""
+    for logits in _logits(data, chain, net, subset, schedule):
         yield logits.argmax(1).to("cpu", torch.uint8)
 
 
 def probabilities(
-    data: SiteData, chain: ClientChain, net: nn.Module, part: Part, schedule: ScheduleSpec
+    data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset, schedule: ScheduleSpec
 ) -> Iterator[Tensor]:
-    """Probabilities of the classes for a part of a site, batch by batch, (B, K, …) float32 on the CPU.
+    """Probabilities of the classes for a subset of a site, batch by batch, (B, K, …) float32 on the CPU.
 
     Where a broken model gives no number there is 0 for every class: such a model is scored like any other.
     """
-    for logits in _logits(data, chain, net, part, schedule):
+    for logits in _logits(data, chain, net, subset, schedule):
         yield logits.float().softmax(1).nan_to_num(0).cpu()
 
 
 @torch.inference_mode()
-def _logits(data: SiteData, chain: ClientChain, net: nn.Module, part: Part, schedule: ScheduleSpec) -> Iterator[Tensor]:
+def _logits(
+    data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset, schedule: ScheduleSpec
+) -> Iterator[Tensor]:
     device = next(net.parameters()).device
     net.eval()
-    for x in data.eval_images(part):
+    for x in data.eval_images(subset):
         x = chain.inputs(arrange(x, schedule.precision, device), training=False)
         with autocast(schedule.precision, device):
             logits = net(x)
         yield logits
 
 
-def gradient_norm(task: Task, data: SiteData, chain: ClientChain, net: nn.Module, part: Part) -> float:
-    """The norm of the gradient of the mean loss over a part of a site, in evaluation mode, without augmentation.
+def gradient_norm(task: Task, data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset) -> float:
+    """The norm of the gradient of the mean loss over a subset of a site, in evaluation mode, without augmentation.
 
     A measure of how far the site's optimum is from the model ("Mitigating Data Heterogeneity…", Eq. 5, where its
     square is averaged over sites). In float32, whatever the precision of training; over all parameters.
@@ -109,8 +113,8 @@ def gradient_norm(task: Task, data: SiteData, chain: ClientChain, net: nn.Module
     device = next(net.parameters()).device
     net.eval()
     net.zero_grad(set_to_none=True)
-    total = data.count(part)
-    for index in data.eval_index(part):
+    total = data.count(subset)
+    for index in data.eval_index(subset):
         x = chain.inputs(data.images(index).to(device), training=False)
         loss = task.loss(net(x), data.labels(index).to(device))
         (loss * (len(index) / total)).backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""One site's side of a job: answers to the three tasks. Used by the FLARE executor and in one process alike."""
+"""A site in a job: it answers the tasks statistics, train and validate, under FLARE and in one process alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 import fedshift
-from fedshift import methods
 from fedshift.data.samples import EverySite, Samples, Union
 from fedshift.federation.site import local_training
 from fedshift.federation.site.answers import AnswerStore, fingerprint
+from fedshift.federation.site.outbound import Encryption, Outbound
 from fedshift.federation.site.state import SiteState, StateStore
-from fedshift.methods import ClientChain
+from fedshift.federation.weights import load_weights, read_weights
 from fedshift.methods.base import Run
-from fedshift.schema.compression import feed_back, packed_keys
+from fedshift.methods.chain import ClientChain
+from fedshift.methods.method_set import MethodSet, pooled_reference
 from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import MAX_NUMBER, Evaluation
 from fedshift.schema.job import JobSpec
@@ -30,9 +31,9 @@ from fedshift.schema.manifest import manifest_sha256
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.schema.policy import Policy
 from fedshift.schema.seeding import derive_seed
-from fedshift.tasks.base import Everything, Part, SiteData, build_task
+from fedshift.tasks.base import Everything, SiteData, Subset, build_task
 from fedshift.tasks.device import choose_device, device_name
-from fedshift.tasks.out_of_memory import told_of_memory
+from fedshift.tasks.out_of_memory import out_of_memory_as_error
 from fedshift.tasks.precision import prepare, settled, use_threads
 
 if TYPE_CHECKING:
@@ -40,16 +41,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedshift")
 
-SCORED: tuple[Part, ...] = ("val", "test")
-SCORED_IF_HELD_OUT: tuple[Part, ...] = ("all", "test")
-
-
-Release = Callable[[Update], Update]
-"""A site's policy: what of an answer may leave."""
+SCORED: tuple[Subset, ...] = ("val", "test")
+SCORED_IF_HELD_OUT: tuple[Subset, ...] = ("all", "test")
 
 
 class _Machine(TypedDict):
-    """On what a site computes, as `SiteInfo` has it."""
+    """The hardware that a site computes on, as in `SiteInfo`."""
 
     device: str
     precision: str
@@ -58,7 +55,7 @@ class _Machine(TypedDict):
 
 @dataclass
 class _Session:
-    """A task in progress: methods attached to the network, with the state they start from."""
+    """A task in progress: the methods are attached to the network, ``state`` is what they started from."""
 
     run: Run
     chain: ClientChain
@@ -66,11 +63,12 @@ class _Session:
 
 
 class Site:
-    """A site in a job: data, network, and a folder for what it must remember."""
+    """A site in a job: its data, the network, and a folder for its state."""
 
     _data: SiteData | None
     _net: nn.Module
     _machine: _Machine
+    _methods: MethodSet
     _gate: Gate | None = None
     _answers: AnswerStore | None = None
 
@@ -87,6 +85,7 @@ class Site:
         keep_answers: bool = False,
         share_cases: bool = True,
         workers: int | None = None,
+        encryption: Encryption | None = None,
     ) -> None:
         """Open the site's data.
 
@@ -94,15 +93,16 @@ class Site:
             job: the resolved job.
             name: the site.
             data: the site's prepared folder.
-            state: folder for state files of this job; one site writes to ``state/<name>``.
-            device: where to train, as torch names it; ``auto`` is a GPU if there is one.
-            beside: another site of the job in this process, whose network this one uses too. A network holds nothing
+            state: folder for state files of this job; the site writes to ``state/<name>``.
+            device: where to train, as a PyTorch device name; ``auto`` is a GPU if there is one.
+            beside: another site of the job in this process whose network this site uses too. The network keeps nothing
                 from one task to the next.
-            privacy: the site's own rules of what may leave; None is none.
-            keep_answers: whether a training task that comes again is answered as before and not done again.
-            share_cases: whether a final model's scores of single cases may leave.
-            workers: processes that work on this machine side by side, for ``schedule.threads=auto``; None as for
+            privacy: the site's policy; None if it has none.
+            keep_answers: whether a training task that comes again is answered from disk and not repeated.
+            share_cases: whether scores of single cases of a final model may leave.
+            workers: processes that work in parallel on this machine, for ``schedule.threads=auto``; None as for
                 `fedshift.tasks.machine.own_cores`.
+            encryption: decrypts broadcasts and encrypts answers; None if the job does not encrypt.
 
         Raises:
             DataError: the data cannot be used.
@@ -116,18 +116,12 @@ class Site:
         self._context = f"{fedshift.__version__} {self._manifest_sha256} {rules}"
         self._answers = AnswerStore(state / name) if keep_answers else None
         if privacy is not None:
-            from fedshift.federation.site.privacy.gate import Gate  # brings scipy, which others can do without
+            from fedshift.federation.site.privacy.gate import Gate  # imports scipy, needed with a policy only
 
             self._gate = Gate(
-                privacy,
-                site=name,
-                job=job,
-                task=self._task,
-                loaded=self._methods,
-                net=self._net,
-                data=self._data,
-                folder=state / name,
+                privacy, site=name, task=self._task, methods=self._methods, data=self._data, folder=state / name
             )
+        self._outbound = Outbound(self._methods, gate=self._gate, encryption=encryption)
 
     def _set_up(
         self,
@@ -145,27 +139,27 @@ class Site:
         self._held_out = name in job.task.held_out
         self._training = training
         self._task = build_task(job)
-        self._methods = methods.load(job.methods)
         if beside is None:
             place, threads = choose_device(device), use_threads(schedule.threads, workers=workers)
-            with told_of_memory(name):
+            with out_of_memory_as_error(name):
                 self._net = prepare(self._task.network(), schedule.precision, place)
             self._machine = {
                 "device": device_name(place),
                 "precision": settled(schedule.precision, place),
                 "threads": threads,
             }
+            self._methods = MethodSet(job, self._net)
         else:
-            self._net, self._machine = beside._net, beside._machine
+            self._net, self._machine, self._methods = beside._net, beside._machine, beside._methods
         self._store = StateStore(state / name)
 
     @property
     def network(self) -> nn.Module:
-        """The job's network; between tasks it holds nothing that lasts."""
+        """The job's network. It keeps nothing from one task to the next."""
         return self._net
 
     def info(self) -> SiteInfo:
-        """Counts and fingerprint of the site's data, and on what it computes."""
+        """Counts and fingerprint of the site's data, and its hardware."""
         assert self._data is not None
         return SiteInfo(
             site=self.name,
@@ -175,55 +169,50 @@ class Site:
             n_test=self._data.count("test"),
             manifest_sha256=self._manifest_sha256,
             split_rule=self._data.split_rule,
+            unknown_spacing=self._data.manifest.has_unknown_spacing,
             **self._machine,
         )
 
     def statistics(self) -> Update:
-        """Round 0: what the methods want to know about the site's images.
+        """Round 0: the arrays that the methods compute once from the site's images.
 
         Raises:
-            PolicyError: the site's policy forbids that it leaves.
+            PolicyError: the site's policy forbids that they leave.
         """
-        return self._policed(Broadcast(round=0, best_round=0, weights={}), lambda release: release(self._measured()))
-
-    def _measured(self) -> Update:
+        broadcast = Broadcast(round=0, best_round=0, weights={})
+        permit = self._outbound.admit(broadcast)
         state, arrays = self._measure()
         self._store.write(0, state, best_round=0)
-        return Update(site=self.name, round=0, n_samples=self._training.n_train, n_steps=0, arrays=arrays)
+        update = Update(site=self.name, round=0, n_samples=self._training.n_train, n_steps=0, arrays=arrays)
+        return self._outbound.send(update, broadcast, permit=permit, residual={})[0]
 
     def train(self, broadcast: Broadcast, *, stop: Callable[[], bool] = lambda: False) -> Update:
-        """Score the received model, train it, and answer with the result.
+        """Score the received model, train it, and return the result as it leaves the site.
 
         Args:
             broadcast: the round's weights and arrays.
-            stop: asked before every batch whether the run was ended from outside.
+            stop: called before every batch; returns whether the run was ended from outside.
 
         Raises:
+            ConfigError: the broadcast cannot be decrypted.
             DataError: training diverged.
-            PolicyError: the site's policy forbids that it leaves.
-            Stopped: ``stop`` said so; nothing was written.
+            PolicyError: the site's policy forbids the task.
+            Stopped: ``stop`` returned True; nothing was written.
         """
-        broadcast = broadcast.unpacked()
+        broadcast = self._outbound.open(broadcast)
         if self._answers is None:
-            return self._policed(broadcast, lambda release: self._trained(broadcast, stop, release))
+            return self._trained(broadcast, stop)
         task = fingerprint(broadcast, self._context)
         known = self._answers.find(task)
         if known is not None:
             log.warning("site %s: round %d has come again: its answer is sent again", self.name, broadcast.round)
             return known
-        update = self._policed(broadcast, lambda release: self._trained(broadcast, stop, release))
+        update = self._trained(broadcast, stop)
         self._answers.keep(task, update)
         return update
 
-    def _policed(self, broadcast: Broadcast, work: Callable[[Release], Update]) -> Update:
-        """The answer that ``work`` makes; the policy is asked before any work is done, and makes what it gets leave."""
-        gate = self._gate
-        if gate is None:
-            return work(lambda update: update)
-        asked = gate.admit(broadcast)
-        return work(lambda update: gate.release(update, broadcast, asked))
-
-    def _trained(self, broadcast: Broadcast, stop: Callable[[], bool], release: Release) -> Update:
+    def _trained(self, broadcast: Broadcast, stop: Callable[[], bool]) -> Update:
+        permit = self._outbound.admit(broadcast)
         started = time.monotonic()
         schedule = self._job.task.schedule
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
@@ -243,10 +232,9 @@ class Site:
                     "check the site's images with 'fedshift data check'"
                 )
             arrays = chain.end(self._training)
-            personal, withheld = chain.personal(self._net), chain.withheld(self._net)
             weights = read_weights(self._net)
             if not all(np.isfinite(value).all() for value in weights.values()):
-                # Before anything is written: the optimiser's state is as broken as the weights.
+                # Nothing may be written: the optimiser's state is not finite either.
                 raise DataError(
                     f"site {self.name}, round {broadcast.round}: the weights are not finite after training; lower "
                     "optimizer.lr or check the site's images with 'fedshift data check'"
@@ -256,16 +244,16 @@ class Site:
                 round=broadcast.round,
                 n_samples=self._training.n_train,
                 n_steps=n_steps,
-                weights={key: value for key, value in weights.items() if key not in withheld},
+                weights={key: value for key, value in weights.items() if key not in self._methods.withheld},
                 metrics={**metrics, "train_loss": loss, "seconds": time.monotonic() - started},
                 arrays=arrays,
             )
-            update, residual = self._packed(release(update), broadcast.weights, session.state.residual)
+            update, residual = self._outbound.send(update, broadcast, permit=permit, residual=session.state.residual)
             self._store.write(
                 broadcast.round,
                 SiteState(
                     optimizer=run.optimizer.state_dict() if self._job.task.optimizer.keep else None,
-                    personal={key: torch.from_numpy(weights[key]) for key in sorted(personal)},
+                    personal={key: torch.from_numpy(weights[key]) for key in sorted(self._methods.personal)},
                     methods=session.state.methods,
                     residual=residual,
                 ),
@@ -273,49 +261,43 @@ class Site:
             )
         return update
 
-    def _packed(
-        self, update: Update, received: Weights, residual: Mapping[str, Tensor]
-    ) -> tuple[Update, dict[str, Tensor]]:
-        """An answer as the job wants it on the wire, and what that leaves out.
-
-        A site's policy has acted before: what is sent and what is left out are made of what may leave.
-        """
-        weights_as = self._job.federation.weights_as
-        keys = packed_keys(update.weights, dict(self._net.named_parameters()), weights_as)
-        if not keys:
-            return update, {}
-        change = {key: update.weights[key] - received[key] for key in update.weights if key in keys}
-        packed, left = feed_back(change, {key: value.numpy() for key, value in residual.items()}, weights_as)
-        plain = {key: value for key, value in update.weights.items() if key not in keys}
-        return replace(update, weights=plain, packed=packed), {k: torch.from_numpy(v) for k, v in left.items()}
-
-    def score(self, broadcast: Broadcast, part: Part) -> dict[str, float]:
-        """Scores of the received model on one part of the site, as `validate` has them."""
+    def score(self, broadcast: Broadcast, subset: Subset) -> dict[str, float]:
+        """Score a received model on one subset of the site, as `validate` does."""
+        broadcast = self._outbound.open(broadcast)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            return self._scores(session.chain, part)
+            return self._scores(session.chain, subset)
 
     def validate(self, broadcast: Broadcast, *, stop: Callable[[], bool] = lambda: False) -> Scores:
-        """Score an aggregate on what it was not trained on; ``broadcast.round`` is one after the round that made it.
+        """Score the last or the best aggregate on the splits that it was not trained on.
 
-        A site that is held out scores it on all samples, and on its test part. ``stop`` is asked as in `train`, where
-        a method fine-tunes; a held-out site trains nothing. Nor does one whose policy says so, which measures nothing
-        of its training images for a method's newcomers either, or whose policy puts noise on the network: there is
-        none on a model that it would train for itself.
+        A held-out site scores it on all samples, and on its test split. If a method fine-tunes, the site then trains
+        the model for itself and scores it again. Held-out sites do not fine-tune, nor do sites whose policy forbids
+        training (which do not measure their training images for ``newcomer`` either) or adds noise to the network,
+        because a model trained for the site alone would have none.
+
+        Args:
+            broadcast: the model; ``broadcast.round`` is one after the round that made it.
+            stop: as in `train`, for fine-tuning.
+
+        Raises:
+            ConfigError: the broadcast cannot be decrypted.
+            Stopped: ``stop`` returned True.
         """
+        broadcast = self._outbound.open(broadcast)
         trains = self._gate is None or self._gate.trains
         spares = not trains and not isinstance(self._training, Everything)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
             if not spares and not self._store.has_trained(broadcast.round):
                 session.chain.newcomer(self._training)
-            values, evaluations = self._told(session.chain)
+            values, evaluations = self._final_scores(session.chain)
             personal: dict[str, dict[str, float]] = {}
             own: Evaluation | None = None
             tunes = trains and not self._held_out and (self._gate is None or self._gate.tells_own_model)
-            epochs = session.chain.fine_tune() if tunes else 0
+            epochs = self._methods.fine_tune_epochs if tunes else 0
             if epochs:
                 session.run.stop = stop
                 self._fine_tune(session, epochs)
-                personal, owns = self._told(session.chain)
+                personal, owns = self._final_scores(session.chain)
                 own = owns.get("test")
         return Scores(
             site=self.name,
@@ -326,51 +308,57 @@ class Site:
             personal_evaluation=own,
         )
 
-    def evaluate(self, broadcast: Broadcast, part: Part) -> Evaluation:
-        """All that can be told of a received model on one part of the site, which must have samples."""
+    def evaluate(self, broadcast: Broadcast, subset: Subset) -> Evaluation:
+        """Evaluate a received model on one subset of the site, which must have samples."""
+        broadcast = self._outbound.open(broadcast)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            return self._evaluation(session.chain, part)
+            return self._evaluation(session.chain, subset)
 
-    def predictions(self, broadcast: Broadcast, part: Part) -> Iterator[Tensor]:
-        """A received model's probabilities for one part of the site, batch by batch, (B, K, …) on the CPU."""
+    def predictions(self, broadcast: Broadcast, subset: Subset) -> Iterator[Tensor]:
+        """Yield a received model's class probabilities for one subset of the site, by batches, (B, K, …) on the CPU."""
         assert self._data is not None
+        broadcast = self._outbound.open(broadcast)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            yield from local_training.probabilities(self._data, session.chain, self._net, part, self._job.task.schedule)
+            yield from local_training.probabilities(
+                self._data, session.chain, self._net, subset, self._job.task.schedule
+            )
 
     def _fine_tune(self, session: _Session, epochs: int) -> None:
-        """Train the received model for this site alone; nothing of it is kept or sent."""
+        """Train the received model for this site alone. The result is neither kept nor sent."""
         schedule = self._job.task.schedule.model_copy(update={"local_epochs": epochs, "local_steps": None})
         session.run.optimizer = local_training.make_optimizer(self._net, self._job.task.optimizer)
         session.chain.begin(self._training)
         local_training.train(self._task, self._training, session.chain, session.run, schedule)
 
-    def _told(self, chain: ClientChain) -> tuple[dict[str, dict[str, float]], dict[str, Evaluation]]:
-        """Scores of a final model on each part, and more of all parts but validation, which only selects."""
+    def _final_scores(self, chain: ClientChain) -> tuple[dict[str, dict[str, float]], dict[str, Evaluation]]:
+        """Scores of a final model on each subset, and full evaluations of all but validation, which only selects."""
         assert self._data is not None
         values: dict[str, dict[str, float]] = {}
-        told: dict[str, Evaluation] = {}
+        evaluations: dict[str, Evaluation] = {}
         norm = self._job.evaluation.gradient_norm
-        for part in SCORED_IF_HELD_OUT if self._held_out else SCORED:
-            if not self._data.count(part):
+        for subset in SCORED_IF_HELD_OUT if self._held_out else SCORED:
+            if not self._data.count(subset):
                 continue
-            if part != "val":
-                told[part] = self._evaluation(chain, part)
-                values[part] = dict(told[part].scores)
+            if subset != "val":
+                evaluations[subset] = self._evaluation(chain, subset)
+                values[subset] = dict(evaluations[subset].scores)
             else:
-                values[part] = self._scores(chain, part)
+                values[subset] = self._scores(chain, subset)
                 if norm:
-                    told[part] = Evaluation(scores=values[part])
-            if norm and part != "test":
-                length = local_training.gradient_norm(self._task, self._data, chain, self._net, part)
-                told[part] = told[part].model_copy(update={"gradient_norm": length if length <= MAX_NUMBER else None})
-        return values, told
+                    evaluations[subset] = Evaluation(scores=values[subset])
+            if norm and subset != "test":
+                length = local_training.gradient_norm(self._task, self._data, chain, self._net, subset)
+                evaluations[subset] = evaluations[subset].model_copy(
+                    update={"gradient_norm": length if length <= MAX_NUMBER else None}
+                )
+        return values, evaluations
 
-    def _evaluation(self, chain: ClientChain, part: Part) -> Evaluation:
+    def _evaluation(self, chain: ClientChain, subset: Subset) -> Evaluation:
         assert self._data is not None
         return self._task.evaluate(
-            local_training.probabilities(self._data, chain, self._net, part, self._job.task.schedule),
+            local_training.probabilities(self._data, chain, self._net, subset, self._job.task.schedule),
             self._data,
-            part,
+            subset,
             seed=derive_seed(self._job.seed, self.name, 0, "bootstrap"),
             share_cases=self._share_cases,
         )
@@ -378,22 +366,22 @@ class Site:
     def _state_before(self, round_: int) -> SiteState:
         """The state that a task of ``round_`` starts from.
 
-        A site that missed the statistics round measures itself now; nothing of that is sent.
+        A site that missed the statistics round computes its statistics now, without sending them.
         """
         state = self._store.before(round_)
         return self._measure()[0] if state is None else state
 
     def _measure(self) -> tuple[SiteState, MethodArrays]:
         state = SiteState()
-        with told_of_memory(self.name, 0):
+        with out_of_memory_as_error(self.name, 0):
             arrays = ClientChain(self._methods, self._run(0, {}), state.methods).statistics(self._training)
         return state, arrays
 
-    def _scores(self, chain: ClientChain, part: Part) -> dict[str, float]:
-        if self._data is None or not self._data.count(part):
+    def _scores(self, chain: ClientChain, subset: Subset) -> dict[str, float]:
+        if self._data is None or not self._data.count(subset):
             return {}
-        predictions = local_training.predict(self._data, chain, self._net, part, self._job.task.schedule)
-        return self._task.scores(predictions, self._data, part)
+        predictions = local_training.predict(self._data, chain, self._net, subset, self._job.task.schedule)
+        return self._task.scores(predictions, self._data, subset)
 
     def _run(self, round_: int, received: Weights) -> Run:
         job = self._job
@@ -412,8 +400,7 @@ class Site:
 
     @contextmanager
     def _session(self, broadcast: Broadcast, state: SiteState) -> Iterator[_Session]:
-        """The network with the received weights, personal parts and attached methods; undone afterwards."""
-        broadcast = broadcast.unpacked()
+        """Load the received and the personal weights and attach the methods; detach them afterwards."""
         run = self._run(broadcast.round, broadcast.weights)
         chain = ClientChain(self._methods, run, state.methods)
         load_weights(self._net, broadcast.weights)
@@ -421,7 +408,7 @@ class Site:
             self._net.load_state_dict(state.personal, strict=False)
         handles = chain.attach(self._net)
         try:
-            with told_of_memory(self.name, broadcast.round):
+            with out_of_memory_as_error(self.name, broadcast.round):
                 chain.receive(broadcast.arrays)
                 yield _Session(run, chain, state)
         finally:
@@ -430,23 +417,14 @@ class Site:
 
 
 class PooledSite(Site):
-    """All sites' training images in one place, for the centralised references; it has nothing to score on."""
+    """All sites' training images in one place, for centralised references. It has no data to score on."""
 
     def __init__(self, job: JobSpec, *, data: Mapping[str, Path], state: Path, device: str = "auto") -> None:
         """``data``: each site's prepared folder; the rest as for `Site`."""
         task = build_task(job)
         parts = [task.open(data[site], site) for site in job.task.sites]
-        reference = methods.reference_in(methods.load(job.methods))
+        reference = pooled_reference(job.methods)
         mixed = reference is not None and reference.client().trains_on == "union"
         self._data = None
         self._set_up(job, "all sites", Union(parts) if mixed else EverySite(parts), state, device)
-
-
-def read_weights(net: nn.Module) -> Weights:
-    """A copy of the network's state as numpy arrays with plain keys."""
-    return {key: value.detach().cpu().numpy().copy() for key, value in net.state_dict().items()}
-
-
-def load_weights(net: nn.Module, weights: Weights) -> None:
-    """Put weights into a network; missing, extra or misshapen keys are an error of torch's."""
-    net.load_state_dict({key: torch.from_numpy(np.asarray(value)) for key, value in weights.items()})
+        self._outbound = Outbound(self._methods)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from fedshift import methods
 from fedshift.methods.base import Batch, Client, Context, Run
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 
 
 def by_site(batch: Batch, logits: Tensor, run: Run) -> list[tuple[Tensor, Tensor]]:
@@ -37,27 +37,27 @@ def penalty_weight(ctx: Context, *, weight: float, warmup: int) -> float:
     return weight if steps >= warmup else min(weight, 1.0)
 
 
-def check_alone(method: str, job: JobSpec) -> None:
-    """Refuse what an objective over all sites would leave nothing of, or cannot be computed with.
+def check_beside(method: str, name: str, other: Client[Any]) -> None:
+    """Refuse a second method that would change the loss over all sites, or make it impossible to compute.
+
+    Args:
+        method: the centralised reference.
+        name: another method of the job.
+        other: its client half.
 
     Raises:
-        ConfigError: another method changes the loss too, or trains at a single site.
+        ConfigError: the other method changes the loss too, mixes samples of different sites, or trains at one site.
     """
-    for other in job.methods:
-        half = getattr(methods.find(other), "Client", Client)
-        if other == method:
-            continue
-        if half.loss is not Client.loss:
-            raise ConfigError(
-                f"{method} and {other} cannot be combined: both decide the loss of a batch; name one of them"
-            )
-        if half.mixes_samples:
-            raise ConfigError(
-                f"{method} and {other} cannot be combined: {other} mixes images of different sites, and {method} needs "
-                "each site's own loss; name one of them"
-            )
-        if half.fine_tune is not Client.fine_tune:
-            raise ConfigError(
-                f"{method} and {other} cannot be combined: {other} trains at single sites, and the loss of {method} "
-                "needs all of them; name one of them"
-            )
+    half = type(other)
+    if half.loss is not Client.loss:
+        raise ConfigError(f"{method} and {name} cannot be combined: both decide the loss of a batch; name one of them")
+    if half.mixes_samples:
+        raise ConfigError(
+            f"{method} and {name} cannot be combined: {name} mixes images of different sites, and {method} needs "
+            "each site's own loss; name one of them"
+        )
+    if half.fine_tune is not Client.fine_tune:
+        raise ConfigError(
+            f"{method} and {name} cannot be combined: {name} trains at single sites, and the loss of {method} "
+            "needs all of them; name one of them"
+        )

@@ -10,8 +10,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedshift import methods
 from fedshift.data.locate import find_site
+from fedshift.federation.resolve import split_methods
+from fedshift.methods import method_set
 from fedshift.reporting.comparison.plan import Kind, Plan, command, make_plan
 from fedshift.reporting.comparison.spec import Settings, Spec
 from fedshift.schema.errors import ConfigError, FedshiftError
@@ -125,9 +126,9 @@ def merge(spec: Spec, values: Sequence[Settings]) -> Settings:
     merged: dict[str, Any] = dict(shared)
     for value in values:
         merged |= {key: getattr(value, key) for key in value.model_fields_set if key != "options"}
-    named = [name.strip() for name in (merged["methods"] or "").split("+") if name.strip()]
-    used = {method.name for method in methods.load({name: {} for name in named})}
-    known = set(methods.available())
+    named = split_methods(merged["methods"]) if merged["methods"] else []
+    used = {method.name for method in method_set.load({name: {} for name in named})}
+    known = set(method_set.available())
     options: dict[str, Any] = {}
     for layer in (spec, *values):
         bound = layer.methods is not None and layer is not spec

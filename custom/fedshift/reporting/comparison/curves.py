@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fedshift.reporting.comparison.columns import Block, blocks
 from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.record import CellRecord, Comparison
+from fedshift.reporting.comparison.tables import titled
 from fedshift.schema.files import write_text
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _words(comparison: Comparison, seeds: int, width: int) -> str:
     told = "Score on validation samples after each round, mean over sites"
     told += f" and {seeds} seeds; band: sample standard deviation over seeds" if seeds > 1 else "; one seed"
     phantom = [note for note in comparison.notes if "phantom" in note]
-    lines = [f"{comparison.title} ({comparison.scale})", f"{told}.", *phantom]
+    lines = [titled(comparison.title, comparison.scale), f"{told}.", *phantom]
     return "\n".join(part for text in lines for part in textwrap.wrap(text, max(width // 8, 40)))
 
 

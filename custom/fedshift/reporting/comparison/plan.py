@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import yaml
 
-from fedshift import methods
 from fedshift.data.locate import data_home
 from fedshift.federation.resolve import resolve
+from fedshift.methods import method_set
 from fedshift.reporting.comparison.measures import KNOWN
 from fedshift.reporting.comparison.spec import Settings
 from fedshift.schema.errors import ConfigError
@@ -67,14 +67,14 @@ def make_plan(settings: Settings, *, metric: str | None, folder: Path) -> Plan:
     weights, lacking = _weights(settings.weights, folder)
     common: dict[str, Any] = {
         "protocol": settings.protocol,
-        "options": [f"{key}={_inline(value)}" for key, value in in_order(settings.options)],
+        "options": [f"{key}={_inline(value)}" for key, value in settings.options.items()],
         "weights": weights,
     }
     task, names = _task(settings.task, folder), settings.methods
     run = settings.run or "federation"
     held_out = settings.held_out if run == "federation" else ()
     whole = resolve(task, names, sites=settings.sites, held_out=held_out, **common)
-    is_pooled = methods.reference_in(methods.load(whole.methods)) is not None
+    is_pooled = method_set.pooled_reference(whole.methods) is not None
     built = build_task(whole)
     _check_metric(metric, {*built.metrics, *KNOWN})
     if settings.weights is not None and weights is not None:
@@ -99,7 +99,7 @@ def make_plan(settings: Settings, *, metric: str | None, folder: Path) -> Plan:
             for site in turns
         }
     if run == "cross_site":
-        methods.require_federation(whole)
+        method_set.require_federation(whole)
     kind: Kind = "pooled" if run == "federation" and is_pooled else run
     return Plan(kind, whole.name, jobs, built.metric, is_pooled, lacking)
 
@@ -114,7 +114,7 @@ def command(settings: Settings, seed: int, *, name: str, is_pooled: bool) -> lis
     if settings.held_out is not None and settings.run in (None, "federation"):
         words += ["--held-out", ",".join(settings.held_out)]
     if settings.options:
-        words += ["--set", *(f"{key}={_inline(value)}" for key, value in in_order(settings.options))]
+        words += ["--set", *(f"{key}={_inline(value)}" for key, value in settings.options.items())]
     if settings.weights is not None:
         words += ["--weights", settings.weights]
     words += ["--seed", str(seed)]
@@ -129,11 +129,6 @@ def command(settings: Settings, seed: int, *, name: str, is_pooled: bool) -> lis
     if is_pooled:
         return [line("pooled", *words)]
     return [line("job", *words), line("run", f"jobs/{name}", "--in-process")]
-
-
-def in_order(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Options as they must be applied: a network's name takes its former options away."""
-    return sorted(options.items(), key=lambda item: item[0] != "network.name")
 
 
 def _inline(value: Any) -> str:

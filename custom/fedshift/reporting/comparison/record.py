@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_serializer, model_validator
 
+from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.published import Figure
 from fedshift.reporting.comparison.spec import Model, Part, Summary
 from fedshift.schema.errors import ConfigError
@@ -105,6 +106,11 @@ class Comparison(Strict):
         return [cell for cell in self.cells if all(cell.labels[axis] == label for axis, label in labels.items())]
 
     @property
+    def is_phantom(self) -> bool:
+        """Whether any cell's data are simulated."""
+        return any(record.kind == "phantom" for cell in self.cells for record in cell.data.values())
+
+    @property
     def notes(self) -> list[str]:
         """What every output must say."""
         done = [cell for cell in self.cells if cell.state == "done"]
@@ -119,6 +125,9 @@ class Comparison(Strict):
             notes.append("All networks start from scratch (random weights).")
         elif weights:
             notes.append(f"Initial weights: {'; '.join(weights)}.")
+        lost = sorted({site for cell in done for site, record in cell.data.items() if record.unknown_spacing})
+        if lost and measure(self.metric).unit == "mm":
+            notes.append(f"Voxel sizes are unknown at {', '.join(lost)}: distances there are not in mm.")
         sources = {f"{cell.version} (source {cell.source})" for cell in done}
         if len(sources) > 1:
             notes.append(f"Cells come from different versions of fedshift: {', '.join(sorted(sources))}.")

@@ -239,10 +239,14 @@ def side_by_side(jobs: Sequence[Job], *, device: str) -> int:
     return max(1, cores() // max((number for number in threads if number != "auto"), default=1))
 
 
-def total_seconds(jobs: Sequence[Job], at_a_time: int) -> float:
-    """About how long jobs take together."""
-    ahead = [job.estimate.seconds for job in jobs]
-    return max(sum(ahead) / max(at_a_time, 1), max(ahead, default=0.0))
+def total_seconds(jobs: Sequence[Job], at_a_time: int) -> tuple[float, float]:
+    """The range of what jobs take together."""
+
+    def total(each: list[float]) -> float:
+        return max(sum(each) / max(at_a_time, 1), max(each, default=0.0))
+
+    ranges = [job.estimate.range for job in jobs]
+    return total([low for low, _ in ranges]), total([high for _, high in ranges])
 
 
 def by_row(jobs: Sequence[Job]) -> Mapping[str, list[Job]]:

@@ -16,8 +16,8 @@ RunKind = Literal["federation", "leave_one_out", "cross_site"]
 Model = Literal["best", "last", "personal"]
 Part = Literal["test", "val", "held_out"]
 Summary = Literal["average", "held_out", "everywhere", "spread"]
-AS_IT_STANDS = "paper"
-"""The scale of a spec that names none."""
+FULL = "full"
+"""The scale of a spec that names none but perhaps `QUICK`: the spec as it stands."""
 QUICK = "quick"
 
 
@@ -91,9 +91,10 @@ class Spec(Settings):
 
 
 def read_spec(path: Path, scale: str | None = None) -> tuple[Spec, str]:
-    """A spec at a scale, and the scale's name; by default ``quick`` if the spec has it, else as it stands.
+    """A spec at a scale, and the scale's name; by default ``quick`` if the spec has it, else its first.
 
-    Every scale is checked, also those that are not asked for.
+    A spec without scales, or with ``quick`` alone, has the scale ``full``: the spec as it stands. Every scale is
+    checked, also those that are not asked for.
 
     Raises:
         ConfigError: no such file, not YAML, no such scale, or a key that does not fit.
@@ -106,14 +107,14 @@ def read_spec(path: Path, scale: str | None = None) -> tuple[Spec, str]:
         str(name): _parse(_merge(raw, changes or {}, f"{path}: scales.{name}"), f"{path}: scale {name}")
         for name, changes in scales.items()
     }
-    if AS_IT_STANDS not in found:
-        found[AS_IT_STANDS] = _parse(raw, str(path))
+    if found.keys() <= {QUICK}:
+        found[FULL] = _parse(raw, str(path))
     rows = {row for spec in found.values() for row in spec.rows}
     for name, spec in found.items():
         for row in spec.published.rows if spec.published else ():
             if row not in rows:
                 raise ConfigError(f"{path}: scale {name}: published.rows: there is no row {row!r}{nearest(row, rows)}")
-    chosen = scale or (QUICK if QUICK in found else AS_IT_STANDS)
+    chosen = scale or (QUICK if QUICK in found else next(iter(found)))
     if chosen not in found:
         raise ConfigError(f"{path} has no scale {chosen!r}{nearest(chosen, found)}")
     return found[chosen], chosen

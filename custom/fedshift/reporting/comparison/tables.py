@@ -17,7 +17,8 @@ from fedshift.reporting.comparison.columns import MOST_SITES, SUMMED, Block, blo
 from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.record import CellRecord, Comparison
 from fedshift.reporting.comparison.significance import Paired, paired_tests, printed_p
-from fedshift.reporting.comparison.spec import Summary
+from fedshift.reporting.comparison.spec import FULL, Summary
+from fedshift.reporting.table import title_of
 from fedshift.schema.files import write_text
 
 FILES = ("table.md", "table.tex", "table.csv")
@@ -145,7 +146,13 @@ def heading(comparison: Comparison) -> str:
     which = model[comparison.model]
     if comparison.spec.get("run") == "cross_site":
         which = "of sites' own models of the last round"
-    return f"{comparison.title} ({comparison.scale}): {words}, {which}"
+    title = f"{titled(comparison.title, comparison.scale)}: {words}, {which}"
+    return title_of(title, phantom=comparison.is_phantom)
+
+
+def titled(title: str, scale: str) -> str:
+    """A comparison's title with its scale, if its spec names scales."""
+    return title if scale == FULL else f"{title} ({scale})"
 
 
 def remarks(comparison: Comparison) -> list[str]:
@@ -190,7 +197,7 @@ def _p(p: float) -> str:
     return f"{p:.4f}" if p >= 0.0001 else f"{p:.1e}"
 
 
-def _text(entry: Entry, of: Measure) -> str:
+def entry_text(entry: Entry, of: Measure) -> str:
     """``61.2 ± 0.4``, ``61.2 (1 of 3 seeds)`` or ``-``."""
     if entry.mean is None:
         return "-"
@@ -216,11 +223,12 @@ def rich_tables(comparison: Comparison) -> list[Rich]:
             title_justify="left",
             caption_justify="left",
         )
-        rich.add_column(Text(next(iter(comparison.axes))))
+        longest = max(len(row) for row in table.rows)
+        rich.add_column(Text(next(iter(comparison.axes))), no_wrap=True, min_width=longest)  # a name is never cut
         for column in table.columns:
             rich.add_column(Text(column.heading), justify="right")
         for row, entries in table.rows.items():
-            words = [Text(_text(e, shown), style="bold" if e.best else "") for e in entries]
+            words = [Text(entry_text(e, shown), style="bold" if e.best else "") for e in entries]
             for text, entry in zip(words, entries, strict=True):
                 text.append(f" [{entry.published}]" if entry.published else "", style="dim not bold")
             rich.add_row(Text(row), *words)
@@ -241,7 +249,7 @@ def markdown(comparison: Comparison) -> str:
         for row, entries in table.rows.items():
             words = []
             for entry in entries:
-                text = _text(entry, shown)
+                text = entry_text(entry, shown)
                 text = f"**{text}**" if entry.best else text
                 words.append(text + (f" [{entry.published}]" if entry.published else ""))
             lines.append(f"| {_md(row)} | " + " | ".join(words) + " |")
@@ -267,7 +275,7 @@ def latex(comparison: Comparison) -> str:
         for row, entries in table.rows.items():
             words = [_tex(row)]
             for entry in entries:
-                text = _tex(_text(entry, shown))
+                text = _tex(entry_text(entry, shown))
                 text = rf"\textbf{{{text}}}" if entry.best else text
                 words.append(text + (rf" {{\scriptsize [{_tex(entry.published)}]}}" if entry.published else ""))
             lines.append(" & ".join(words) + r" \\")

@@ -97,9 +97,9 @@ class _Watch:
 
 def _run(folder: Path, start: Starter | None, watch: _Watch) -> bool:
     """Whether ``start`` has run it."""
-    from fedshift import methods
     from fedshift.data.local_sites import find_sites
     from fedshift.federation import protocols
+    from fedshift.methods import method_set
     from fedshift.schema.manifest import manifest_sha256
     from fedshift.tasks.device import own_device
 
@@ -110,7 +110,7 @@ def _run(folder: Path, start: Starter | None, watch: _Watch) -> bool:
         if manifest_sha256(path) != work.data.get(site):
             raise DataError(f"{path} has changed since the command began: repeat it")
     device, run, total = own_device(), folder / RUN, len(work.jobs)
-    pooled = methods.reference_in(methods.load(first.methods)) is not None
+    pooled = method_set.pooled_reference(first.methods) is not None
     begin = _pooled(device) if pooled else start or _federation(device)
     watch.share(0.0)
     if work.kind == "cross_site":

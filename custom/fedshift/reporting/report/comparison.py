@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from fedshift.reporting.report.runs import Run, distribution
+from fedshift.reporting.report.runs import Run, distribution, named
 from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, Text
 from fedshift.reporting.report.wording import Metric, counted, listed, metric
 
@@ -72,13 +72,7 @@ def _settings(runs: Sequence[Run]) -> list[_Setting]:
     for run in runs:
         told = run.results.job.model_dump(mode="json", exclude={"name", "seed"})
         groups.setdefault(json.dumps([told, run.trained], sort_keys=True), []).append(run)
-    labels = []
-    for members in groups.values():
-        first = members[0]
-        alone = len(members) == 1
-        labels.append(first.label if alone else first.methods)
-    if len(set(labels)) < len(labels):
-        labels = [f"{label} ({number})" for number, label in enumerate(labels, 1)]
+    labels = [run.label for run in named([members[0] for members in groups.values()])]
     return [_Setting(label, members) for label, members in zip(labels, groups.values(), strict=True)]
 
 

@@ -9,8 +9,8 @@ from statistics import fmean
 
 from fedshift.reporting.report.runs import Run, distribution, evaluation
 from fedshift.reporting.report.section import Finding, Findings, Section, Tone
-from fedshift.reporting.report.wording import counted, listed, metric
-from fedshift.schema.results import FROM_SCRATCH, FinalScores, RoundRecord
+from fedshift.reporting.report.wording import counted, listed, metric, ordered
+from fedshift.schema.results import FROM_SCRATCH, TRAINED_BEFORE, FinalScores, RoundRecord
 
 ORDER: tuple[Tone, ...] = ("result", "caution", "good", "note")
 FEW_CASES = 10
@@ -122,7 +122,8 @@ def _result(run: Run) -> Iterator[Finding]:
     for site in results.job.held_out:
         score = best.held_out.get(site, {}).get("all", {}).get(results.job.metric)
         if score is not None:
-            yield Finding("result", f"At {site}, which never trained, it reaches {of.said(score)} on all samples.")
+            trained = TRAINED_BEFORE if results.job.trained_before([site]) else "never trained"
+            yield Finding("result", f"At {site}, which {trained}, it reaches {of.said(score)} on all samples.")
 
 
 def _cautions(run: Run) -> Iterator[Finding]:
@@ -137,6 +138,13 @@ def _data_cautions(run: Run) -> Iterator[Finding]:
     if results.is_phantom:
         yield Finding(
             "caution", "The data are simulated: nothing here says how well the model does on patients' scans."
+        )
+    unknown = sites_without_voxel_sizes(run)
+    if unknown and (names := mm_scores(run)):
+        yield Finding(
+            "caution",
+            f"Scans at {listed(unknown)} have no voxel size in their headers (1 x 1 x 1 mm as a placeholder): "
+            f"{listed(names)} there are in voxels of unknown size, not in mm, so do not compare them with other sites.",
         )
     legacy = [site for site, record in results.data.items() if record.split_rule == "slice-legacy"]
     if legacy:
@@ -190,6 +198,9 @@ def _training_cautions(run: Run) -> Iterator[Finding]:
             )
     if final.newcomers:
         yield Finding("note", f"Had not trained by the best round: {listed(final.newcomers)}.")
+    not_new = results.job.trained_before([*results.job.held_out, *final.newcomers])
+    if not_new:
+        yield Finding("caution", f"{listed(not_new)} {TRAINED_BEFORE}: scores there are not those of a new site.")
     if final.personal:
         own = (
             "Sites fine-tuned the best model for themselves; these models are in a column of their own."
@@ -241,6 +252,28 @@ def _fault_cautions(run: Run) -> Iterator[Finding]:
         yield Finding("caution", f"Sites were absent {counted(n, 'time')} in all: {listed(absent)}.")
     if run.results.rounds and not rejected and not absent:
         yield Finding("good", "Every site answered in every round it was asked, and no answer was refused.")
+
+
+def sites_without_voxel_sizes(run: Run) -> list[str]:
+    """Sites where distances in mm mean nothing."""
+    return [site for site, record in run.results.data.items() if record.unknown_spacing]
+
+
+def mm_scores(run: Run) -> list[str]:
+    """Titles of the scores in mm that the run has."""
+    final = run.results.final
+    found = (
+        set()
+        if final is None
+        else {
+            name
+            for sites in (final.best.sites, final.best.held_out)
+            for parts in sites.values()
+            for scores in parts.values()
+            for name in scores
+        }
+    )
+    return [metric(name).title for name in ordered(found) if metric(name).unit == "mm"]
 
 
 def all_records(run: Run) -> list[RoundRecord]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 import fedshift
+from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.report import (
     classes,
     comparison,
@@ -17,6 +18,7 @@ from fedshift.reporting.report import (
     distributions,
     figures,
     findings,
+    grid,
     methods,
     repeat,
     scores,
@@ -31,7 +33,7 @@ from fedshift.reporting.table import PHANTOM
 from fedshift.schema.errors import ConfigError
 
 COMPARISON = "Comparison"
-Pictures = Callable[[Given], Sequence[Section]]
+Pictures = Callable[[Run | Transfer], Sequence[Section]]
 """What makes the sections that show images."""
 
 _SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
@@ -49,7 +51,7 @@ _SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
 
 
 def chapters(given: Sequence[Given], *, pictures: Pictures | None = None) -> list[Chapter]:
-    """A chapter a run, before them one that compares them, after them those of protocols of many models."""
+    """A chapter for each run, one before them that compares them, then those of comparisons and of many models."""
     runs = named([one for one in given if isinstance(one, Run)])
     made: list[Chapter] = []
     compared = comparison.compare(runs) if len(runs) > 1 else []
@@ -64,6 +66,9 @@ def chapters(given: Sequence[Given], *, pictures: Pictures | None = None) -> lis
         found += [*shown, repeat.again(run)]
         made.append(Chapter("run", run.label, found, _about(run), run.results.is_phantom, bool(shown)))
     for one in given:
+        if isinstance(one, Comparison):
+            about = f"{len(one.cells)} cells of a comparison"
+            made.append(Chapter("grid", grid.title(one), grid.sections(one), about, grid.is_phantom(one)))
         if isinstance(one, Transfer):
             key, title = transfer.heading(one)
             shown = list(pictures(one)) if pictures is not None else []

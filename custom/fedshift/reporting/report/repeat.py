@@ -109,21 +109,21 @@ def _words(job: JobSpec | None, record: JobRecord, sites: list[str]) -> tuple[st
 
 def _is_pooled(record: JobRecord) -> bool:
     """Whether a centralised reference was trained."""
-    from fedshift import methods
+    from fedshift.methods import method_set
 
     try:
-        return methods.reference_in(methods.load({method.name: {} for method in record.methods})) is not None
+        return method_set.pooled_reference({method.name: {} for method in record.methods}) is not None
     except ConfigError:  # a method that this version does not have
         return False
 
 
 def _named(names: list[str]) -> list[str]:
     """What a person writes: FedAvg is there anyway where nothing else combines updates."""
-    from fedshift import methods
+    from fedshift.methods import method_set
 
-    fewer = [name for name in names if name != "fedavg"]
+    fewer = [name for name in names if name != method_set.DEFAULT_COMBINE]
     try:
-        implied = bool(fewer) and [m.name for m in methods.load({name: {} for name in fewer})] == names
+        implied = bool(fewer) and [m.name for m in method_set.load({name: {} for name in fewer})] == names
     except ConfigError:  # a method that this version does not have
         return names
     return fewer if implied else names
@@ -149,11 +149,10 @@ def _settings(job: JobSpec) -> dict[str, Any]:
 
 
 def _differences(base: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
-    """``path=value`` for everything that was told and is otherwise by default; a network's name comes first."""
+    """``path=value`` for every setting that differs from its default in ``base``."""
     had, now = _flat(base), _flat(told)
     changed = {path: value for path, value in now.items() if path not in had or had[path] != value}
-    ordered = sorted(changed, key=lambda path: (path != "network.name", path))
-    return [f"{path}={_value(changed[path])}" for path in ordered]
+    return [f"{path}={_value(changed[path])}" for path in sorted(changed)]
 
 
 def _flat(settings: Mapping[str, Any], path: str = "") -> dict[str, Any]:

@@ -1,13 +1,16 @@
-"""What `fedshift report` is given: the folder of a run, or the record in it; found, read, and named."""
+"""What `fedshift report` is given: the folder of a run or of a comparison, or the record in it; read and named."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fedshift.reporting.comparison.record import FILE_NAME as CELLS
+from fedshift.reporting.comparison.record import Comparison, read_comparison
+from fedshift.reporting.report.wording import listed, short
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Distribution, Evaluation
 from fedshift.schema.protocol_results import CrossSite, LeaveOneOut, own_model
@@ -69,7 +72,7 @@ class Transfer:
     """The run beside a cross-site record; else job, versions and data of the record, as a run without rounds."""
 
 
-Given = Run | Transfer
+Given = Run | Transfer | Comparison
 
 
 def read(path: Path) -> Given:
@@ -79,12 +82,14 @@ def read(path: Path) -> Given:
         ConfigError: there is no record there, or several, or one of another version.
     """
     if not path.exists():
-        raise ConfigError(f"{path} does not exist: name a run's folder or its {FILE_NAME}")
+        raise ConfigError(f"{path} does not exist: name a folder of a run or comparison, or its {FILE_NAME}")
     for kind in (LeaveOneOut, CrossSite):
         if path.name == kind.FILE_NAME:
             return _transfer(kind.read(path.parent), path.parent)
         if (path / kind.FILE_NAME).is_file():
             return _transfer(kind.read(path), path)
+    if path.name == CELLS or (path / CELLS).is_file():
+        return read_comparison(path)
     return _read_run(path if path.is_file() else _find(path))
 
 
@@ -131,21 +136,54 @@ def own_models(given: Transfer) -> dict[str, Model]:
 
 
 def named(runs: Sequence[Run]) -> list[Run]:
-    """The runs with labels that tell them apart: methods, then seed, protocol and task, as far as needed."""
-    jobs = [run.results.job for run in runs]
+    """The runs with labels that say what differs: methods, then task, protocol, settings and seed as far as needed."""
     labels = [run.methods for run in runs]
-    for parts in (
-        [job.task for job in jobs],
-        [job.protocol for job in jobs],
-        [f"seed {job.seed}" for job in jobs],
-        [run.source.parent.name for run in runs],
-        [f"run {number}" for number in range(1, len(runs) + 1)],
-    ):
-        if len(set(labels)) == len(runs):
-            break
-        if len(set(parts)) > 1:
-            labels = [f"{label}, {part}" for label, part in zip(labels, parts, strict=True)]
+    settings = [_settings(run) for run in runs]
+    for key in dict.fromkeys(key for one in settings for key in one):
+        labels = _distinguished(labels, [one.get(key, "") for one in settings])
+    for depth in range(1, _DEEPEST + 1):
+        labels = _distinguished(
+            labels, [run.source.parents[depth - 1].name if depth <= len(run.source.parents) else "" for run in runs]
+        )
+    labels = _distinguished(labels, [f"run {number}" for number in range(1, len(runs) + 1)])
     return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
+
+
+def _distinguished(labels: list[str], parts: list[str]) -> list[str]:
+    """Labels with parts added where that tells runs of one label apart."""
+    longer = []
+    for label, part in zip(labels, parts, strict=True):
+        alike = {other for name, other in zip(labels, parts, strict=True) if name == label}
+        longer.append(f"{label}, {part}" if len(alike) > 1 and part else label)
+    return longer
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """What may differ between runs of the same methods, in words by key; the seed comes last."""
+    job = run.results.job
+    found = {"task": job.task, "protocol": job.protocol}
+    for method in job.methods:
+        found |= _words(f"{method.name}.", method.options)
+    found |= _words("network.", job.network) | _words("data.", job.data) | {"rounds": f"rounds {job.rounds}"}
+    if run.model is not None:
+        task = run.model.job.task
+        found |= _words("schedule.", task.schedule.model_dump(mode="json", exclude={"rounds", "precision", "threads"}))
+        found |= _words("optimizer.", task.optimizer.model_dump(mode="json")) | {"loss": f"loss {task.loss}"}
+    found["weights"] = job.initial_weights
+    found["held out"] = f"{listed(job.held_out)} held out" if job.held_out else ""
+    found["sites"] = f"sites {listed(run.trained)}" if run.trained else ""
+    found["precision"] = job.precision
+    return {**found, "seed": f"seed {job.seed}"}
+
+
+def _words(prefix: str, options: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            found |= _words(f"{prefix}{key}.", value)
+        else:
+            found[f"{prefix}{key}"] = f"{prefix}{key} {short(str(value))}"
+    return found
 
 
 def evaluation(scores: FinalScores, site: str, part: str) -> Evaluation | None:

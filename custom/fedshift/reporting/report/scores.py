@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from fedshift.reporting.report.findings import mean_with_interval
+from fedshift.reporting.report.findings import mean_with_interval, mm_scores, sites_without_voxel_sizes
 from fedshift.reporting.report.runs import Run, evaluation, personal_evaluation
 from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, Text
-from fedshift.reporting.report.wording import interval, metric, ordered
+from fedshift.reporting.report.wording import interval, listed, metric, ordered
 from fedshift.schema.evaluation import Evaluation
-from fedshift.schema.results import FinalScores, Metrics
+from fedshift.schema.results import TRAINED_BEFORE, FinalScores, Metrics
 
 FEWEST_FOR_INTERVAL = 5
 """Cases: the bootstrap of fewer knows too few values, and its interval is too narrow."""
@@ -31,6 +31,11 @@ def per_site(run: Run) -> Section | None:
     known = [name for name in _names(final.best, run.trained, "test") if metric(name).meaning]
     if known:
         blocks.append(Text("; ".join(f"{metric(name).title}: {metric(name).meaning}" for name in known) + "."))
+    unknown = sites_without_voxel_sizes(run)
+    if unknown and (in_mm := mm_scores(run)):
+        blocks.append(
+            Text(f"{listed(in_mm)} at {listed(unknown)}: not in mm, as the voxel sizes of scans are unknown there.")
+        )
     if not any(evaluation(final.best, site, "test") for site in run.results.data):
         blocks.append(Text("This record holds no scores of single cases, so there are no intervals."))
     return Section(
@@ -156,7 +161,9 @@ def _held_out(run: Run) -> Table:
         ]
         for site in job.held_out
     ]
-    return Table(columns, rows, caption=f"{of.heading} at sites that never trained")
+    before = job.trained_before(job.held_out)
+    but = f"; {listed(before)} {TRAINED_BEFORE}" if before else ""
+    return Table(columns, rows, caption=f"{of.heading} at sites that did not train in this run{but}")
 
 
 def _gradient_norms(run: Run) -> Table | None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from fedshift.reporting.report import curves, findings, repeat, scores, setup, traffic
 from fedshift.reporting.report.runs import Transfer
 from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, Text
-from fedshift.reporting.report.wording import metric, ordered, short
+from fedshift.reporting.report.wording import listed, metric, ordered, short
 from fedshift.schema.protocol_results import CrossSite, LeaveOneOut
-from fedshift.schema.results import Metrics
+from fedshift.schema.results import TRAINED_BEFORE, Metrics
 
 _PARTS = ("all", "test")
 
@@ -38,7 +38,11 @@ def sections(given: Transfer, pictures: Sequence[Section] = ()) -> list[Section]
         found += [scores.per_site(run), curves.over_rounds(run), setup.data(run)]
     else:
         mean = name.said(record.mean["best"].get("all", {}).get(record.job.metric))
-        told = f"{sites} sites held out in turn: mean {name.word} {mean} on all samples of a site that never trained."
+        before = record.job.trained_before(list(record.sites))
+        but = f", but {listed(before)} {TRAINED_BEFORE}" if before else ""
+        told = (
+            f"{sites} sites held out in turn: mean {name.word} {mean} on all samples of a site that did not train{but}."
+        )
         found = [findings.of_many_models(run, told), leave_one_out(record), setup.data(run, role="held out in turn")]
     found += [setup.what_was_run(run, has_rounds=has_rounds), traffic.cost(run), traffic.faults(run)]
     found += [*pictures, repeat.again(run, command=heading(given)[0])]

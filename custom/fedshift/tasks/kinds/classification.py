@@ -20,7 +20,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
-from fedshift.tasks.base import Part, SiteData, initial_network, sizes
+from fedshift.tasks.base import SiteData, Subset, initial_network, sizes
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.precision import precise
@@ -59,7 +59,9 @@ class Images(SiteData):
         self._images, self._labels = arrays.images, arrays.labels
         self._mean, self._std = (torch.tensor(v).reshape(1, -1, 1, 1) for v in (spec.mean, spec.std))
         splits = np.array([picture.split for picture in self.manifest.pictures])
-        self._members: dict[Part, np.ndarray] = {part: np.flatnonzero(splits == part) for part in get_args(Split)}
+        self._members: dict[Subset, np.ndarray] = {
+            subset: np.flatnonzero(splits == subset) for subset in get_args(Split)
+        }
         self._members["all"] = np.arange(len(splits))
         train = self._members["train"]
         keep = min(max(1, round(spec.fraction * len(train))), spec.images or len(train))
@@ -67,9 +69,9 @@ class Images(SiteData):
             rng = np.random.default_rng(derive_seed(seed, site, 0, "fraction"))
             self._members["train"] = np.sort(rng.permutation(train)[:keep])
 
-    def members(self, part: Part) -> np.ndarray:
+    def members(self, subset: Subset) -> np.ndarray:
         """Image numbers of a split in ascending order; ``all`` includes those that ``fraction`` leaves out."""
-        return self._members[part]
+        return self._members[subset]
 
     def images(self, index: np.ndarray) -> Tensor:
         """(B, C, S, S) float32 for image numbers (B,)."""
@@ -136,32 +138,32 @@ class Task:
         """Cross-entropy, in float32 (float64 stays); soft targets (B, K) are allowed."""
         return functional.cross_entropy(precise(logits), target)
 
-    def scores(self, predictions: Iterator[Tensor], data: Images, part: Part) -> dict[str, float]:
-        """``accuracy``: the share of the part's images whose most likely class is the right one."""
-        members = data.members(part)
+    def scores(self, predictions: Iterator[Tensor], data: Images, subset: Subset) -> dict[str, float]:
+        """``accuracy``: the share of the subset's images whose most likely class is the right one."""
+        members = data.members(subset)
         if not len(members):
             return {}
         predicted = torch.cat(list(predictions))
         return {"accuracy": float((predicted == data.labels(members)).double().mean())}
 
     def evaluate(
-        self, probabilities: Iterator[Tensor], data: Images, part: Part, *, seed: int, share_cases: bool
+        self, probabilities: Iterator[Tensor], data: Images, subset: Subset, *, seed: int, share_cases: bool
     ) -> Evaluation:
         """Accuracy with its interval over pictures, confusion matrix, calibration; of few pictures the accuracy alone.
 
-        ``macro_accuracy`` is the mean over classes that the part has of the share of their pictures that is right.
+        ``macro_accuracy`` is the mean over classes that the subset has of the share of their pictures that is right.
         """
         calibration = Calibration()
         n_classes = len(self._job.task.classes)
         confusion = np.zeros((n_classes, n_classes), np.int64)
         right: list[np.ndarray] = []
-        for index, batch in zip(data.eval_index(part), probabilities, strict=True):
+        for index, batch in zip(data.eval_index(subset), probabilities, strict=True):
             confidence, predicted = batch.max(1)
             labels = data.labels(index)
             right.append((predicted == labels).numpy())
             np.add.at(confusion, (labels.numpy(), predicted.numpy()), 1)
             calibration.add(confidence.double().numpy(), right[-1])
-        hides = not share_cases and len(data.members(part)) < FEWEST
+        hides = not share_cases and len(data.members(subset)) < FEWEST
         spread = distribution(np.concatenate(right), seed=seed, share_cases=share_cases)
         seen = confusion.sum(1) > 0
         recall = confusion.diagonal()[seen] / confusion.sum(1)[seen]

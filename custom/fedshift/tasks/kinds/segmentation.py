@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedshift.data.arrays import PERCENTILE, open_arrays, radiological, restore
+from fedshift.data.arrays import CLIP_ABOVE_QUANTILE, open_arrays, radiological, restore
 from fedshift.data.splits import legacy_split
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
@@ -21,7 +21,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Case, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
-from fedshift.tasks.base import Part, SiteData, initial_network, sizes
+from fedshift.tasks.base import SiteData, Subset, initial_network, sizes
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.evaluation.surfaces import surface_distances
@@ -39,7 +39,8 @@ class DataSpec(Strict):
     ``split: case`` uses the manifest's split by case; ``slice-legacy`` is the papers' split of shuffled slices, with
     slices of one patient in training and test. ``fraction``: fraction of the training samples, at least 32 (FedFA).
     ``scale``: the largest input intensity. ``train_slices: foreground`` skips slices without foreground and the first
-    and last slice of a volume, as the papers do.
+    and last slice of a volume, as the papers do. ``clip_above_quantile``: intensities of a volume are clipped above
+    this quantile before they are scaled; the default is the papers'.
     """
 
     matrix: int = Field(ge=32, multiple_of=16)
@@ -49,6 +50,7 @@ class DataSpec(Strict):
     fraction: float = Field(default=1.0, gt=0, le=1)
     train_slices: Literal["all", "foreground"] = "all"
     augmentation: Literal["none", "rot90-flip"] = "none"
+    clip_above_quantile: float = Field(default=CLIP_ABOVE_QUANTILE, gt=0.5, le=1)
 
 
 class Slices(SiteData):
@@ -65,7 +67,7 @@ class Slices(SiteData):
         Raises:
             DataError: arrays or manifest are missing or damaged.
         """
-        arrays = open_arrays(folder, matrix=spec.matrix)
+        arrays = open_arrays(folder, matrix=spec.matrix, clip_above_quantile=spec.clip_above_quantile)
         self.manifest = arrays.manifest
         self.split_rule = spec.split
         self._images, self._labels, self._spec, self._folder = arrays.images, arrays.labels, spec, folder
@@ -86,13 +88,13 @@ class Slices(SiteData):
         self.countable = foreground & (index > first) & (index < last)
         self._members = self._split(cases, seed=seed, site=site)
 
-    def _split(self, cases: tuple[Case, ...], *, seed: int, site: str) -> dict[Part, np.ndarray]:
+    def _split(self, cases: tuple[Case, ...], *, seed: int, site: str) -> dict[Subset, np.ndarray]:
         spec = self._spec
         if spec.split == "slice-legacy":
             countable = np.flatnonzero(self.countable)
             legacy = legacy_split(countable, fraction=spec.fraction, site=site)
             return {"all": countable, "train": legacy["train"], "val": legacy["val"], "test": legacy["test"]}
-        members: dict[Part, np.ndarray] = {"all": np.arange(len(self.case_of))}
+        members: dict[Subset, np.ndarray] = {"all": np.arange(len(self.case_of))}
         for split in get_args(Split):
             inside = np.array([case.split == split for case in cases])[self.case_of]
             if split == "train" and spec.train_slices == "foreground":
@@ -105,13 +107,13 @@ class Slices(SiteData):
             members["train"] = np.sort(rng.permutation(train)[:keep])
         return members
 
-    def members(self, part: Part) -> np.ndarray:
+    def members(self, subset: Subset) -> np.ndarray:
         """Slice numbers of a split, ascending (in the order of the permutation for slice-legacy); or of all cases."""
-        return self._members[part]
+        return self._members[subset]
 
-    def cases(self, part: Part) -> np.ndarray:
+    def cases(self, subset: Subset) -> np.ndarray:
         """The case of each slice."""
-        volumes: np.ndarray = self.case_of[self.members(part)]
+        volumes: np.ndarray = self.case_of[self.members(subset)]
         return volumes
 
     def images(self, index: np.ndarray) -> Tensor:
@@ -216,7 +218,7 @@ class Task:
         return {
             "orientation": "RAS",
             "slices": "axial, anterior at the top, the patient's right on the left",
-            "clip_above_quantile": PERCENTILE,
+            "clip_above_quantile": self._data.clip_above_quantile,
             "intensity": "per volume: min-max, times 255, floor",
             "square": "padded with 0 on both sides",
             "resampling": "area where it shrinks, linear where it grows, rounded",
@@ -239,19 +241,19 @@ class Task:
         """The job's loss, in float32 (float64 stays)."""
         return LOSSES[self._job.task.loss](precise(logits), target)
 
-    def scores(self, predictions: Iterator[Tensor], data: Slices, part: Part) -> dict[str, float]:
+    def scores(self, predictions: Iterator[Tensor], data: Slices, subset: Subset) -> dict[str, float]:
         """``dice``: mean over cases of the foreground Dice, on the network's grid.
 
         ``dice_papers``: FedFA's metric, the mean over slices with foreground of the mean of background and foreground
         Dice; missing if there is no such slice.
         """
-        members = data.members(part)
+        members = data.members(subset)
         if not len(members):
             return {}
         counts = np.concatenate(
             [
                 _counts(predicted.bool(), data.labels(index).bool())
-                for index, predicted in zip(data.eval_index(part), predictions, strict=True)
+                for index, predicted in zip(data.eval_index(subset), predictions, strict=True)
             ]
         )
         cases, position = np.unique(data.case_of[members], return_inverse=True)
@@ -259,7 +261,7 @@ class Task:
         return {"dice": float(per_case.mean()), **self._papers(counts, data.countable[members])}
 
     def evaluate(
-        self, probabilities: Iterator[Tensor], data: Slices, part: Part, *, seed: int, share_cases: bool
+        self, probabilities: Iterator[Tensor], data: Slices, subset: Subset, *, seed: int, share_cases: bool
     ) -> Evaluation:
         """Scores of each case on its original grid: probabilities are resampled to the scan's rows and columns.
 
@@ -267,14 +269,14 @@ class Task:
         Calibration counts the pixels (on the network's grid) in the bounding box of prediction and reference, since far
         from both every model is correct with high confidence.
         """
-        members = data.members(part)
+        members = data.members(subset)
         expected = dict(zip(*np.unique(data.case_of[members], return_counts=True), strict=True))
         foreground = (batch[:, 1].clone() for batch in probabilities)
         by_metric: dict[str, dict[int, float]] = {name: {} for name in self.per_case}
         counts: list[np.ndarray] = []
         shown: list[np.ndarray] = []
         calibration, empty = Calibration(), 0
-        for number, slices, probability in volumes(foreground, data.eval_index(part), data.case_of, expected):
+        for number, slices, probability in volumes(foreground, data.eval_index(subset), data.case_of, expected):
             case = data.manifest.cases[number]
             labels = data.labels(slices).bool()
             predicted = torch.from_numpy(probability > 0.5)

@@ -23,7 +23,6 @@ from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
 
-from fedshift import methods
 from fedshift.data.locate import read_settings
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
@@ -34,11 +33,14 @@ from fedshift.federation.site.privacy.noise import ANSWERED, SECRET, gaussian
 from fedshift.federation.site.site import Site
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
+from fedshift.methods import method_set
 from fedshift.methods.base import ArraySpec
+from fedshift.methods.chain import ClientChain
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError, DataError, PolicyError, QuorumError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Scores, Update
-from fedshift.schema.policy import Kind, Policy
+from fedshift.schema.policy import ArrayKind, Policy
 from fedshift.tasks.base import build_task
 
 SITES = ("BIDMC", "HK", "UCL")
@@ -55,8 +57,8 @@ def server(job: JobSpec, folder: Path, *sites: Site) -> Coordinator:
     for site in sites:
         coordinator.register(site.info())
         assert coordinator.accept(site.statistics()), coordinator.results
-    for _, half in coordinator._halves:
-        half.receive([coordinator._updates[site.name] for site in sites], coordinator._context(0))
+    for _, half in coordinator.model.halves:
+        half.receive([coordinator._updates[site.name] for site in sites], coordinator.model._context(0))
     return coordinator
 
 
@@ -148,7 +150,7 @@ def test_a_policy_is_read_from_the_sites_own_file(tmp_path: Path) -> None:
     assert read == policy(allow=["statistics"], min_cases=20, statistics={"epsilon": 3, "delta": 1e-5, "clip": 2})
 
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, ArrayKind] = {
     "fedmix": "images",
     "fedproto": "prototypes",
     "fraug": "generator",
@@ -167,7 +169,7 @@ def image_job(method: str) -> JobSpec:
 
 @pytest.mark.parametrize(("method", "kind"), KINDS.items())
 def test_a_method_that_sends_more_than_the_policy_allows_is_refused_before_anything_is_measured(
-    method: str, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, kind: ArrayKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, data = image_job(method), make_image_site(tmp_path, "A")
     others = [
@@ -191,14 +193,13 @@ def test_without_a_list_images_prototypes_generators_and_what_says_nothing_of_it
 
 
 def test_every_array_of_every_method_says_of_which_kind_it_is() -> None:
-    for name in methods.available():
+    for name in method_set.available():
         for kind in (small_image_job, small_job):
             try:
                 job = kind(name)
             except ConfigError:
                 continue
-            loaded, task = methods.load(job.methods), build_task(job)
-            for method, named in methods.array_specs(loaded, task.network(), task.sizes).items():
+            for method, named in MethodSet(job, build_task(job).network()).up.items():
                 assert all(spec.kind != "other" for spec in named.values()), method
 
 
@@ -461,7 +462,7 @@ def test_statistics_of_features_are_clipped_together_and_take_noise_for_all_roun
         arrays = sites[0].train(broadcast).arrays["fedfa"]
         changed.append({key: array - broadcast.arrays["fedfa"][key] for key, array in arrays.items()})
     net = build_task(job).network()
-    for name, spec in methods.load(job.methods)[-1].client().up(net).items():
+    for name, spec in MethodSet(job, net).up["fedfa"].items():
         assert arrays[name].min() >= spec.low, "as the guard wants it"
     plain = np.concatenate(list(changed[0].values()))
     assert np.linalg.norm(plain) > clip, "or the test would not show anything"
@@ -633,7 +634,7 @@ def test_a_site_that_only_evaluates_measures_no_training_images_for_newcomers(
     job = small_job("fedbn", "schedule.rounds=1")
     last = run_in_process(job, three_sites, tmp_path / "run").open(2)
     asked: list[str] = []
-    monkeypatch.setattr(methods.ClientChain, "newcomer", lambda self, data: asked.append("newcomer"))
+    monkeypatch.setattr(ClientChain, "newcomer", lambda self, data: asked.append("newcomer"))
     for name, rules in (("free", policy()), ("only", policy(train=False))):
         site = Site(job, "HK", data=three_sites["HK"], state=tmp_path / name, privacy=rules)
         assert site.validate(last).values["test"]

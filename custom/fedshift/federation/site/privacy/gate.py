@@ -1,16 +1,15 @@
-"""Where a site's policy is enforced: between what the methods made of the site's data and the message that leaves.
+"""Enforce a site's policy on what the methods computed from its data, before it is sent.
 
-What noise protects, and against what, is in ``docs/security.md``. In short:
+What the noise protects against is explained in ``docs/security.md``. In short:
 
-- An array that is a mean over n training images of a number that the task bounds, with at most k images of one case:
-  putting another case (with as many images) in a case's place moves it by at most k/n of the range. Arrays are
-  measured in their ranges and take noise together.
-- Statistics of features have no bound, and depend on a case also by way of the weights that it helped to train. Their
-  difference to what the site received is scaled down to norm ``clip``. Whatever data the site has, two such messages
-  are at most 2·clip apart.
-- The change of the network's parameters likewise.
+- Some arrays are means over n training images of a number that the task bounds. If a case has at most k images,
+  replacing it by another case with as many images changes the mean by at most k/n of the range. All such arrays are
+  scaled by their ranges and get noise together.
+- Statistics of features have no bound, and a case also influences them through the weights. Their difference to what
+  the site received is scaled down to norm ``clip``, so that two messages differ by at most 2·clip whatever the data.
+- The change of the network's parameters is treated in the same way.
 
-Counts of samples and steps are taken as known to everybody: they leave without noise in any case.
+Counts of samples and steps are considered public and get no noise.
 """
 
 from __future__ import annotations
@@ -23,15 +22,12 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
-from torch import nn
 
-from fedshift import methods
 from fedshift.federation.site.privacy.accounting import epsilon_of, noise_multiplier
 from fedshift.federation.site.privacy.noise import NoiseSource
-from fedshift.methods import Method
 from fedshift.methods.base import ArraySpec
+from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import PolicyError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, MethodArrays, Update, Weights
 from fedshift.schema.policy import Noise, Policy
 from fedshift.tasks.base import SiteData, Task
@@ -39,28 +35,28 @@ from fedshift.tasks.base import SiteData, Task
 log = logging.getLogger("fedshift")
 
 LEAST_DEVIATION = 0.05
-"""Of the images' range: a noisy deviation is not below this, since other sites divide by it. The most is 0.5, and a
-ratio of 10 is well within what the guard takes for alike."""
+"""Smallest noisy deviation as a part of the images' range, because other sites divide by it. The largest possible
+deviation is 0.5, and the server's comparison of sites accepts a ratio of 10."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 Group = Literal["images", "features"]
-"""What arrays take noise together: means over images of bounded numbers, or statistics of features."""
+"""Arrays that get noise together: means over images of bounded numbers, or statistics of features."""
 
 
 @dataclass(frozen=True)
 class Population:
-    """Who is in a site's training part. ``largest`` is the number of images of the case that has most."""
+    """Counts of a site's training split. ``largest`` is the largest number of images of one case."""
 
     images: int
     cases: int
     largest: int
     fewest_of_a_class: int
-    """Images of the class that has fewest, of those that have any; ``cases`` where pixels have classes."""
+    """The smallest number of images of a class that occurs; the number of cases if labels are per pixel."""
 
     @classmethod
     def of(cls, data: SiteData) -> Population:
-        """Count."""
+        """Count the training split of ``data``."""
         counts = np.unique(data.cases("train"), return_counts=True)[1]
         members = data.members("train")
         one = data.labels(members[:1])
@@ -71,7 +67,7 @@ class Population:
 
 
 class Budget:
-    """The noise that a job's messages of one sort need, and what they have cost so far."""
+    """The noise that one group of a job's messages needs, and the ε that they have used so far."""
 
     def __init__(self, noise: Noise, *, once: int, per_round: int, rounds: int) -> None:
         """``once`` messages in the statistics round and ``per_round`` in each of ``rounds`` others."""
@@ -97,43 +93,40 @@ class Gate:
         policy: Policy,
         *,
         site: str,
-        job: JobSpec,
         task: Task,
-        loaded: tuple[Method, ...],
-        net: nn.Module,
+        methods: MethodSet,
         data: SiteData,
         folder: Path,
     ) -> None:
         """Count the site's cases and work out the noise.
 
         Args:
-            policy: the site's.
+            policy: the site's policy.
             site: its name.
-            job: the resolved job.
-            task: the job's.
-            loaded: the job's methods.
-            net: the job's network.
-            data: the site's.
+            task: the job's task.
+            methods: the job's methods.
+            data: the site's data.
             folder: where the site keeps the job's state.
         """
-        self._policy, self._site, self._job = policy, site, job
+        self._policy, self._site, self._job = policy, site, methods.job
         self._range = task.intensities
-        self._specs = methods.array_specs(loaded, net, task.sizes)
-        withheld = frozenset().union(*(m.client().withheld(net) for m in loaded))
-        self._trainable = frozenset(name for name, _ in net.named_parameters())
+        self._specs = methods.up
+        self._trainable = methods.trainable
         self._measured = sorted(
-            name for name, buffer in net.named_buffers() if buffer.is_floating_point() and name not in withheld
+            name
+            for name, buffer in methods.net.named_buffers()
+            if buffer.is_floating_point() and name not in methods.withheld
         )
         self._population = Population.of(data)
         self._source = NoiseSource(folder, site)
-        self._rounds = job.task.schedule.rounds
+        self._rounds = methods.job.task.schedule.rounds
         self._statistics = self._weights = None
         if policy.statistics is not None:
             groups = {(spec.when, group_of(spec)) for named in self._specs.values() for spec in named.values()}
             once, each = (sum(when == w and group is not None for when, group in groups) for w in ("once", "round"))
             self._statistics = Budget(policy.statistics, once=once, per_round=each, rounds=self._rounds)
         if policy.weights is not None:
-            sent = int(bool(self._trainable - withheld))
+            sent = int(methods.sends_parameters)
             self._weights = Budget(policy.weights, once=0, per_round=sent, rounds=self._rounds)
 
     @property
@@ -143,11 +136,11 @@ class Gate:
 
     @property
     def tells_own_model(self) -> bool:
-        """Whether scores may leave of a model that the site has trained on for itself: noise would not reach it."""
+        """Whether scores of a model fine-tuned at the site may leave. With noise on the network they may not."""
         return self._policy.weights is None
 
     def admit(self, broadcast: Broadcast) -> str:
-        """Before a task whose answer has something of the training images in it. Returns what `release` needs.
+        """Check a task whose answer depends on the training images, before it is done. Returns a permit for `release`.
 
         Raises:
             PolicyError: the policy forbids the job, what came is not finite, or noise forbids a second answer.
@@ -185,36 +178,36 @@ class Gate:
             )
         return self._source.claim(broadcast)
 
-    def release(self, update: Update, broadcast: Broadcast, asked: str) -> Update:
-        """The answer as it may leave: arrays and weights with noise where the policy says so.
+    def release(self, update: Update, broadcast: Broadcast, permit: str) -> Update:
+        """Return the answer that may leave: with noise on arrays and weights as the policy demands.
 
         Args:
             update: what the methods made.
             broadcast: what it answers.
-            asked: from `admit`.
+            permit: the result of `admit`.
         """
-        told: list[str] = []
+        notes: list[str] = []
         arrays, weights, metrics = update.arrays, update.weights, update.metrics
         for method, named in arrays.items():
             for name in named:
                 if name not in self._specs.get(method, {}):
                     raise PolicyError(f"site {self._site}: method {method} does not say that it sends {name!r}")
-        if asked:
+        if permit:
             self._source.settle(update)
         if self._statistics is not None:
-            arrays = self._noisy_arrays(arrays, broadcast, asked, self._statistics, told)
+            arrays = self._noisy_arrays(arrays, broadcast, permit, self._statistics, notes)
         if self._weights is not None and weights:
-            weights = self._noisy_weights(weights, broadcast, asked, self._weights, told)
+            weights = self._noisy_weights(weights, broadcast, permit, self._weights, notes)
         if self._weights is not None:
             metrics = {name: value for name, value in metrics.items() if name != "train_loss"}
-            told.append("the training loss stays here")
+            notes.append("the training loss stays here")
         kinds = sorted({self._specs[method][name].kind for method, named in arrays.items() for name in named})
-        told.insert(0, f"leaves: {', '.join([*kinds, *(['network'] if weights else [])]) or 'counts'}")
-        log.info("site %s, round %d: privacy policy: %s", self._site, update.round, "; ".join(told))
+        notes.insert(0, f"leaves: {', '.join([*kinds, *(['network'] if weights else [])]) or 'counts'}")
+        log.info("site %s, round %d: privacy policy: %s", self._site, update.round, "; ".join(notes))
         return replace(update, arrays=arrays, weights=weights, metrics=metrics)
 
     def _require_finite(self, broadcast: Broadcast) -> None:
-        """Changes are measured against what came: one number that is none would hide how long they are."""
+        """Refuse NaN and infinity in what was received: changes are measured against it, and could not be clipped."""
         for part, arrays in {"weights": broadcast.weights, **broadcast.arrays}.items():
             for name, array in arrays.items():
                 if not np.isfinite(array).all():
@@ -254,7 +247,7 @@ class Gate:
                 raise PolicyError(f"{who} which nothing bounds: set privacy.statistics.clip at the site")
 
     def _noisy_arrays(
-        self, arrays: MethodArrays, broadcast: Broadcast, asked: str, budget: Budget, told: list[str]
+        self, arrays: MethodArrays, broadcast: Broadcast, permit: str, budget: Budget, notes: list[str]
     ) -> MethodArrays:
         groups: dict[Group, dict[tuple[str, str], np.ndarray]] = {}
         for method, named in arrays.items():
@@ -265,22 +258,22 @@ class Gate:
         noisy = {method: dict(named) for method, named in arrays.items()}
         for group, members in groups.items():
             add = self._on_images if group == "images" else self._on_features
-            for (method, name), array in add(members, broadcast, asked, budget, told).items():
+            for (method, name), array in add(members, broadcast, permit, budget, notes).items():
                 spec = self._specs[method][name]
                 noisy[method][name] = np.asarray(np.clip(array, spec.low, spec.high), spec.dtype)
         if groups:
-            told.append(self._account("statistics", budget, broadcast.round))
+            notes.append(self._account("statistics", budget, broadcast.round))
         return noisy
 
     def _on_images(
         self,
         members: Mapping[tuple[str, str], np.ndarray],
         broadcast: Broadcast,
-        asked: str,
+        permit: str,
         budget: Budget,
-        told: list[str],
+        notes: list[str],
     ) -> dict[tuple[str, str], np.ndarray]:
-        """Means over images of numbers that lie in a range."""
+        """Add noise to means over images of numbers that lie in a range."""
         low, high = self._range
         elements = sum(array.size for array in members.values())
         share = self._population.largest / self._population.images
@@ -291,20 +284,20 @@ class Gate:
                 scale, least, most = deviation * (high - low), low, high
             else:  # no deviation is above half the range
                 scale, least, most = deviation * (high - low) / 2, LEAST_DEVIATION * (high - low), (high - low) / 2
-            value = array + scale * self._source.draw(asked, f"{method}/{name}", array.shape)
+            value = array + scale * self._source.draw(permit, f"{method}/{name}", array.shape)
             result[method, name] = np.clip(value, least, most)
-            told.append(f"{method}/{name} with noise of deviation {scale:.3g}")
+            notes.append(f"{method}/{name} with noise of deviation {scale:.3g}")
         return result
 
     def _on_features(
         self,
         members: Mapping[tuple[str, str], np.ndarray],
         broadcast: Broadcast,
-        asked: str,
+        permit: str,
         budget: Budget,
-        told: list[str],
+        notes: list[str],
     ) -> dict[tuple[str, str], np.ndarray]:
-        """Statistics without a range: their difference to the received ones, clipped."""
+        """Add noise to statistics without a range: to their clipped difference to the received ones."""
         assert self._policy.statistics is not None and self._policy.statistics.clip is not None
         clip = self._policy.statistics.clip
         received = {}
@@ -314,17 +307,17 @@ class Gate:
             received[method, name] = known if known is not None and fits else np.zeros_like(array)
         changes = self._clipped({key: array.astype(np.float64) - received[key] for key, array in members.items()}, clip)
         deviation = 2 * clip * budget.multiplier
-        told.append(
+        notes.append(
             f"{len(members)} statistics of features with their change clipped to {clip:g} and noise of deviation "
             f"{deviation:.3g}"
         )
         return {
-            key: received[key] + change + deviation * self._source.draw(asked, "/".join(key), change.shape)
+            key: received[key] + change + deviation * self._source.draw(permit, "/".join(key), change.shape)
             for key, change in changes.items()
         }
 
     def _noisy_weights(
-        self, weights: Weights, broadcast: Broadcast, asked: str, budget: Budget, told: list[str]
+        self, weights: Weights, broadcast: Broadcast, permit: str, budget: Budget, notes: list[str]
     ) -> Weights:
         assert self._policy.weights is not None
         clip = self._policy.weights.clip
@@ -335,16 +328,16 @@ class Gate:
         deviation = 2 * clip * budget.multiplier
         noisy = dict(weights)
         for key, change in changes.items():
-            value = received[key] + change + deviation * self._source.draw(asked, f"weights of {key}", change.shape)
+            value = received[key] + change + deviation * self._source.draw(permit, f"weights of {key}", change.shape)
             noisy[key] = np.asarray(value, weights[key].dtype)
-        told.append(f"network with its change clipped to {clip:g} and noise of deviation {deviation:.3g}")
-        told.append(self._account("network", budget, broadcast.round))
+        notes.append(f"network with its change clipped to {clip:g} and noise of deviation {deviation:.3g}")
+        notes.append(self._account("network", budget, broadcast.round))
         return noisy
 
     def _clipped(self, changes: Mapping[Key, np.ndarray], norm: float) -> dict[Key, np.ndarray]:
-        """The same arrays, scaled down together if their common L2 norm is above ``norm``."""
+        """Scale all arrays down by one factor if their joint L2 norm is above ``norm``."""
         length = sqrt(sum(float(np.square(change).sum()) for change in changes.values()))
-        # Depends on the data: for who looks for a good bound, at the site only, and not in the ordinary log.
+        # It depends on the data, so it is only for the site itself and not in the ordinary log.
         log.debug("site %s: a change of norm %.3g meets the bound %.3g", self._site, length, norm)
         if not isfinite(length):
             raise PolicyError(
@@ -361,7 +354,7 @@ class Gate:
 
 
 def group_of(spec: ArraySpec) -> Group | None:
-    """With what an array takes noise; None if it takes none."""
+    """The group in which an array gets noise; None if it gets none."""
     if spec.mean_of is None:
         return None
     return "features" if spec.mean_of == "features" else "images"

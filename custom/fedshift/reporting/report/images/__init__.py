@@ -8,12 +8,12 @@ from pathlib import Path
 
 from fedshift.reporting.report.images import cases, features, intensities
 from fedshift.reporting.report.images.models import look
-from fedshift.reporting.report.runs import Given, Run, own_models
+from fedshift.reporting.report.runs import Run, Transfer, own_models
 from fedshift.reporting.report.section import Section
 
 
 def sections(
-    given: Given,
+    given: Run | Transfer,
     *,
     folders: Mapping[str, Path] | None = None,
     most_sites: int,

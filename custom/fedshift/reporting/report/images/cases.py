@@ -109,7 +109,7 @@ def _volumes(site: Looked, number: int) -> list[Figure]:
 
 
 def _identity(manifest: Manifest, entry: int) -> str:
-    """Patients are not named, not even by number."""
+    """The name of a case of the phantom or of a picture. Patients' scans have none here, also those of public sets."""
     return "" if manifest.kind == "patients" else f" ({short(manifest.entries[entry].id, 20)})"
 
 
@@ -156,7 +156,8 @@ def _pictures(site: Looked, number: int) -> list[Figure]:
         right = taken == labels[picked.place]
         sure = metric("accuracy").said(float(site.predicted[picked.place, taken]))
         said = f"recognised ({sure} sure)" if right else f"taken for {names[taken]} ({sure} sure)"
-        title = f"{picked.word} of {len(labels)}: {names[labels[picked.place]]}, {said}"
+        name = _identity(site.data.manifest, int(site.members[picked.place]))
+        title = f"{picked.word} of {len(labels)}: {names[labels[picked.place]]}, {said}{name}"
         canvas, (axes,) = figures.drawing(width=170, height=170)
         _bare(axes)
         low, high = float(image.min()), float(image.max())

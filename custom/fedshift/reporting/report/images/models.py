@@ -19,7 +19,7 @@ from fedshift.reporting.report.runs import Model, Run
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.manifest import manifest_sha256, read_manifest
 from fedshift.schema.messages import Broadcast
-from fedshift.tasks.base import Part, SiteData, build_task
+from fedshift.tasks.base import SiteData, Subset, build_task
 
 if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
@@ -37,7 +37,7 @@ class Looked:
     site: str
     job: JobSpec
     data: SiteData
-    part: Part
+    part: Subset
     predicted: np.ndarray
     """(n, M, M) bool for segmentation, else probabilities (n, K) float32."""
     features: np.ndarray
@@ -101,7 +101,7 @@ def look(
             state = Path(nothing) if kept is None else kept
             beside = Site(job, site, data=given[site], state=state, beside=beside)
             data = build_task(job).open(given[site], site)
-            part: Part = "test" if data.count("test") else "all"
+            part: Subset = "test" if data.count("test") else "all"
             complete = kept is not None or not model.personal
             looked.append(_pass(beside, run, model, site, data, part, complete=complete))
     return looked
@@ -116,7 +116,7 @@ def _state(source: Path, site: str) -> Path | None:
     return None
 
 
-def _pass(at: Site, run: Run, model: Model, site: str, data: SiteData, part: Part, *, complete: bool) -> Looked:
+def _pass(at: Site, run: Run, model: Model, site: str, data: SiteData, part: Subset, *, complete: bool) -> Looked:
     broadcast = Broadcast(round=model.round + 1, best_round=model.round, weights=model.weights, arrays=model.arrays)
     net = at.network
     seen: dict[str, Tensor] = {}

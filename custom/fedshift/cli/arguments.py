@@ -1,0 +1,75 @@
+"""Options that several commands share, and what is checked of every command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedshift.data.locate import DATA, phantom_home
+from fedshift.schema.errors import ConfigError
+
+
+def add_phantom(parser: Any) -> None:
+    """``--phantom``; `phantom_data` acts on it."""
+    parser.add_argument(
+        "--phantom",
+        dest="only_phantom",  # 'fedshift site init' has an option of this name that means something else
+        action="store_true",
+        help="train on the simulated scans of 'fedshift data phantom', whatever other data are prepared",
+    )
+
+
+def add_parallel(parser: Any, *, note: str = "") -> None:
+    """``--parallel``: sites that work at a time in FLARE's simulator."""
+    parser.add_argument(
+        "-p", "--parallel", type=int, metavar="N", help=f"{note}sites that train at a time (default: one per core)"
+    )
+
+
+def add_memory(parser: Any) -> None:
+    """``--ignore-memory``."""
+    parser.add_argument(
+        "--ignore-memory", action="store_true", help="run it even if it is not expected to fit into memory"
+    )
+
+
+def add_earlier_run(parser: Any) -> None:
+    """``--resume`` or ``--force``: what to do with a run that is in the workspace already."""
+    earlier = parser.add_mutually_exclusive_group()
+    earlier.add_argument("--resume", action="store_true", help="go on with the run in the workspace")
+    earlier.add_argument("--force", action="store_true", help="replace the run in the workspace")
+
+
+@contextmanager
+def phantom_data(asked: bool) -> Iterator[None]:
+    """While it is open, this process and those it starts find the phantom and no other data, if ``asked``."""
+    former = os.environ.get(DATA)
+    if asked:
+        os.environ[DATA] = str(phantom_home().absolute())
+    try:
+        yield
+    finally:
+        if asked:
+            del os.environ[DATA]
+            if former is not None:
+                os.environ[DATA] = former
+
+
+def check_paths(args: argparse.Namespace) -> None:
+    """Refuse a path with a stray space, which a shell or a script has left there, unless it exists.
+
+    Raises:
+        ConfigError: a part of a path begins or ends with a space.
+    """
+    for name, value in vars(args).items():
+        if not isinstance(value, Path) or value.exists():
+            continue
+        odd = next((part for part in value.parts if part != part.strip()), None)
+        if odd is not None:
+            raise ConfigError(
+                f"{name} is {str(value)!r}, in which {odd!r} begins or ends with a space: write it without the space"
+            )

@@ -1,0 +1,56 @@
+"""``fedshift export``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("export", help="write a model as a MONAI bundle, ONNX or torch.export file")
+    parser.add_argument("model", type=Path, metavar="MODEL")
+    parser.add_argument("--bundle", type=Path, metavar="DIR", help="a MONAI bundle; the folder must not exist yet")
+    parser.add_argument("--onnx", type=Path, metavar="FILE", help="the network with its normalisation, as ONNX")
+    parser.add_argument("--torch-export", type=Path, metavar="FILE", help="the same, as torch.export writes it (.pt2)")
+    parser.add_argument(
+        "--images",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="IMAGE",
+        help="with --statistics own: estimate statistics from these images; they become part of the export",
+    )
+    add_choice(parser)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """``fedshift export``."""
+    from fedshift.inference import classify, export, segment
+    from fedshift.inference.model import open_model
+    from fedshift.schema.errors import ConfigError
+
+    if not (args.bundle or args.onnx or args.torch_export):
+        raise ConfigError("name what to write: --bundle DIR, --onnx FILE or --torch-export FILE")
+    model, chosen = open_model(args.model), choice(args)
+    if chosen.own and not args.images:
+        raise ConfigError("--statistics own needs images to estimate them from: name some with --images")
+    if args.images and not chosen.own:
+        raise ConfigError("--images is for --statistics own: add it, or leave out --images")
+    ready = (segment if model.is_segmentation else classify).ready_for(model, args.images, chosen, device=args.device)
+    for line in describe(model):
+        print(line)
+    print_statistics(ready)
+    if args.bundle:
+        from fedshift.inference.bundle import write_bundle
+
+        write_bundle(model, ready, args.bundle)
+        print(f"{args.bundle}: run it there with 'python -m monai.bundle run --config_file configs/inference.json'")
+    for path, write in ((args.onnx, export.write_onnx), (args.torch_export, export.write_torch_export)):
+        if path:
+            print(f"{path}: differs by at most {write(model, ready, path):.2g} from the model")
+    return 0

@@ -1,0 +1,97 @@
+"""``fedshift job``, and the options that describe a job, which other commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedshift.schema.job import JobSpec
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the command."""
+    job = subparsers.add_parser("job", help="write a job folder for FLARE from a task and its methods")
+    add_job_arguments(job)
+    job.add_argument("--out", type=Path, default=Path("jobs"), metavar="DIR", help="where (default: jobs)")
+    job.add_argument("--production", action="store_true", help="for sites that allow fedshift's components by name")
+    job.add_argument("--with-code", action="store_true", help="with fedshift's source, for sites that allow code")
+    job.add_argument("--force", action="store_true", help="replace a job folder even if a run is inside it")
+    job.set_defaults(func=write)
+
+
+def add_job_arguments(parser: Any, *, with_methods: bool = True, with_held_out: bool = True) -> None:
+    """Add the options that `resolve_job` reads."""
+    if with_methods:
+        parser.add_argument("methods", metavar="METHODS", help="method names joined by +, such as fedfa+fedrdn")
+    parser.add_argument("task", metavar="TASK", help="a task ('fedshift tasks' lists them), or a .yaml file of one")
+    parser.add_argument("--protocol", metavar="P", help="a paper's settings, such as fedfa")
+    parser.add_argument("--sites", metavar="A,B", help="only these sites of the task train")
+    if with_held_out:
+        parser.add_argument(
+            "--held-out", metavar="A,B", help="sites that only score the final models; all others train"
+        )
+    parser.add_argument(
+        "--set", dest="options", action="extend", nargs="+", default=[], metavar="K=V", help="any keys of the job"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="decides every random number (default 0)")
+    parser.add_argument("--name", help="default: methods and task joined by _")
+    parser.add_argument(
+        "--weights", type=Path, metavar="FILE", help="a state_dict to start from, such as ImageNet's (default: scratch)"
+    )
+
+
+def names(text: str | None) -> list[str] | None:
+    """``A,B`` as a list."""
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any) -> JobSpec:
+    """Make the job that a command line asks for; ``changes`` (sites, held_out, name) replace its options.
+
+    Raises:
+        ConfigError: a name, key or value is not valid.
+    """
+    from fedshift.federation.resolve import resolve
+    from fedshift.schema.results import TRAINED_BEFORE
+    from fedshift.tasks import pretrained
+    from fedshift.tasks.base import build_task
+
+    weights = None if args.weights is None else pretrained.identify(args.weights)
+    changes.setdefault("sites", names(args.sites))
+    changes.setdefault("held_out", names(getattr(args, "held_out", None)))
+    changes.setdefault("name", args.name)
+    job = resolve(
+        args.task,
+        args.methods,
+        protocol=args.protocol,
+        options=args.options,
+        seed=args.seed,
+        weights=weights,
+        **changes,
+    )
+    if weights is not None:
+        taken = pretrained.take(build_task(job).network(), pretrained.read(args.weights), where=str(args.weights))
+        kept = pretrained.keep(args.weights, weights)
+    if weights is not None and not quiet:
+        print(f"initial weights: {pretrained.describe(weights, taken)}; the server finds them in {kept.parent}")
+        before = pretrained.trained_by(weights).get(job.task.dataset, ())
+        not_new = [site for site in job.task.held_out if site in before]
+        if not_new:
+            print(f"held out: {', '.join(not_new)} {TRAINED_BEFORE}, so scores there are not those of a new site")
+    return job
+
+
+def write(args: argparse.Namespace) -> int:
+    """``fedshift job``."""
+    from fedshift.cli.earlier import require_no_run_inside
+    from fedshift.flare.export import write_job
+    from fedshift.reporting.table import several
+
+    job = resolve_job(args)
+    require_no_run_inside(args.out / job.name, force=args.force)
+    folder = write_job(job, args.out / job.name, production=args.production, with_code=args.with_code)
+    out = f"; held out: {', '.join(job.task.held_out)}" if job.task.held_out else ""
+    print(f"{folder}: {job.task.schedule.rounds} rounds at {several(job.task.sites)}{out}")
+    return 0

@@ -1,0 +1,93 @@
+"""``fedshift leave-one-out``: every site in turn is held out."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedshift.cli.arguments import add_parallel, add_phantom
+from fedshift.cli.display import console, shown
+from fedshift.cli.job import add_job_arguments, resolve_job
+
+if TYPE_CHECKING:
+    from fedshift.schema.job import JobSpec
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the command."""
+    out = subparsers.add_parser(
+        "leave-one-out",
+        help="every site in turn is held out and the others train",
+        description="Every site of the task (or of --sites) in turn is held out: the others train, and their models "
+        "are scored at it. Repeated, the command goes on where it was interrupted.",
+    )
+    add_job_arguments(out, with_held_out=False)
+    out.add_argument("-w", "--workspace", type=Path, metavar="DIR", help="default: runs/<name>_leave_one_out")
+    out.add_argument("--flare", action="store_true", help="in FLARE's simulator, not in one process: the same numbers")
+    add_parallel(out, note="with --flare: ")
+    add_phantom(out)
+    out.set_defaults(func=leave_one_out)
+
+
+def leave_one_out(args: argparse.Namespace) -> int:
+    """``fedshift leave-one-out``."""
+    from fedshift.cli.earlier import find_run
+    from fedshift.cli.run import in_simulator
+    from fedshift.data.local_sites import find_sites, is_phantom
+    from fedshift.federation import protocols
+    from fedshift.federation.in_process import run_in_process, run_pooled
+    from fedshift.flare.export import write_job
+    from fedshift.methods import method_set
+    from fedshift.reporting.protocol_tables import leave_one_out_table
+    from fedshift.schema.errors import ConfigError
+    from fedshift.schema.protocol_results import LeaveOneOut
+    from fedshift.schema.results import FILE_NAME
+
+    if args.parallel is not None and not args.flare:
+        raise ConfigError("--parallel is for FLARE's simulator: add --flare")
+    whole = resolve_job(args, held_out=[])
+    start = run_in_process if method_set.pooled_reference(whole.methods) is None else run_pooled
+    if args.flare and start is run_pooled:
+        raise ConfigError(f"{args.methods} trains where all images are, which no federation can: leave out --flare")
+    from fedshift.tasks.device import own_device
+
+    device = own_device()
+    turns = whole.task.sites
+    if len(turns) < 2:
+        raise ConfigError(f"only site {turns[0]} is there: leave-one-out needs at least two")
+    data = find_sites(whole)
+    protocols.require_training_samples(data)
+    jobs = {
+        site: resolve_job(
+            args,
+            quiet=True,
+            sites=[other for other in turns if other != site],
+            held_out=[site],
+            name=f"{whole.name}_without_{site}",
+        )
+        for site in turns
+    }
+    folder = (args.workspace or Path("runs") / f"{whole.name}_leave_one_out").absolute()
+
+    def in_process(job: JobSpec, place: Path) -> None:
+        with shown(place, phantom=is_phantom(data)) as show:
+            start(job, data, place, device=device, resume=True, on_progress=show)
+
+    def in_flare(job: JobSpec, place: Path) -> None:
+        workspace, earlier = place / "flare", find_run(place / "flare")
+        resume = earlier is not None and not earlier.has_finished
+        job_folder = write_job(job, place / "job")
+        folders = in_simulator(job, job_folder, workspace, parallel=args.parallel, resume=resume)
+        shutil.copyfile(folders.server / FILE_NAME, place / FILE_NAME)
+
+    def tell(site: str, ended: bool) -> None:
+        number = f"{turns.index(site) + 1} of {len(turns)}"
+        print(f"{site} is held out ({number}){': has ended before' if ended else ''}", flush=True)
+
+    run = in_flare if args.flare else in_process
+    record = protocols.leave_one_out(jobs, folder, name=whole.name, run=run, on_site=tell)
+    console.print(leave_one_out_table(record))
+    print(f"table: {folder / LeaveOneOut.FILE_NAME}")
+    return 0

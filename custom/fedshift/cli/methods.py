@@ -1,0 +1,47 @@
+"""``fedshift methods``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "methods", help="list the methods, or show one's paper, formula, options and what leaves a site"
+    )
+    parser.add_argument("name", nargs="?", metavar="METHOD", help="one method, in upper or lower case")
+    parser.add_argument("--leaves", action="store_true", help="tables of what leaves a site with each method")
+    parser.set_defaults(func=show)
+
+
+def show(args: argparse.Namespace) -> int:
+    """``fedshift methods``."""
+    from fedshift.methods import method_set
+
+    if args.leaves:
+        from fedshift.reporting.leaves import leaves_page
+
+        print(leaves_page(), end="")
+    elif args.name is not None:
+        _show_one(args.name.lower())
+    else:
+        for name in method_set.available():
+            first = (method_set.find(name).__doc__ or "").strip().splitlines()[0]
+            print(f"{name:<16} {first.partition(': ')[2] or first}")
+    return 0
+
+
+def _show_one(name: str) -> None:
+    from fedshift.methods import method_set
+    from fedshift.reporting.leaves import leaves_section, reference_job
+
+    module = method_set.find(name)
+    print((module.__doc__ or "").strip())
+    print("\nOptions (--set METHOD.OPTION=VALUE):")
+    for option, field in module.Config.model_fields.items():
+        choices = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
+        print(f"  {name}.{option} = {field.default!r}    {choices}")
+    leaves = leaves_section(name, reference_job(name)).lstrip().removeprefix(f"## {name}").strip()
+    print(f"\nWhat leaves a site:\n{leaves}")

@@ -1,0 +1,49 @@
+"""What ``fedshift predict`` and ``fedshift export`` share: a model file, and whose statistics to use with it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedshift.inference.model import Choice, Model, Ready
+
+
+def add_choice(parser: Any) -> None:
+    """Add the options that `choice` reads, and ``--device``."""
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument("--site", metavar="NAME", help="use this site's statistics, which the model file holds")
+    whose.add_argument(
+        "--statistics", metavar="SITE|own", help="the same as --site; or 'own': estimate them from the images given"
+    )
+    whose.add_argument(
+        "--site-state", type=Path, metavar="DIR", help="a site's folder of the job, which holds its personal parts"
+    )
+    parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1 … (default: a GPU if any)")
+
+
+def choice(args: argparse.Namespace) -> Choice:
+    """Whose statistics and personal parts the command line asks for."""
+    from fedshift.inference.model import Choice
+
+    own = args.statistics == "own"
+    return Choice(site=args.site or (None if own else args.statistics), own=own, state=args.site_state)
+
+
+def describe(model: Model) -> Iterator[str]:
+    """Lines that say what a model is."""
+    header, job = model.header, model.header.job
+    scores = "".join(f", {name} {value:.3f}" for name, value in header.scores.items())
+    yield f"model: {'+'.join(job.methods)} on {job.task.name}, round {header.round}, {len(header.sites)} sites{scores}"
+    if header.kind == "phantom":
+        yield "it was trained on simulated data (phantom), not on patients"
+    yield "research use only; not a medical device"
+
+
+def print_statistics(ready: Ready) -> None:
+    """Print whose statistics are used, and what to know about it."""
+    print(f"statistics: {ready.statistics}")
+    for note in ready.notes:
+        print(f"  note: {note}")

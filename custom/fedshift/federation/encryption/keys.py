@@ -1,0 +1,100 @@
+"""Keys for CKKS: encrypt, add and decrypt with TenSEAL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from fedshift.federation.encryption.shared import OPTION
+from fedshift.schema.errors import ConfigError
+
+
+class Keys:
+    """A TenSEAL context: what one party of a project can do with ciphertexts."""
+
+    def __init__(self, content: bytes, *, where: str) -> None:
+        """Load a context that FLARE's provisioning wrote.
+
+        Args:
+            content: bytes of ``client_context.tenseal`` or ``server_context.tenseal``.
+            where: name of the file for error messages.
+
+        Raises:
+            ConfigError: TenSEAL is not installed, or the content is not a CKKS context.
+        """
+        self._ts = _tenseal()
+        try:
+            self._context: Any = self._ts.context_from(content)
+            self._scale = float(self._context.global_scale)
+            data = self._context.seal_context().data
+            self.slots = int(data.key_context_data().parms().poly_modulus_degree()) // 2
+            self._parameters = list(data.first_parms_id())
+        except (ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"{where} cannot be used ({str(error).splitlines()[0]}): provision the project with FLARE's HEBuilder "
+                "and scheme CKKS"
+            ) from None
+
+    @property
+    def can_decrypt(self) -> bool:
+        """Whether the context has the secret key."""
+        return bool(self._context.has_secret_key())
+
+    def encrypt(self, values: np.ndarray) -> np.ndarray:
+        """Encrypt at most ``slots`` numbers, float64, into the bytes of one ciphertext, uint8."""
+        vector = self._ts.ckks_vector(self._context, values.tolist())
+        return np.frombuffer(bytearray(vector.serialize()), np.uint8)  # a writable copy
+
+    def decrypt(self, ciphertext: np.ndarray, size: int) -> np.ndarray:
+        """Decrypt the ``size`` numbers of a ciphertext, float64.
+
+        Raises:
+            ValueError: it is not a ciphertext of this context.
+        """
+        return np.array(self._read(ciphertext, size).decrypt(), np.float64)
+
+    def add(self, ciphertexts: Iterable[np.ndarray], size: int) -> np.ndarray:
+        """Add ciphertexts of ``size`` numbers each, in order.
+
+        Raises:
+            ValueError: one of them is not a ciphertext of this context.
+        """
+        total: Any = None
+        for ciphertext in ciphertexts:
+            vector = self._read(ciphertext, size)
+            total = vector if total is None else total.add_(vector)
+        return np.frombuffer(bytearray(total.serialize()), np.uint8)
+
+    def check(self, ciphertext: np.ndarray, size: int) -> None:
+        """Check that a ciphertext can be added to others.
+
+        Raises:
+            ValueError: it cannot, and why.
+        """
+        self._read(ciphertext, size)
+
+    def _read(self, ciphertext: np.ndarray, size: int) -> Any:
+        if type(ciphertext) is not np.ndarray or ciphertext.dtype != np.uint8 or ciphertext.ndim != 1:
+            raise ValueError("is no row of bytes")
+        try:
+            vector = self._ts.ckks_vector_from(self._context, ciphertext.tobytes())
+            parts = vector.ciphertext()
+            facts = [(list(p.parms_id()), p.scale, p.size(), p.is_transparent()) for p in parts]
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"is no ciphertext of this project's keys ({str(error).splitlines()[0]})") from None
+        if vector.size() != size or facts != [(self._parameters, self._scale, 2, False)]:
+            raise ValueError(f"is no fresh ciphertext or sum of {size} numbers")
+        return vector
+
+
+def _tenseal() -> Any:
+    try:
+        import tenseal
+    except ImportError:
+        raise ConfigError(
+            f"{OPTION} needs TenSEAL, which is not installed here: pip install 'fedshift[he]' at the server and at "
+            "every site"
+        ) from None
+    return tenseal

@@ -1,0 +1,124 @@
+"""Encryption at the server: check and add ciphertexts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedshift.federation.encryption.keys import Keys
+from fedshift.federation.encryption.shared import COUNTS, OPTION, PREFIX, Layout
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.global_model import GlobalModel
+from fedshift.federation.server.inbound import Inbound
+from fedshift.federation.server.spool import SpooledUpdate
+from fedshift.federation.server.update_check import Change, Received, Rejected, check_update
+from fedshift.methods.method_set import MethodSet
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import MethodArrays, Update, Weights
+from fedshift.schema.results import Rejection
+from fedshift.tasks.base import Task
+
+
+class EncryptedCoordinator(Coordinator):
+    """A coordinator that adds ciphertexts. From round 1 on its weights and model files are ciphertexts."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        folder: Path,
+        *,
+        keys: Keys,
+        on_progress: Callable[[Coordinator], None] | None = None,
+        on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
+    ) -> None:
+        """``keys`` are the server's; the rest as for `Coordinator`.
+
+        Raises:
+            ConfigError: the keys could decrypt, or the job cannot be encrypted.
+        """
+        if keys.can_decrypt:
+            raise ConfigError(
+                f"{OPTION}: the server's keys could decrypt what sites send: provision the project again, and never "
+                "copy a site's context to the server"
+            )
+        self._keys, self._layout = keys, Layout(job, keys.slots)
+        super().__init__(job, folder, on_progress=on_progress, on_reject=on_reject)
+
+    def _make_model(self, methods: MethodSet) -> GlobalModel:
+        return EncryptedModel(methods, keys=self._keys, layout=self._layout)
+
+    def _make_inbound(self, methods: MethodSet) -> Inbound:
+        return EncryptedInbound(methods, self._task, self.model, keys=self._keys, layout=self._layout)
+
+
+class EncryptedModel(GlobalModel):
+    """A global model whose weights are sums of ciphertexts from round 1 on."""
+
+    def __init__(self, methods: MethodSet, *, keys: Keys, layout: Layout) -> None:
+        """``keys`` are the server's, ``layout`` is the job's; the rest as for `GlobalModel`."""
+        self._keys, self._layout = keys, layout
+        super().__init__(methods)
+
+    def _combine(self, stored: Sequence[SpooledUpdate], round_: int) -> None:
+        """Add the ciphertexts in site order."""
+        if round_ == 0:
+            super()._combine(stored, round_)
+            return
+        layout = self._layout
+        factors = sum(layout.factor(update.n_samples) for update in stored)
+        total: Weights = {}
+        for key in layout.template:
+            if key in layout.withheld:
+                total[key] = self.weights[key]
+            elif key in layout.clear:
+                total[key] = np.asarray(np.max([update.weights[key] for update in stored], axis=0))
+        for key, size in layout.chunks.items():
+            total[key] = self._keys.add((update.weights[key] for update in stored), size)
+        total[COUNTS] = np.array([factors, len(stored)], np.int64)
+        self.weights = total
+
+    def _arrays(self, round_: int) -> MethodArrays:
+        """The methods' first arrays. The sites compute later ones from the sum."""
+        return super()._arrays(round_) if round_ <= 1 else {}
+
+
+class EncryptedInbound(Inbound):
+    """Checks what can be checked of ciphertexts without the secret key."""
+
+    def __init__(self, methods: MethodSet, task: Task, model: GlobalModel, *, keys: Keys, layout: Layout) -> None:
+        """``keys`` are the server's, ``layout`` is the job's; the rest as for `Inbound`."""
+        self._keys, self._layout = keys, layout
+        super().__init__(methods, task, model)
+
+    def _compared_with(self) -> Received:
+        """What is in clear: batch counters."""
+        clear = {key: value for key, value in self._model.weights.items() if key in self._layout.clear}
+        return Received(clear, trainable=frozenset(), withheld=self._withheld)
+
+    def _check(self, update: Update, round_: int, n_samples: int) -> Change:
+        """Check everything that is in clear, and that the ciphertexts can be added."""
+        if round_ == 0:
+            return super()._check(update, round_, n_samples)
+        sealed = {key: value for key, value in update.weights.items() if str(key).startswith(PREFIX)}
+        check_update(
+            replace(update, weights={key: value for key, value in update.weights.items() if key not in sealed}),
+            round_=round_,
+            received=self._received,
+            specs={},
+            metrics=self._task.metrics,
+            n_samples=n_samples,
+            max_norm=self._job.federation.max_update_norm,
+            n_steps=self.steps(n_samples),
+        )
+        for key in sealed.keys() ^ self._layout.chunks.keys():
+            raise Rejected(key, "is not expected in weights" if key in sealed else "is missing from weights")
+        for key, size in self._layout.chunks.items():
+            try:
+                self._keys.check(sealed[key], size)
+            except ValueError as error:
+                raise Rejected(key, str(error)) from None
+        return Change()

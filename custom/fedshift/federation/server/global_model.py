@@ -1,0 +1,159 @@
+"""The global model at the server: its weights, the server halves of the methods, and what each round sends of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from fedshift.federation.server import robust
+from fedshift.federation.server.spool import SpooledUpdate
+from fedshift.federation.weights import read_weights
+from fedshift.methods.base import ServerContext
+from fedshift.methods.method_set import MethodSet
+from fedshift.schema import compression
+from fedshift.schema.compression import Packed, packed_keys
+from fedshift.schema.errors import QuorumError
+from fedshift.schema.lineage import Lineage
+from fedshift.schema.messages import Broadcast, MethodArrays, Weights
+from fedshift.tasks import pretrained
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What a round sends besides the weights that travel unpacked."""
+
+    round: int
+    packed: dict[str, Packed]
+    arrays: MethodArrays
+
+
+class GlobalModel:
+    """Weights and method state, replaced by `combine` once a round."""
+
+    def __init__(
+        self, methods: MethodSet, *, lay_out: Callable[[np.ndarray], np.ndarray] = lambda array: array
+    ) -> None:
+        """Take the initial weights from the network of ``methods``.
+
+        Args:
+            methods: the job's methods.
+            lay_out: moves an array of weights to the place in memory from which it is sent.
+        """
+        self._job, self._specs, self._lay_out = methods.job, methods.up, lay_out
+        self.weights = read_weights(methods.net)
+        self.halves = [(m.name, m.server()) for m in methods]
+        self.trainable = methods.trainable
+        self.packed_keys = packed_keys(self.weights, self.trainable, self._job.federation.weights_as)
+        self._outgoing: Outgoing | None = None
+        self._start(methods.net)
+
+    def load_starting_weights(self, net: nn.Module) -> tuple[str, Lineage] | None:
+        """Load the job's file of starting weights into ``net`` and start from it; None if the job names no file.
+
+        Returns:
+            What was loaded, and the sites that trained it, for the record.
+
+        Raises:
+            ConfigError: the file is not here or does not fit the network.
+        """
+        spec = self._job.task.network.weights
+        if spec is None:
+            return None
+        loaded = pretrained.load(net, spec)
+        self.weights, self._outgoing = read_weights(net), None
+        self._start(net)
+        return loaded, pretrained.trained_by(spec)
+
+    def restore(self, weights: Weights, methods: MethodArrays) -> None:
+        """Go on from saved weights and method state."""
+        self.weights, self._outgoing = weights, None
+        for name, half in self.halves:
+            half.state = methods.get(name, {})
+
+    @property
+    def method_state(self) -> MethodArrays:
+        """What the methods' server halves must remember from round to round."""
+        return {name: half.state for name, half in self.halves}
+
+    def broadcast(self, round_: int, *, best_round: int, sites: tuple[str, ...]) -> Broadcast:
+        """The message that opens a round."""
+        for key in self.weights:  # one at a time: two full models are never in memory
+            self.weights[key] = self._lay_out(self.weights[key])
+        outgoing = self._outgoing_for(round_)
+        plain = {key: value for key, value in self.weights.items() if key not in outgoing.packed}
+        return Broadcast(round_, best_round, plain, outgoing.arrays, sites, outgoing.packed)
+
+    def stored_broadcast(
+        self, round_: int, weights: Weights, arrays: MethodArrays, *, best_round: int, sites: tuple[str, ...]
+    ) -> Broadcast:
+        """A message with a model read from a model file in place of the current one."""
+        packed = self._pack(weights)
+        plain = {key: value for key, value in weights.items() if key not in packed}
+        return Broadcast(round_, best_round, plain, arrays, sites, packed)
+
+    def as_sent(self, round_: int) -> tuple[Weights, MethodArrays]:
+        """Weights and arrays as the sites have them in a round: what they score, and so what a model file holds."""
+        outgoing = self._outgoing_for(round_)
+        return {**self.weights, **{k: packed.unpack() for k, packed in outgoing.packed.items()}}, outgoing.arrays
+
+    def combine(self, stored: Sequence[SpooledUpdate], round_: int) -> None:
+        """Pass a round's updates to the methods and replace the weights; round 0 has only the methods' arrays.
+
+        Raises:
+            QuorumError: the result is not finite.
+        """
+        self._outgoing = None
+        self._combine(stored, round_)
+        if round_:
+            self._check_aggregate(round_)
+
+    def _combine(self, stored: Sequence[SpooledUpdate], round_: int) -> None:
+        context = self._context(round_)
+        updates = robust.present(
+            stored,
+            self._job.federation.robust,
+            weights=self.weights,
+            trainable=self.trainable,
+            specs=self._specs,
+        )
+        for _, half in self.halves:
+            half.receive(updates, context)
+        if round_:
+            owner = next(half for _, half in self.halves if "combine" in half.owns)
+            self.weights = owner.combine(self.weights, updates, context)
+
+    def _start(self, net: nn.Module) -> None:
+        for _, half in self.halves:
+            half.start(net, self._context(0))
+
+    def _context(self, round_: int) -> ServerContext:
+        task = self._job.task
+        rounds = task.schedule.rounds
+        return ServerContext(round_, rounds, task.sites, self.trainable, task.optimizer, self._job.seed)
+
+    def _outgoing_for(self, round_: int) -> Outgoing:
+        """Made once a round: first saved with the round's model, then sent, then saved again if it is the best."""
+        if self._outgoing is None or self._outgoing.round != round_:
+            self._outgoing = None  # the former one need not stay in memory while this is made
+            self._outgoing = Outgoing(round_, self._pack(self.weights), self._arrays(round_))
+        return self._outgoing
+
+    def _pack(self, weights: Weights) -> dict[str, Packed]:
+        """The weights that travel in fewer bytes."""
+        weights_as = self._job.federation.weights_as
+        return {key: compression.pack(value, weights_as) for key, value in weights.items() if key in self.packed_keys}
+
+    def _arrays(self, round_: int) -> MethodArrays:
+        named = {name: half.broadcast(self._context(round_)) for name, half in self.halves}
+        return {name: dict(values) for name, values in named.items() if values}
+
+    def _check_aggregate(self, round_: int) -> None:
+        """Refuse weights that no round could go on from, whichever rule made them."""
+        for key, value in self.weights.items():
+            if not np.isfinite(value).all():
+                raise QuorumError(f"round {round_}: the aggregate's {key} is not finite; the job cannot go on")
+            if key.endswith("running_var") and value.min(initial=0) < 0:
+                raise QuorumError(f"round {round_}: the aggregate's {key} has a negative variance")

@@ -1,0 +1,230 @@
+"""The record of a run: everything that goes into ``results.json``, and which round's model is the best so far."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from fedshift.federation.server.quorum import Quorum
+from fedshift.federation.server.selection import Selection
+from fedshift.federation.server.update_check import TRAINING, Rejected
+from fedshift.schema.errors import MixedDataError
+from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Scores, SiteInfo, Update
+from fedshift.schema.results import (
+    DataRecord,
+    Final,
+    FinalScores,
+    MachineRecord,
+    Rejection,
+    Results,
+    RoundRecord,
+    Selected,
+    SiteRound,
+    new_results,
+)
+
+log = logging.getLogger("fedshift")
+
+MOST_TEXT = 300
+"""Maximum characters kept of a site's name or of the reason for a rejection."""
+
+
+class RunRecord:
+    """Collects what sites report. ``current`` is the open round, ``results`` everything before it."""
+
+    def __init__(self, job: JobSpec, *, metric: str) -> None:
+        """``metric`` is the task's score that selects the best round."""
+        self._job = job
+        self.results = new_results(job, metric=metric)
+        self.selection = Selection(job.task.sites, metric, last=Quorum(job).samples_sites)
+        self.current = RoundRecord(round=0)
+        self.answered: list[str] = []
+        """Sites whose answer to the open round was accepted, in order of arrival."""
+        self._opened = time.monotonic()
+        self._fine_tuned: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
+        self._evaluations: dict[int, dict[str, dict[str, Evaluation]]] = {}
+        self._own_evaluations: dict[tuple[int, str], Evaluation] = {}
+        self._held_out_scores: dict[tuple[int, str], dict[str, dict[str, float]]] = {}
+        self._reported_precisions = ""
+
+    def restore(self, results: str) -> None:
+        """Go on from a saved ``results.json``. The final evaluation of an unfinished run is repeated."""
+        self.results = Results.model_validate_json(results)
+        if self.results.final is None:
+            self.results.evaluations = []
+        for record in self.results.rounds:
+            for name, site in record.sites.items():
+                if site.val or site.test:
+                    splits = {"val": site.val, "test": site.test or {}}
+                    self.selection.note(Scores(name, record.round, {s: v for s, v in splits.items() if v}))
+
+    @property
+    def rejected(self) -> dict[str, str]:
+        """Sites rejected in the open round, with the reason."""
+        return {fault.site: f"{fault.key}: {fault.reason}" for fault in self.current.rejected}
+
+    def open_round(self, round_: int) -> None:
+        """Start the entry of a round and its clock."""
+        self.answered = []
+        self.current = RoundRecord(round=round_)
+        self._opened = time.monotonic()
+
+    def stop_clock(self) -> None:
+        """The open round has taken the time until now."""
+        self.current.seconds = round(time.monotonic() - self._opened, 3)
+
+    def close_round(self, invited: tuple[str, ...]) -> None:
+        """Add the open round to the results."""
+        self.current.absent = [s for s in invited if s not in self.answered]
+        self.current.sites = {s: self.current.sites[s] for s in self._job.task.sites if s in self.current.sites}
+        if self.current.round:
+            self.results.rounds.append(self.current)
+        else:
+            self.results.statistics = self.current
+
+    def close_evaluation(self, invited: tuple[str, ...]) -> None:
+        """Add the open round to the results as an evaluation."""
+        self.current.absent = [s for s in invited if s not in self.answered]
+        self.results.evaluations.append(self.current)
+
+    def add_site(self, info: SiteInfo) -> None:
+        """Record a site's data and machine, which it reports with its first answer.
+
+        Raises:
+            MixedDataError: the job would mix simulated and real data.
+            Rejected: the site reported other data before; or it is a held-out site whose data would be mixed with
+                those of the training, which is over by then.
+        """
+        record = DataRecord.model_validate(
+            {
+                "kind": info.kind,
+                "n": {"train": info.n_train, "val": info.n_val, "test": info.n_test},
+                "manifest_sha256": info.manifest_sha256,
+                "split_rule": info.split_rule,
+                "unknown_spacing": info.unknown_spacing,
+            }
+        )
+        machine = MachineRecord(device=info.device, precision=info.precision, threads=info.threads)  # type: ignore[arg-type]
+        if self.results.data.get(info.site, record) != record:
+            raise Rejected("info", "the site's data have changed since the run began; start the run again")
+        for site, other in self.results.data.items():
+            if (other.kind == "phantom") != (record.kind == "phantom"):
+                mixed = (
+                    f"site {info.site} has data of kind {record.kind} and site {site} of kind {other.kind}: "
+                    "a job uses either simulated data everywhere or nowhere"
+                )
+                raise Rejected("info", mixed) if info.site in self._job.task.held_out else MixedDataError(mixed)
+        known = {**self.results.data, info.site: record}
+        self.results.data = {site: known[site] for site in self._job.task.everyone if site in known}
+        machines = {**self.results.machines, info.site: machine}
+        self.results.machines = {site: machines[site] for site in self.results.data if site in machines}
+
+    def add_update(self, update: Update, *, bytes_up: int, bytes_down: int) -> None:
+        """Record an accepted update."""
+        if self.current.round > 0:
+            self.current.sites[update.site] = SiteRound(
+                n=update.n_samples,
+                steps=update.n_steps,
+                train_loss=update.metrics.get("train_loss"),
+                bytes_up=bytes_up,
+                bytes_down=bytes_down,
+                seconds=round(update.metrics.get("seconds", 0.0), 3),
+            )
+        self.answered.append(update.site)
+
+    def remove_update(self, site: str) -> None:
+        """Undo `add_update`."""
+        self.current.sites.pop(site, None)
+        self.answered.remove(site)
+
+    def add_rejection(self, site: str, key: str, reason: str) -> Rejection:
+        """Record that a site is left out of the open round.
+
+        Text from a site is cut to `MOST_TEXT` characters, and control characters are removed before it is logged.
+        """
+        site, key, reason = (
+            " ".join("".join(c if c.isprintable() else " " for c in str(t)[:MOST_TEXT]).split()) or "(no name)"
+            for t in (site, key, reason)
+        )
+        log.error("round %d: site %s is left out: %s: %s", self.current.round, site, key, reason)
+        rejection = Rejection(site=site, key=key, reason=reason)
+        self.current.rejected.append(rejection)
+        return rejection
+
+    def add_validation(self, site: str, round_: int, metrics: dict[str, float]) -> None:
+        """Record the validation scores of a round's model that a site sent with its next update, if it sent any."""
+        scores = {name: value for name, value in metrics.items() if name not in TRAINING}
+        if scores:
+            self._note(Scores(site, round_, {"val": scores}))
+
+    def add_scores(self, scores: Scores) -> None:
+        """Record a site's scores from the final evaluation."""
+        if scores.site in self._job.task.held_out:
+            self._held_out_scores[scores.round, scores.site] = scores.values
+        else:
+            self._note(scores)
+        if scores.personal:
+            self._fine_tuned[scores.round, scores.site] = scores.personal
+        self._evaluations.setdefault(scores.round, {})[scores.site] = dict(scores.evaluations)
+        if scores.personal_evaluation is not None:
+            self._own_evaluations[scores.round, scores.site] = scores.personal_evaluation
+        self.answered.append(scores.site)
+
+    def warn_of_mixed_precision(self) -> None:
+        """Log once, and again after a change, that sites compute in different precisions."""
+        by: dict[str, list[str]] = {}
+        for site, machine in self.results.machines.items():
+            by.setdefault(machine.precision, []).append(site)
+        found = "; ".join(f"{precision} at {', '.join(sites)}" for precision, sites in sorted(by.items()))
+        if len(by) > 1 and found != self._reported_precisions:
+            log.warning(
+                "the sites do not compute in one precision: %s; schedule.precision=fp32 is the same everywhere", found
+            )
+        self._reported_precisions = found
+
+    def select(self) -> None:
+        """Record the best round."""
+        self.results.selected = Selected(round=self.selection.best, rule=self.selection.rule)
+
+    def trained_sites(self, round_: int) -> set[str]:
+        """Sites that took optimiser steps in any round up to this one."""
+        before = [record for record in self.results.rounds if record.round <= round_]
+        return {site for record in before for site, told in record.sites.items() if told.steps}
+
+    def set_final(self, *, last_round: int, own_models: bool) -> None:
+        """Record the final scores; with ``own_models`` each site's scores are those of a model of its own."""
+        best_round = self.selection.best
+        best, last = self._scores(best_round), self._scores(last_round)
+        own = dict(best.sites) if own_models else {}
+        own |= {site: splits for (round_, site), splits in self._fine_tuned.items() if round_ == best_round}
+        trained = self.trained_sites(best_round)
+        self.results.final = Final(
+            best=best,
+            last=last,
+            personal={site: own[site]["test"] for site in self._job.task.sites if own.get(site, {}).get("test")},
+            personal_evaluations={
+                site: self._own_evaluations[best_round, site]
+                for site in self._job.task.sites
+                if (best_round, site) in self._own_evaluations
+            },
+            fine_tuned=bool(self._fine_tuned),
+            newcomers=[site for site in self._job.task.sites if site in best.sites and site not in trained],
+        )
+
+    def _note(self, scores: Scores) -> None:
+        self.selection.note(scores)
+        values = self.selection.of(scores.round)[scores.site]
+        for record in self.results.rounds:
+            if record.round == scores.round:
+                # A site also scores models of rounds in which it took no part.
+                site = record.sites.setdefault(scores.site, SiteRound())
+                site.val, site.test = values.get("val", {}), values.get("test")
+
+    def _scores(self, round_: int) -> FinalScores:
+        told = self._held_out_scores
+        held_out = {site: told[round_, site] for site in self._job.task.held_out if (round_, site) in told}
+        more = self._evaluations.get(round_, {})
+        evaluations = {site: more[site] for site in self._job.task.everyone if more.get(site)}
+        return FinalScores(round=round_, sites=self.selection.of(round_), held_out=held_out, evaluations=evaluations)

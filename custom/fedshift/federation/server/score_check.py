@@ -1,0 +1,89 @@
+"""Check the scores that a site sends of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isclose
+
+from fedshift.federation.server.update_check import MOST_SAMPLES, Ranges, Rejected, check_metrics
+from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.messages import Scores
+
+
+def check_scores(
+    scores: Scores,
+    *,
+    round_: int,
+    metrics: Ranges,
+    parts: tuple[str, ...] = ("val", "test"),
+    personal: bool = False,
+    counts: Mapping[str, int] | None = None,
+    gradient_norm: bool = False,
+    n_classes: int = 0,
+    per_case: tuple[str, ...] = (),
+) -> None:
+    """Check a site's scores of an aggregate.
+
+    Args:
+        scores: a site's answer.
+        round_: the round whose aggregate is being scored.
+        metrics: the task's scores and their ranges.
+        parts: the splits on which a site scores the model.
+        personal: whether sites fine-tune the model and score it again.
+        counts: the number of samples that the site has registered for each split.
+        gradient_norm: whether the job asks for the gradient norm.
+        n_classes: number of the task's classes.
+        per_case: names of the scores that every case has.
+
+    Raises:
+        Rejected: the first fault found.
+    """
+    if scores.personal and not personal:
+        raise Rejected("scores.personal", "is not expected: no method of the job fine-tunes")
+    if scores.round != round_:
+        raise Rejected("round", f"scores of round {scores.round} came instead of those of round {round_}")
+    for splits in (scores.values, scores.personal):
+        for split, values in splits.items():
+            if split not in parts:
+                raise Rejected(f"scores.{split}", "is no split that is scored")
+            check_metrics(values, metrics)
+    told = {f"evaluations.{part}": (evaluation, part, scores.values) for part, evaluation in scores.evaluations.items()}
+    if scores.personal_evaluation is not None:
+        told["personal_evaluation"] = (scores.personal_evaluation, "test", scores.personal)
+    for key, (evaluation, part, values_by_part) in told.items():
+        if part not in parts:
+            raise Rejected(key, "is no split that is scored")
+        if evaluation.scores != values_by_part.get(part):
+            raise Rejected(f"{key}.scores", "are not the scores that were given")
+        most = (counts or {}).get(part, MOST_SAMPLES)
+        if evaluation.gradient_norm is not None and not gradient_norm:
+            raise Rejected(f"{key}.gradient_norm", "is not expected: the job does not ask for it")
+        if part == "val" and evaluation != Evaluation(scores=evaluation.scores, gradient_norm=evaluation.gradient_norm):
+            raise Rejected(key, "says more of validation than is asked")
+        _check_evaluation(key, evaluation, metrics, most=most, n_classes=n_classes, per_case=per_case)
+
+
+def _check_evaluation(
+    key: str, told: Evaluation, metrics: Ranges, *, most: int, n_classes: int, per_case: tuple[str, ...]
+) -> None:
+    """Check ranges, that there are no more cases than samples, and that a score is the mean of its cases."""
+    for name, spread in told.distributions.items():
+        if name not in per_case:
+            raise Rejected(f"{key}.distributions.{name}", "is not expected")
+        low, high = metrics[name]
+        for value in (spread.mean, *(spread.quantiles or ()), *(spread.interval or ()), *(spread.cases or ())):
+            if not low <= value <= high:
+                raise Rejected(f"{key}.distributions.{name}", f"holds {value:g}, allowed is {low:g} to {high:g}")
+        if spread.n > most:
+            raise Rejected(f"{key}.distributions.{name}", f"has {spread.n} cases, the part has {most} samples")
+        if told.scores.get(name) != spread.mean:
+            raise Rejected(f"{key}.distributions.{name}", "has another mean than the score")
+    if told.empty is not None and told.empty > most:
+        raise Rejected(f"{key}.empty", f"is {told.empty}, the part has {most} samples")
+    if told.confusion is not None:
+        total = sum(map(sum, told.confusion))
+        if len(told.confusion) != n_classes or total > most:
+            raise Rejected(f"{key}.confusion", f"has {len(told.confusion)} classes and {total} samples")
+        right = sum(row[number] for number, row in enumerate(told.confusion))
+        if not isclose(right, told.scores.get("accuracy", 0.0) * total, abs_tol=1e-6 * (1 + total)):
+            raise Rejected(f"{key}.confusion", "has another accuracy than the score")

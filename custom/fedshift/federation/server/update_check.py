@@ -1,0 +1,289 @@
+"""Check one update before it may be summed. Every check gives a reason that a person can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedshift.methods.base import ArraySpec
+from fedshift.schema.compression import CODES, WeightsAs
+from fedshift.schema.messages import Arrays, Update, Weights
+
+MOST_SAMPLES = 10**9
+"""Largest accepted number of samples or steps."""
+LARGEST_BUFFER_FACTOR = 1e6
+"""A floating buffer may be this many times max(1, the largest received absolute value)."""
+BLOCK = 1 << 16
+"""Elements that are squared at a time."""
+PASSES_PER_STEP = 16
+"""Forward passes allowed per optimiser step. A batch counter counts passes, and some methods make several per step."""
+
+Ranges = Mapping[str, tuple[float, float]]
+"""Metric name -> smallest and largest value, inclusive."""
+
+Fault = Callable[[Arrays, int], tuple[str, str] | None]
+"""A server half's own check of a site's arrays: `fedshift.methods.base.Server.fault`."""
+
+TRAINING: Ranges = {"train_loss": (-1e9, 1e9), "seconds": (0.0, 1e9)}
+"""Metrics of local training, beside the task's scores."""
+
+
+class Rejected(Exception):
+    """An answer of a site that must not be used: which key is wrong, and why."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        """``key`` is the array or field that is wrong."""
+        super().__init__(f"{key}: {reason}")
+        self.key, self.reason = key, reason
+
+
+@dataclass(frozen=True)
+class Change:
+    """How far a site's update is from what the site received.
+
+    ``parameters`` and ``buffers`` are the L2 norms of the change over all parameters and all floating buffers.
+    ``arrays`` has for each method the norm of its arrays with ``ArraySpec.alike``.
+    """
+
+    parameters: float = 0.0
+    buffers: float = 0.0
+    arrays: Mapping[str, float] = field(default_factory=dict)
+
+
+class Received:
+    """What sites received in a round, prepared once so that all updates of the round can be compared with it."""
+
+    def __init__(self, weights: Weights, *, trainable: frozenset[str], withheld: frozenset[str]) -> None:
+        """``trainable`` are the keys of parameters (others are buffers), ``withheld`` those that never leave a site."""
+        self.weights = {key: value for key, value in weights.items() if key not in withheld}
+        self.parameters = {key: self.weights[key] for key in sorted(trainable & self.weights.keys())}
+        self.counters = frozenset(key for key, v in self.weights.items() if np.issubdtype(v.dtype, np.integer))
+        rest = {key: v for key, v in self.weights.items() if key not in trainable and key not in self.counters}
+        self.buffers = {key: v for key, v in rest.items() if np.issubdtype(v.dtype, np.floating)}
+        self.most = {key: LARGEST_BUFFER_FACTOR * max(1.0, float(np.abs(v).max(initial=0))) for key, v in rest.items()}
+        self.norm = _norm(self.parameters.values())
+
+
+def check_packed(update: Update, weights: Weights, keys: frozenset[str], weights_as: WeightsAs) -> None:
+    """Check the packed weights of an update before they are added to the server's weights.
+
+    `check_update` then checks the result.
+
+    Args:
+        update: a site's answer.
+        weights: what the packed changes will be added to.
+        keys: keys of ``weights`` that must be packed; none in the statistics round.
+        weights_as: the packing that the job uses.
+
+    Raises:
+        Rejected: the first fault found.
+    """
+    _check_keys(update.packed, dict.fromkeys(keys), "the packed weights")
+    for key in sorted(keys):
+        packed = update.packed[key]
+        if key in update.weights:
+            raise Rejected(key, "came twice, packed and as it is")
+        if packed.codes.dtype != CODES[weights_as]:
+            raise Rejected(key, f"has codes of {packed.codes.dtype}, expected {CODES[weights_as]}")
+        if packed.shape != weights[key].shape:
+            raise Rejected(key, f"has shape {packed.shape}, expected {weights[key].shape}")
+
+
+def check_update(
+    update: Update,
+    *,
+    round_: int,
+    received: Received,
+    specs: Mapping[str, Mapping[str, ArraySpec]],
+    metrics: Ranges,
+    n_samples: int,
+    max_norm: float,
+    n_steps: int | None = None,
+    faults: Mapping[str, Fault] | None = None,
+) -> Change:
+    """Check an update against its round and the job's methods.
+
+    Args:
+        update: a site's answer.
+        round_: the round that is open; 0 is the statistics round, which carries no weights.
+        received: what the site received in that round.
+        specs: arrays by method: `fedshift.methods.method_set.MethodSet.up`.
+        metrics: the task's scores and their ranges.
+        n_samples: the number of training samples that the site has registered.
+        max_norm: largest distance of the parameters from the received ones, in multiples of max(1, their norm).
+        n_steps: optimiser steps that the job's schedule makes with so many samples; None if a method decides.
+        faults: the methods' own checks, `fedshift.methods.base.Server.fault`.
+
+    Raises:
+        Rejected: the first fault found.
+    """
+    for name in ("round", "n_samples", "n_steps"):
+        if not _is_whole(getattr(update, name)):
+            raise Rejected(name, "is no whole number of 64 bits")
+    if update.round != round_:
+        raise Rejected("round", f"an answer to round {update.round} came in round {round_}")
+    if not 1 <= update.n_samples <= MOST_SAMPLES:
+        raise Rejected("n_samples", f"{update.n_samples} is not between 1 and {MOST_SAMPLES}")
+    if update.n_samples != n_samples:
+        raise Rejected("n_samples", f"is {update.n_samples}, but the site said {n_samples} of its data")
+    moved = buffers = 0.0
+    if round_ == 0:
+        _check_keys(update.weights, {}, "the statistics round")
+    else:
+        if not 1 <= update.n_steps <= MOST_SAMPLES:
+            raise Rejected("n_steps", f"{update.n_steps} is not between 1 and {MOST_SAMPLES}")
+        if n_steps is not None and update.n_steps != n_steps:
+            raise Rejected("n_steps", f"is {update.n_steps}, but the job makes {n_steps} of {n_samples} samples")
+        moved, buffers = _check_weights(update, received, max_norm)
+    check_metrics(update.metrics, {**metrics, **TRAINING})
+    when = "once" if round_ == 0 else "round"
+    wanted = {
+        method: {name: spec for name, spec in named.items() if spec.when == when} for method, named in specs.items()
+    }
+    wanted = {method: named for method, named in wanted.items() if named}
+    _check_keys(update.arrays, wanted, "methods")
+    for method, named in wanted.items():
+        _check_keys(update.arrays[method], named, method)
+        for name, spec in named.items():
+            _check_array(f"{method}/{name}", update.arrays[method][name], spec)
+        _check_free_sizes(method, update.arrays[method], named, n_samples)
+        own_check = (faults or {}).get(method)
+        fault = own_check(update.arrays[method], n_samples) if own_check else None
+        if fault is not None:
+            raise Rejected(f"{method}/{fault[0]}", fault[1])
+    alike = {
+        method: [update.arrays[method][name] for name, spec in named.items() if spec.alike]
+        for method, named in wanted.items()
+    }
+    return Change(moved, buffers, {method: _norm(arrays) for method, arrays in alike.items() if arrays})
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63
+
+
+def check_metrics(got: Mapping[str, float], allowed: Ranges) -> None:
+    """Check that all metrics are known numbers in their ranges.
+
+    Raises:
+        Rejected: one is not.
+    """
+    for name, value in got.items():
+        if name not in allowed:
+            raise Rejected(f"metrics.{name}", "is not expected")
+        low, high = allowed[name]
+        if not isinstance(value, float | np.floating) and not _is_whole(value):
+            raise Rejected(f"metrics.{name}", f"is a {type(value).__name__}, not a number")
+        if not low <= value <= high:
+            raise Rejected(f"metrics.{name}", f"is {value:g}, allowed is {low:g} to {high:g}")
+
+
+def _check_counter(key: str, new: np.ndarray, old: np.ndarray, most: int) -> None:
+    # Compare Python integers: the difference of extreme int64 values would overflow.
+    pairs = zip(new.ravel().tolist(), old.ravel().tolist(), strict=True)
+    if not all(before <= now <= before + most for now, before in pairs):
+        raise Rejected(key, f"counted more than {most} batches in one round, or backwards")
+
+
+def _check_weights(update: Update, received: Received, max_norm: float) -> tuple[float, float]:
+    """Check the weights. Returns the norms of the change of parameters and of buffers."""
+    _check_keys(update.weights, received.weights, "weights")
+    for key, reference in received.weights.items():
+        array = update.weights[key]
+        _check_form(key, array, reference.shape, reference.dtype)
+        if key in received.counters:
+            _check_counter(key, array, reference, PASSES_PER_STEP * update.n_steps)
+        elif key in received.most:
+            most = received.most[key]
+            _check_range(key, array, -most, most)
+            if key.endswith("running_var") and array.min(initial=0) < 0:
+                raise Rejected(key, "a variance is negative")
+    moved = _distance(update.weights, received.parameters)
+    if not np.isfinite(moved):  # only now is it worth looking for the key
+        for key in received.parameters:
+            _check_finite(key, update.weights[key])
+    limit = max_norm * max(1.0, received.norm)
+    if not moved <= limit:
+        raise Rejected("weights", f"moved by {moved:.3g} in one round, allowed is {limit:.3g}")
+    return moved, _distance(update.weights, received.buffers)
+
+
+def _check_keys(got: Mapping[str, object], expected: Mapping[str, object], what: str) -> None:
+    missing, extra = sorted(set(expected) - set(got)), sorted(map(str, set(got) - set(expected)))
+    if missing:
+        raise Rejected(missing[0], f"is missing from {what} ({len(missing)} of {len(expected)} are)")
+    if extra:
+        raise Rejected(extra[0], f"is not expected in {what}")
+
+
+def _check_array(key: str, array: np.ndarray, spec: ArraySpec) -> None:
+    _check_form(key, array, spec.shape, np.dtype(spec.dtype))
+    _check_finite(key, array)
+    if spec.low > -np.inf or spec.high < np.inf:
+        _check_range(key, array, spec.low, spec.high)
+
+
+def _check_form(key: str, array: np.ndarray, shape: Sequence[int | str], dtype: np.dtype) -> None:
+    if type(array) is not np.ndarray:  # a masked array would hide what it masks
+        raise Rejected(key, f"is a {type(array).__name__}, not an array")
+    fits = array.shape == shape or (
+        len(array.shape) == len(shape)
+        and all(isinstance(want, str) or have == want for have, want in zip(array.shape, shape, strict=True))
+    )
+    if not fits:
+        raise Rejected(key, f"has shape {array.shape}, expected {shape}")
+    if array.dtype != dtype:
+        raise Rejected(key, f"has type {array.dtype}, expected {dtype}")
+
+
+def _check_finite(key: str, array: np.ndarray) -> None:
+    if not np.isfinite(array).all():
+        raise Rejected(key, "holds NaN or infinity")
+
+
+def _check_range(key: str, array: np.ndarray, low: float, high: float) -> None:
+    if not array.size:
+        return
+    least, most = array.min(), array.max()
+    if not (np.isfinite(least) and np.isfinite(most)):
+        raise Rejected(key, "holds NaN or infinity")
+    if least < low or most > high:
+        raise Rejected(key, f"goes from {least:g} to {most:g}, allowed is {low:g} to {high:g}")
+
+
+def _check_free_sizes(method: str, arrays: Arrays, specs: Mapping[str, ArraySpec], n_samples: int) -> None:
+    """Check sizes that a site chooses: the same in all arrays of a method, from 1 to the number of samples."""
+    chosen: dict[str, int] = {}
+    for name, spec in specs.items():
+        for have, want in zip(arrays[name].shape, spec.shape, strict=True):
+            if not isinstance(want, str):
+                continue
+            if not 1 <= have <= n_samples:
+                raise Rejected(f"{method}/{name}", f"has {have} {want}, allowed are 1 to {n_samples}")
+            if chosen.setdefault(want, have) != have:
+                raise Rejected(f"{method}/{name}", f"has {have} {want}, another array has {chosen[want]}")
+
+
+def _distance(new: Mapping[str, np.ndarray], old: Mapping[str, np.ndarray]) -> float:
+    return _root(_squares(new[key], less=value) for key, value in old.items())
+
+
+def _norm(arrays: Iterable[np.ndarray]) -> float:
+    return _root(_squares(array) for array in arrays)
+
+
+def _root(squares: Iterable[float]) -> float:
+    with np.errstate(over="ignore"):  # infinite is too large for every limit
+        return float(np.sqrt(sum(squares)))
+
+
+def _squares(array: np.ndarray, *, less: np.ndarray | None = None) -> float:
+    """Sum of squares in float64, block by block: a float64 copy of a large array would cost more than the sum."""
+    flat, other, total = array.reshape(-1), None if less is None else less.reshape(-1), 0.0
+    for start in range(0, flat.size, BLOCK):
+        part = flat[start : start + BLOCK]
+        block = (part if other is None else part - other[start : start + BLOCK]).astype(np.float64)
+        total += float(np.dot(block, block))
+    return total

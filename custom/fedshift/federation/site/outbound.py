@@ -1,0 +1,105 @@
+"""What leaves a site goes through here: the site's policy, then packing, then encryption.
+
+A method's answer to a task is an `Update`. The policy decides whether the task may be done at all, and which arrays
+and weights may leave, with how much noise. Packing (``federation.weights_as``) and its error feedback act on what the
+policy has released, so neither what is sent nor what is carried over to the next round holds more than that. Encryption
+comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from fedshift.methods.method_set import MethodSet
+from fedshift.schema.compression import feed_back, packed_keys
+from fedshift.schema.messages import Broadcast, Update, Weights
+
+if TYPE_CHECKING:
+    from fedshift.federation.site.privacy.gate import Gate
+
+
+class Encryption(Protocol):
+    """Encryption of a job at a site: `fedshift.federation.encryption.site.SiteEncryption`."""
+
+    def open(self, broadcast: Broadcast) -> Broadcast:
+        """Decrypt a broadcast."""
+        ...
+
+    def seal(self, update: Update, broadcast: Broadcast) -> Update:
+        """Encrypt the answer to ``broadcast``, which has been decrypted."""
+        ...
+
+
+class Outbound:
+    """The outbound pipeline of one site in one job, and the opening of broadcasts that corresponds to it."""
+
+    def __init__(self, methods: MethodSet, *, gate: Gate | None = None, encryption: Encryption | None = None) -> None:
+        """Set up the steps.
+
+        Args:
+            methods: the job's methods.
+            gate: the site's policy; None if the site has none.
+            encryption: None if the job does not encrypt.
+        """
+        self._weights_as = methods.job.federation.weights_as
+        self._trainable = methods.trainable
+        self._gate = gate
+        self._encryption = encryption
+
+    def open(self, broadcast: Broadcast) -> Broadcast:
+        """Decrypt and unpack a broadcast.
+
+        Raises:
+            ConfigError: it cannot be decrypted.
+        """
+        return (broadcast if self._encryption is None else self._encryption.open(broadcast)).unpacked()
+
+    def admit(self, broadcast: Broadcast) -> str:
+        """Ask the policy before any work is done. Returns a permit for `send`.
+
+        Raises:
+            PolicyError: the policy forbids the task.
+        """
+        return "" if self._gate is None else self._gate.admit(broadcast)
+
+    def send(
+        self, update: Update, broadcast: Broadcast, *, permit: str, residual: Mapping[str, Tensor]
+    ) -> tuple[Update, dict[str, Tensor]]:
+        """Turn a method's answer into the message that leaves.
+
+        Args:
+            update: what the methods made.
+            broadcast: the opened broadcast that it answers.
+            permit: the result of `admit` for that broadcast.
+            residual: what packing left out of earlier answers.
+
+        Returns:
+            The message, and what packing has left out so far.
+
+        Raises:
+            PolicyError: the policy forbids that it leaves.
+            DataError: a number that cannot be encrypted.
+        """
+        if self._gate is not None:
+            update = self._gate.release(update, broadcast, permit)
+        update, left_out = self._pack(update, broadcast.weights, residual)
+        if self._encryption is not None:
+            update = self._encryption.seal(update, broadcast)
+        return update, left_out
+
+    def _pack(
+        self, update: Update, received: Weights, residual: Mapping[str, Tensor]
+    ) -> tuple[Update, dict[str, Tensor]]:
+        """Replace weights by packed changes against ``received``."""
+        keys = packed_keys(update.weights, self._trainable, self._weights_as)
+        if not keys:
+            return update, {}
+        change = {key: update.weights[key] - received[key] for key in update.weights if key in keys}
+        packed, left_out = feed_back(change, {key: value.numpy() for key, value in residual.items()}, self._weights_as)
+        plain = {key: value for key, value in update.weights.items() if key not in keys}
+        return replace(update, weights=plain, packed=packed), {k: torch.from_numpy(v) for k, v in left_out.items()}

@@ -1,0 +1,94 @@
+"""Whether NVFlare still looks as a patch expects it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+log = logging.getLogger("fedshift")
+
+SKIP = "FEDSHIFT_WITHOUT_PATCHES"
+"""Environment variable: names of patches to leave out, separated by commas. For benchmarks, and to find faults."""
+
+_fits: dict[str, bool] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """What a patch needs of NVFlare.
+
+    Functions and classes are named ``module:qualified.name``. A replaced function must have the same source as when
+    the patch was written, up to comments and blank lines; one that is only called must have the same parameters.
+    """
+
+    name: str
+    without: str
+    """What a run lacks without the patch; completes the warning's sentence."""
+    replaces: Mapping[str, str] = field(default_factory=dict)
+    """Function → `fingerprint` of its source."""
+    calls: Mapping[str, str] = field(default_factory=dict)
+    """Function → its parameters, separated by commas."""
+
+    def fits(self) -> bool:
+        """Whether to apply the patch in this process. Checked once; the first time it doesn't fit, a warning says so.
+
+        Ask before the patch is applied: it changes what is compared here.
+        """
+        if self.name not in _fits:
+            _fits[self.name] = self._check()
+        return _fits[self.name]
+
+    def _check(self) -> bool:
+        if self.name in os.environ.get(SKIP, "").split(","):
+            return False
+        try:
+            changed = [_short(name) for name, known in self.replaces.items() if fingerprint(name) != known]
+            changed += [_short(name) for name, known in self.calls.items() if parameters(name) != known]
+        except (ImportError, AttributeError, TypeError, OSError) as error:
+            changed = [str(error)]
+        if changed:
+            log.warning(
+                "NVFlare %s is not as fedshift's patch %s expects it (%s), so the run goes on without the patch: %s",
+                version("nvflare"),
+                self.name,
+                ", ".join(changed),
+                self.without,
+            )
+        return not changed
+
+
+def find(name: str) -> Any:
+    """The object called ``module:qualified.name``.
+
+    Raises:
+        ImportError: there is no such module.
+        AttributeError: the module has no such part.
+    """
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def fingerprint(name: str) -> str:
+    """The first 12 hexadecimal digits of the sha256 of a function's source, without comments and blank lines."""
+    lines = (line.rstrip() for line in inspect.getsource(find(name)).splitlines())
+    kept = [line for line in lines if line and not line.lstrip().startswith("#")]
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:12]
+
+
+def parameters(name: str) -> str:
+    """The names of a function's parameters, ``self`` included."""
+    return ", ".join(inspect.signature(find(name)).parameters)
+
+
+def _short(name: str) -> str:
+    return name.partition(":")[2]

@@ -1,0 +1,283 @@
+"""Load a job's methods, and answer every question that is a union over them.
+
+`MethodSet` is built once per job wherever the job and its network are known: at the server, at a site, in the privacy
+gate, for predictions and for the page of what leaves a site.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType, ModuleType
+from typing import Any, overload
+
+from torch import nn
+
+from fedshift import methods as package
+from fedshift.methods.base import ArraySpec, Client, Owned, Server
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.strict import Strict, nearest
+from fedshift.tasks.base import build_task
+
+DEFAULT_COMBINE = "fedavg"
+NOT_METHODS = ("base", "chain", "method_set", "shared")
+"""Modules of the package that are not methods."""
+
+OWNED: Mapping[Owned, str] = MappingProxyType(
+    {"combine": "decide how updates are combined", "step": "take the local optimiser step"}
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of a job: its module and its checked options."""
+
+    name: str
+    module: ModuleType
+    config: Strict
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether it is a centralised reference, which trains on all sites' images in one place."""
+        return self.client().trains_on != "site"
+
+    def client(self) -> Client[Any]:
+        """Make a new client half; the base class if the module defines none."""
+        half: Client[Any] = getattr(self.module, "Client", Client)(self.config)
+        return half
+
+    def server(self) -> Server[Any]:
+        """Make a new server half; the base class if the module defines none."""
+        half: Server[Any] = getattr(self.module, "Server", Server)(self.config)
+        return half
+
+    @property
+    def owns(self) -> frozenset[Owned]:
+        """What only this method of a job may do, in either half."""
+        return self.client().owns | self.server().owns
+
+
+def available() -> list[str]:
+    """Names of all methods, sorted."""
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in NOT_METHODS)
+
+
+def find(name: str) -> ModuleType:
+    """Import the module of a method.
+
+    Raises:
+        ConfigError: there is no method of that name.
+    """
+    if name not in available():
+        raise ConfigError(f"there is no method {name!r}{nearest(name, available())}")
+    return importlib.import_module(f"{package.__name__}.{name}")
+
+
+def load(specs: Mapping[str, Mapping[str, Any]]) -> tuple[Method, ...]:
+    """Load methods from their names and options, in the order in which their halves are called.
+
+    FedAvg is added if no method combines updates. Order: the owner of "combine", the owner of "step", then by
+    alphabet. The order of ``specs`` does not matter.
+
+    Raises:
+        ConfigError: an unknown method or option, or two methods that own the same thing.
+    """
+    methods = []
+    for name, options in specs.items():
+        module = find(name)
+        methods.append(Method(name, module, module.Config.parse(dict(options), where=f"method {name}")))
+    if not any("combine" in m.owns for m in methods):
+        module = find(DEFAULT_COMBINE)
+        methods.append(Method(DEFAULT_COMBINE, module, module.Config()))
+    references = [m.name for m in methods if m.is_pooled]
+    if len(references) > 1:
+        raise ConfigError(f"{' and '.join(references)} cannot be combined: each is a whole training; name one of them")
+    owners: dict[Owned, str] = {}
+    for method in methods:
+        for owned in sorted(method.owns):
+            if owned in owners:
+                raise ConfigError(
+                    f"{owners[owned]} and {method.name} cannot be combined: both {OWNED[owned]}; name one of them"
+                )
+            owners[owned] = method.name
+    return tuple(sorted(methods, key=lambda m: ("combine" not in m.owns, "step" not in m.owns, m.name)))
+
+
+def pooled_reference(specs: Mapping[str, Mapping[str, Any]]) -> Method | None:
+    """The centralised reference among a job's methods, if there is one.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    return next((m for m in load(specs) if m.is_pooled), None)
+
+
+def pooled_references() -> list[str]:
+    """Names of all methods that are centralised references."""
+    modules = {name: find(name) for name in available()}
+    return [name for name, module in modules.items() if Method(name, module, module.Config()).is_pooled]
+
+
+def require_federation(job: JobSpec) -> None:
+    """Refuse a job that sites cannot run.
+
+    Raises:
+        ConfigError: the job is a centralised reference.
+    """
+    reference = pooled_reference(job.methods)
+    if reference is not None:
+        raise ConfigError(
+            f"{reference.name} trains where all sites' images are, which no federation has, so there is no FLARE job "
+            "for it: give the same arguments to 'fedshift pooled', which runs it in one process"
+        )
+
+
+class MethodSet(Sequence[Method]):
+    """The methods of a job with the job's network, in the order in which their halves are called."""
+
+    def __init__(self, job: JobSpec, net: nn.Module) -> None:
+        """Load the job's methods.
+
+        Args:
+            job: the resolved job.
+            net: the job's network; only its structure is read.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        self.job = job
+        self.net = net
+        self._methods = load(job.methods)
+        self._clients = {method.name: method.client() for method in self._methods}
+
+    @overload
+    def __getitem__(self, index: int) -> Method: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Method, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Method | tuple[Method, ...]:
+        """A method by its place in the order."""
+        return self._methods[index]
+
+    def __len__(self) -> int:
+        """Number of methods."""
+        return len(self._methods)
+
+    def __iter__(self) -> Iterator[Method]:
+        """The methods in order."""
+        return iter(self._methods)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names in order."""
+        return tuple(method.name for method in self)
+
+    @property
+    def pooled(self) -> Method | None:
+        """The centralised reference, if the job has one."""
+        return next((method for method in self if method.is_pooled), None)
+
+    @property
+    def combining(self) -> Method:
+        """The method that combines the sites' updates."""
+        return next(method for method in self if "combine" in method.owns)
+
+    @cached_property
+    def trainable(self) -> frozenset[str]:
+        """Keys of the network's parameters; its other ``state_dict`` keys are buffers."""
+        return frozenset(name for name, _ in self.net.named_parameters())
+
+    @cached_property
+    def personal(self) -> frozenset[str]:
+        """``state_dict`` keys that every site keeps for itself."""
+        return frozenset().union(*(half.personal(self.net) for half in self._clients.values()))
+
+    @cached_property
+    def withheld(self) -> frozenset[str]:
+        """``state_dict`` keys that never leave a site."""
+        return frozenset().union(*(half.withheld(self.net) for half in self._clients.values()))
+
+    @property
+    def withholding(self) -> tuple[str, ...]:
+        """Names of the methods that withhold keys."""
+        return tuple(name for name, half in self._clients.items() if half.withheld(self.net))
+
+    @property
+    def sends_parameters(self) -> bool:
+        """Whether any parameter of the network leaves a site."""
+        return not self.withheld >= self.trainable
+
+    @cached_property
+    def scores_own_model(self) -> bool:
+        """Whether a site scores a model of its own and not the received one."""
+        return any(half.scores_own_model(self.net) for half in self._clients.values())
+
+    @cached_property
+    def fine_tune_epochs(self) -> int:
+        """Local epochs of fine-tuning after the last round; the largest number that a method asks for."""
+        return max(half.fine_tune() for half in self._clients.values())
+
+    @cached_property
+    def up(self) -> dict[str, dict[str, ArraySpec]]:
+        """Arrays that methods send from a site: method -> array name -> spec, with the task's sizes filled in."""
+        sizes = build_task(self.job).sizes
+        return {
+            method: {name: spec.sized(sizes) for name, spec in half.up(self.net).items()}
+            for method, half in self._clients.items()
+        }
+
+    @cached_property
+    def down(self) -> dict[str, dict[str, ArraySpec]]:
+        """Arrays that methods send from the server to every site, as `up`; ``sites`` is the number of sites."""
+        sizes = {**build_task(self.job).sizes, "sites": len(self.job.task.sites)}
+        return {
+            method.name: {name: spec.sized(sizes) for name, spec in method.server().down(self.net).items()}
+            for method in self
+        }
+
+    @property
+    def not_in_model_files(self) -> frozenset[tuple[str, str]]:
+        """(method, array name) of what the server sends but does not write into model files."""
+        return frozenset((m, name) for m, named in self.down.items() for name, spec in named.items() if not spec.keep)
+
+    def check(self) -> None:
+        """Refuse a job whose methods do not fit its task, network, optimiser or each other.
+
+        Raises:
+            ConfigError: the first thing that does not fit.
+        """
+        for name, half in self._clients.items():
+            half.check(self.job, self.net)
+            for other, other_half in self._clients.items():
+                if other != name:
+                    half.check_beside(other, other_half, self.net)
+        _ = self.up  # refuses layers that the network does not have
+        held_out = self.job.task.held_out
+        if held_out and not self.sends_parameters:
+            raise ConfigError(
+                f"method {' and '.join(self.withholding)}: every site keeps its whole network, so there is no model "
+                f"for {', '.join(held_out)} to score, held out as it is: leave held_out empty"
+            )
+        if self.pooled is not None:
+            self._check_pooled(self.pooled.name)
+
+    def _check_pooled(self, reference: str) -> None:
+        """Refuse what makes no sense where all images are in one place."""
+        if self.job.federation.sites_per_round is not None:
+            raise ConfigError(
+                f"method {reference}: trains on all sites' images at once: --set federation.sites_per_round=null"
+            )
+        for method in self:
+            client = self._clients[method.name]
+            apart = client.up(self.net) or client.withheld(self.net) or client.scores_own_model(self.net)
+            owns = method.owns if method.name != DEFAULT_COMBINE else ()
+            if method.name != reference and (apart or owns):
+                raise ConfigError(
+                    f"{reference} and {method.name} cannot be combined: {reference} trains where all images are, "
+                    f"and {method.name} needs sites that train apart"
+                )

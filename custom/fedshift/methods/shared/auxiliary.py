@@ -1,0 +1,66 @@
+"""Small networks that a method trains beside the job's network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Mlp(nn.Module):
+    """Two linear layers with batch norm. Several inputs are concatenated."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int, *, positive: bool) -> None:
+        """``positive``: whether a ReLU follows the last layer."""
+        super().__init__()
+        self.fc0, self.bn0 = nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden)
+        self.fc1, self.bn1 = nn.Linear(hidden, outputs), nn.BatchNorm1d(outputs)
+        self._positive = positive
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """(B, …) tensors, concatenated -> (B, outputs)."""
+        x = functional.relu(self.bn0(self.fc0(torch.cat(inputs, 1))))
+        x = self.bn1(self.fc1(x))
+        return functional.relu(x) if self._positive else x
+
+
+class AuxiliaryNetwork:
+    """A network with its SGD optimiser, and the names under which a site's state holds both."""
+
+    def __init__(self, name: str, net: nn.Module, *, lr: float, momentum: float) -> None:
+        """Make the optimiser. ``name`` is the prefix in the site's state."""
+        self.net = net
+        self._name = name
+        self._parameters = list(net.parameters())
+        self._optimizer = torch.optim.SGD(self._parameters, lr=lr, momentum=momentum)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load weights by name; the others stay."""
+        self.net.load_state_dict(dict(tensors), strict=False)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Load weights and momentum, as far as ``state`` has them."""
+        self.load(
+            {key: state[f"{self._name}.{key}"] for key in self.net.state_dict() if f"{self._name}.{key}" in state}
+        )
+        for key, parameter in self.net.named_parameters():
+            if (name := f"{self._name}.momentum.{key}") in state:
+                self._optimizer.state[parameter]["momentum_buffer"] = state[name].to(parameter)
+
+    def remember(self, *, keys: Iterable[str]) -> dict[str, Tensor]:
+        """Return the momentum and the weights in ``keys``, for the site's state."""
+        weights = self.net.state_dict()
+        kept = {f"{self._name}.{key}": weights[key] for key in keys}
+        for key, parameter in self.net.named_parameters():
+            buffer = self._optimizer.state[parameter].get("momentum_buffer")
+            if buffer is not None:
+                kept[f"{self._name}.momentum.{key}"] = buffer
+        return {name: tensor.detach().cpu().clone() for name, tensor in kept.items()}
+
+    def descend(self, loss: Tensor) -> None:
+        """Take one optimiser step on ``loss``. Only this network's parameters get gradients."""
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward(inputs=self._parameters)  # type: ignore[no-untyped-call]
+        self._optimizer.step()

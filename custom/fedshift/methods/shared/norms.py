@@ -1,0 +1,69 @@
+"""Normalisation layers of a network: their keys, and their running statistics from a site's own images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fedshift.methods.base import Run, TrainingSamples
+
+Norms = Literal["batch", "all"]
+"""``batch``: batch norm and modules with the buffers running_mean and running_var; ``all``: all other norms too."""
+
+
+def is_norm(module: nn.Module, norms: Norms) -> bool:
+    """Whether a module is a normalisation layer, by its type or by its running statistics."""
+    buffers = {name for name, _ in module.named_buffers(recurse=False)}
+    if isinstance(module, _BatchNorm) or {"running_mean", "running_var"} <= buffers:
+        return True
+    return norms == "all" and isinstance(module, nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | _InstanceNorm)
+
+
+def own_keys(net: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
+    """Name, module and ``state_dict`` keys of every module that holds parameters or buffers itself."""
+    stored = net.state_dict().keys()
+    for name, module in net.named_modules(remove_duplicate=False):
+        prefix = f"{name}." if name else ""
+        own = [key for key, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
+        keys = tuple(prefix + key for key in own if prefix + key in stored)
+        if keys:
+            yield name, module, keys
+
+
+def norm_keys(net: nn.Module, norms: Norms) -> frozenset[str]:
+    """``state_dict`` keys of normalisation layers."""
+    return frozenset(key for _, module, keys in own_keys(net) if is_norm(module, norms) for key in keys)
+
+
+@torch.no_grad()
+def re_estimate(net: nn.Module, data: TrainingSamples, run: Run) -> None:
+    """Set running statistics to the mean of the batches' statistics over the site's training images.
+
+    Only normalisation layers are in training mode. Dropout and other methods' layers stay in evaluation mode.
+    """
+    norms: list[Any] = [m for m in net.modules() if is_norm(m, "batch") and hasattr(m, "momentum")]
+    if not norms:
+        return
+    momenta, was_training = [m.momentum for m in norms], net.training
+    device = next(net.parameters()).device
+    net.eval()
+    for norm in norms:
+        norm.train()
+    seen = 0
+    try:
+        for x, _ in data.chunks():
+            if seen and len(x) == 1:
+                continue  # one image has no variance after pooling, and BatchNorm1d refuses it
+            seen += len(x)
+            for norm in norms:
+                norm.momentum = len(x) / seen  # a mean over images so far; the first chunk replaces what was there
+            net(run.normalise(x.to(device), training=False))
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        net.train(was_training)

@@ -1,0 +1,85 @@
+"""A comparison that ``fedshift compare`` made: its tables, and the commands that repeat its cells."""
+
+from __future__ import annotations
+
+from fedshift.reporting.comparison import tables
+from fedshift.reporting.comparison.measures import measure
+from fedshift.reporting.comparison.record import Comparison
+from fedshift.reporting.report.section import (
+    Block,
+    Cell,
+    Column,
+    Commands,
+    Finding,
+    Findings,
+    Heading,
+    Row,
+    Section,
+    Table,
+    Text,
+)
+from fedshift.reporting.report.wording import counted
+
+MOST_COMMANDS = 40
+"""Cells whose commands are shown."""
+
+
+def title(comparison: Comparison) -> str:
+    """The chapter's."""
+    return tables.titled(comparison.title, comparison.scale)
+
+
+def is_phantom(comparison: Comparison) -> bool:
+    """Whether any cell has simulated data."""
+    return any(record.kind == "phantom" for cell in comparison.cells for record in cell.data.values())
+
+
+def sections(comparison: Comparison) -> list[Section]:
+    """What was compared, the tables, and how to repeat it."""
+    done = sum(cell.state == "done" for cell in comparison.cells)
+    findings = [
+        Finding("result", f"{' '.join(comparison.what.split())} {done} of {len(comparison.cells)} cells are done.")
+    ]
+    findings += [Finding("caution", note) for note in comparison.notes]
+    findings += [
+        Finding("caution", f"{cell.name} failed: {cell.reason}.") for cell in comparison.cells if cell.state == "failed"
+    ]
+    return [
+        Section("summary", "Summary", "Read this first; the tables below hold the numbers.", [Findings(findings)]),
+        _tables(comparison),
+        _repeat(comparison),
+    ]
+
+
+def _tables(comparison: Comparison) -> Section:
+    of = measure(comparison.metric)
+    blocks: list[Block] = []
+    for table in tables.make_tables(comparison):
+        columns = [Column(next(iter(comparison.axes)), numeric=False), *(Column(one.heading) for one in table.columns)]
+        rows: list[Row] = [
+            [name, *(Cell(tables.entry_text(entry, of), _printed(entry), strong=entry.best) for entry in entries)]
+            for name, entries in table.rows.items()
+        ]
+        blocks.append(Table(columns, rows, caption=table.title))
+    blocks += [Text(line) for line in tables.remarks(comparison) if line not in comparison.notes]
+    return Section(
+        "tables",
+        "Tables",
+        f"{tables.heading(comparison)}. The best of a column is bold, which does not mean that it is better than "
+        "chance would have it.",
+        blocks,
+    )
+
+
+def _printed(entry: tables.Entry) -> str:
+    return f"[{entry.published}]" if entry.published else ""
+
+
+def _repeat(comparison: Comparison) -> Section:
+    blocks: list[Block] = []
+    for cell in comparison.cells[:MOST_COMMANDS]:
+        blocks += [Heading(cell.name), Commands(cell.commands)]
+    if len(comparison.cells) > MOST_COMMANDS:
+        left = counted(len(comparison.cells) - MOST_COMMANDS, "more cell")
+        blocks.append(Text(f"The commands of {left} are in cells.json."))
+    return Section("again", "How to repeat a cell", "Each cell alone; 'fedshift compare' runs all of them.", blocks)

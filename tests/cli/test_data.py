@@ -1,0 +1,68 @@
+"""What ``fedshift data prepare`` and ``check`` print."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import make_image_site
+from scanfiles import write_pair
+
+from fedshift.cli import main
+from fedshift.data.locate import find_site
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    folder = tmp_path / "my scans" / "HK"
+    for number in range(3):
+        write_pair(folder, f"Case{number:02d}", seed=number)
+    return folder
+
+
+def prepare(scans: Path, *words: str) -> int:
+    images, masks = (scans.parent / name for name in ("images", "masks"))
+    for number in range(3):
+        for folder, ending in ((images, ""), (masks, "_segmentation")):
+            folder.mkdir(exist_ok=True)
+            shutil.copyfile(scans / f"Case{number:02d}{ending}.nii.gz", folder / f"Case{number:02d}.nii.gz")
+    return main(["data", "prepare", "own", "--images", str(images), "--masks", str(masks), "--site", "HK", *words])
+
+
+def test_preparation_ends_with_the_line_that_makes_its_data_found(
+    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert prepare(scans, "--out", "my data") == 0
+    command, assignment = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    name, _, value = assignment.partition("=")
+    assert command == "export"
+    found = find_site("prostate", "HK", local=None, simulator=False, environ={name: value})
+    assert found == tmp_path / "my data" / "prostate" / "HK"
+    assert prepare(scans) == 0
+    assert "export" not in capsys.readouterr().out, "they are found without"
+    monkeypatch.setenv(name, value)
+    assert prepare(scans, "--out", "my data") == 0
+    assert "export" not in capsys.readouterr().out, "it is set already"
+
+
+def test_check_says_how_much_it_has_looked_at(
+    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def last_line(folder: Path) -> str:
+        main(["data", "check", str(folder)])
+        return capsys.readouterr().out.splitlines()[-1].removeprefix(f"{folder}: ")
+
+    assert last_line(scans) == "3 cases in 1 folder: 0 error(s), 0 warning(s)"
+    for name in ("A", "B"):
+        make_image_site(tmp_path / "pictures", name)
+    assert last_line(tmp_path / "pictures").startswith("96 pictures at 2 sites: ")
+    prepare(scans, "--out", str(tmp_path / "out"))
+    capsys.readouterr()
+    assert last_line(tmp_path / "out") == "3 cases at 1 site: 0 error(s), 0 warning(s)"
+    (scans / "Case01.nii.gz").write_bytes(b"")
+    assert last_line(scans).startswith("3 cases in 1 folder: 1 error(s)"), "also those that cannot be read"

@@ -1,0 +1,63 @@
+"""Progress on the terminal: one line per moment, and every line says so if the data are simulated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedshift.cli.display import Lines, describe
+from fedshift.reporting.progress import Progress, duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def moment(**changes: Any) -> Progress:
+    fields = Progress(
+        step="training",
+        round=3,
+        rounds=15,
+        sites=["BIDMC", "HK"],
+        sites_in=["HK"],
+        metric="dice",
+        score_round=1,
+        score=0.41234,
+        best_round=1,
+        seconds_left=95.0,
+    )
+    return fields.model_copy(update=changes)
+
+
+def test_a_moment_in_one_line() -> None:
+    assert describe(None) == "starting the sites"
+    assert describe(moment()) == "round 3/15, 1/2 sites in, mean validation dice 0.412 (round 1), 1 min 35 s left"
+    assert describe(moment(step="evaluation", round=15)).startswith("last evaluation, 1/2")
+    assert describe(moment(sites_in=[])).startswith("round 3/15, mean validation")
+
+
+def test_every_line_about_the_phantom_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines(phantom=True)
+    for shown in (None, moment(step="statistics", round=0), moment(), moment(), moment(step="evaluation", round=15)):
+        lines.show(shown)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == "The data are the phantom: simulated scans, no patients."
+    assert [line.split(",")[0] for line in others] == [
+        "PHANTOM starting the sites",
+        "PHANTOM statistics",
+        "PHANTOM round 3/15",
+        "PHANTOM last evaluation",
+    ]
+    assert describe(moment(phantom=True)).startswith("PHANTOM round 3/15"), "as the run itself says"
+
+
+def test_a_site_that_is_left_out_is_named_once_a_round(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines(phantom=False)
+    for round_ in (1, 1, 2):
+        lines.show(moment(round=round_, rejected={"HK": "weights: not finite"}))
+    out = capsys.readouterr().out
+    assert out.count("site HK is left out: weights: not finite") == 2 and "PHANTOM" not in out

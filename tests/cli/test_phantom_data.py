@@ -1,0 +1,120 @@
+"""No command trains on the phantom unless nothing else is set or it is asked to, and then everything says so."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import SHAPES, make_image_site
+
+from fedshift.cli import main
+from fedshift.flare.export import read_job_folder
+from fedshift.schema.manifest import FILE_NAME
+
+TITLE = "PHANTOM, no patients:"
+SHORT = ("--set", "schedule.rounds=1")
+
+
+def real(root: Path, site: str) -> None:
+    """A site whose pictures are not simulated."""
+    path = make_image_site(root, site) / FILE_NAME
+    path.write_text(path.read_text(encoding="utf-8").replace('"phantom"', '"images"'), encoding="utf-8")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The phantom of three sites, the same sites' real data, and a working directory with a job and a comparison."""
+    for site in "ABC":
+        make_image_site(tmp_path / "fedshift" / "phantom", site)
+        real(tmp_path / "mine", site)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert main(["job", "fedavg", str(SHAPES), "--name", "job", *SHORT]) == 0
+    spec = {
+        "name": "small",
+        "title": "Small",
+        "what": "two methods",
+        "task": str(SHAPES),
+        "axes": {"method": {"FedAvg": {"methods": "fedavg"}}},
+        "seeds": [0],
+        "options": {"schedule.rounds": 1},
+    }
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
+    return tmp_path
+
+
+COMMANDS = {
+    "run": ("run", "jobs/job"),
+    "run --in-process": ("run", "jobs/job", "--in-process"),
+    "pooled": ("pooled", "all", str(SHAPES), *SHORT),
+    "leave-one-out": ("leave-one-out", "fedavg", str(SHAPES), *SHORT),
+    "leave-one-out --flare": ("leave-one-out", "fedavg", str(SHAPES), "--flare", *SHORT),
+    "cross-site": ("cross-site", str(SHAPES), *SHORT),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("named", ["nosuch", "mine/shapes"])
+def test_a_wrong_path_ends_every_command(
+    command: tuple[str, ...],
+    named: str,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FEDSHIFT_DATA", str(home / named))
+    assert main([*command]) == 2
+    said = capsys.readouterr().err
+    assert f"looked in {home / named}/shapes/A" in said
+    assert named == "nosuch" or f"set FEDSHIFT_DATA={home / 'mine'}" in said
+    assert not (home / "runs").exists()
+
+
+@pytest.mark.parametrize("command", [key for key in COMMANDS if key not in ("run", "leave-one-out --flare")])
+def test_the_phantom_can_be_asked_for_and_every_line_says_so(
+    command: str, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSHIFT_DATA", str(home / "mine"))
+    capsys.readouterr()
+    assert main([*COMMANDS[command], "--phantom"]) == 0
+    out = capsys.readouterr().out
+    lines = [line for line in out.splitlines() if "round 1/1" in line or "statistics" in line or "evaluation" in line]
+    assert len(lines) >= 3 and all(line.startswith("PHANTOM ") for line in lines)
+    assert TITLE in out
+    shutil.rmtree("runs")
+    assert main([*COMMANDS[command]]) == 0
+    assert "phantom" not in capsys.readouterr().out.casefold().replace(str(home).casefold(), "")
+
+
+def test_a_comparison_says_so_before_and_after(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSHIFT_DATA", str(home / "mine"))
+    capsys.readouterr()
+    words = ["compare", "small.yaml", "--jobs", "1"]
+    assert main([*words, "--dry-run"]) == 0
+    assert "phantom" not in capsys.readouterr().out.casefold().replace(str(home).casefold(), "")
+    assert main([*words, "--dry-run", "--phantom"]) == 0
+    out = capsys.readouterr().out
+    assert "The data are the phantom" in out and f"{TITLE} cells to run" in out
+    assert main([*words, "--phantom"]) == 0
+    out = capsys.readouterr().out
+    shown = [line for line in out.splitlines() if " cells, round" in line]
+    assert shown and all(line.startswith("PHANTOM ") for line in shown) and f"{TITLE} Small" in out
+    assert main([*words, "--dry-run"]) == 0
+    assert "0 are done" in capsys.readouterr().out, "the other data are other cells"
+
+
+def test_a_comparison_with_a_wrong_path_says_what_is_lacking(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSHIFT_DATA", str(home / "nosuch"))
+    assert main(["compare", "small.yaml", "--jobs", "1"]) == 1
+    assert f"looked in {home}/nosuch/shapes/A" in capsys.readouterr().out
+
+
+def test_a_job_does_not_hold_the_choice(home: Path) -> None:
+    assert "phantom" not in str(read_job_folder(home / "jobs" / "job").dump())

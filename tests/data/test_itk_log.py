@@ -1,0 +1,25 @@
+"""ITK's messages: in the log, not on the terminal."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+
+from fedshift.data.scans import ScanError, read_scan
+
+
+def test_what_itk_warns_of_is_logged_for_debugging_only(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    image = nibabel.Nifti1Image(np.random.default_rng(0).random((8, 8, 5), np.float32), None)
+    image.header.set_sform(np.array([[1, 0.3, 0, 0], [0, 1, 0, 0], [0, 0, 3, 0], [0, 0, 0, 1]]), 1)
+    nibabel.save(image, tmp_path / "sheared.nii")
+    with caplog.at_level(logging.DEBUG, logger="fedshift.itk"), pytest.raises(ScanError, match="sheared"):
+        read_scan(tmp_path / "sheared.nii")
+    assert "unexpected scales in sform" in caplog.text
+    assert {record.levelno for record in caplog.records} == {logging.DEBUG}
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,207 @@
+"""The sequence of a run: which requests the coordinator makes, when it ends, and what each round costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import small_image_job
+
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.server.coordinator import Coordinator, Request
+from fedshift.federation.server.global_model import GlobalModel
+from fedshift.schema import compression
+from fedshift.schema.compression import feed_back
+from fedshift.schema.errors import ConfigError, QuorumError
+from fedshift.schema.messages import MethodArrays, Scores, SiteInfo, Update
+from fedshift.schema.results import BEST, LAST
+
+ROUNDS = 3
+BEST_FIRST, BEST_LAST = (0.9, 0.5, 0.4), (0.1, 0.2, 0.3)
+"""Validation scores of the models of rounds 1 to 3."""
+
+
+def coordinator(folder: Path, *options: str, methods: str = "fedavg") -> Coordinator:
+    return Coordinator(small_image_job(methods, f"schedule.rounds={ROUNDS}", *options), folder)
+
+
+def answer(
+    server: Coordinator, request: Request, scores: Sequence[float] = BEST_FIRST, sites: Iterable[str] = "ABC"
+) -> None:
+    """What sites send that move all weights by a thousandth."""
+    received = request.broadcast.unpacked().weights
+    round_ = request.broadcast.round
+    weights_as = server.job.federation.weights_as
+    for site in sites:
+        metrics = dict.fromkeys(server._task.metrics, scores[round_ - 2]) if round_ > 1 else {}
+        if request.task == "statistics":
+            server.register(SiteInfo(site, "images", 8, 2, 2, "0" * 64, "by hand"))
+            assert server.accept(Update(site, 0, 8, 0))
+        elif request.task == "train":
+            moved = {k: v + np.float32(1e-3) if v.dtype.kind == "f" else v for k, v in received.items()}
+            change = {key: moved.pop(key) - received[key] for key in request.broadcast.packed}
+            packed, _ = feed_back(change, {}, weights_as) if change else ({}, {})
+            arrays = {
+                method: {name: np.full(spec.shape, 1e-3, np.float32) for name, spec in named.items()}  # type: ignore[arg-type]
+                for method, named in server.inbound.specs.items()
+                if named
+            }
+            assert server.accept(Update(site, round_, 8, 1, moved, {"train_loss": 1.0, **metrics}, arrays, packed))
+        else:
+            assert server.add_scores(Scores(site, round_ - 1, {"val": metrics, "test": metrics}))
+
+
+def run(server: Coordinator, scores: Sequence[float] = BEST_FIRST) -> list[tuple[str, int]]:
+    asked = []
+    for request in server.requests():
+        asked.append((request.task, request.broadcast.round))
+        answer(server, request, scores)
+    return asked
+
+
+TRAINING = [("statistics", 0), *(("train", round_) for round_ in range(1, ROUNDS + 1))]
+
+
+def test_the_best_model_is_evaluated_after_the_last_unless_it_is_the_last(tmp_path: Path) -> None:
+    first, last = coordinator(tmp_path / "first"), coordinator(tmp_path / "last")
+    assert run(first, BEST_FIRST) == [*TRAINING, ("validate", ROUNDS + 1), ("validate", 2)]
+    assert run(last, BEST_LAST) == [*TRAINING, ("validate", ROUNDS + 1)]
+    for server, best in ((first, 1), (last, ROUNDS)):
+        final = server.results.final
+        assert final is not None and (final.best.round, final.last.round) == (best, ROUNDS)
+        assert load_checkpoint(server.folder / BEST)["round"] == best
+        assert load_checkpoint(server.folder / LAST)["round"] == ROUNDS
+
+
+def test_a_round_is_closed_when_the_next_request_is_taken(tmp_path: Path) -> None:
+    server = coordinator(tmp_path)
+    requests = server.requests()
+    for round_ in range(ROUNDS + 1):
+        request = next(requests)
+        assert (server.round, server.next_round) == (round_, round_)
+        answer(server, request)
+        assert len(server.results.rounds) == max(round_ - 1, 0) and list(tmp_path.rglob("*.arrays"))
+    next(requests)
+    assert len(server.results.rounds) == ROUNDS and not list(tmp_path.rglob("*.arrays"))
+
+
+@pytest.mark.parametrize(
+    ("at", "what"),
+    [(0, "the statistics round"), (2, "round 2"), (ROUNDS + 1, "the evaluation of the last model")],
+)
+def test_too_few_answers_end_the_run_at_the_next_request(at: int, what: str, tmp_path: Path) -> None:
+    server = coordinator(tmp_path, "federation.min_sites=3")
+    requests = server.requests()
+    for round_ in range(at):
+        answer(server, next(requests))
+        assert server.usable == server.needed == 3, round_
+    answer(server, next(requests), sites="A")
+    server.reject("B", "train", "the disk is full")
+    before = {key: value.copy() for key, value in server.model.weights.items()}
+    with pytest.raises(QuorumError) as raised:
+        next(requests)
+    said = str(raised.value)
+    assert said.startswith(f"{what}: 1 usable answers, 3 needed")
+    assert "B (train: the disk is full)" in said and "C (no answer yet)" in said
+    assert all(np.array_equal(value, before[key]) for key, value in server.model.weights.items())
+
+
+def test_a_round_is_hopeless_once_too_many_sites_are_rejected(tmp_path: Path) -> None:
+    server = coordinator(tmp_path, "federation.min_sites=2")
+    next(server.requests())
+    server.reject("A", "statistics", "the disk is full")
+    assert not server.hopeless
+    server.reject("B", "statistics", "the disk is full")
+    assert server.hopeless
+
+
+def test_no_validation_data_are_found_missing_before_the_first_training_round(tmp_path: Path) -> None:
+    server = coordinator(tmp_path)
+    requests = server.requests()
+    next(requests)
+    for site in "ABC":
+        server.register(SiteInfo(site, "images", 8, 0, 2, "0" * 64, "by hand"))
+        assert server.accept(Update(site, 0, 8, 0))
+    with pytest.raises(ConfigError, match="validation data"):
+        next(requests)
+
+
+@pytest.mark.parametrize("interrupted", [*range(ROUNDS + 1), ROUNDS + 1, ROUNDS + 2])
+def test_a_resumed_run_repeats_the_interrupted_request_and_ends_with_the_same_files(
+    interrupted: int, tmp_path: Path
+) -> None:
+    options = ("federation.weights_as=int8",)
+    expected = coordinator(tmp_path / "whole", *options, methods="scaffold")
+    asked = run(expected)
+    cut = coordinator(tmp_path / "cut", *options, methods="scaffold")
+    requests = cut.requests()
+    for _ in range(interrupted):
+        answer(cut, next(requests))
+    answer(cut, next(requests), sites="A")
+
+    again = coordinator(tmp_path / "cut", *options, methods="scaffold")
+    assert again.resume() == min(interrupted - 1, ROUNDS)
+    # The final evaluation is repeated as a whole: its scores are not part of the state.
+    assert run(again) == asked[min(interrupted, ROUNDS + 1) :]
+    assert again.results.final == expected.results.final
+    for file in (BEST, LAST):
+        one, other = (load_checkpoint(tmp_path / folder / file) for folder in ("whole", "cut"))
+        assert one["round"] == other["round"]
+        for key, value in one["weights"].items():
+            assert value.equal(other["weights"][key])
+
+
+def test_another_jobs_state_is_not_resumed(tmp_path: Path) -> None:
+    run(coordinator(tmp_path))
+    with pytest.raises(ConfigError, match="another job"):
+        coordinator(tmp_path, "federation.min_sites=1").resume()
+
+
+def test_a_run_that_starts_anew_leaves_nothing_to_resume(tmp_path: Path) -> None:
+    run(coordinator(tmp_path))
+    server = coordinator(tmp_path)
+    server.start_anew()
+    assert server.resume() == -1 and not list(tmp_path.glob("*.pt")) and not list(tmp_path.glob("*.json"))
+
+
+def test_the_statistics_round_sends_no_model(tmp_path: Path) -> None:
+    broadcast = next(coordinator(tmp_path, "federation.weights_as=int8").requests()).broadcast
+    assert (broadcast.weights, broadcast.packed, broadcast.arrays) == ({}, {}, {})
+    assert broadcast.sites == ("A", "B", "C")
+
+
+@pytest.mark.parametrize("scores", [BEST_FIRST, BEST_LAST], ids=["best first", "best last"])
+@pytest.mark.parametrize("weights_as", ["int8", "bf16"])
+def test_what_a_round_sends_is_packed_and_made_once(
+    weights_as: str, scores: tuple[float, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes to the sites, into the last model's file and, where it is the best, into that one's too."""
+    packings: Counter[int] = Counter()
+    made: Counter[int] = Counter()
+    pack, arrays = compression.pack, GlobalModel._arrays
+    server = coordinator(tmp_path, f"federation.weights_as={weights_as}", methods="scaffold")
+
+    def counted_pack(array: np.ndarray, *args: Any) -> compression.Packed:
+        packings[server.round] += 1
+        return pack(array, *args)
+
+    def counted_arrays(model: GlobalModel, round_: int) -> MethodArrays:
+        made[round_] += 1
+        return arrays(model, round_)
+
+    monkeypatch.setattr(GlobalModel, "_arrays", counted_arrays)
+    for request in server.requests():
+        with monkeypatch.context() as patch:  # the sites pack their answers
+            patch.setattr("fedshift.schema.compression.pack", pack)
+            answer(server, request, scores)
+        monkeypatch.setattr("fedshift.schema.compression.pack", counted_pack)
+    n_packed = len(server.model.packed_keys)
+    assert n_packed > 0
+    assert made == {round_: 1 for round_ in range(1, ROUNDS + 2)}
+    # A model is packed when its round closes; round 1 sends what is packed as it opens.
+    evaluated_again = n_packed if scores == BEST_FIRST else 0
+    assert sum(packings.values()) == n_packed * (ROUNDS + 1) + evaluated_again

@@ -1,0 +1,62 @@
+"""``--set`` options: their order does not matter, and contradictions are refused."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from fedshift.federation.resolve import resolve
+from fedshift.schema.errors import ConfigError
+
+SETS = [
+    ["network.name=monai_unet", "network.options.channels=[8, 16, 32]", "network.options.residual=0"],
+    ["network.name=monai_unet", "network.options={channels: [8, 16, 32]}", "network.options.residual=0"],
+    ["network={name: monai_unet, options: {residual: 0}}", "network.options.channels=[8, 16, 32]"],
+    ["network={name: monai_unet, options: {residual: 0}}", "network.options.channels=[8, 16, 32]"],
+]
+
+
+@pytest.mark.parametrize("options", SETS)
+def test_the_order_of_options_does_not_matter(options: list[str]) -> None:
+    for order in permutations(options):
+        network = resolve("prostate", "fedavg", options=order).task.network
+        assert network.name == "monai_unet"
+        assert network.options == {"channels": [8, 16, 32], "residual": 0}
+
+
+def test_a_network_of_the_wrong_dimension_is_refused_in_any_order() -> None:
+    for order in permutations(["network.options.spatial_dims=3", "network.name=monai_unet"]):
+        with pytest.raises(ConfigError, match="spatial_dims"):
+            resolve("prostate", "fedavg", options=order)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["fedfa.p=0.3", "fedfa.p=0.5"],
+        ["schedule.keep=1", "schedule.keep=true"],
+        ["schedule={rounds: 3}", "schedule.rounds=4"],
+        ["data=none", "data.matrix=96"],
+        ["network={name: unet}", "network.name=monai_unet"],
+    ],
+)
+def test_options_that_contradict_each_other_are_both_named(options: list[str]) -> None:
+    for one, other in permutations(options):
+        with pytest.raises(ConfigError, match="contradict each other") as error:
+            resolve("prostate", "fedfa", options=[one, other])
+        assert one in str(error.value) and other in str(error.value)
+
+
+def test_the_same_option_twice_is_no_contradiction() -> None:
+    job = resolve("prostate", "fedfa", options=["fedfa.p=0.3", "fedfa.p=0.3"])
+    assert job.methods["fedfa"]["p"] == 0.3
+
+
+def test_method_names_may_be_in_upper_case() -> None:
+    job = resolve("prostate", "FedFA+FedRDN", options=["FedFA.p=0.3"])
+    assert job == resolve("prostate", "fedfa+fedrdn", options=["fedfa.p=0.3"])
+    with pytest.raises(ConfigError, match="named twice"):
+        resolve("prostate", "FedFA+fedfa")
+    with pytest.raises(ConfigError, match="name is missing"):
+        resolve("prostate", "fedfa+")

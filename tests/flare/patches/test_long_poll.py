@@ -1,0 +1,115 @@
+"""A request for a task waits until there is one, and no longer than it should."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+
+from fedshift.flare.patches import long_poll
+from fedshift.flare.patches.long_poll import HOLD, MANY, MOST, PAUSE, LongPoll
+
+TASK, NONE = ("train", "id", {}), ("", "", None)
+
+
+class Runner:
+    """NVFlare's server runner, as far as it hands out tasks."""
+
+    def __init__(self) -> None:
+        self.config = SimpleNamespace(task_request_interval=0.1)
+        self.answer: Any = NONE
+        self.asked = 0
+
+    def _try_to_get_task(self, client: Any, fl_ctx: Any, timeout: float | None = None) -> Any:
+        self.asked += 1
+        return self.answer
+
+
+def attach(clients: int) -> tuple[LongPoll, Runner]:
+    context, runner = FLContext(), Runner()
+    context.set_prop(FLContextKey.RUNNER, runner, private=True, sticky=False)
+    held = LongPoll()
+    held.attach(context, clients=clients)
+    return held, runner
+
+
+@pytest.fixture
+def attached() -> tuple[LongPoll, Runner]:
+    return attach(MOST)
+
+
+def ask(runner: Runner) -> tuple[threading.Thread, list[Any]]:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(runner._try_to_get_task("client", None)))
+    thread.start()
+    return thread, found
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_an_open_task_is_handed_out_at_once(attached: tuple[LongPoll, Runner]) -> None:
+    _, runner = attached
+    runner.answer = TASK
+    assert runner._try_to_get_task("client", None) == TASK
+    assert runner.asked == 1
+    assert runner.config.task_request_interval == PAUSE
+
+
+def test_a_request_waits_until_a_task_is_opened(attached: tuple[LongPoll, Runner]) -> None:
+    held, runner = attached
+    thread, found = ask(runner)
+    until(lambda: runner.asked == 1)
+    thread.join(0.05)
+    assert not found
+    runner.answer = TASK
+    held.notify()
+    thread.join(10)
+    assert found == [TASK]
+    assert runner.asked == 2
+
+
+def test_a_task_for_others_leaves_it_waiting(attached: tuple[LongPoll, Runner]) -> None:
+    held, runner = attached
+    thread, found = ask(runner)
+    until(lambda: runner.asked == 1)
+    held.notify()
+    until(lambda: runner.asked == 2)
+    assert not found
+    held.close()
+    thread.join(10)
+    assert found == [NONE]
+
+
+def test_it_waits_no_longer_than_its_limit(attached: tuple[LongPoll, Runner], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, runner = attached
+    monkeypatch.setattr(long_poll, "HOLD", 0.05)
+    assert runner._try_to_get_task("client", None) == NONE
+
+
+def test_too_many_clients_do_not_wait_and_ask_less_often_the_more_there_are() -> None:
+    _, runner = attach(MOST + 1)
+    began = time.monotonic()
+    assert runner._try_to_get_task("client", None) == NONE
+    assert time.monotonic() - began < HOLD / 2
+    assert runner.config.task_request_interval == pytest.approx((MOST + 1) / MANY)
+    _, runner = attach(1000)
+    assert runner.config.task_request_interval == pytest.approx(1000 / MANY)
+
+
+def test_nobody_waits_once_it_is_closed(attached: tuple[LongPoll, Runner]) -> None:
+    held, runner = attached
+    held.close()
+    began = time.monotonic()
+    assert runner._try_to_get_task("client", None) == NONE
+    assert time.monotonic() - began < HOLD / 2

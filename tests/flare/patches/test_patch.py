@@ -1,0 +1,136 @@
+"""A patch is applied only where NVFlare looks as expected; a run without any patch gives the same weights."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.flare import patches
+from fedshift.flare.patches import patch
+from fedshift.flare.patches.patch import Patch, fingerprint, parameters
+from fedshift.schema.results import LAST
+
+from ..conftest import SimulatorRun, run
+
+TASK = "nvflare.fuel.f3.streaming.byte_receiver:RxTask._remove_task"
+CHANGED = """
+# What another NVFlare might be: every function that a patch replaces or calls is another one that does the same.
+import importlib, json, os, sys
+
+def change(name):
+    module, _, path = name.partition(":")
+    *owners, last = path.split(".")
+    owner = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    if isinstance(getattr(owner, last), type):
+        return
+    static = isinstance(owner.__dict__[last], staticmethod)
+    original = getattr(owner, last)
+    other = lambda *args, **named: original(*args, **named)
+    setattr(owner, last, staticmethod(other) if static else other)
+
+for name in json.loads(os.environ["CHANGED"]):
+    change(name)
+"""
+
+
+def every_patch() -> list[Patch]:
+    names = [module.name for module in pkgutil.iter_modules(patches.__path__)]
+    modules = [importlib.import_module(f"{patches.__name__}.{name}") for name in names]
+    return [module.PATCH for module in modules if hasattr(module, "PATCH")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patch, "_fits", {})
+    monkeypatch.delenv(patch.SKIP, raising=False)
+
+
+def test_every_patch_has_its_module_s_name_and_a_file_that_says_why() -> None:
+    found = every_patch()
+    assert len(found) > 5
+    for one in found:
+        module = importlib.import_module(f"{patches.__name__}.{one.name}")
+        assert module.__doc__ is not None
+        for heading in ("NVFlare 2.9:", "Cost:", "Instead:", "Fixed in NVFlare when:"):
+            assert f"\n{heading}" in module.__doc__, f"{one.name} does not say {heading}"
+
+
+def test_every_patch_fits_the_installed_nvflare() -> None:
+    """In a process of its own: applied patches change what is compared."""
+    code = (
+        "import importlib, pkgutil, sys\n"
+        "import fedshift.flare.patches as patches\n"
+        "for found in pkgutil.iter_modules(patches.__path__):\n"
+        "    module = importlib.import_module(f'{patches.__name__}.{found.name}')\n"
+        "    assert not hasattr(module, 'PATCH') or module.PATCH.fits(), found.name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("replaces", "calls", "said"),
+    [
+        ({TASK: "0" * 12}, {}, "RxTask._remove_task"),
+        ({}, {TASK: "self, hurry"}, "RxTask._remove_task"),
+        ({"nvflare.fuel.f3.streaming.byte_receiver:RxTask.gone": ""}, {}, "gone"),
+        ({"nvflare.fuel.f4:RxTask": ""}, {}, "nvflare.fuel.f4"),
+    ],
+    ids=["other source", "other parameters", "no such function", "no such module"],
+)
+def test_where_nvflare_looks_different_a_patch_does_not_fit_and_says_so_once(
+    replaces: dict[str, str], calls: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Patch(name="some", without="it takes longer", replaces=replaces, calls=calls)
+    with caplog.at_level(logging.WARNING, logger="fedshift"):
+        assert not one.fits()
+        assert not one.fits()
+    assert len(caplog.records) == 1
+    for part in ("patch some", said, "goes on without", "it takes longer"):
+        assert part in caplog.text
+
+
+def test_comments_and_blank_lines_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_a.py").write_text("def f(x, y=1):\n    return x\n", encoding="utf-8")
+    (tmp_path / "some_b.py").write_text("def f(x, y=1):\n\n    # why\n    return x\n", encoding="utf-8")
+    (tmp_path / "some_c.py").write_text("def f(x, z=1):\n    return x + 1\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert fingerprint("some_a:f") == fingerprint("some_b:f") != fingerprint("some_c:f")
+    assert (parameters("some_a:f"), parameters("some_c:f")) == ("x, y", "x, z")
+
+
+def test_a_patch_that_is_left_out_by_name_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(patch.SKIP, "other,some")
+    assert not Patch(name="some", without="it takes longer").fits()
+    assert Patch(name="another", without="it takes longer").fits()
+    assert not caplog.records
+
+
+@pytest.mark.timeout(300)
+def test_with_another_nvflare_a_run_goes_on_without_patches_to_the_same_weights(
+    side_by_side: SimulatorRun, short_job: Path, phantom_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CHANGED, encoding="utf-8")
+    names = sorted({name for one in every_patch() for name in (*one.replaces, *one.calls)})
+    monkeypatch.setenv("CHANGED", json.dumps(names))
+    command = (sys.executable, "-m", "fedshift.cli", "run", str(short_job))
+    other = run(*command, workspace=tmp_path / "run", home=phantom_home, path=str(tmp_path))
+    assert other.code == 0, other.output[-3000:]
+    needed = {one.name for one in every_patch() if one.replaces or one.calls} - {"job_restart", "readmission"}
+    for name in needed:
+        assert f"patch {name} expects" in other.log, name
+    ours, theirs = (load_checkpoint(done.server / LAST)["weights"] for done in (side_by_side, other))
+    assert all(torch.equal(value, theirs[key]) for key, value in ours.items())

@@ -1,0 +1,121 @@
+"""An interrupted run in FLARE's simulator goes on, and ends with the weights of one that was not interrupted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import SHAPES
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
+
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.resolve import resolve
+from fedshift.flare.export import write_job
+from fedshift.flare.run_folders import JOB, SITES, RunFolders
+from fedshift.flare.simulator_state import VARIABLE, aside_of, put_aside, take_server_back, take_site_back
+from fedshift.reporting.progress import read_progress
+from fedshift.schema.results import BEST, LAST, read_results
+
+from .conftest import IMAGE_SHIFTS, environment, image_sites, run
+
+ROUNDS = 12
+
+
+def leave(folders: RunFolders, round_: int, **clients: str) -> None:
+    """What a run leaves: the server's files, and each client's sites (names of one letter)."""
+    folders.server.mkdir(parents=True)
+    for name in ("server_state.pt", "best_global_model.pt", "results.json", "progress.json"):
+        (folders.server / name).write_text(f"{name} {round_}", encoding="utf-8")
+    for client, sites in clients.items():
+        for site in sites:
+            state = folders.workspace / client / JOB / SITES / site
+            state.mkdir(parents=True)
+            (state / f"round_{round_:06d}.pt").write_text(site, encoding="utf-8")
+
+
+def test_states_are_put_aside_and_taken_back_by_whoever_has_the_site_now(tmp_path: Path) -> None:
+    folders = RunFolders(tmp_path / "w")
+    leave(folders, 3, host_1="AB", host_2="C")
+    aside = put_aside(folders)
+    assert aside == aside_of(folders.workspace) and aside.parent == tmp_path
+    assert not folders.site_states and not folders.server.exists()
+    environ = {VARIABLE: str(aside)}
+    new, states = tmp_path / "server", tmp_path / "host_9" / "sites"
+    new.mkdir()
+    take_server_back(new, environ)
+    assert {path.name for path in new.iterdir()} == {"server_state.pt", "best_global_model.pt", "results.json"}
+    for site in "ABCD":
+        take_site_back(site, states, environ)
+    assert {path.name for path in states.iterdir()} == {"A", "B", "C"}, "D had not begun"
+    (states / "A" / "round_000003.pt").write_text("newer", encoding="utf-8")
+    take_site_back("A", states, environ)
+    assert (states / "A" / "round_000003.pt").read_text(encoding="utf-8") == "newer"
+    take_server_back(tmp_path / "nothing", {})
+    take_site_back("A", tmp_path / "nothing", {})
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_run_that_is_interrupted_while_it_starts_loses_nothing(tmp_path: Path) -> None:
+    folders = RunFolders(tmp_path / "w")
+    leave(folders, 3, host_1="AB")
+    put_aside(folders)
+    folders.server.mkdir(parents=True)  # the simulator has begun, and nothing is written yet
+    aside = put_aside(folders)
+    assert (aside / "server" / "server_state.pt").read_text(encoding="utf-8") == "server_state.pt 3"
+    folders.server.rmdir()
+    leave(folders, 4, host_1="A")  # here A has answered, and B not
+    put_aside(folders)
+    assert (aside / "server" / "server_state.pt").read_text(encoding="utf-8") == "server_state.pt 4"
+    found = {site: [path.name for path in (aside / SITES / site).iterdir()] for site in "AB"}
+    assert found == {"A": ["round_000004.pt"], "B": ["round_000003.pt"]}
+
+
+def test_the_simulator_calls_its_job_so() -> None:
+    assert JOB == SimulatorConstants.JOB_NAME
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    data = image_sites(tmp_path / "fedshift" / "phantom")
+    options = (f"schedule.rounds={ROUNDS}", "optimizer.keep=true")
+    job = resolve(str(SHAPES), "fedbn", sites=[*IMAGE_SHIFTS], options=options)
+    whole = run_in_process(job, data, tmp_path / "whole")
+    folder, workspace = write_job(job, tmp_path / "job"), tmp_path / "run"
+    command = [sys.executable, "-m", "fedshift.cli", "run", str(folder)]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "-w", str(workspace), "-p", "2"],
+            env=environment(tmp_path),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        server, deadline = RunFolders(workspace).server, time.monotonic() + 120
+        while (progress := read_progress(server)) is None or progress.round < 3:
+            assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.02)
+        for member in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            os.kill(member.pid, 9)
+        process.wait()
+    closed = len(read_results(server).rounds)
+    assert 2 <= closed < ROUNDS
+    refused = run(*command, workspace=workspace, home=tmp_path)
+    assert refused.code == 2 and f"a run that stopped after round {closed} of {ROUNDS}" in refused.output
+
+    resumed = run(*command, "--resume", "-p", "3", workspace=workspace, home=tmp_path)
+    assert resumed.code == 0, resumed.output
+    assert "round 1/" not in resumed.output and f"round {ROUNDS}/{ROUNDS}" in resumed.output
+    assert not aside_of(workspace).exists()
+    found = read_results(server)
+    assert [record.round for record in found.rounds] == [*range(1, ROUNDS + 1)]
+    assert found.final == whole.results.final and found.selected == whole.results.selected
+    for name in (BEST, LAST):
+        ours, theirs = (load_checkpoint(place / name)["weights"] for place in (server, tmp_path / "whole"))
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert resumed.progress.state == "finished"

@@ -1,0 +1,117 @@
+"""Methods are found by name and ordered, and their unions are those of the halves that the job names."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import small_image_job, small_job
+
+from fedshift.methods.base import ArraySpec
+from fedshift.methods.method_set import (
+    MethodSet,
+    available,
+    find,
+    load,
+    pooled_reference,
+    pooled_references,
+    require_federation,
+)
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+from fedshift.tasks.base import build_task
+
+
+def set_of(job: JobSpec) -> MethodSet:
+    return MethodSet(job, build_task(job).network())
+
+
+def test_methods_are_found_by_file_name_and_a_wrong_name_gets_the_nearest() -> None:
+    assert {"fedavg", "fedfa", "fraug"} <= set(available())
+    assert not {"base", "chain", "method_set", "shared"} & set(available())
+    with pytest.raises(ConfigError, match=r"there is no method 'fedfaa'.*fedfa"):
+        find("fedfaa")
+
+
+@pytest.mark.parametrize(
+    ("named", "order"),
+    [
+        (["fedrdn", "fedfa"], ["fedavg", "fedfa", "fedrdn"]),
+        (["mixup", "fedsam"], ["fedavg", "fedsam", "mixup"]),
+        (["fedrdn", "scaffold"], ["scaffold", "fedrdn"]),
+    ],
+)
+def test_the_order_does_not_depend_on_how_methods_are_named(named: list[str], order: list[str]) -> None:
+    for names in (named, named[::-1]):
+        assert [method.name for method in load({name: {} for name in names})] == order
+
+
+def test_centralised_references_are_told_apart() -> None:
+    assert pooled_reference({"fedfa": {}}) is None
+    reference = pooled_reference({"mixup": {}, "groupdro": {}})
+    assert reference is not None and reference.name == "groupdro"
+    assert {"all", "groupdro", "irm"} <= set(pooled_references()) and "fedavg" not in pooled_references()
+    require_federation(small_image_job("fedavg"))
+    with pytest.raises(ConfigError, match="groupdro trains where all sites' images are"):
+        require_federation(small_image_job("groupdro"))
+    with pytest.raises(ConfigError, match="cannot be combined: each is a whole training"):
+        load({"groupdro": {}, "irm": {}})
+
+
+def test_unions_are_over_all_methods_of_the_job() -> None:
+    methods = set_of(small_job("fedbn+fedfa+fedrdn"))
+    assert methods.names == ("fedavg", "fedbn", "fedfa", "fedrdn") and len(methods) == 4
+    assert methods[0].name == methods.combining.name == "fedavg" and methods.pooled is None
+    norms = {key for key in methods.net.state_dict() if "bn" in key}
+    assert methods.personal == methods.withheld == norms and methods.withholding == ("fedbn",)
+    assert methods.scores_own_model and methods.sends_parameters and methods.fine_tune_epochs == 0
+    assert methods.trainable == {name for name, _ in methods.net.named_parameters()}
+    assert not methods.up["fedavg"] and {"mean", "std"} == set(methods.up["fedrdn"])
+    assert {name.partition(".")[0] for name in methods.up["fedfa"]} == {"mean", "std"}
+
+
+def test_sizes_are_those_of_the_task_and_the_number_of_sites() -> None:
+    rdn, harmo = set_of(small_job("fedfa+fedrdn")), set_of(small_job("harmofl"))
+    for methods in (rdn, harmo):
+        specs = [spec for named in (*methods.up.values(), *methods.down.values()) for spec in named.values()]
+        assert specs and all(isinstance(size, int) for spec in specs for size in spec.shape)
+    assert rdn.down["fedrdn"]["means"].shape[0] == 3
+    free = set_of(small_image_job("fedmix")).up["fedmix"]
+    assert any(isinstance(size, str) for spec in free.values() for size in spec.shape), "what a site may choose stays"
+
+
+def test_arrays_that_model_files_leave_out_are_named_with_their_method() -> None:
+    methods = set_of(small_image_job("scaffold+fedrdn", "optimizer.name=sgd", "optimizer.keep=false"))
+    assert ("fedrdn", "means") not in methods.not_in_model_files
+    assert {name for name, _ in methods.not_in_model_files} == {"scaffold"}
+
+
+def test_fine_tuning_is_the_longest_that_a_method_asks_for() -> None:
+    assert set_of(small_image_job("pfedavg", "pfedavg.epochs=3")).fine_tune_epochs == 3
+
+
+def test_a_site_that_keeps_its_whole_network_sends_none() -> None:
+    methods = set_of(small_image_job("single"))
+    assert not methods.sends_parameters and methods.withheld == set(methods.net.state_dict())
+
+
+def test_every_method_is_asked_about_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = small_image_job("fedrdn+mixup")
+    asked = []
+    for name in ("fedavg", "fedrdn", "mixup"):
+        client = getattr(find(name), "Client", None) or type(load({name: {}})[0].client())
+        monkeypatch.setattr(
+            client, "check_beside", lambda self, other, half, net: asked.append((type(self).__module__, other))
+        )
+    set_of(job).check()
+    assert {other for _, other in asked} == {"fedavg", "fedrdn", "mixup"} and len(asked) == 6
+    assert ("fedshift.methods.mixup", "mixup") not in asked
+
+
+def test_two_methods_that_decide_what_a_site_keeps_are_refused() -> None:
+    with pytest.raises(ConfigError, match="partialfed: cannot be combined with fedbn"):
+        small_image_job("partialfed+fedbn")
+    with pytest.raises(ConfigError, match="corrects and sends the gradients of all parameters, and fedbn keeps"):
+        small_image_job("scaffold+fedbn", "optimizer.name=sgd", "optimizer.keep=false")
+
+
+def test_a_spec_keeps_words_that_are_no_size_of_the_task() -> None:
+    assert ArraySpec(("classes", "groups", 3)).sized({"classes": 10}).shape == (10, "groups", 3)

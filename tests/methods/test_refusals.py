@@ -1,0 +1,212 @@
+"""Options, tasks, networks and combinations of methods that are refused when the job is made, and some that are not.
+
+A job is written as on the command line: methods, then options, separated by spaces.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from conftest import small_image_job, small_job
+from torch import nn
+
+from fedshift.methods import base, fedfa, fedproto, fraug, manifold_mixup, mixstyle, moex
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
+
+
+def made(kind: str, job: str, sites: str = "ABC") -> JobSpec:
+    names, *options = job.split()
+    if kind == "images":
+        return small_image_job(names, *options, sites=tuple(sites))
+    return small_job(names, *options)
+
+
+# Each: kind of data, job, pattern of the message.
+
+OPTIONS = [
+    ("images", "afl afl.eta=-1", "method afl: 'eta'"),
+    ("slices", "augmentation augmentation.rotation=270", "method augmentation: 'rotation' .* 180"),
+    (
+        "slices",
+        "augmentation augmentation.level=strong",
+        "method augmentation: 'level' .* 'none', 'weak' or 'moderate'",
+    ),
+    ("images", "fedavgm fedavgm.beta=1.0", "method fedavgm: 'beta'"),
+    ("images", "fedavgm fedavgm.beta=-0.1", "method fedavgm: 'beta'"),
+    ("images", "fedavgm fedavgm.server_lr=0", "method fedavgm: 'server_lr'"),
+    ("slices", "fedbn fedbn.norms=bn", "method fedbn: 'norms' .* 'batch' or 'all'"),
+    ("slices", "fedfa fedfa.layers=[1,6]", r"method fedfa: layers \[6\] .* 1 to 5"),
+    ("images", "fedharmo fedharmo.alpha=-1", "method fedharmo: 'alpha' .* 0"),
+    ("images", "fedirm fedirm.weight=-1", "method fedirm: 'weight' .* 0"),
+    ("images", "fedirm fedirm.warmup=-1", "method fedirm: 'warmup' .* 0"),
+    ("images", "fedmix fedmix.images=1", "method fedmix: 'images' .* 2"),
+    ("slices", "fedmix fedmix.lam=1", "method fedmix: 'lam' .* less than 1"),
+    ("images", "fedproto fedproto.weight=-1", "method fedproto: 'weight' .* 0"),
+    ("slices", "fedprox fedprox.mu=-1", "method fedprox: 'mu' .* 0"),
+    ("images", "fedprox fedprox.muu=1", "method fedprox: unknown key 'muu'.* 'mu'"),
+    ("images", "fedrdn fedrdn.mode=fixed fedrdn.fixed_std=[0]", "method fedrdn: fixed_std"),
+    ("images", "fedrobust fedrobust.step_delta=0.3", r"method fedrobust: step_delta 0\.3 .* penalty_delta 4 .* lower"),
+    ("slices", "fedrobust fedrobust.penalty_gamma=2000", r"method fedrobust: step_gamma 0\.001 .* penalty_gamma 2000"),
+    ("slices", "fedrobust fedrobust.step_gamma=-1", "method fedrobust: 'step_gamma' .* 0"),
+    ("images", "fedsam fedsam.rho=-0.1", "method fedsam: 'rho' .* 0"),
+    ("images", "fedsam fedsam.eta=0.01", r"method fedsam: eta .*--set fedsam\.adaptive=true"),
+    ("images", "fedsgd fedsgd.weights=median", "method fedsgd: 'weights'"),
+    *(
+        ("images", f"fraug fraug.{option}={value}", f"method fraug: '{option}'")
+        for option, value in [
+            ("lambda_c", 0),
+            ("lambda_c", 1.1),
+            ("ramp_up", -1),
+            ("momentum", 1),
+            ("latent", 0),
+            ("lr_rtnet", 0),
+            ("gamma_syn", -1),
+        ]
+    ),
+    ("images", "gen_afl gen_afl.lambda_min=0.4", r"method gen_afl: .*lambda_min 0\.4 .* 3 sites"),
+    ("images", "gen_afl gen_afl.lambda_min=-1000", "method gen_afl: 'lambda_min'"),
+    ("images", "gen_afl gen_afl.eta=-0.1", "method gen_afl: 'eta'"),
+    ("images", "groupdro groupdro.eta=-1", "method groupdro: 'eta' .* 0"),
+    ("slices", "harmofl harmofl.variant=code", "method harmofl: 'variant' .* 'paper' or 'released'"),
+    ("images", "irm irm.weight=-1", "method irm: 'weight' .* 0"),
+    ("slices", "manifold_mixup manifold_mixup.layers=[0,9]", r"method manifold_mixup: layers \[9\] .* 1 to 5"),
+    ("images", "manifold_mixup manifold_mixup.layers=[]", "method manifold_mixup: layers is empty"),
+    ("slices", "mixstyle mixstyle.layers=[1,6]", r"method mixstyle: layers \[6\] .* 1 to 5"),
+    ("images", "mixstyle mixstyle.alpha=0", "method mixstyle: 'alpha' .* greater than 0"),
+    ("images", "mixstyle mixstyle.p=2", "method mixstyle: 'p' .* 1"),
+    ("images", "mixup mixup.alpha=-0.1", "method mixup: 'alpha' .* 0"),
+    ("slices", "mixup mixup.alfa=0.1", "method mixup: unknown key 'alfa'.* 'alpha'"),
+    ("images", "mmrex mmrex.lambda_min=0.5", r"method mmrex: .*lambda_min 0\.5 .* 3 sites .*mmrex\.lambda_min=0\.333"),
+    ("slices", "moex moex.layer=6", r"method moex: layers \[6\] .* 1 to 5"),
+    ("images", "moex moex.lam=1.5", "method moex: 'lam' .* 1"),
+    ("images", "moex moex.norm=bn", "method moex: 'norm' .* 'pono', 'in' or 'ln'"),
+    ("slices", "partialfed partialfed.keep=[bn]", r"method partialfed: 'keep\.0' .* 'norm', 'first', 'last'"),
+    ("slices", "partialfed partialfed.search_batch=1", "method partialfed: 'search_batch' .* 2"),
+    ("slices", "pfedavg pfedavg.epochs=0", "method pfedavg: 'epochs' .* 1"),
+    ("images", "scaffold scaffold.server_lr=0", "method scaffold: 'server_lr'"),
+    ("slices", "single single.epochs=3", "method single: unknown key 'epochs'"),
+    ("images", "vm vm.beta=-1", "method vm: 'beta'"),
+    ("images", "vm vm.variant=released vm.weights=samples", r"method vm: variant released .*--set vm\.weights=uniform"),
+    ("images", "vrex vrex.weight=-1", "method vrex: 'weight' .* 0"),
+    ("images", "vrex vrex.warmup=-1", "method vrex: 'warmup' .* 0"),
+]
+
+TASKS = [  # and optimisers, batch sizes, sampling of sites
+    ("images", "afl federation.sites_per_round=2", r"method afl: .*--set federation\.sites_per_round=null"),
+    ("images", "all federation.sites_per_round=2", r"method all: .*--set federation\.sites_per_round=null"),
+    ("images", "gen_afl federation.sites_per_round=2", r"method gen_afl: .*--set federation\.sites_per_round=null"),
+    ("images", "vm federation.sites_per_round=2", r"method vm: .*--set federation\.sites_per_round=null"),
+    (
+        "images",
+        "augmentation augmentation.level=moderate data.mean=[0.5]",
+        "method augmentation: level moderate .* black is 0",
+    ),
+    (
+        "images",
+        "augmentation augmentation.rotation=10 data.mean=[0.5]",
+        r"method augmentation: rotation .* fedrdn\.mode=fixed",
+    ),
+    ("slices", "fedirm fedirm.penalty=classifier", "method fedirm: penalty classifier .* linear head.* unet .*--set"),
+    ("slices", "irm irm.penalty=classifier", "method irm: penalty classifier .* linear head.* unet .*--set"),
+    ("slices", "fedproto", "method fedproto: .* task prostate is segmentation"),
+    ("slices", "fraug", "method fraug: .*segmentation has no embedding"),
+    ("images", "fraug schedule.batch_size=1", "method fraug: .*batches of two images"),
+    ("slices", "fednova optimizer.name=adam", r"method fednova: .* SGD, not adam: .*--set optimizer\.name=sgd"),
+    ("images", "fednova optimizer.momentum=0.9", r"method fednova: .*momentum.*optimizer\.keep=false"),
+    ("slices", "fedsgd optimizer.name=adam", r"method fedsgd: .* SGD, not adam: .*--set optimizer\.name=sgd"),
+    ("images", "fedsgd optimizer.momentum=0.9", r"method fedsgd: .*optimizer\.momentum=0"),
+    ("slices", "scaffold optimizer.name=adam", r"method scaffold: .* SGD, not adam: .*--set optimizer\.name=sgd"),
+    ("images", "scaffold optimizer.name=adam", r"method scaffold: .* SGD, not adam: .*--set optimizer\.name=sgd"),
+    ("images", "scaffold optimizer.momentum=0.9", r"method scaffold: .*momentum.*optimizer\.keep=false"),
+]
+
+COMBINATIONS = [
+    # two methods that combine, take the step, normalise images or decide what a site keeps
+    ("images", "fedsgd+fedavgm", "cannot be combined"),
+    ("slices", "single+fedavg", "cannot be combined: both decide how updates are combined"),
+    ("slices", "fedharmo+fedsam", "fedharmo and fedsam cannot be combined: both take the local optimiser step"),
+    ("images", "fraug+fedsam", "cannot be combined: both take the local optimiser step"),
+    ("slices", "fedharmo+harmofl", "method fedharmo: cannot be combined with harmofl"),
+    ("images", "fedharmo+fedrdn", "method fedharmo: cannot be combined with fedrdn"),
+    ("images", "harmofl+fedrdn", "method harmofl: cannot be combined with fedrdn, .* undo"),
+    ("slices", "partialfed+fedbn", "method partialfed: cannot be combined with fedbn"),
+    ("slices", "partialfed fedavg.buffers=local", "method partialfed: cannot be combined with fedavg"),
+    ("slices", "fedbn fedbn.unseen=averaged fedavg.buffers=local", r"method fedbn: unseen=averaged .* fedavg\.buffers"),
+    # formulas that do not cover another method
+    ("images", "fedmix+fedirm", "method fedmix: cannot be combined with fedirm, which divides"),
+    ("images", "fedmix+fraug fraug.variant=released", "method fedmix: cannot be combined with fraug, which divides"),
+    ("images", "fednova+fedprox", "method fednova: cannot be combined with fedprox"),
+    ("images", "fedsgd+pfedavg", "method fedsgd: cannot be combined with pfedavg, .* fine-tuning"),
+    ("images", "scaffold+fedbn", "method scaffold: .* fedbn keeps"),
+    ("images", "scaffold+partialfed", "method scaffold: .* partialfed keeps"),
+    ("images", "scaffold+pfedavg", "method scaffold: cannot be combined with pfedavg, .* fine-tuned"),
+    # centralised references
+    ("images", "groupdro+all", "groupdro and all cannot be combined"),
+    *(("images", f"all+{other}", f"all and {other} cannot be combined") for other in ("fedrdn", "fedbn", "single")),
+    ("images", "all fedavg.buffers=local", "all and fedavg cannot be combined"),
+    *(
+        ("images", f"{method}+fedirm", f"{method} and fedirm cannot be combined: both decide the loss")
+        for method in ("groupdro", "irm", "mmrex", "vrex")
+    ),
+    ("images", "groupdro+pfedavg", "groupdro and pfedavg cannot be combined"),
+    *(
+        ("images", f"groupdro+{mixing}", f"{mixing} mixes images of different sites")
+        for mixing in ("mixup", "manifold_mixup", "moex")
+    ),
+]
+
+ACCEPTED = [
+    ("images", "augmentation data.mean=[0.5]", "ABC"),  # crops and flips keep intensities
+    ("slices", "fedirm", "ABC"),
+    ("images", "fednova optimizer.momentum=0.9 optimizer.keep=false", "ABC"),
+    ("images", "scaffold optimizer.momentum=0.9 optimizer.keep=false", "ABC"),
+    ("images", "gen_afl gen_afl.lambda_min=0.4", "AB"),
+    ("images", "mmrex mmrex.lambda_min=0.33", "ABC"),
+    ("slices", "all+fedfa fedfa.fusion=local", "ABC"),  # sends nothing
+    *(("images", f"all+{mixing}", "ABC") for mixing in ("mixup", "manifold_mixup", "moex")),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "job", "message"),
+    [*OPTIONS, *TASKS, *COMBINATIONS],
+    ids=lambda value: value.replace(" ", ",")[:60],
+)
+def test_a_job_is_refused(kind: str, job: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        made(kind, job)
+
+
+@pytest.mark.parametrize(("kind", "job", "sites"), ACCEPTED)
+def test_a_job_is_accepted_with_its_options(kind: str, job: str, sites: str) -> None:
+    names, *options = job.split()
+    found = made(kind, job, sites).methods
+    assert set(names.split("+")) <= set(found)
+    for option in options:
+        key, _, value = option.partition("=")
+        method, _, name = key.partition(".")
+        if method in found:
+            assert found[method][name] == yaml.safe_load(value)
+
+
+@pytest.mark.parametrize(
+    ("client", "message"),
+    [
+        (fedproto.Client(fedproto.Config()), "method fedproto: .* linear head, and digits_cnn has none"),
+        (fraug.Client(fraug.Config()), "method fraug: network Linear has no embedding"),
+        (manifold_mixup.Client(manifold_mixup.Config()), "method manifold_mixup: network Linear names no stages"),
+        (mixstyle.Client(mixstyle.Config()), "method mixstyle: network Linear names no stages"),
+        (moex.Client(moex.Config()), "method moex: network Linear names no stages"),
+    ],
+)
+def test_a_network_without_stages_or_head_is_refused(client: base.Client[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        client.check(small_image_job("fedavg"), nn.Linear(1, 1))
+
+
+def test_fedfa_names_a_network_without_stages() -> None:
+    with pytest.raises(ConfigError, match="method fedfa: network Linear names no stages"):
+        fedfa.Client(fedfa.Config()).up(nn.Linear(1, 1))
