@@ -41,12 +41,12 @@ def in_turn(measures: Mapping[str, Callable[[], float]], repeats: int) -> dict[s
     return {name: spread(told) for name, told in values.items()}
 
 
-def write(name: str, content: Mapping[str, Any], *, load: float) -> Path:
+def write(name: str, content: Mapping[str, Any], *, load: float, module: str | None = None) -> Path:
     """``benchmarks/results/performance/NAME.json``, with the command and the machine. ``load``: before it began."""
     path = RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     made = {
-        "command": " ".join(("python -m", f"benchmarks.performance.{name}", *map(_word, sys.argv[1:]))),
+        "command": " ".join(("python -m", f"benchmarks.performance.{module or name}", *map(_word, sys.argv[1:]))),
         "machine": {
             "processor": _processor(),
             "cores": os.cpu_count(),

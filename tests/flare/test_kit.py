@@ -8,12 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from kits import PROJECTS, ROOT, SERVER, provision
+from kits import PROJECTS, ROOT, SERVER
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
@@ -34,10 +35,10 @@ OWNER = Person("project@coordination.example", "coordination", "project_admin")
 OWN, OTHER = (Person(f"admin@{org}.example", org, "org_admin") for org in ("bidmc", "hk"))
 
 
-@pytest.fixture(scope="module")
-def provisioned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+@pytest.fixture(scope="session")
+def provisioned(kits_of: Callable[[str], Path]) -> dict[str, Path]:
     """Both projects' kits, as handed out."""
-    return {task: provision(task, tmp_path_factory.mktemp(task)) for task in PROJECTS}
+    return {task: kits_of(task) for task in PROJECTS}
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_every_component_of_the_local_settings_exists(site: kits.Kit, server: ki
     for kit in (site, server):
         content = json.loads((kit.local / "resources.json").read_text())
         named = [entry["path"] for entry in content["components"]] + content["class_allow_list"]
-        assert any(path.startswith("fedshift.flare.launcher.") for path in named)
+        assert any(path.startswith("fedshift.flare.patches.job_restart.") for path in named)
         for path in named:
             module, _, name = path.rpartition(".")
             assert isinstance(getattr(importlib.import_module(module), name), type), path
@@ -256,6 +257,15 @@ def test_a_path_that_would_be_registered_is_found(site: kits.Kit, tmp_path: Path
     assert "/DATA/secret" in registration(site, tmp_path)
     (fault,) = kits.faults(site)
     assert fault.grave and "/DATA/secret" in fault.sentence
+
+
+@pytest.mark.parametrize("former", ["fedshift.flare.launcher.SiteJobLauncher", "fedshift.flare.patches.job_restart.No"])
+def test_a_kit_that_names_what_is_no_longer_there_is_found(site: kits.Kit, former: str) -> None:
+    path = site.local / "resources.json"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("fedshift.flare.patches.job_restart.SiteJobLauncher", former), encoding="utf-8")
+    (fault,) = kits.faults(site)
+    assert fault.grave and former in fault.sentence and "fedshift site init" in fault.sentence
 
 
 def test_loosened_settings_are_found(site: kits.Kit) -> None:

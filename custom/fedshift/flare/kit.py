@@ -7,6 +7,7 @@ stays as it is.
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping
@@ -315,6 +316,9 @@ def _resource_faults(kit: Kit) -> Iterator[Fault]:
     if not isinstance(allowed, list) or content.get("class_list_enforcement_mode") == "warn":
         yield Fault(f"{path} has no {ALLOWED}, or only warns: a job could build any of FLARE's components")
         return
+    for name in sorted(_paths(content)):
+        if name.startswith("fedshift.") and not _exists(name):
+            yield Fault(f"{path} names {name}, which this fedshift lacks: run 'fedshift site init' with --force")
     names = {str(name) for name in allowed}
     for name in sorted(names - {*ours}):
         yield Fault(f"{path} allows {name}, which our jobs do not need: take it out of {ALLOWED}")
@@ -355,6 +359,15 @@ def _paths(config: Any) -> Iterator[str]:
     elif isinstance(config, list):
         for value in config:
             yield from _paths(value)
+
+
+def _exists(name: str) -> bool:
+    """Whether a class can be imported under its full name."""
+    module, _, last = name.rpartition(".")
+    try:
+        return hasattr(importlib.import_module(module), last)
+    except ImportError:
+        return False
 
 
 def _values(content: Any) -> Iterator[str]:

@@ -1,0 +1,38 @@
+"""docs/upstream.md: every reproduction prints what the document says. If one no longer does, its patch can go."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "upstream.md"
+PATCHES = DOCUMENT.parents[1] / "custom" / "fedshift" / "flare" / "patches"
+BLOCK = re.compile(r"^## (.+?)$.*?^```python$(.+?)^```$.*?^```text$(.+?)^```$", re.M | re.S)
+TEXT = DOCUMENT.read_text(encoding="utf-8")
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.platform != "linux", reason="one of the reproductions forks"),
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "seen"),
+    [found.group(2, 3) for found in BLOCK.finditer(TEXT)],
+    ids=[found[1] for found in BLOCK.finditer(TEXT)],
+)
+def test_a_reproduction_prints_what_the_document_says(code: str, seen: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False, cwd=tmp_path, timeout=100
+    )
+    assert done.stdout.strip() == seen.strip(), done.stderr
+
+
+def test_every_patch_is_in_the_document() -> None:
+    named = set(re.findall(r"flare/patches/(\w+\.py)\)", TEXT))
+    patches = {path.name for path in PATCHES.glob("*.py") if "PATCH = Patch(" in path.read_text(encoding="utf-8")}
+    assert named == patches
