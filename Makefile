@@ -7,7 +7,7 @@ JOB ?= jobs/fedfa_prostate
 WORKSPACE ?= demo
 WHEELS ?= dist/wheelhouse
 
-.PHONY: help install demo test lint docs jobs wheelhouse release clean
+.PHONY: help install demo test test-all coverage lint docs jobs wheelhouse release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -29,8 +29,15 @@ demo: install ## train on simulated scans of six sites under FLARE's simulator
 jobs: install ## write the committed jobs again, from jobs/commands.txt
 	grep -v '^#' jobs/commands.txt | xargs -L 1 $(BIN)/fedshift job
 
-test: install lint ## lint, types and tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: install lint ## lint, types and the tests of a change: about ten minutes on two cores
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+
+# A file of slow tests stays in one process: its tests share a federation that takes a minute to start.
+test-all: test ## what make test runs, then the slow tests: real sites, the runbook, wheels
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
+
+coverage: install ## branch coverage of make test, written to benchmarks/results/tests/after.json
+	$(BIN)/python -m benchmarks.branch_coverage --out benchmarks/results/tests/after.json -- -m "not slow" --dist worksteal
 
 lint: install ## ruff, mypy and the order of imports
 	$(BIN)/ruff check .

@@ -1,1 +1,1 @@
-"""Preparation of data sets: one module a data set, from the public download to prepared site folders."""
+"""Data preparation: one module per data set, from the public download to prepared site folders."""

@@ -1,6 +1,7 @@
-"""Downloads that keep many pictures in one file: idx (MNIST), .npz, MATLAB's .mat (SVHN), text of LIBSVM (USPS).
+"""Readers for downloads that keep many images in one file.
 
-Nothing in a file is executed, and what does not fit gets a sentence with what to do about it.
+Supported are idx (MNIST), ``.npz``, MATLAB's ``.mat`` (SVHN) and LIBSVM text (USPS). Nothing in a file is executed.
+Every error says what does not fit and what to do about it.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from data_prep.reading import open_file, reason
 from fedshift.schema.errors import DataError
 
 UNREADABLE_MAT = (OSError, EOFError, ValueError, TypeError, LookupError, NotImplementedError, zlib.error, struct.error)
-"""What SciPy raises over files that are damaged or not MATLAB's, beside its own error."""
+"""What SciPy raises, besides its own error, for files that are damaged or not MATLAB files."""
 NUMBERS = ("single", "double", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
-"""What MATLAB calls its types of numbers."""
+"""MATLAB's names for its numeric types."""
 PACKED, BLOCK = 15, 2**16
-"""MATLAB's type of a packed array; how much of one is unpacked at a time."""
+"""MATLAB's type number for a compressed array, and the number of bytes decompressed at a time."""
 MOST_BYTES = 2**31
-"""More than any of the public files unpacks to."""
+"""Upper limit in bytes; none of the public files is this large when decompressed."""
 
 Part = tuple[np.ndarray, np.ndarray]
 """Images uint8 (N, H, W) or (N, H, W, 3), and their labels (N,)."""
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An idx file of bytes, plain or ``.gz``: uint8 images (N, R, C) or labels (N,).
+    """Read an idx file of bytes, plain or ``.gz``: uint8 images (N, R, C) or labels (N,).
 
-    The format: 0, 0, a byte for the type (8: uint8), one for the number of sizes; the sizes as four bytes each, the
-    highest first; the values.
+    The format is two zero bytes, one byte for the type (8: uint8), one byte for the number of dimensions, each
+    dimension as a big-endian 32-bit integer, then the values.
 
     Raises:
-        DataError: absent, of another kind, cut short or with bytes left over.
+        DataError: the file does not exist, is not an idx file of bytes, is cut short or has extra bytes.
     """
     _require(path)
     try:
@@ -71,10 +72,10 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The named arrays of an ``.npz`` file; Python objects in it are refused.
+    """Read the named arrays of an ``.npz`` file. Pickled Python objects in it are refused.
 
     Raises:
-        DataError: absent, no such file, a name that is not in it, or damaged.
+        DataError: the file does not exist, is damaged or is not an ``.npz`` file, or an array is missing.
     """
     _require(path)
     try:
@@ -99,22 +100,22 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def read_parts(path: Path) -> tuple[Part, Part]:
-    """The training and the test part of an ``.npz`` file with x_train, y_train, x_test and y_test.
+    """Read the training and test parts of an ``.npz`` file with x_train, y_train, x_test and y_test.
 
     Raises:
-        DataError: absent, damaged, or without one of them.
+        DataError: the file does not exist or is damaged, or an array is missing.
     """
     stored = read_npz(path, ("x_train", "y_train", "x_test", "y_test"))
     return (stored["x_train"], stored["y_train"]), (stored["x_test"], stored["y_test"])
 
 
 def read_mat(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The named numeric arrays of a MATLAB file of version 7 (``scipy.io.loadmat``).
+    """Read the named numeric arrays of a MATLAB version 7 file with ``scipy.io.loadmat``.
 
     Raises:
-        DataError: absent, of another version, a name that is not in it, damaged, or no array of numbers.
+        DataError: the file does not exist, is damaged or has another version, or an array is missing or not numeric.
     """
-    import scipy.io  # half a second for the command line, and only SVHN needs it
+    import scipy.io  # imported here because it takes half a second and only SVHN needs it
     from scipy.io.matlab import MatReadError
 
     _require(path)
@@ -127,7 +128,7 @@ def read_mat(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
             raise DataError(f"{path} has no array {', '.join(absent)}, it holds {holds}: download it again")
         for name in names:
             if held[name] not in NUMBERS:
-                raise DataError(f"{path}: {name} is no array of numbers but {held[name]}: download it again")
+                raise DataError(f"{path}: {name} is not a numeric array but {held[name]}: download it again")
         stored = scipy.io.loadmat(path, variable_names=list(names), appendmat=False)
     except (MatReadError, *UNREADABLE_MAT) as error:
         raise DataError(f"{path} cannot be read as a MATLAB file ({reason(error)}): download it again") from None
@@ -135,12 +136,12 @@ def read_mat(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def read_libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
-    """LIBSVM's text, plain or ``.bz2``: values float32 (N, features), labels int64 (N,).
+    """Read LIBSVM text, plain or ``.bz2``: values float32 (N, features), labels int64 (N,).
 
-    A line is ``label index:value …`` with indices from 1; what it does not name is 0.
+    A line is ``label index:value …`` with indices starting at 1. Values that a line does not list are 0.
 
     Raises:
-        DataError: absent, damaged, or a line of another form.
+        DataError: the file does not exist or is damaged, or a line has another form.
     """
     _require(path)
     with open_file(path) as raw:
@@ -165,18 +166,18 @@ def read_libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def array_sources(images: np.ndarray, labels: np.ndarray, classes: Sequence[str], *, prefix: str) -> list[Source]:
-    """Pictures of uint8 ``images`` (N, H, W) or (N, H, W, 3), one picture after the other when it is asked for.
+    """Wrap uint8 ``images`` (N, H, W) or (N, H, W, 3) as sources, each of which is decoded only when it is read.
 
-    Ids are ``<prefix>/000123``, where the number is the place in ``images``.
+    Ids are ``<prefix>/000123``, where the number is the index in ``images``.
 
     Args:
-        images: grey or RGB.
-        labels: whole numbers (N,), the place of each picture's class in ``classes``.
+        images: grey or RGB images.
+        labels: integer labels (N,), each an index into ``classes``.
         classes: names of the classes.
-        prefix: of the ids; also what errors call the images.
+        prefix: prefix of the ids; errors also use it as the name of the images.
 
     Raises:
-        DataError: images or labels of another form.
+        DataError: the images or labels have an unexpected type, shape or range.
     """
     if images.dtype != np.uint8 or not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)):
         raise DataError(
@@ -185,7 +186,7 @@ def array_sources(images: np.ndarray, labels: np.ndarray, classes: Sequence[str]
         )
     if labels.dtype.kind not in "ui" or labels.shape != (len(images),):
         raise DataError(
-            f"{prefix}: {len(images)} images have labels {labels.dtype} {labels.shape}, expected a whole number for "
+            f"{prefix}: {len(images)} images have labels {labels.dtype} {labels.shape}, expected an integer for "
             "each: download them again"
         )
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
@@ -200,10 +201,10 @@ def array_sources(images: np.ndarray, labels: np.ndarray, classes: Sequence[str]
 
 
 def require_classes(pictures: Sequence[Source], classes: Sequence[str], name: str) -> None:
-    """See that every class is there.
+    """Check that every class has at least one picture.
 
     Raises:
-        DataError: pictures of ``name`` in which a class has none.
+        DataError: a class has no picture among those of ``name``.
     """
     here = {picture.label for picture in pictures}
     absent = [label for label in classes if label not in here]
@@ -212,9 +213,9 @@ def require_classes(pictures: Sequence[Source], classes: Sequence[str], name: st
 
 
 def open_gzip(path: Path) -> IO[bytes]:
-    """A file as it is, or unpacked if its content says so.
+    """Open a file, decompressing it if its content is gzip, whatever its name ends in.
 
-    Browsers unpack some ``.gz`` files without a word and leave the name as it was.
+    Some browsers decompress ``.gz`` files on download and keep the name.
     """
     with open_file(path) as raw:
         packed = raw.read(2) == b"\x1f\x8b"
@@ -222,17 +223,20 @@ def open_gzip(path: Path) -> IO[bytes]:
 
 
 def _require_undamaged(path: Path) -> None:
-    """Every array of a MATLAB file is packed, and its checksum right: SciPy may crash over a single wrong byte."""
+    """Check that every array of a MATLAB file is compressed and its checksum right.
+
+    SciPy may crash on a file with a single wrong byte.
+    """
     with path.open("rb") as stream:
         header = stream.read(128)
         if not header.startswith(b"MATLAB 5.0"):
             raise DataError(
-                f"{path} is no MATLAB file as -v7 saves it, it begins with {header[:10]!r}: save it with -v7"
+                f"{path} is not a MATLAB file saved with -v7, it begins with {header[:10]!r}: save it with -v7"
             )
         while tag := stream.read(8):
             kind, size = struct.unpack("<II", tag)
             if kind != PACKED:
-                raise DataError(f"{path} holds an array that is not packed: save it with -v7, or download it again")
+                raise DataError(f"{path} holds an array that is not compressed: save it with -v7, or download it again")
             unpacker = zlib.decompressobj()
             while size:
                 block = stream.read(min(size, BLOCK))
@@ -245,7 +249,7 @@ def _require_undamaged(path: Path) -> None:
 
 
 def _numbered(fields: Sequence[bytes], features: int) -> np.ndarray:
-    """One line's ``index:value`` as a row."""
+    """Parse the ``index:value`` fields of one line into a row."""
     row = np.zeros(features, np.float32)
     pairs = [field.split(b":") for field in fields]
     index = np.array([int(at) for at, _ in pairs], np.int64)
@@ -253,7 +257,7 @@ def _numbered(fields: Sequence[bytes], features: int) -> np.ndarray:
         raise ValueError(f"indices {index.min()} to {index.max()}, expected 1 to {features}")
     row[index - 1] = [float(value) for _, value in pairs]
     if not np.isfinite(row).all():
-        raise ValueError("a value that is no number")
+        raise ValueError("a value that is not a finite number")
     return row
 
 

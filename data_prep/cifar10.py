@@ -1,18 +1,19 @@
-"""CIFAR-10: ten kinds of things, dealt to many sites whose shares of the classes differ (Dirichlet).
+"""CIFAR-10: ten classes of natural images, distributed to many sites with different class shares (Dirichlet).
 
-Expected is a folder with ``cifar-10-python.tar.gz`` (170 MB), or with what it holds, ``cifar-10-batches-py/``:
-``data_batch_1`` to ``data_batch_5`` with 50,000 training images of 32 x 32 in colour, ``test_batch`` with 10,000. It is
-described at https://www.cs.toronto.edu/~kriz/cifar.html. The batches are pickles; nothing that they name is executed.
-Instead the folder may have ``cifar10.npz`` with x_train (N, 32, 32, 3), y_train, x_test and y_test, classes by number.
+The source is a folder with ``cifar-10-python.tar.gz`` (170 MB) or its unpacked content ``cifar-10-batches-py/``:
+``data_batch_1`` to ``data_batch_5`` with 50,000 RGB training images of 32 x 32, and ``test_batch`` with 10,000. It is
+described at https://www.cs.toronto.edu/~kriz/cifar.html. The batches are pickles; no code that they name is executed.
+Alternatively the folder holds ``cifar10.npz`` with x_train (N, 32, 32, 3), y_train, x_test and y_test, with class
+numbers as labels.
 
-Each class of the training part is spread over all sites in proportions from Dirichlet(alpha), see
-`data_prep.partition`; sites have 500 images on average and at least ten, those for validation among them. FedFA's
-experiments have 100 sites and alpha 0.6 or 0.3, in a form that it does not state. The data set is named after alpha:
-``cifar10_dirichlet_0.6``.
+Each class of the training part is distributed over all sites in proportions drawn from Dirichlet(alpha), see
+`data_prep.partition`. Sites have 500 images on average and at least ten, including those for validation. FedFA's
+experiments use 100 sites and alpha 0.6 or 0.3; the paper does not state which form of the partition. The data set is
+named after alpha: ``cifar10_dirichlet_0.6``.
 
-Each class of the official test part is shared out in the proportions of the training part, so the sites' test images
-are all 10,000, each at one site. A tenth of a site's training images is for validation. Copies of an image are left
-out, those in the training part first.
+Each class of the official test part is distributed in the same proportions as the training part, so each of the
+10,000 test images belongs to exactly one site. A tenth of a site's training images is used for validation. Duplicate
+images are left out; if an image occurs in both parts, the copy in the training part is left out.
 """
 
 from __future__ import annotations
@@ -54,17 +55,21 @@ EXPECTED = f"expected {TAR}, the folder {FOLDER} that it holds, or {NPZ}; {CIFAR
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of `plan` for the command line."""
     parser.add_argument(
-        "--alpha", type=float, default=0.6, metavar="X", help="of Dirichlet; less is more uneven (default: 0.6)"
+        "--alpha",
+        type=float,
+        default=0.6,
+        metavar="X",
+        help="Dirichlet parameter; smaller is more uneven (default: 0.6)",
     )
     parser.add_argument("--sites-count", type=int, default=100, metavar="N", help="number of sites (default: 100)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the partition (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the partition (default: 0)")
 
 
 def plan(source: Path, *, alpha: float = 0.6, sites_count: int = 100, seed: int = 0) -> Plan:
-    """The images of a download, dealt to ``sites_count`` sites.
+    """The images of a download, distributed to ``sites_count`` sites.
 
     Raises:
-        DataError: an unknown layout, damaged files, or a partition that cannot be.
+        DataError: an unknown layout, damaged files, or a partition that is not possible.
     """
     require_seed(seed)
     train, test = read_cifar10(source)
@@ -85,10 +90,10 @@ def plan(source: Path, *, alpha: float = 0.6, sites_count: int = 100, seed: int 
 
 
 def read_cifar10(source: Path) -> tuple[Part, Part]:
-    """The training and the test part, from whichever form is there.
+    """Read the training and test parts from whichever form is found.
 
     Raises:
-        DataError: none of them, or damaged files.
+        DataError: no known form is found, or files are damaged.
     """
     tar = source if source.is_file() else source / TAR
     folder = next((path for path in (source / FOLDER, source) if (path / TEST).is_file()), None)
@@ -106,7 +111,7 @@ def read_cifar10(source: Path) -> tuple[Part, Part]:
 
 
 def _from_tar(path: Path) -> Iterator[tuple[str, Part]]:
-    """The batches in the archive; nothing is unpacked onto the disk."""
+    """Read the batches from the archive without unpacking it to disk."""
     wanted = {f"{FOLDER}/{name}": name for name in (*TRAIN, TEST)}
     try:
         with tarfile.open(path) as archive:
@@ -132,11 +137,11 @@ def _batch(path: Path) -> Part:
 
 
 def _images(batch: object, name: str) -> Part:
-    """A batch has images as rows of 3072: first all red, then all green, then all blue."""
+    """Convert a batch to images (N, 32, 32, 3). Its rows of 3072 values are all red, then all green, then all blue."""
     data = batch.get("data") if isinstance(batch, dict) else None
     labels = batch.get("labels") if isinstance(batch, dict) else None
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * SIDE**2,):
-        raise DataError(f"{name} has no 'data' of bytes (N, {3 * SIDE**2}), so it is no batch of CIFAR-10: {EXPECTED}")
+        raise DataError(f"{name} has no 'data' of bytes (N, {3 * SIDE**2}), so it is not a CIFAR-10 batch: {EXPECTED}")
     if not isinstance(labels, list) or len(labels) != len(data) or not all(isinstance(k, int) for k in labels):
         raise DataError(f"{name} has no 'labels', a number for each of its {len(data)} images: {EXPECTED}")
     return data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), np.array(labels, np.int64)

@@ -1,9 +1,9 @@
-"""Which content of a site goes into which split: training, validation or test.
+"""Assign the pictures of a site to splits: training, validation or test.
 
-Pictures of the same content are one and go into one split together. Contents are put in the order of their hash and
-the first ones held out, so the same pictures are dealt in the same way on every machine. By default that is done class
-by class: of n contents of a class ``round(n / 5)`` are for testing and as many for validation, at least one each from
-three on, and the others for training.
+Pictures with the same content (SHA-256 of size and pixels) always go into the same split. Contents are sorted by hash
+and the first ones held out, so the same pictures are split in the same way on every machine. By default this is done
+per class: of n contents of a class, ``round(n / 5)`` are for testing and as many for validation (at least one each if
+n is three or more), and the others are for training.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Split
 
 TEST = "test/"
-"""Ids of an official test part begin with this."""
+"""Prefix of the ids of an official test part."""
 FEWEST = 3
-"""A class of fewer contents is all for training."""
+"""A class with fewer contents is used for training only."""
 TENTH, SMALLEST_DIVIDED = 10, 5
-"""Small sites hold out a tenth of their contents, and from five contents on one at least."""
+"""Small sites hold out a tenth of their contents, and at least one if they have five or more."""
 
 
 def deal_by_content(site: str, pictures: Hashed, *, one_in: int = 5) -> dict[str, Split]:
-    """Split by id: of each class one content in ``one_in`` is for testing and another for validation."""
+    """Split by id: in each class, one content in ``one_in`` is for testing and another for validation."""
     shares = [(contents, _share(len(contents), one_in)) for contents in _contents_by_class(pictures)]
     test = {sha for contents, share in shares for sha in contents[:share]}
     val = {sha for contents, share in shares for sha in contents[share : 2 * share]}
@@ -40,14 +40,15 @@ def deal_official(
     is_test: Callable[[str], bool] = lambda picture: picture.startswith(TEST),
     one_in: int = 10,
 ) -> dict[str, Split]:
-    """Split by id, of a data set with a test part of its own: a content in it is test, wherever else it is.
+    """Split by id, for a data set with an official test set.
 
-    Of the others one content in ``one_in`` of each class is for validation.
+    An image that occurs in the official test set is always assigned to the test split, also where a copy of it has
+    another id. Of the other contents, one in ``one_in`` of each class is for validation.
 
     Args:
-        site: not asked for.
-        pictures: the site's.
-        is_test: whether an id is in the test part; by default those that begin with ``test/``.
+        site: not used.
+        pictures: the site's pictures.
+        is_test: whether an id is in the official test set; by default, whether it begins with ``test/``.
         one_in: the share for validation.
     """
     test, rest = _apart(pictures, is_test)
@@ -56,9 +57,10 @@ def deal_official(
 
 
 def deal_small(site: str, pictures: Hashed) -> dict[str, Split]:
-    """Split by id, of one of many small sites: a tenth of its contents each is for testing and for validation.
+    """Split by id, for one of many small sites: a tenth of its contents for testing and a tenth for validation.
 
-    Not class by class, of which such sites have a picture or two each. A tenth is one at least where there are five.
+    The split ignores classes, because such a site has only one or two pictures of each. A site with five or more
+    contents holds out at least one for each.
     """
     contents = sorted({sha for _, sha in pictures})
     tenth = _tenth(len(contents))
@@ -66,14 +68,20 @@ def deal_small(site: str, pictures: Hashed) -> dict[str, Split]:
 
 
 def deal_small_official(site: str, pictures: Hashed) -> dict[str, Split]:
-    """As `deal_small`, where ids that begin with ``test/`` are the test part, and a tenth of the others validates."""
+    """Split by id, like `deal_small`, where ids that begin with ``test/`` are the test split.
+
+    A tenth of the other contents is for validation.
+    """
     test, rest = _apart(pictures, lambda picture: picture.startswith(TEST))
     contents = sorted({sha for _, sha in rest})
     return _split_of(pictures, test=test, val=set(contents[: _tenth(len(contents))]))
 
 
 def keep_together(split_of: Mapping[str, Split], pictures: Hashed) -> dict[str, Split]:
-    """A given split by id, but one for each content: test if any of its pictures is, else validation if any is."""
+    """Change a given split by id so that pictures of the same content are in one split.
+
+    A content is in the test split if any of its pictures is, else in validation if any is, else in training.
+    """
     parts: dict[str, set[Split]] = {}
     for picture, sha in pictures:
         parts.setdefault(sha, set()).add(split_of[picture.id])
@@ -84,16 +92,16 @@ def keep_together(split_of: Mapping[str, Split], pictures: Hashed) -> dict[str, 
 def deal_counts(
     pictures: Hashed, counts: Mapping[Split, int], *, seed: int, known: Mapping[str, Split] | None = None
 ) -> dict[str, Split]:
-    """Split by id, at random by seed, of given sizes, where pictures of the same content are in one split together.
+    """Split by id at random into splits of given sizes, with all pictures of the same content in one split.
 
-    Every picture goes to a split with a chance in proportion to the room left in it: without copies, these are the
-    splits of a shuffled list. Copies are dealt first, as they need the most room.
+    Each content goes to a split with probability proportional to the room left in it; without duplicates this is the
+    same as cutting a shuffled list. Contents with most copies are assigned first, because they need the most room.
 
     Args:
-        pictures: as many as ``counts`` has together.
-        counts: pictures of each split.
-        seed: of all draws; pictures are put in the order of their hash before.
-        known: split by content, of contents that have theirs already.
+        pictures: the pictures, as many as the sum of ``counts``.
+        counts: number of pictures in each split.
+        seed: seed of all draws; the pictures are sorted by hash before the first draw.
+        known: split by content hash, for contents that are already assigned (at other sites).
 
     Raises:
         DataError: too few or too many pictures, or copies for which no split has room.
@@ -120,7 +128,7 @@ OFFICIAL = Dealing(deal_official, "official test part; val is a tenth of the res
 
 
 def _contents_by_class(pictures: Hashed) -> list[list[str]]:
-    """Hashes of the contents of each class, ascending; a content under two labels is of its first one's class."""
+    """Content hashes of each class in ascending order; a content with two labels counts for the first one."""
     labels: dict[str, str] = {}
     for picture, sha in pictures:
         labels.setdefault(sha, picture.label)
@@ -131,7 +139,7 @@ def _contents_by_class(pictures: Hashed) -> list[list[str]]:
 
 
 def _apart(pictures: Hashed, is_test: Callable[[str], bool]) -> tuple[set[str], Hashed]:
-    """The contents of a test part, and the pictures of all other contents."""
+    """The content hashes of the official test set, and the pictures whose content is not in it."""
     test = {sha for picture, sha in pictures if is_test(picture.id)}
     return test, [(picture, sha) for picture, sha in pictures if sha not in test]
 

@@ -1,7 +1,7 @@
-"""Picture files of any kind as upright 8-bit RGB, their content hash, and their place in an array.
+"""Decode picture files to upright 8-bit RGB, hash their content and resize them to arrays.
 
-Pictures may be RGB, grey, CMYK, with a palette, with transparency (shown on white), 16 bits deep, or turned by an
-EXIF tag.
+Pictures may be RGB, grey, CMYK, palette images, have transparency (drawn on white), be 16 bits deep, or be rotated by
+an EXIF tag.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from data_prep.reading import open_file
 from fedshift.schema.errors import DataError
 
 UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
-"""What Pillow raises over files that are damaged or no pictures."""
+"""What Pillow raises for files that are damaged or not pictures."""
 
 
 def read_picture(path: Path) -> Image.Image:
-    """A file as upright 8-bit RGB.
+    """Read a file as upright 8-bit RGB.
 
     Raises:
-        DataError: absent, not to be read, no picture, cut short, or of numbers that are no intensities.
+        DataError: the file does not exist, cannot be read, is not a picture, is cut short, or its values are not
+            intensities.
     """
     with open_file(path) as stream:
         return decode_picture(stream, str(path))
 
 
 def decode_picture(stream: IO[bytes], name: str) -> Image.Image:
-    """As `read_picture`, of an open file; ``name`` is what errors call it."""
+    """Like `read_picture`, for an open file; errors refer to it as ``name``."""
     try:
         with Image.open(stream) as stored:
             stored.load()
@@ -50,16 +51,16 @@ def decode_picture(stream: IO[bytes], name: str) -> Image.Image:
 
 
 def picture_sha256(picture: Image.Image) -> str:
-    """SHA-256 of size and pixels, the same for any file format or name."""
+    """SHA-256 of a picture's size and pixels; it does not depend on the file's format or name."""
     digest = hashlib.sha256(repr(picture.size).encode())
     digest.update(picture.tobytes())
     return digest.hexdigest()
 
 
 def resize_picture(picture: Image.Image, size: int) -> np.ndarray:
-    """uint8 (channels, size, size), 1 channel of a grey picture.
+    """Resize to uint8 (channels, size, size), with 1 channel for a grey picture.
 
-    Pillow's antialiased bilinear filter is what torchvision's ``Resize((S, S))`` does to a PIL image and so what the
+    Uses Pillow's antialiased bilinear filter, as torchvision's ``Resize((S, S))`` does for a PIL image, and so as the
     papers' loaders do.
     """
     small = np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR))
@@ -67,9 +68,9 @@ def resize_picture(picture: Image.Image, size: int) -> np.ndarray:
 
 
 def _from_numbers(picture: Image.Image, name: str) -> Image.Image:
-    """Grey of 16 bits to 8; Pillow itself would cut off all above 255."""
+    """Convert 16-bit grey to 8 bits. Pillow itself would clip all values above 255."""
     values = np.asarray(picture)
     if picture.mode == "F" or values.min() < 0 or values.max() > 0xFFFF:
-        raise DataError(f"{name} holds numbers of 32 bits, no intensities: save it as a picture of 8 or 16 bits")
+        raise DataError(f"{name} holds 32-bit values outside 0 to 65535: save it as an 8-bit or 16-bit picture")
     grey = (values.astype(np.uint32) + 128) // 257
     return Image.fromarray(grey.astype(np.uint8)).convert("RGB")

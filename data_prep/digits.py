@@ -1,23 +1,24 @@
-"""Digits: ten handwritten or photographed digits from MNIST, MNIST-M, SVHN and USPS.
+"""Digits: the ten digits from MNIST, MNIST-M, SVHN and USPS, each data set as one site.
 
-Expected is one folder that holds each set's files, in itself or in a folder of its name (``MNIST/raw`` as torchvision
-makes it is found too). Any of these forms; idx and LIBSVM files may be packed or unpacked:
+The source is one folder that holds each data set's files, directly or in a folder named after the data set
+(``MNIST/raw`` as torchvision makes it is found too). Any of these forms is accepted; idx and LIBSVM files may be
+compressed or not:
 
     mnist   train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz,
             t10k-labels-idx1-ubyte.gz: 60,000 and 10,000 grey images of 28 x 28, 12 MB
     mnistm  mnist_m_train/*.png with mnist_m_train_labels.txt, mnist_m_test/*.png with mnist_m_test_labels.txt:
-            59,001 and 9,001 images of 32 x 32 in colour (mnist_m.tar.gz, unpacked: 68,004 files); or mnistm_data.pkl or
-            keras_mnistm.pkl.gz, 28 x 28, which have MNIST's labels and so need its files beside them
+            59,001 and 9,001 RGB images of 32 x 32 (mnist_m.tar.gz, unpacked: 68,004 files); or mnistm_data.pkl or
+            keras_mnistm.pkl.gz, 28 x 28, which use MNIST's labels and so need MNIST's files in the same folder
     svhn    train_32x32.mat (73,257 images of 32 x 32, 182 MB), test_32x32.mat (26,032, 64 MB); label 10 means 0
-    usps    usps.bz2 and usps.t.bz2 as LIBSVM's page has them: 7,291 and 2,007 images of 16 x 16, 8 MB
-    any     <site>.npz with x_train, y_train, x_test, y_test of whole numbers 0 to 255 and labels 0 to 9
+    usps    usps.bz2 and usps.t.bz2 from LIBSVM's page: 7,291 and 2,007 images of 16 x 16, 8 MB
+    any     <site>.npz with x_train, y_train, x_test, y_test: integer intensities 0 to 255 and labels 0 to 9
 
 Described at http://yann.lecun.com/exdb/mnist (MNIST), http://yaroslav.ganin.net (MNIST-M),
 http://ufldl.stanford.edu/housenumbers (SVHN) and https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets (USPS).
-Without one of them name the others: ``--sites mnist,mnistm,usps``.
+If one of them is missing, list the others: ``--sites mnist,mnistm,usps``.
 
-Grey images become RGB of three equal channels. Each set's test part stays its test part; a tenth of the training part
-of each class is for validation, by content. FRAug's code draws a fixed tenth of both parts together instead.
+Grey images become RGB with three equal channels. Each data set keeps its official test part; a tenth of each class of
+the training part is used for validation, by content. FRAug's code instead draws a fixed tenth of both parts together.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ DIGITS = PictureSet(
     "Netzer Y, et al. Reading digits in natural images with unsupervised feature learning. NIPS workshop 2011 (SVHN); "
     "Hull JJ. A database for handwritten text recognition research. IEEE TPAMI 1994 (USPS)",
 )
-SIZES = (28, 32)  # FedBN's, and the task's and FRAug's
+SIZES = (28, 32)  # 28: FedBN; 32: FRAug and this task's default
 IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 USPS_SIDE = 16
 SHOWN = 20
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Images and labels for training, images and labels for testing."""
+"""Training images and labels, then test images and labels."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -80,10 +81,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(source: Path, *, sites: Sequence[str] | None = None) -> Plan:
-    """The images of the downloads in a folder, set by set.
+    """The images of the downloads in a folder, one data set after the other.
 
     Raises:
-        DataError: a set that is not there or not as it is published, or a name that is none of the four.
+        DataError: a data set is missing or differs from the published one, or a name is none of the four.
     """
     for site in sites or ():
         if site not in DIGITS.sites:
@@ -93,10 +94,10 @@ def plan(source: Path, *, sites: Sequence[str] | None = None) -> Plan:
 
 
 def read_mnist(source: Path) -> Arrays:
-    """MNIST from a folder that has its idx files or ``mnist.npz``, in itself or in a folder of that name.
+    """Read MNIST's idx files or ``mnist.npz`` from a folder or from a folder ``mnist`` in it.
 
     Raises:
-        DataError: not there, or not as it is published.
+        DataError: MNIST is missing or differs from the published one.
     """
     for place in _places(source, "mnist"):
         if arrays := _idx(place) or _npz(place, site="mnist"):
@@ -129,7 +130,7 @@ def _mnistm(source: Path) -> list[Source]:
 
 
 def _sources(arrays: Arrays, site: str) -> list[Source]:
-    """Ids begin with the part, as `OFFICIAL` wants it."""
+    """Sources of both parts; ids begin with the name of the part, as `OFFICIAL` requires."""
     x_train, y_train, x_test, y_test = arrays
     try:
         train = array_sources(x_train, y_train, CLASSES, prefix="train")
@@ -139,7 +140,10 @@ def _sources(arrays: Arrays, site: str) -> list[Source]:
 
 
 def _places(source: Path, site: str) -> Iterator[Path]:
-    """The folder itself, then folders in it that have the site's name, however written, and what they hold."""
+    """The folder itself, then the folders in it named after the site and their subfolders.
+
+    Case, '-' and '_' in the names are ignored.
+    """
     if not source.is_dir():
         raise DataError(f"{source} is not a folder: give the one that holds {site}'s files")
     yield source
@@ -154,7 +158,7 @@ def _absent(source: Path, site: str, expected: str) -> DataError:
     here = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names_in(source)]
     holds = ", ".join(here[:SHOWN]) + (", …" if len(here) > SHOWN else "") or "nothing"
     others = ",".join(name for name in DIGITS.sites if name != site)
-    without = "" if site == "mnist" else f", or do without it by --sites {others}"
+    without = "" if site == "mnist" else f", or leave it out with --sites {others}"
     return DataError(
         f"{source} has no {site}, it holds {holds}: expected there or in a folder {site} are {expected}, or "
         f"{site}.npz; {DIGITS.described}{without}"
@@ -162,7 +166,7 @@ def _absent(source: Path, site: str, expected: str) -> DataError:
 
 
 def _all_or_none(paths: Sequence[Path]) -> bool:
-    """Whether the files of a form are there; some without the others is an error."""
+    """Whether the files of a form exist. Having only some of them is an error."""
     here = [path for path in paths if path.is_file()]
     if here and len(here) < len(paths):
         absent = next(path for path in paths if path not in here)
@@ -171,12 +175,12 @@ def _all_or_none(paths: Sequence[Path]) -> bool:
 
 
 def _either(place: Path, *names: str) -> Path:
-    """The first of these files that exists, else the first name."""
+    """The first of these files that exists, or the first name if none does."""
     return next((place / name for name in names if (place / name).is_file()), place / names[0])
 
 
 def _idx(place: Path) -> Arrays | None:
-    """As published, unpacked, or with the dot that some mirrors put into the names."""
+    """Read idx files: compressed or not, with the published names or the dotted names that some mirrors use."""
     forms = [(f"{name}.gz", name, name.replace("-idx", ".idx"), f"{name.replace('-idx', '.idx')}.gz") for name in IDX]
     paths = [_either(place, *names) for names in forms]
     if not _all_or_none(paths):
@@ -202,7 +206,7 @@ def _svhn(place: Path) -> Arrays | None:
 
 
 def _svhn_part(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images (32, 32, 3, N) become (N, 32, 32, 3), label 10 becomes 0."""
+    """Convert images (32, 32, 3, N) to (N, 32, 32, 3), and label 10 to 0."""
     stored = read_mat(path, ("X", "y"))
     images, labels = stored["X"], stored["y"].ravel()
     if images.ndim != 4 or not np.isin(labels, range(1, 11)).all():
@@ -222,16 +226,16 @@ def _usps(place: Path) -> Arrays | None:
 
 
 def _usps_part(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Intensities -1 to 1 become 0 to 255, labels 1 to 10 become digits 0 to 9."""
+    """Convert intensities from [-1, 1] to 0 to 255, and labels 1 to 10 to digits 0 to 9."""
     values, labels = read_libsvm(path, USPS_SIDE**2)
     if np.abs(values).max() > 1:
-        raise DataError(f"{path} holds intensities beyond -1 to 1, as the scaled USPS has not: download it again")
+        raise DataError(f"{path} holds intensities outside -1 to 1, unlike the scaled USPS: download it again")
     images = np.rint((values + 1) * 127.5).astype(np.uint8)
     return images.reshape(-1, USPS_SIDE, USPS_SIDE), labels - 1
 
 
 def _mnistm_pictures(place: Path) -> list[Source] | None:
-    """The published form: picture files, and text files ``<name> <label>``."""
+    """Read the published form: picture files, and text files with lines ``<name> <label>``."""
     lists = [place / f"mnist_m_{part}_labels.txt" for part in ("train", "test")]
     if not _all_or_none(lists):
         return None
@@ -252,9 +256,9 @@ def _listed(path: Path, part: str) -> Iterator[Source]:
 
 
 def _mnistm_pickle(place: Path, *, source: Path) -> Arrays | None:
-    """A pickled ``{"train": …, "valid": …, "test": …}`` of images, made from MNIST's in their order.
+    """Read a pickled ``{"train": …, "valid": …, "test": …}`` of images that were made from MNIST's images in order.
 
-    Where there are validation images they are made from MNIST's first training images, as TensorFlow had split it.
+    If there are validation images, they were made from MNIST's first training images, which is TensorFlow's split.
     """
     names = [f"{name}.pkl{packed}" for name in ("mnistm_data", "keras_mnistm") for packed in ("", ".gz")]
     path = _either(place, *names)
@@ -267,8 +271,8 @@ def _mnistm_pickle(place: Path, *, source: Path) -> Arrays | None:
         train = np.concatenate([valid, train])
     if (len(train), len(test)) != (len(y_train), len(y_test)):
         raise DataError(
-            f"{path} holds {len(train)} and {len(test)} images, MNIST beside it {len(y_train)} and {len(y_test)}, and "
-            "its labels are theirs: download both again"
+            f"{path} holds {len(train)} and {len(test)} images, but MNIST, whose labels it uses, has {len(y_train)} "
+            f"and {len(y_test)}: download both again"
         )
     return train, y_train, test, y_test
 

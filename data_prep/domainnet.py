@@ -1,39 +1,41 @@
-"""DomainNet: FedBN's ten of its 345 classes as clip art, infographics, paintings, drawings, photographs and sketches.
+"""DomainNet: the ten of its 345 classes that FedBN uses, in six domains.
 
-Expected is a folder with the downloads beside each other: ``clipart.zip`` (the cleaned version, 1.3 GB),
-``infograph.zip`` (4.0 GB), ``painting.zip`` (cleaned, 3.7 GB), ``quickdraw.zip`` (0.4 GB), ``real.zip`` (5.6 GB) and
-``sketch.zip`` (2.5 GB), each with ``<domain>/<class>/<domain>_030_000123.jpg`` (``<number>.png`` in quickdraw). They
-need not be unpacked; unpacked folders ``<domain>/<class>`` will do too. Only pictures of the ten classes are read.
-Described at http://ai.bu.edu/M3SDA, and in Peng, Bai, Xia, Huang, Saenko, Wang, "Moment matching for multi-source
-domain adaptation", ICCV 2019.
+The domains are clip art, infographics, paintings, quick drawings, photographs and sketches. The source is a folder with
+the downloads: ``clipart.zip`` (the cleaned version, 1.3 GB), ``infograph.zip`` (4.0 GB), ``painting.zip`` (cleaned,
+3.7 GB), ``quickdraw.zip`` (0.4 GB), ``real.zip`` (5.6 GB) and ``sketch.zip`` (2.5 GB), each with
+``<domain>/<class>/<domain>_030_000123.jpg`` (``<number>.png`` in quickdraw). The zips need not be unpacked; unpacked
+folders ``<domain>/<class>`` work too. Only pictures of the ten classes are read. Described at http://ai.bu.edu/M3SDA,
+and in Peng, Bai, Xia, Huang, Saenko, Wang, "Moment matching for multi-source domain adaptation", ICCV 2019.
 
-Three splits. ``hash`` keeps the official test part where the official lists, ``<domain>_train.txt`` and
-``<domain>_test.txt`` with lines ``<domain>/<class>/<file> <number of the class>``, lie beside the downloads; a fifth
-of the training part of each class is for validation, by content. Without these lists all goes by content, see
-`data_prep.dealing`.
+There are three splits. ``hash`` (the default) keeps the official test part if the official lists are in the same folder
+as the downloads: ``<domain>_train.txt`` and ``<domain>_test.txt`` with lines
+``<domain>/<class>/<file> <number of the class>``. A fifth of each class of the training part is used for validation, by
+content. Without these lists all splits go by content, see `data_prep.dealing`.
 
-``papers`` is that of FedFA: FedBN's lists ``<domain>_train.pkl`` and ``<domain>_test.pkl``, expected beside the
-downloads (https://github.com/med-air/FedBN says where they are), of which the first 80 % of the training part are for
-training and the last 20 % for validation. Copies then stand in several splits, and the manifest says how many.
+``papers`` is the split of FedFA. It uses FedBN's lists ``<domain>_train.pkl`` and ``<domain>_test.pkl``, which must be
+in the same folder as the downloads (https://github.com/med-air/FedBN says where to get them). The first 80 % of the
+training list are for training and the last 20 % for validation. Copies of a picture may then be in several splits; the
+manifest records how many.
 
                              clipart  infograph  painting  quickdraw  real  sketch
     FedBN's training list       2103       2626      2472       4000  4864    2213
     papers: training            1682       2100      1977       3200  3891    1770
     papers: validation           420        525       494        800   972     442
     papers: test                 526        657       619       1000  1217     554
-    FedFA, Table 12               672        840       791       1280  1556     708
-    FedFA, released code         1009       1260      1186       1920  2334    1062
+    FedFA, Table 12              672        840       791       1280  1556     708
+    FedFA, released code        1009       1260      1186       1920  2334    1062
 
-FedFA's Table 12 takes 0.4 of the training images (FedRDN's Table 6 has the same counts), its released code 0.6. Here
-that is ``data.fraction`` of the task: drawn by seed, where FedFA takes the first, and rounded, which makes one image
-more at clipart (0.4) and real (0.6). FedBN's code cuts all sites to 105 images, a twentieth of clipart's list; so,
-going by its scores, does FedRDN, whatever its table says. That is ``data.images``.
+FedFA's Table 12 uses 0.4 of the training images (FedRDN's Table 6 has the same counts), its released code 0.6. Set
+``data.fraction`` of the task to choose. Here the fraction is drawn by seed, while FedFA takes the first images, and it
+is rounded, which gives one more image for clipart (0.4) and real (0.6). FedBN's code limits every site to 105 images, a
+twentieth of clipart's list; FedRDN's scores suggest that it does the same, although its Table 6 says otherwise. Set
+``data.images`` for that.
 
-``seeded`` needs the zips alone and makes splits of the papers' sizes, in a data set of its own, ``domainnet_seeded``:
-of each domain as many pictures as these have together are drawn by ``--seed`` and divided, a fifth for testing as in
-FedBN's lists (rounded up), the others as in ``papers``. Pictures of the same content are in one split, those of several
-domains too. Which pictures are in which split is not as in FedBN's lists, so scores compare with the papers' only as
-far as another draw of the same sizes does.
+``seeded`` needs only the zips and makes splits of the papers' sizes as a separate data set, ``domainnet_seeded``. In
+each domain it draws by ``--seed`` as many pictures as the papers' splits have in total and divides them: a fifth for
+testing as in FedBN's lists (rounded up), the others as in ``papers``. Pictures of the same content are in one split,
+also across domains. The pictures in each split differ from FedBN's lists, so scores are comparable to the papers' only
+as another random draw of the same sizes is.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ DOMAINNET = PictureSet(
     citation="Peng X, Bai Q, Xia X, Huang Z, Saenko K, Wang B. Moment matching for multi-source domain adaptation. "
     "ICCV 2019",
 )
-SIZES = (128, 256)  # the task's default, and the papers'
+SIZES = (128, 256)  # 128: the task's default; 256: the papers
 PAPERS_RULE = "papers: FedBN's lists, training part 80/20"
 FEDBN: Mapping[str, Mapping[Part, int]] = {
     "clipart": {"train": 2103, "test": 526},
@@ -77,7 +79,7 @@ FEDBN: Mapping[str, Mapping[Part, int]] = {
     "real": {"train": 4864, "test": 1217},
     "sketch": {"train": 2213, "test": 554},
 }
-"""Pictures in FedBN's lists."""
+"""Number of pictures in FedBN's lists."""
 OFFICIAL_RULE = "official test part, training part 80/20 by content"
 
 
@@ -87,20 +89,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--split",
         choices=["hash", "papers", "seeded"],
         default="hash",
-        help="by content but for the official test part (default), FedFA's by FedBN's lists, or as many by seed",
+        help="hash: by content, keeping the official test part (default); papers: FedFA's, by FedBN's lists; "
+        "seeded: the papers' sizes, drawn by --seed",
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="of the seeded split (default: 0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the seeded split (default: 0)")
 
 
 def plan(source: Path, *, split: Literal["papers", "hash", "seeded"] = "hash", seed: int | None = None) -> Plan:
-    """The pictures of the ten classes, domain by domain; of those in lists, where lists are used.
+    """The pictures of the ten classes, domain by domain; only the listed ones if lists are used.
 
     Raises:
-        DataError: an unknown layout, lists that are absent, broken or name a picture that is not there, too few
-            pictures for the papers' counts, or a seed without the seeded split.
+        DataError: an unknown layout, lists that are missing, broken or name a missing picture, too few pictures for
+            the papers' counts, or a seed without the seeded split.
     """
     if seed is not None and split != "seeded":
-        raise DataError("--seed is about the seeded split: name --split seeded too, or leave it away")
+        raise DataError("--seed only applies to the seeded split: add --split seeded or remove --seed")
     require_seed(seed or 0)
     tree = Tree(source, DOMAINNET)
     found = tree.pictures(some_classes=True)
@@ -111,7 +114,7 @@ def plan(source: Path, *, split: Literal["papers", "hash", "seeded"] = "hash", s
         name, otherwise = "FedBN's lists", "use --split hash"
     else:
         parts = _read_official(tree)
-        name, otherwise = "the official lists", "take the lists away to split all by content"
+        name, otherwise = "the official lists", "remove the lists to split all pictures by content"
     if not parts:
         return Plan(DOMAINNET, found, SIZES, BY_CONTENT)
     listed = {site: split_of(site, of_site, name) for site, of_site in parts.items()}
@@ -127,22 +130,22 @@ def plan(source: Path, *, split: Literal["papers", "hash", "seeded"] = "hash", s
 
 
 def papers(lists: Mapping[Part, Sequence[str]]) -> dict[Split, Sequence[str]]:
-    """As FedFA: of the training list the first 80 % are trained on, the last 20 % are for validation.
+    """FedFA's split of FedBN's lists: the first 80 % of the training list for training, the last 20 % for validation.
 
-    Both numbers are rounded down, so that a picture between them may be in neither.
+    Both counts are rounded down, so that a picture in between may be in neither.
     """
     train, n = lists["train"], len(lists["train"])
     return {"train": train[: int(0.8 * n)], "val": train[n - int(0.2 * n) :], "test": lists["test"]}
 
 
 def counts(site: str) -> dict[Split, int]:
-    """The papers' number of pictures in each split of a site."""
+    """Number of pictures in each of the papers' splits of a site."""
     lists = {part: [str(k) for k in range(n)] for part, n in FEDBN[site].items()}
     return {split: len(ids) for split, ids in papers(lists).items()}
 
 
 def _seeded(found: Found, *, source: object, seed: int) -> Plan:
-    """As many pictures as the papers' splits have, drawn by seed; those of the same content are dealt together."""
+    """Draw by seed as many pictures as the papers' splits have and divide them; equal contents stay together."""
     drawn: Found = {}
     for number, (site, pictures) in enumerate(found.items()):
         needed = sum(counts(site).values())
@@ -153,7 +156,7 @@ def _seeded(found: Found, *, source: object, seed: int) -> Plan:
             )
         chosen = np.random.default_rng([seed, number, 8]).choice(len(pictures), needed, replace=False)
         drawn[site] = [pictures[n] for n in sorted(chosen)]
-    known: dict[str, Split] = {}  # by content, of the sites that are dealt already
+    known: dict[str, Split] = {}  # by content hash, of the sites that are already split
 
     def deal(site: str, pictures: Hashed) -> dict[str, Split]:
         try:
@@ -169,7 +172,7 @@ def _seeded(found: Found, *, source: object, seed: int) -> Plan:
 
 
 def _read_official(tree: Tree) -> dict[str, dict[Split, Sequence[str]]]:
-    """Ids of the ten classes in the official lists by site; nothing if there is no list."""
+    """Ids of the ten classes in the official lists, by site and split; empty if there is no list."""
     names = {site: {part: f"{site}_{part}.txt" for part in PARTS} for site in DOMAINNET.sites}
     wanted = [name for of_site in names.values() for name in of_site.values()]
     absent = [name for name in wanted if name not in tree.files()]
@@ -178,7 +181,7 @@ def _read_official(tree: Tree) -> dict[str, dict[Split, Sequence[str]]]:
     if absent:
         raise DataError(
             f"{tree.top} has official lists, but no {', '.join(absent)}: download these too ({DOMAINNET.described}), "
-            "or take the others away to split all by content"
+            "or remove the others to split all pictures by content"
         )
     return {
         site: {part: _read_text(tree, name, site) for part, name in of_site.items()} for site, of_site in names.items()

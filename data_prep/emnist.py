@@ -1,24 +1,26 @@
-"""EMNIST: handwritten letters and digits, at many sites: samples of unequal size, or writers.
+"""EMNIST: handwritten letters and digits at many sites, either random samples of unequal size or one writer each.
 
-Expected is one of
+The source is one of
 - the folder with the files of ``gzip.zip`` (536 MB, unpacked): ``emnist-letters-train-images-idx3-ubyte.gz`` and the
   three others of a form. ``--form letters`` (default): 26 letters, 124,800 and 20,800 images; ``balanced``: 47 classes,
-  112,800 and 18,800; ``byclass``: 62 classes, 697,932 and 116,323. The files have rows and columns exchanged; here
-  images are upright. It is described at https://www.nist.gov/itl/products-and-services/emnist-dataset.
+  112,800 and 18,800; ``byclass``: 62 classes, 697,932 and 116,323. The files store images transposed; here images are
+  upright. It is described at https://www.nist.gov/itl/products-and-services/emnist-dataset.
 - the same as ``emnist_letters.npz``: x_train (N, 28, 28) upright, y_train from 0, x_test, y_test.
-- with ``--writers 200``: FEMNIST as LEAF makes it, ``all_data_*.json`` in the folder, or in ``train`` and ``test`` in
-  it: {"users": […], "user_data": {writer: {"x": [784 numbers from 0 to 1, …], "y": [class, …]}}}. It is described at
-  https://github.com/TalwalkarLab/leaf, whose scripts make these files: 0.8 million images in all, as in ``byclass``,
-  each 784 numbers of text. Its ink is black on white; here it is white on black, as in EMNIST.
+- with ``--writers 200``: FEMNIST as LEAF makes it, ``all_data_*.json`` in the folder or in its subfolders ``train`` and
+  ``test``: {"users": […], "user_data": {writer: {"x": [784 numbers from 0 to 1, …], "y": [class, …]}}}. It is described
+  at https://github.com/TalwalkarLab/leaf, whose scripts make these files: 0.8 million images with the classes of
+  ``byclass``, each stored as 784 numbers of text. LEAF's images are black on white; here they are inverted to white on
+  black, as in EMNIST.
 
-Without writers the training part is dealt at random to sites of log-normal sizes, see `data_prep.partition`, as uneven
-as FEMNIST's writers by default. Each class of the official test part is shared out in the proportions of the training
-part, so the sites' test images are all, each at one site. A tenth of a site's training images is for validation.
+Without ``--writers`` the training part is distributed at random to sites with log-normal sizes, see
+`data_prep.partition`; the default skew is that of FEMNIST's writers. Each class of the official test part is
+distributed in the same proportions as the training part, so each test image belongs to exactly one site. A tenth of a
+site's training images is used for validation.
 
-With writers each site is one, drawn by seed among those with ten images or more. A tenth of the images is for testing,
-another for validation. LEAF's own test part is kept where there is one; then writers without images in it are left out,
-so LEAF must have split by sample, not by user. Data sets: emnist_letters, emnist_balanced, emnist_byclass,
-femnist_writers. FedFA has 200 writers; Table 9 of its paper says 100. Copies of an image are left out.
+With ``--writers`` each site is one writer, drawn by seed among those with ten images or more. A tenth of the images is
+for testing and a tenth for validation. If LEAF made a test part, it is kept, and writers without images in it are left
+out; LEAF must then have split by sample, not by user. Data sets: emnist_letters, emnist_balanced, emnist_byclass,
+femnist_writers. FedFA uses 200 writers, although Table 9 of its paper says 100. Duplicate images are left out.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ Form = Literal["letters", "balanced", "byclass"]
 UPPER, LOWER = string.ascii_uppercase, string.ascii_lowercase
 CLASSES: dict[str, tuple[str, ...]] = {
     "letters": tuple(UPPER),
-    "balanced": (*string.digits, *UPPER, *"abdefghnqrt"),  # other small letters look like capitals
+    "balanced": (*string.digits, *UPPER, *"abdefghnqrt"),  # the other lower-case letters look like their capitals
     "byclass": (*string.digits, *UPPER, *LOWER),
 }
 FIRST_LABEL = {"letters": 1, "balanced": 0, "byclass": 0}
@@ -72,21 +74,21 @@ FEWEST = 10
 LEAF_FORM = '{"users": ["f0001_41", …], "user_data": {"f0001_41": {"x": [[784 numbers], …], "y": [0, …]}, …}}'
 
 Writers = dict[str, Part]
-"""Images uint8 (N, 28, 28) and labels (N,) by writer."""
+"""Images uint8 (N, 28, 28) and labels (N,), by writer."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of `plan` for the command line."""
-    parser.add_argument("--form", choices=get_args(Form), help="which of EMNIST (default: letters)")
-    parser.add_argument("--writers", type=int, metavar="N", help="N writers of LEAF's FEMNIST are the sites")
-    parser.add_argument("--sites-count", type=int, metavar="N", help="number of sites without writers (default: 200)")
+    parser.add_argument("--form", choices=get_args(Form), help="which form of EMNIST (default: letters)")
+    parser.add_argument("--writers", type=int, metavar="N", help="use N writers of LEAF's FEMNIST as sites")
+    parser.add_argument("--sites-count", type=int, metavar="N", help="number of sites without --writers (default: 200)")
     parser.add_argument(
         "--skew",
         type=float,
         metavar="X",
-        help="deviation of the logarithm of the sites' sizes, 0 for equal ones (default: 0.4, as FEMNIST's writers)",
+        help="standard deviation of the log of the site sizes, 0 for equal sizes (default: 0.4, as FEMNIST's writers)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the partition (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the partition (default: 0)")
 
 
 def plan(
@@ -98,10 +100,10 @@ def plan(
     skew: float | None = None,
     seed: int = 0,
 ) -> Plan:
-    """The images of a download, dealt to sites of unequal size, or writer by writer.
+    """The images of a download, distributed to sites of unequal size or by writer.
 
     Raises:
-        DataError: an unknown layout, damaged files, or a partition that cannot be.
+        DataError: an unknown layout, damaged files, or a partition that is not possible.
     """
     require_seed(seed)
     if writers is not None:
@@ -109,7 +111,7 @@ def plan(
         idle = [option for option, value in given.items() if value is not None]
         if idle:
             raise DataError(
-                f"{' and '.join(idle)} cannot be had with --writers, each of whom is a site: leave one away"
+                f"{' and '.join(idle)} cannot be combined with --writers, which makes each writer a site: remove one"
             )
         return _plan_writers(source, writers, seed)
     form = form or "letters"
@@ -134,10 +136,10 @@ def plan(
 
 
 def read_emnist(source: Path, form: Form) -> tuple[Part, Part]:
-    """The training and the test part of a form of EMNIST.
+    """Read the training and test parts of a form of EMNIST.
 
     Raises:
-        DataError: not there, or damaged files.
+        DataError: the files are missing or damaged.
     """
     stem = f"emnist-{form}-train-images-idx3-ubyte"
     for folder in (source, source / "gzip", source / "raw", source / "EMNIST" / "raw"):
@@ -171,7 +173,7 @@ def _plan_writers(source: Path, count: int, seed: int) -> Plan:
         train, test = ({name: (255 - x, y) for name, (x, y) in part.items()} for part in (train, test))
     if official and train.keys().isdisjoint(test):
         raise DataError(
-            f"{parts['test']} has other writers than train (LEAF's split by user): make it by sample, or give "
+            f"{parts['test']} has other writers than train (LEAF's split by user): split by sample, or give "
             f"{parts['train']} alone"
         )
     usable = sorted(
@@ -201,12 +203,12 @@ def _sources(writers: Writers, writer: str, prefix: str = "") -> list[Source]:
 
 
 def _mean(writers: Writers) -> float:
-    """Mean intensity; paper is most of an image."""
+    """Mean intensity. It is high in images of black ink on white paper."""
     return float(np.mean([images.mean() for images, _ in writers.values()])) if writers else 0.0
 
 
 def _read_leaf(folder: Path) -> Writers:
-    """All writers of the files of a folder; file by file, as numbers in text take much memory."""
+    """Read all writers from the files of a folder, one file at a time because the text form needs much memory."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise _absent(folder, f"FEMNIST as all_data_*.json of LEAF, {LEAF_FORM}; {FEMNIST.described}")
@@ -214,7 +216,7 @@ def _read_leaf(folder: Path) -> Writers:
     for path in files:
         for writer, part in _writers(path):
             if writer in writers:
-                raise DataError(f"{path} has writer {writer} once more: keep the files of one run of LEAF only")
+                raise DataError(f"{path} repeats writer {writer} of another file: keep the files of one LEAF run")
             writers[writer] = part
     return writers
 

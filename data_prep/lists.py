@@ -1,4 +1,4 @@
-"""Lists that come with a tree of pictures and say which of them are for training and which for testing."""
+"""Lists that assign the pictures of a download to training and testing."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ PARTS: tuple[Part, ...] = ("train", "test")
 
 
 def fedbn_names(site: str) -> dict[Part, str]:
-    """Names of FedBN's two lists of a site."""
+    """File names of FedBN's two lists of a site."""
     return {part: f"{site}_{part}.pkl" for part in PARTS}
 
 
 def read_fedbn(tree: Tree, site: str, *, instead: str | None = None) -> dict[Part, list[str]]:
-    """FedBN's lists of a site, ``<site>_train.pkl`` and ``<site>_test.pkl``: ids of pictures in their order.
+    """Read FedBN's lists of a site, ``<site>_train.pkl`` and ``<site>_test.pkl``: picture ids in their order.
 
-    ``instead`` is the name of a file that would do as well, for the error.
+    ``instead`` is the name of a file that could be used instead; it only appears in the error.
 
     Raises:
-        DataError: absent, no such lists, or a picture of another site.
+        DataError: a list is missing, is not one of FedBN's, or names a picture of another site.
     """
     return {part: _read_pickled(tree, name, site, instead) for part, name in fedbn_names(site).items()}
 
 
 def split_of(site: str, parts: Mapping[Split, Sequence[str]], name: str) -> dict[str, Split]:
-    """Split by id, of a site's lists; ``name`` is what errors call them.
+    """Split by id from a site's lists; errors refer to the lists as ``name``.
 
     Raises:
         DataError: a picture is listed twice.
@@ -52,10 +52,10 @@ def split_of(site: str, parts: Mapping[Split, Sequence[str]], name: str) -> dict
 
 
 def ids_of(site: str, paths: Sequence[str], name: str) -> list[str]:
-    """``<class>/<file>`` of paths that end in ``<site>/<class>/<file>``.
+    """Ids ``<class>/<file>`` from paths that end in ``<site>/<class>/<file>``.
 
     Raises:
-        DataError: a path of another site.
+        DataError: a path belongs to another site.
     """
     ids = []
     for path in paths:
@@ -69,29 +69,29 @@ def ids_of(site: str, paths: Sequence[str], name: str) -> list[str]:
 def keep_listed(
     found: Found, listed: Mapping[str, Mapping[str, Split]], *, source: object, name: str, otherwise: str
 ) -> Found:
-    """Only the pictures that are listed at their site, with a warning of how many are passed over.
+    """Keep only the pictures that are listed for their site, and log a warning with the number of the others.
 
     Args:
-        found: what the download holds.
+        found: the pictures of the download.
         listed: split by site and id.
-        source: the download, as errors call it.
-        name: of the lists.
-        otherwise: what to do without them.
+        source: the download, as named in errors.
+        name: name of the lists in errors.
+        otherwise: what the user can do without the lists.
 
     Raises:
-        DataError: a listed picture is not there.
+        DataError: a listed picture is missing.
     """
     kept: Found = {}
     for site, splits in listed.items():
         absent = sorted(splits.keys() - {picture.id for picture in found[site]})
         if absent:
             raise DataError(
-                f"{source}/{site}/{absent[0]} is named in {name} but is not there, nor are {len(absent) - 1} others: "
+                f"{source}/{site}/{absent[0]} is named in {name} but does not exist, nor do {len(absent) - 1} others: "
                 f"download the data set again, or {otherwise}"
             )
         kept[site] = [picture for picture in found[site] if picture.id in splits]
         if unlisted := len(found[site]) - len(kept[site]):
-            log.warning("%s/%s: %d picture(s) in no list are passed over", source, site, unlisted)
+            log.warning("%s/%s: %d picture(s) that are in no list are skipped", source, site, unlisted)
     return kept
 
 
@@ -99,8 +99,8 @@ def _read_pickled(tree: Tree, name: str, site: str, instead: str | None) -> list
     if name not in tree.files():
         which = f"neither {name} nor {instead}" if instead else f"no {name}"
         raise DataError(
-            f"{tree.top} has {which}, the papers' split needs FedBN's lists beside the pictures: download them from "
-            "where https://github.com/med-air/FedBN says, or use --split hash"
+            f"{tree.top} has {which}, the papers' split needs FedBN's lists in the folder of the pictures: download "
+            "them as https://github.com/med-air/FedBN describes, or use --split hash"
         )
     where = f"{tree.top}/{name}"
     with tree.open(name) as stream:
@@ -119,7 +119,7 @@ def _read_pickled(tree: Tree, name: str, site: str, instead: str | None) -> list
 
 
 def _listed(value: object) -> list[Any]:
-    """Lists, tuples and arrays as lists; what is none of them has nothing in it."""
+    """A list, tuple or array as a list; an empty list for any other value."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     return list(value) if isinstance(value, list | tuple) else []

@@ -1,4 +1,4 @@
-"""Data sets without domains as many sites, ``site_000``, ``site_001``, …, with shares of the official test part."""
+"""Distribute a data set without domains, and its official test part, to many sites ``site_000``, ``site_001``, …."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PREFIX = "site_"
 
 
 def site_names(count: int) -> list[str]:
-    """Names as an app file has them that says ``{prefix: site_, count: …}``.
+    """Site names in the form that an app file declares with ``{prefix: site_, count: …}``.
 
     Raises:
-        ConfigError: no site, or far too many.
+        ConfigError: the count is 0 or too large.
     """
     return Numbered.parse({"prefix": PREFIX, "count": count}, where="the number of sites").names
 
@@ -36,22 +36,22 @@ def plan_sites(
     rule: str,
     described: str,
 ) -> Plan:
-    """Sites of a partition of the training images; each class of the test images is shared out in its proportions.
+    """Sites from a partition of the training images, with the test images distributed in the same class proportions.
 
-    Copies of an image are left out, those in the training part first.
+    Duplicate images are left out; if an image occurs in both parts, the copy in the training part is left out.
 
     Args:
-        of: the data set, still without sites.
+        of: the data set, without sites.
         train: images and labels.
-        test: the official test part.
-        partition: from labels (N,) to each site's items.
-        seed: of the test images' dealing.
-        size: the side in pixels to cache.
-        rule: the partition in a few words, for the manifest's rule of the split.
-        described: the partition, for the manifest's notes.
+        test: images and labels of the official test part.
+        partition: maps labels (N,) to the item numbers of each site.
+        seed: seed for distributing the test images.
+        size: side in pixels of the cached images.
+        rule: short description of the partition, for the manifest's split rule.
+        described: description of the partition, for the manifest's notes.
 
     Raises:
-        DataError: images or labels of another form, or a partition that cannot be.
+        DataError: unexpected images or labels, or a partition that is not possible.
     """
     (x_train, y_train), (x_test, y_test) = train, test
     training = array_sources(x_train, y_train, of.classes, prefix="train")

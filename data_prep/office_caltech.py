@@ -1,16 +1,16 @@
-"""Office-Caltech 10: ten kinds of objects in shop pictures, a picture collection, and two cameras' pictures.
+"""Office-Caltech 10: ten kinds of objects in shop pictures, a picture collection, and the pictures of two cameras.
 
-Expected is the download, unpacked or as the zip, ``<domain>/<class>/*.jpg`` with the domains amazon (958 pictures),
-caltech (1123), dslr (157) and webcam (295), 2533 in all. It is described at https://github.com/med-air/FedBN (section
+The source is the download, unpacked or as the zip, ``<domain>/<class>/*.jpg`` with the domains amazon (958 pictures),
+caltech (1123), dslr (157) and webcam (295), 2533 in total. It is described at https://github.com/med-air/FedBN (section
 on data), and the same pictures are at https://github.com/ChristophRaab/Office_Caltech_DA_Dataset. Described in Gong,
 Shi, Sha, Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CVPR 2012.
 
-Two splits. ``hash`` goes by content, see `data_prep.dealing`: the data hold copies, mostly at amazon. ``papers`` is
-that of FedFA, in a data set of its own, ``office_caltech_papers``: FedBN's lists, of which the first 60 % of the
-training part are for training, the rest for validation. Copies then stand in several splits, and the manifest says how
-many. The lists are expected beside the domains, as FedBN has them, ``<domain>_train.pkl`` and
-``<domain>_test.pkl``, or together as ``fedbn_split.json``: ``{domain: {"train": [...], "test": [...]}}`` with paths
-``<domain>/<class>/<file>`` in the same order.
+There are two splits. ``hash`` (the default) goes by content, see `data_prep.dealing`; the data contain duplicates,
+mostly at amazon. ``papers`` is FedFA's split, as a separate data set ``office_caltech_papers``: the first 60 % of the
+training part of FedBN's lists are for training, the rest for validation. Copies of a picture may then be in several
+splits; the manifest records how many. The lists must be in the same folder as the domains, either as FedBN publishes
+them, ``<domain>_train.pkl`` and ``<domain>_test.pkl``, or together as ``fedbn_split.json``:
+``{domain: {"train": [...], "test": [...]}}`` with paths ``<domain>/<class>/<file>`` in the same order.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--split",
         choices=["hash", "papers"],
         default="hash",
-        help="by content (default), or FedFA's by FedBN's lists, where copies stand in several splits",
+        help="hash: by content (default); papers: FedFA's, by FedBN's lists, with copies in several splits",
     )
 
 
 def plan(source: Path, *, split: Literal["papers", "hash"] = "hash") -> Plan:
-    """The pictures of a download, domain by domain; with ``papers`` those of FedBN's lists.
+    """The pictures of a download, domain by domain; with ``papers``, those in FedBN's lists.
 
     Raises:
-        DataError: an unknown layout, or lists that are absent, broken or name a picture that is not there.
+        DataError: an unknown layout, or lists that are missing, broken or name a missing picture.
     """
     tree = Tree(source, OFFICE_CALTECH)
     found = tree.pictures()
@@ -87,7 +87,7 @@ def plan(source: Path, *, split: Literal["papers", "hash"] = "hash") -> Plan:
 
 
 def _read_json(tree: Tree) -> dict[str, dict[Part, list[str]]]:
-    """Ids by site and part, in the lists' order."""
+    """Ids by site and part, in the order of the lists."""
     form = 'expected {"amazon": {"train": ["amazon/bike/frame_0001.jpg", …], "test": […]}, …}'
     with tree.open(LISTS) as stream:
         try:
@@ -100,7 +100,7 @@ def _read_json(tree: Tree) -> dict[str, dict[Part, list[str]]]:
 
 
 def _papers(parts: Mapping[Part, Sequence[str]]) -> dict[Split, Sequence[str]]:
-    """As FedFA: the first 60 % of the training list, in its order, are trained on, the others are for validation."""
+    """FedFA's split: the first 60 % of the training list for training, the others for validation."""
     train = parts["train"]
     cut = int(TRAIN_SHARE * len(train))
     return {"train": train[:cut], "val": train[cut:], "test": parts["test"]}

@@ -1,18 +1,18 @@
 """OfficeHome: 65 kinds of everyday objects as art, clip art, product pictures and photographs.
 
-Expected is ``OfficeHomeDataset_10072016.zip`` (1.1 GB), or its content unpacked: ``<domain>/<class>/00001.jpg`` with
+The source is ``OfficeHomeDataset_10072016.zip`` (1.1 GB), or its unpacked content: ``<domain>/<class>/00001.jpg`` with
 the domains Art (2427 pictures), Clipart (4365), Product (4439) and ``Real World`` (4357), whose site is Real_World.
 It is described at https://www.hemanthdv.org/officeHomeDataset.html, and in Venkateswara, Eusebio, Chakraborty,
-Panchanathan, "Deep hashing network for unsupervised domain adaptation", CVPR 2017. A class has 15 pictures or more at
-Art, 38 or more at Product.
+Panchanathan, "Deep hashing network for unsupervised domain adaptation", CVPR 2017. Each class has at least 15 pictures
+at Art and at least 38 at Product.
 
-The split goes by content, see `data_prep.dealing`; the papers publish no lists that could be repeated. FRAug and
-"Mitigating Data Heterogeneity in Federated Learning with Data Augmentation" keep a random tenth of each domain for
-validation and have no test part of their own, except for a domain that is held out, which is a test part as a whole.
+The split goes by content, see `data_prep.dealing`; the papers publish no lists to reproduce their splits. FRAug and
+"Mitigating Data Heterogeneity in Federated Learning with Data Augmentation" use a random tenth of each domain for
+validation. They have no separate test part, except that all pictures of a held-out domain are test pictures.
 
-``--subsites 4`` makes the data set ``officehome_subsites`` of the second of them, which has the same settings as with
-PACS: each domain but Clipart becomes four sites, ``Art_1`` to ``Real_World_4``, see `data_prep.subsites`, and Clipart,
-which the paper holds out, stays one site with the split by content. ``--whole`` names another domain to hold out.
+``--subsites 4`` makes the data set ``officehome_subsites`` of the second paper, with the same settings as for PACS:
+each domain except Clipart becomes four sites, ``Art_1`` to ``Real_World_4``, see `data_prep.subsites`. Clipart, which
+the paper holds out, stays one site and is split by content. ``--whole`` selects another domain to hold out.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ OFFICEHOME = PictureSet(
     "adaptation. CVPR 2017",
 )
 FOLDERS = {"Real_World": ("Real World", "Real_World", "RealWorld")}
-"""Names of the folder in the download and in copies of it."""
-SIZES = (96, 224)  # the task's default, and the papers'
+"""Names of the site's folder in the download and in copies of it."""
+SIZES = (96, 224)  # 96: the task's default; 224: the papers
 HELD_OUT = "Clipart"
-"""By the augmentation paper."""
+"""The domain that the augmentation paper holds out."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -55,10 +55,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(source: Path, *, subsites: int | None = None, whole: str | None = None, seed: int | None = None) -> Plan:
-    """The pictures of a download, domain by domain, or divided into sub-sites.
+    """The pictures of a download, by domain or divided into sub-sites.
 
     Raises:
-        DataError: an unknown layout, sub-sites that cannot be, or options of theirs without them.
+        DataError: an unknown layout, sub-sites that are not possible, or options for sub-sites without ``--subsites``.
     """
     asked = SubSites(count=subsites, whole=whole, seed=seed)
     domains = Tree(source, OFFICEHOME, folders=FOLDERS).pictures()

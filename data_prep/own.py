@@ -1,4 +1,4 @@
-"""A hospital's own scans to a prepared site; a later call adds cases or withdraws them."""
+"""Prepare a hospital's own scans as a site. Later calls add or withdraw cases."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ def prepare_own(
     trust_voxels: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Path:
-    """Prepare a site from scans of its own, or bring it up to date; returns ``root/dataset/site``.
+    """Prepare a site from its own scans or update it; returns ``root/dataset/site``.
 
-    Images and masks are matched by file name. Cases that the site has already stay, in their splits; a corrected
-    mask of the same image replaces the former one. The site is rewritten as a whole and only replaced when all
-    went well, so nothing of a withdrawn case stays behind in it.
+    Images and masks are matched by file name. Existing cases keep their splits; a corrected mask of the same image
+    replaces the former one. The site folder is written completely and replaced only when everything succeeded, so no
+    data of a withdrawn case remain in it.
 
     Args:
         images: a folder of NIfTI, NRRD or MetaImage files, or of sub-folders with one DICOM series each; None
             when cases are only withdrawn.
-        masks: a folder of masks with the same names (an ending such as ``_segmentation`` is fine), values 0 and
+        masks: a folder of masks with the same names (a suffix such as ``_segmentation`` is allowed), values 0 and
             1 (or 2 for a second zone).
         site: the site's name in the federation.
-        root: where prepared data are.
+        root: root folder of the prepared data.
         dataset: the data set the site takes part in.
         withdraw: ids of cases to remove.
-        matrices: sizes whose slices are cached right away, besides those that the site has.
-        licence: terms, for the manifest.
+        matrices: sizes whose slices are cached now, in addition to those that the site already has.
+        licence: licence terms, for the manifest.
         citation: reference, for the manifest.
-        trust_voxels: take the image's geometry for a mask whose header differs but whose voxel count fits.
-        progress: told the id of each case that is begun.
+        trust_voxels: use the image's geometry for a mask whose header differs but whose voxel count matches.
+        progress: called with the id of each case before it is read.
 
     Raises:
-        DataError: masks missing or extra, scans with errors, another image under a known id, an id to withdraw
-            that is not there or still lies in ``images``, a site that was prepared from something else.
+        DataError: masks missing or extra, scans with errors, a different image under a known id, an id to withdraw
+            that does not exist or still lies in ``images``, or a site that was prepared from another source.
     """
     target = root / dataset / site
     manifest = read_manifest(target) if (target / FILE_NAME).is_file() else None
@@ -71,7 +71,7 @@ def prepare_own(
         for case in known
         if case not in withdraw
     ]
-    cases = {case.id: case for case in [*kept, *given]}  # a given case takes the place of the kept one
+    cases = {case.id: case for case in [*kept, *given]}  # a given case replaces a kept one
     if not cases:
         raise DataError(f"{target} would be left without a case: delete the folder instead")
     return write_site(
@@ -111,19 +111,19 @@ def _refuse_withdrawals(
             raise DataError(f"{target} has no case {case!r} to withdraw{nearest(case, known)}")
         if case in {other.id for other in given}:
             raise DataError(
-                f"case {case} is to be withdrawn but still lies in {images}: take it out of there, "
+                f"case {case} is to be withdrawn but is still in {images}: remove it from that folder, "
                 "or the next preparation would add it again"
             )
 
 
 def _refuse_other_images(manifest: Manifest, given: Sequence[CaseFiles]) -> None:
-    """A known id must mean the patient it meant before, for that case keeps its split."""
+    """Refuse a different image under a known id: the case keeps its split, so the id must mean the same patient."""
     known = {case.id: case.sha256_image for case in manifest.cases}
     for case in given:
         if case.id in known and content_hash(read_scan(case.image).voxels) != known[case.id]:
             raise DataError(
-                f"{case.image} is another image than the one that the site has as {case.id}: "
-                f"give it a new name, or withdraw {case.id} first"
+                f"{case.image} differs from the image that the site has as {case.id}: "
+                f"rename it, or withdraw {case.id} first"
             )
 
 

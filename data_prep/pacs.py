@@ -1,17 +1,17 @@
-"""PACS: seven kinds of things as photographs, art paintings, cartoons and sketches.
+"""PACS: seven classes as photographs, art paintings, cartoons and sketches.
 
-Expected is the download, unpacked or as the zip, ``<domain>/<class>/*.jpg`` (or ``.png``) with the domains
+The source is the download, unpacked or as the zip, ``<domain>/<class>/*.jpg`` (or ``.png``) with the domains
 art_painting (2048 pictures), cartoon (2344), photo (1670) and sketch (3929), 227 x 227, about 200 MB. It is described
-at https://dali-dl.github.io/project_iccv2017.html; a copy in the same folders is below ``PACS`` at
+at https://dali-dl.github.io/project_iccv2017.html; a copy with the same folders is below ``PACS`` at
 https://github.com/MachineLearning2020/Homework3-PACS. Described in Li, Yang, Song, Hospedales, "Deeper, broader and
 artier domain generalization", ICCV 2017.
 
-The split goes by content, see `data_prep.dealing`; the papers publish no lists that could be repeated.
+The split goes by content, see `data_prep.dealing`; the papers publish no lists to reproduce their splits.
 
-``--subsites 4`` makes the data set ``pacs_subsites``: each domain but sketch becomes four sites, ``art_painting_1`` to
-``photo_4``, as in the released code of "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation",
-see `data_prep.subsites`, and sketch, which the paper holds out, stays one site with the split by content. ``--whole``
-names another domain to hold out.
+``--subsites 4`` makes the data set ``pacs_subsites``: each domain except sketch becomes four sites, ``art_painting_1``
+to ``photo_4``, as in the released code of "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation",
+see `data_prep.subsites`. Sketch, which the paper holds out, stays one site and is split by content. ``--whole`` selects
+another domain to hold out.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PACS = PictureSet(
     licence="research use; the pictures are their owners', not for redistribution",
     citation="Li D, Yang Y, Song Y-Z, Hospedales TM. Deeper, broader and artier domain generalization. ICCV 2017",
 )
-SIZES = (96, 224)  # the task's default, and the papers'
+SIZES = (96, 224)  # 96: the task's default; 224: the papers
 HELD_OUT = "sketch"
-"""By the paper."""
+"""The domain that the augmentation paper holds out."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +43,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(source: Path, *, subsites: int | None = None, whole: str | None = None, seed: int | None = None) -> Plan:
-    """The pictures of a download, domain by domain, or divided into sub-sites.
+    """The pictures of a download, by domain or divided into sub-sites.
 
     Raises:
-        DataError: an unknown layout, sub-sites that cannot be, or options of theirs without them.
+        DataError: an unknown layout, sub-sites that are not possible, or options for sub-sites without ``--subsites``.
     """
     asked = SubSites(count=subsites, whole=whole, seed=seed)
     return plan_domains(PACS, find_pictures(source, PACS), SIZES, asked, whole=HELD_OUT, source=source)

@@ -1,7 +1,7 @@
-"""One data set dealt out to many sites, by seed: by label, by size, or as sub-sites of a domain.
+"""Distribute one data set to many sites by seed: by label, by size, or as sub-sites of a domain.
 
-All here takes the labels (or the number) of the items and gives each site the numbers of its items, ascending. An item
-goes to one site at most. What is dealt depends on the arguments and the seed alone.
+These functions take the labels (or the number) of the items and return each site's item numbers in ascending order. An
+item goes to at most one site. The result depends only on the arguments and the seed.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import numpy as np
 from fedshift.schema.errors import DataError
 
 SUB_SITE_SHARE = 5
-"""A sub-site has this part of its domain on average."""
+"""A sub-site has one in so many items of its domain on average."""
 DEVIATION, CONCENTRATION = 100, 200
-"""Of a sub-site's size; of its class proportions, over all classes together."""
+"""Standard deviation of a sub-site's size, and total Dirichlet concentration of its class proportions."""
 SCALED_BELOW = 15
-"""A domain of fewer than this many deviations is dealt out with a smaller one."""
+"""In a domain with fewer than SCALED_BELOW * DEVIATION items, the deviation is N / SCALED_BELOW instead."""
 
 
 def dirichlet(
     labels: np.ndarray, n_sites: int, alpha: float, *, seed: int, min_each: int = 1
 ) -> tuple[np.ndarray, ...]:
-    """Each class over all sites in proportions from Dirichlet(α, …, α); every item is dealt.
+    """Distribute each class over all sites in proportions from Dirichlet(α, …, α); every item is assigned.
 
     This is the form of Yurochkin et al. (ICML 2019): sites differ in their classes and in their number of items. (Hsu
-    et al., 2019, draw each site's class proportions instead, for sites of equal size.) Sites with fewer than
-    ``min_each`` items then get random items of whichever site has most, where others draw everything anew.
+    et al., 2019, instead draw each site's class proportions, for sites of equal size.) Sites with fewer than
+    ``min_each`` items then receive random items of the largest site, where other implementations repeat the draw.
 
     Args:
         labels: the class of each item (N,).
         n_sites: number of sites.
-        alpha: α; the smaller, the fewer classes make up a site.
-        seed: of all draws.
-        min_each: items that each site has at least.
+        alpha: α; the smaller it is, the fewer classes a site has.
+        seed: seed of all draws.
+        min_each: minimum number of items of each site.
 
     Raises:
-        DataError: no such partition can be.
+        DataError: the arguments are out of range, or there are too few items.
     """
     _require(len(labels), n_sites, min_each)
     if not 0.001 <= alpha <= 1000:
@@ -58,18 +58,18 @@ def dirichlet(
 
 
 def size_skewed(n_items: int, n_sites: int, skew: float, *, seed: int, min_each: int = 1) -> tuple[np.ndarray, ...]:
-    """Sites of log-normal sizes, each a random sample of all; every item is dealt.
+    """Sites with log-normal sizes, each a random sample of all items; every item is assigned.
 
     Args:
         n_items: number of items.
         n_sites: number of sites.
-        skew: standard deviation of the logarithm of the sizes, before each site has its ``min_each``; 0 for equal
-            sizes. The 3,550 writers of FEMNIST (mean 226.8 images, deviation 88.9) have 0.38.
-        seed: of all draws.
-        min_each: items that each site has at least.
+        skew: standard deviation of the log of the sizes, before each site gets its ``min_each``; 0 for equal sizes. The
+            3,550 writers of FEMNIST (mean 226.8 images, standard deviation 88.9) have 0.38.
+        seed: seed of all draws.
+        min_each: minimum number of items of each site.
 
     Raises:
-        DataError: no such partition can be.
+        DataError: the arguments are out of range, or there are too few items.
     """
     _require(n_items, n_sites, min_each)
     if not 0 <= skew <= 10:
@@ -84,21 +84,21 @@ def sub_sites(labels: np.ndarray, n_sites: int, *, seed: int) -> tuple[np.ndarra
     """A domain's sub-sites as in the released code of "Mitigating Data Heterogeneity … with Data Augmentation".
 
     Sizes are round(Normal(N/5, 100)), the class proportions of each Dirichlet with concentration 200 over all classes,
-    so four sub-sites use about 80 % of the items. The deviation is N/15 in a domain of less than 1500 items, that is a
-    third of the mean, and sizes are drawn again until the domain has enough and no site is empty. Where a class runs
-    out, others take its place in the proportions of what is left.
+    so four sub-sites use about 80 % of the items. In a domain of fewer than 1500 items the standard deviation is N/15,
+    which is a third of the mean. Sizes are drawn again until they fit into the domain and no site is empty. When a
+    class runs out, the missing items are taken from the other classes in proportion to what is left of them.
 
     Args:
         labels: the class of each item (N,).
         n_sites: number of sub-sites, at most 5.
-        seed: of all draws.
+        seed: seed of all draws.
 
     Raises:
-        DataError: no such partition can be.
+        DataError: too many sub-sites, or too few items.
     """
     n = len(labels)
     if n_sites > SUB_SITE_SHARE:
-        raise DataError(f"{n_sites} sub-sites of a fifth of a domain each are more than it has: ask for at most 5")
+        raise DataError(f"{n_sites} sub-sites of a fifth of a domain each need more than the domain: ask for at most 5")
     _require(n, n_sites, SUB_SITE_SHARE)
     rng = np.random.default_rng([seed, 3])
     deviation = min(DEVIATION, n / SCALED_BELOW)
@@ -119,15 +119,15 @@ def sub_sites(labels: np.ndarray, n_sites: int, *, seed: int) -> tuple[np.ndarra
 
 
 def like(parts: Iterable[np.ndarray], labels: np.ndarray, others: np.ndarray, *, seed: int) -> tuple[np.ndarray, ...]:
-    """More items for the sites of a partition, each class in the proportions in which they have it already.
+    """Distribute more items to the sites of a partition, each class in the proportions that the sites already have.
 
-    Items of a class that no site has go to nobody; all others are dealt.
+    Items of a class that no site has are assigned to no site; all others are assigned.
 
     Args:
-        parts: each site's items.
+        parts: item numbers of each site.
         labels: the classes of these items.
-        others: the classes of the further items, whose numbers are given.
-        seed: of all draws.
+        others: the classes of the further items; their numbers are returned.
+        seed: seed of all draws.
     """
     rng = np.random.default_rng([seed, 4])
     parts = tuple(parts)
@@ -141,7 +141,7 @@ def like(parts: Iterable[np.ndarray], labels: np.ndarray, others: np.ndarray, *,
 
 
 def distinct(images: np.ndarray, *, besides: np.ndarray | None = None) -> np.ndarray:
-    """Numbers of the images (N, …) that are the first of their content, and whose content is not in ``besides``."""
+    """Numbers of the images (N, …) that are the first with their content and whose content is not in ``besides``."""
     known = set() if besides is None else {_content(image) for image in besides}
     kept = []
     for number, image in enumerate(images):
@@ -157,29 +157,29 @@ def _content(image: np.ndarray) -> bytes:
 
 
 def _counts(weights: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers in the proportion of ``weights`` whose sum is ``total``."""
+    """Integers in proportion to ``weights`` that sum to ``total``."""
     ends = np.rint(np.cumsum(weights) / max(weights.sum(), 1e-300) * total).astype(int)
     return np.diff(ends, prepend=0)
 
 
 def require_seed(seed: int) -> None:
-    """See that a seed is one that NumPy takes.
+    """Check that NumPy accepts the seed.
 
     Raises:
-        DataError: a negative one.
+        DataError: the seed is negative.
     """
     if seed < 0:
         raise DataError(f"seed must be 0 or more, not {seed}")
 
 
 def least(n_items: int, n_sites: int) -> int:
-    """Items that each site of a partition has at least: ten, or a third of the mean if that is less."""
+    """Minimum number of items of each site of a partition: ten, or a third of the mean if that is less."""
     return max(1, min(10, n_items // (3 * max(n_sites, 1))))
 
 
 def _require(n_items: int, n_sites: int, min_each: int) -> None:
     if n_sites < 1:
-        raise DataError(f"{n_sites} sites make no sense: ask for one or more")
+        raise DataError(f"{n_sites} sites are not possible: ask for one or more")
     if n_items < n_sites * min_each:
         raise DataError(
             f"{n_items} pictures are too few for {n_sites} sites of at least {min_each}: ask for fewer sites"

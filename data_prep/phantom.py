@@ -1,10 +1,10 @@
-"""The prostate phantom: six simulated sites as real NIfTI scans, prepared like anyone's.
+"""The prostate phantom: six simulated sites written as NIfTI scans and prepared like real scans.
 
-Nothing here comes from a patient. ``phantom_anatomy`` draws a pelvis, ``phantom_scanner`` scans it as
-each of six sites would, and this module writes ``CaseXX.nii.gz`` with ``CaseXX_segmentation.nii.gz``
-(the layout of the public six-site set) and hands them to ``volumes.write_site``. Every number comes
-from (seed, site, case): the same seed gives the same bytes with the same versions and processor type,
-and a case does not depend on which others are made.
+Nothing here comes from a patient. ``phantom_anatomy`` draws a pelvis, ``phantom_scanner`` simulates its scan at each
+of six sites, and this module writes ``CaseXX.nii.gz`` and ``CaseXX_segmentation.nii.gz`` (the layout of the public
+six-site set) and passes them to ``volumes.write_site``. All random numbers are derived from (seed, site, case): the
+same seed gives the same bytes with the same versions and processor type, and a case does not depend on which other
+cases are made.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ def make_phantom(
     """Write the phantom's sites to ``root/prostate/<site>`` and return ``root``.
 
     Args:
-        root: the phantom's own folder; must not hold prepared sites of patients.
-        seed: decides everything.
-        sites: some of the six, default all.
-        cases: patients a site, default 8.
-        matrices: sizes whose slices are cached right away.
-        progress: told ``SITE CaseXX`` as each case is begun.
+        root: the phantom's own folder; it must not contain prepared sites of patients.
+        seed: seed of all random numbers.
+        sites: names of the sites to make; default all six.
+        cases: patients per site, default 8.
+        matrices: sizes whose slices are cached now.
+        progress: called with ``SITE CaseXX`` before each case is made.
 
     Raises:
         ConfigError: an unknown site, a negative seed, or fewer than one case.
-        DataError: ``root`` holds sites that are no phantom, or cannot be written.
+        DataError: ``root`` contains sites that are not a phantom, or cannot be written.
     """
     chosen = list(SCANNERS) if sites is None else list(dict.fromkeys(sites))
     count = CASES if cases is None else cases
@@ -93,7 +93,7 @@ def make_phantom(
 def write_scans(
     folder: Path, *, site: str, seed: int, cases: int, progress: Callable[[str], None] | None = None
 ) -> list[CaseFiles]:
-    """Write a site's scans and masks as they would come from a scanner; returns where they are."""
+    """Write a site's scans and masks as a scanner would export them; returns their paths."""
     written = []
     for number in range(cases):
         name = f"Case{number:02d}"
@@ -108,14 +108,14 @@ def write_scans(
 
 
 def draw_case(*, site: str, seed: int, number: int) -> tuple[Volume, NDArray[np.uint8], NDArray[np.float64]]:
-    """One case: image and mask ``[columns, rows, slices]`` as NIfTI stores them, and the affine (RAS, mm)."""
+    """Make one case: image and mask ``[columns, rows, slices]`` as NIfTI stores them, and the affine (RAS, mm)."""
     scanner = SCANNERS[site]
     rng = np.random.default_rng([seed, zlib.crc32(site.encode()), number])
     grid = Grid.centred(
         shape=(scanner.slices, scanner.matrix, scanner.matrix),
         spacing=(scanner.thickness, scanner.spacing, scanner.spacing),
     )
-    # Half the stack, less a slice and a half and the few millimetres that position and bend can take.
+    # Half the stack minus 1.5 slices and 3 mm, the largest shift by the gland's position and bend.
     headroom = (scanner.slices / 2 - 1.5) * scanner.thickness - 3
     patient = draw_patient(rng, endorectal=scanner.coil == "endorectal", headroom=headroom)
     signal, mask = render(patient, grid, vary(scanner.contrast, rng), rng, soft=scanner.spacing)
@@ -127,7 +127,7 @@ def draw_case(*, site: str, seed: int, number: int) -> tuple[Volume, NDArray[np.
 
 
 def _affine(scanner: Scanner, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Voxel (column, row, slice) to RAS mm: rows run to the back, columns to the left, slightly oblique."""
+    """Affine from voxel (column, row, slice) to RAS mm: rows run posterior, columns left, slightly oblique."""
     turn = np.eye(3)
     for axis, degrees in enumerate(scanner.tilt):
         a, b = [k for k in range(3) if k != axis]
@@ -152,9 +152,9 @@ def _write_nifti(voxels: NDArray[np.generic], affine: NDArray[np.float64], path:
 
 
 def _refuse_patients(root: Path) -> None:
-    """The phantom never lies beside, or replaces, prepared scans of patients."""
+    """Refuse a folder with prepared scans of patients, so that they are never mixed with or replaced by the phantom."""
     for path in sorted((root / DATASET).glob(f"*/{FILE_NAME}")):
         if read_manifest(path.parent).kind != "phantom":
             raise DataError(
-                f"{path.parent} holds prepared scans that are no phantom: give the phantom a folder of its own"
+                f"{path.parent} holds prepared scans that are no phantom: choose another folder for the phantom"
             )

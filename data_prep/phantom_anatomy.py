@@ -1,7 +1,7 @@
-"""A drawn male pelvis for the phantom: who the patient is, and how the tissues lie in space.
+"""The phantom's male pelvis: parameters that differ between patients, and the tissues in space.
 
-Simulated from simple shapes, not from anyone's scan. Space is millimetres with the prostate's
-middle near the origin: x to the patient's left, y to the back, z to the head. Arrays are
+The pelvis is made of simple geometric shapes, not of anyone's scan. Coordinates are millimetres with the prostate's
+centre near the origin: x to the patient's left, y posterior, z towards the head. Arrays are
 ``[slices, rows, columns]`` = (z, y, x).
 """
 
@@ -37,7 +37,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Grid:
-    """Voxel middles in millimetres, as three broadcastable axes."""
+    """Voxel centres in millimetres, as three broadcastable axes."""
 
     z: Field  # [S, 1, 1]
     y: Field  # [1, H, 1]
@@ -54,7 +54,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Patient:
-    """What differs between patients; lengths in mm."""
+    """Parameters that differ between patients; lengths in mm."""
 
     centre: tuple[float, float, float]  # of the prostate, z y x
     axes: tuple[float, float, float]  # half lengths of the prostate, z y x
@@ -69,7 +69,7 @@ class Patient:
 
 
 def draw_patient(rng: np.random.Generator, *, endorectal: bool, headroom: float) -> Patient:
-    """Draw a patient.
+    """Draw a patient's parameters.
 
     ``headroom`` is the largest half height of the gland (mm) that leaves empty slices at both ends.
     """
@@ -91,9 +91,9 @@ def draw_patient(rng: np.random.Generator, *, endorectal: bool, headroom: float)
 
 
 def smooth_noise(rng: np.random.Generator, grid: Grid, *, scale: float) -> Field:
-    """Gaussian noise of unit-like size, correlated over ``scale`` mm, as an array of the grid's shape.
+    """Gaussian noise with about unit variance, correlated over ``scale`` mm, in the grid's shape.
 
-    A coarse lattice of normal numbers, interpolated by quadratic B-splines axis by axis.
+    Normal numbers on a coarse lattice are interpolated by quadratic B-splines along each axis.
     """
     plans = [_spline_plan(axis.ravel(), scale) for axis in (grid.z, grid.y, grid.x)]
     field: Field = rng.standard_normal([size for size, _, _ in plans], dtype=np.float32)
@@ -105,7 +105,7 @@ def smooth_noise(rng: np.random.Generator, grid: Grid, *, scale: float) -> Field
 
 
 def _spline_plan(points: Field, scale: float) -> tuple[int, NDArray[np.intp], list[Field]]:
-    """Lattice size, first knot and the three weights of each point."""
+    """Lattice size, and the first lattice index and three weights of each point."""
     place = (points - points[0]) / np.float32(scale) + np.float32(0.5)
     first = np.floor(place).astype(np.intp)
     t = (place - first).astype(np.float32)
@@ -122,7 +122,7 @@ def _radius(z: Field, y: Field, x: Field, axes: tuple[float, float, float], powe
 
 
 class Canvas:
-    """Signal image painted from back to front with soft edges."""
+    """A signal image that is painted from back to front with soft edges."""
 
     def __init__(self, shape: tuple[int, ...], *, soft: float) -> None:
         """``soft``: width of an edge in mm, about one voxel."""
@@ -130,15 +130,15 @@ class Canvas:
         self.soft = soft
 
     def cover(self, depth: Field) -> Field:
-        """Share of a voxel that lies inside, from its depth below the surface (mm)."""
+        """Fraction of each voxel that lies inside, from its depth below the surface (mm)."""
         return np.asarray(np.clip(depth / self.soft + np.float32(0.5), 0, 1))
 
     def paint(self, depth: Field, value: float | Field) -> None:
-        """Lay tissue of signal ``value`` over everything that lies ``depth`` > 0 inside."""
+        """Set the signal to ``value`` wherever ``depth`` > 0."""
         self.blend(self.cover(depth), value)
 
     def blend(self, share: Field, value: float | Field) -> None:
-        """As ``paint``, with the share given."""
+        """Like ``paint``, with the fraction of each voxel given."""
         self.signal += share * (value - self.signal)
 
 
@@ -167,7 +167,7 @@ def _pelvis(canvas: Canvas, p: Patient, c: Contrast, z: Field, y: Field, x: Fiel
     side = np.abs(x)  # the pelvis is drawn mirrored; the bend makes it unequal
     muscle = c.muscle * (1 + 0.10 * fine)
     marrow = c.marrow * (1 + 0.10 * coarse)
-    # Gluteus maximus behind, rectus and adductors in front, obturator internus at the side wall.
+    # Gluteus maximus posterior, rectus and adductors anterior, obturator internus at the side wall.
     strands = np.float32(0.8) * fine
     canvas.paint((1 - _radius(z / 9, y - 68 * b, side - 62 * b, (9, 22, 58), 2.3)) * 22 + strands, muscle)
     canvas.paint((1 - _radius(z / 9, y + 66 * b, side - 24 * b, (9, 12, 30), 2.2)) * 12 + strands, muscle)
@@ -187,13 +187,13 @@ def _pelvis(canvas: Canvas, p: Patient, c: Contrast, z: Field, y: Field, x: Fiel
     # Levator ani: a thin sling around gland and bowel.
     sling = _radius(0 * z, y - 16, x, (1, 44, p.axes[2] + 7 + 0.2 * p.fatness), 2.4)
     canvas.paint(2.0 - np.abs(1 - sling) * 38 - np.maximum(-y - 12, 0) - np.maximum(z - 16, 0), muscle)
-    # Vessels in the fat beside the gland.
+    # Vessels in the fat lateral to the gland.
     beside = np.exp(-(((side - p.axes[2] - 7) / 6) ** 2) - ((y + 2) / 20) ** 2)
     canvas.blend(np.clip((fine - 0.8) * 1.5, 0, 1) * beside, c.vein)
 
 
 def _bladder_and_bowel(canvas: Canvas, p: Patient, c: Contrast, z: Field, y: Field, x: Field, coarse: Field) -> None:
-    """Bladder above the gland; behind it the rectum, or the balloon of an endorectal coil."""
+    """Bladder above the gland; posterior to it the rectum or the balloon of an endorectal coil."""
     middle = p.axes[0] * 0.75 + p.bladder[0]
     depth = (1 - _radius(z - middle, y + 12, x, p.bladder, 2.2)) * min(p.bladder)
     canvas.paint(depth + 3.5, c.wall)
@@ -204,7 +204,7 @@ def _bladder_and_bowel(canvas: Canvas, p: Patient, c: Contrast, z: Field, y: Fie
         sway = x - 2.5 * np.sin(z / 14)
         depth = (1 - _radius(0 * z, down, sway, (1, r, 1.15 * r))) * r + 1.2 * coarse
         canvas.paint(depth + 3, c.wall)
-        level = np.clip((down - 1.5 * coarse) / 3 + 0.5, 0, 1)  # gas lies in front of stool
+        level = np.clip((down - 1.5 * coarse) / 3 + 0.5, 0, 1)  # gas is anterior to stool
         canvas.paint(depth, c.gas + level * (c.stool * (1 + 0.35 * coarse) - c.gas))
     else:
         high, wide = p.coil
@@ -214,7 +214,7 @@ def _bladder_and_bowel(canvas: Canvas, p: Patient, c: Contrast, z: Field, y: Fie
 
 
 def gland_radius(p: Patient, z: Field, y: Field, x: Field) -> Field:
-    """Radius in the gland's own shape: tapered to the apex, flat or dented behind; 1 on the surface."""
+    """Radius in the gland's own shape, 1 on its surface: tapered towards the apex, flat or dented posteriorly."""
     taper = 1 - p.taper * np.clip(-z / p.axes[0], -0.3, 1)
     u = x / taper
     v = y / taper
@@ -234,7 +234,7 @@ def _gland(
     coarse: Field,
     rng: np.random.Generator,
 ) -> NDArray[np.uint8]:
-    """Seminal vesicles and the prostate's zones; returns the gland's mask."""
+    """Paint the seminal vesicles and the prostate's zones; returns the gland's mask."""
     az, ay, ax = p.axes
     wings = _radius(z - az - 2, y - 0.55 * ay - 0.15 * np.abs(x), np.abs(x) - 15, (7.0, 6.0, 15.0))
     canvas.paint((1 - wings) * 6 + 1.5 * fine, c.vesicle * (1 - 0.35 * np.clip(fine, 0, 1)))

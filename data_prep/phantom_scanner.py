@@ -1,7 +1,7 @@
-"""The phantom's six scanners: geometry, contrast, coil, blur, noise and numbers of each site.
+"""The phantom's six scanners: each site's geometry, contrast, coil, blur, noise and intensity scale.
 
-Names are those of the six prostate sites in the papers; the settings are invented so that images
-differ as much between sites as real ones do. They measure nothing about the real hospitals.
+The names are those of the six prostate sites in the papers. The settings are invented so that images differ as much
+between sites as real ones do; they are not measurements of the real hospitals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from data_prep.phantom_anatomy import Contrast, Field, Grid, Patient, smooth_noi
 
 @dataclass(frozen=True)
 class Scanner:
-    """One site's machine and protocol."""
+    """Scanner and protocol of one site."""
 
     matrix: int
     spacing: float  # mm in plane
@@ -29,38 +29,38 @@ class Scanner:
     gamma: float
     blur: float  # mm, standard deviation in plane
     noise: float  # standard deviation in each channel, relative to the 99th percentile of signal
-    top: float  # typical largest number in the file
+    top: float  # typical maximum intensity in the file
     dtype: Literal["int16", "float32"]
     tilt: tuple[float, float, float]  # obliquity of the stack in degrees about x, y, z
     head_first: bool = False  # slices stored from head to foot
 
 
-# Long echo, fat bright: the usual fast spin echo.
+# Long echo time, bright fat: the usual fast spin echo.
 _PLAIN = Contrast(
     fat=0.68, muscle=0.21, marrow=0.48, cortex=0.04, bladder=0.92, peripheral=0.74, transition=0.42,
     stroma=0.18, vesicle=0.78, vein=0.74, wall=0.29, stool=0.38,
 )  # fmt: skip
-# Fat suppressed: the gland is the bright thing in a dark pelvis.
+# Fat suppressed: bright gland in a dark pelvis.
 _SUPPRESSED = Contrast(
     fat=0.33, muscle=0.26, marrow=0.25, cortex=0.04, bladder=0.92, peripheral=0.77, transition=0.47,
     stroma=0.21, vesicle=0.80, vein=0.70, wall=0.35, stool=0.28,
 )  # fmt: skip
-# Short echo: little contrast in the gland, grey urine, bright fat and grey muscle.
+# Short echo time: low contrast in the gland, grey urine, bright fat and grey muscle.
 _SHORT = Contrast(
     fat=0.78, muscle=0.34, marrow=0.60, cortex=0.05, bladder=0.52, peripheral=0.58, transition=0.50,
     stroma=0.29, vesicle=0.58, vein=0.42, wall=0.42, stool=0.50,
 )  # fmt: skip
-# Very long echo: fluid only.
+# Very long echo time: mostly fluid is bright.
 _LONG = Contrast(
     fat=0.46, muscle=0.16, marrow=0.31, cortex=0.03, bladder=0.90, peripheral=0.66, transition=0.34,
     stroma=0.14, vesicle=0.78, vein=0.64, wall=0.22, stool=0.25,
 )  # fmt: skip
-# Intermediate, fat the brightest, gland dark against it.
+# Intermediate echo time: fat is brightest, the gland is dark.
 _DARK_GLAND = Contrast(
     fat=0.80, muscle=0.28, marrow=0.64, cortex=0.05, bladder=0.75, peripheral=0.56, transition=0.36,
     stroma=0.19, vesicle=0.60, vein=0.64, wall=0.34, stool=0.48,
 )  # fmt: skip
-# Fat partly suppressed: fat, muscle and transition zone are much alike.
+# Fat partly suppressed: fat, muscle and transition zone have similar signal.
 _FLAT = Contrast(
     fat=0.53, muscle=0.36, marrow=0.38, cortex=0.07, bladder=0.82, peripheral=0.70, transition=0.44,
     stroma=0.25, vesicle=0.70, vein=0.60, wall=0.44, stool=0.40,
@@ -96,7 +96,7 @@ SCANNERS: dict[str, Scanner] = {
 
 
 def vary(contrast: Contrast, rng: np.random.Generator, *, spread: float = 0.12) -> Contrast:
-    """The same protocol on another day: each tissue's signal a little different."""
+    """A random variation of the protocol: each tissue's signal is scaled by exp(spread * N(0, 1))."""
     values = {name: value * float(np.exp(spread * rng.standard_normal())) for name, value in vars(contrast).items()}
     return Contrast(**values)
 
@@ -104,7 +104,7 @@ def vary(contrast: Contrast, rng: np.random.Generator, *, spread: float = 0.12) 
 def acquire(
     signal: Field, patient: Patient, grid: Grid, scanner: Scanner, rng: np.random.Generator
 ) -> NDArray[np.float32] | NDArray[np.int16]:
-    """Turn tissue signal into the scanner's numbers: coil, blur, Rician noise, gamma and scale."""
+    """Simulate the scanner: coil, blur, Rician noise, gamma and intensity scale."""
     image: Field = signal * _sensitivity(patient, grid, scanner, rng)
     image = _blur(image, width=scanner.blur / scanner.spacing)
     image /= np.percentile(image[:, ::2, ::2], 99)
@@ -116,11 +116,11 @@ def acquire(
     image = image * (scanner.top * rng.uniform(0.8, 1.0) / float(image.max()))
     if scanner.dtype == "int16":
         return np.rint(image).astype(np.int16)
-    return (np.rint(4 * image) / 4).astype(np.float32)  # quarters, so that files compress
+    return (np.rint(4 * image) / 4).astype(np.float32)  # rounded to quarters so that files compress well
 
 
 def _blur(image: Field, *, width: float) -> Field:
-    """Gaussian of standard deviation ``width`` pixels along rows and columns."""
+    """Gaussian blur with standard deviation ``width`` pixels along rows and columns."""
     reach = int(np.ceil(3 * width))
     taps = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
     taps = (taps / taps.sum()).astype(np.float32)
@@ -134,11 +134,11 @@ def _blur(image: Field, *, width: float) -> Field:
 
 
 def _sensitivity(patient: Patient, grid: Grid, scanner: Scanner, rng: np.random.Generator) -> Field:
-    """Brightness field of the receiving coil."""
+    """Brightness field of the receive coil."""
     if scanner.coil == "body":
         return np.asarray(np.exp(scanner.strength * smooth_noise(rng, grid, scale=70)))
     cz, cy, cx = patient.centre
-    if scanner.coil == "surface":  # pads in front and behind, the front one off the middle
+    if scanner.coil == "surface":  # anterior and posterior pads, the anterior one off-centre
         front = np.exp(-(np.hypot(grid.y + 90, 0.7 * (grid.x - rng.uniform(-50, 50)))) / 45)
         back = np.exp(-(np.hypot(grid.y - 90, 0.7 * grid.x)) / 45)
         pads = 0.35 + 2 * scanner.strength * (front + 0.6 * back)

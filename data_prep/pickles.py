@@ -1,7 +1,7 @@
-"""Pickles of plain values and NumPy arrays, read without running anything that they name.
+"""Read pickles of plain values and NumPy arrays without running any code that they name.
 
-A pickle is a program: it may name any function and have it called. Here the few names that lists, numbers and arrays
-need lead to functions of this module, and any other name is refused.
+A pickle is a program that may import and call any function. Here the few names that lists, numbers and arrays need are
+mapped to functions of this module, and any other name is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedshift.schema.errors import DataError
 
 NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 KINDS = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|O[48]?|[SU]\d{1,6}")
-"""Types of arrays: numbers, text and Python objects, nothing with fields."""
+"""Allowed array types: numbers, text and Python objects; no structured types."""
 NOT_A_PICKLE = (
     pickle.UnpicklingError,
     ArithmeticError,
@@ -37,17 +37,17 @@ NOT_A_PICKLE = (
 
 
 def read_pickle(stream: IO[bytes], name: str) -> Any:
-    """The value of a pickle of any protocol, of Python 2 as well, whose strings are taken as Latin-1.
+    """Read the value of a pickle of any protocol, including Python 2, whose strings are read as Latin-1.
 
-    Values may be None, booleans, numbers, text, bytes, tuples, lists, sets, dictionaries and NumPy arrays and scalars
-    of numbers, text or such values. Keys of dictionaries that are bytes become text.
+    Values may be None, booleans, numbers, text, bytes, tuples, lists, sets, dictionaries, and NumPy arrays and scalars
+    of numbers, text or such values. Dictionary keys that are bytes become text.
 
     Args:
         stream: the open file.
-        name: what errors call it.
+        name: the file's name in errors.
 
     Raises:
-        DataError: it names anything else, or is damaged.
+        DataError: the pickle names anything else, or is damaged.
     """
     try:
         return _plain(_Unpickler(stream, name).load(), {})
@@ -58,7 +58,7 @@ def read_pickle(stream: IO[bytes], name: str) -> Any:
 
 
 class _Kind:
-    """Stands for a dtype while a pickle is read: one with fields, made up by hand, could reach beyond its array."""
+    """Stands in for a dtype while a pickle is read: a forged structured dtype could access memory outside its array."""
 
     __slots__ = ("dtype",)
 
@@ -75,7 +75,7 @@ class _Kind:
 
 
 class _Array(np.ndarray):
-    """An array that is empty until its state arrives."""
+    """An array that is empty until its state is set."""
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, fortran, content = state
@@ -84,7 +84,7 @@ class _Array(np.ndarray):
 
 
 class _Named:
-    """A function that a pickle may name. Of a bare one a pickle could set attributes, and they would outlast it."""
+    """Wraps a function that a pickle may call. On a bare function, a pickle could set attributes that would persist."""
 
     __slots__ = ("_function",)
 
@@ -143,33 +143,33 @@ KNOWN: dict[tuple[str, str], Any] = {
     **{(place, "set"): set for place in ("builtins", "__builtin__")},
     **{(place, "frozenset"): frozenset for place in ("builtins", "__builtin__")},
 }
-"""What a pickle gets for the names that it may use."""
+"""Maps the names that a pickle may use to what it gets."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows no names but those."""
+    """An unpickler that resolves only the names in KNOWN."""
 
     def __init__(self, stream: IO[bytes], name: str) -> None:
         super().__init__(stream, encoding="latin1")
         self._name = name
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """What a pickle calls by this name."""
+        """Return the object that a pickle names, or refuse it."""
         if (module, name) not in KNOWN:
             raise DataError(
                 f"{self._name} asks for {module}.{name}, which arrays and plain values never need: it was refused and "
-                "nothing was run, download it again from where the data set is described"
+                "no code was run, download it again from where the data set is described"
             )
         return KNOWN[module, name]
 
 
 def _checked(content: Any, kind: Any, shape: Any) -> tuple[Any, np.dtype[Any]]:
-    """The content of an array, as much as its type and shape need, and its type."""
+    """Check that the content of an array matches its type and shape; returns content and dtype."""
     if not isinstance(kind, _Kind) or not isinstance(shape, tuple):
         raise ValueError("an array without type or shape")
     if not all(isinstance(size, int) and size >= 0 for size in shape):
         raise ValueError(f"an array of shape {shape}")
-    if isinstance(content, str):  # Python 2's
+    if isinstance(content, str):  # a Python 2 string
         content = content.encode("latin1")
     dtype = kind.dtype
     fits = isinstance(content, list if dtype.hasobject else bytes | bytearray)
@@ -180,7 +180,7 @@ def _checked(content: Any, kind: Any, shape: Any) -> tuple[Any, np.dtype[Any]]:
 
 
 def _plain(value: Any, done: dict[int, Any]) -> Any:
-    """The same with NumPy's own classes, and keys as text; ``done`` holds what stands in several places."""
+    """Replace our stand-in classes by NumPy's and byte keys by text; ``done`` maps ids of objects to their results."""
     if id(value) not in done:
         done[id(value)] = _made_plain(value, done)
     return done[id(value)]

@@ -1,11 +1,12 @@
-"""Pictures become prepared sites: decoded and resized once, split, cached; whole or not at all.
+"""Write prepared sites from pictures: decode and resize each picture once, split, cache, and write a manifest.
 
-Where pictures come from does not matter here: a `Source` is an id, a label and a way to read it. The module of a data
-set has ``plan(source, **options)``, which finds its pictures and returns a `Plan`, and may have ``add_options(parser)``
-for options of its own; ``fedshift data prepare`` finds it by its name, which is that of the task.
+A site folder is either written completely or not at all. A picture is given as a `Source`, which has an id, a label and
+a function that reads it. The module of a data set has ``plan(source, **options)``, which finds its pictures and returns
+a `Plan`, and may have ``add_options(parser)`` for options of its own. ``fedshift data prepare`` finds the module by its
+name, which is the name of the task.
 
-Which picture is for what is the plan's to say, mostly by content, see `data_prep.dealing`. A picture whose content an
-earlier site has already is left out.
+The plan assigns pictures to splits, mostly by content, see `data_prep.dealing`. A picture with the same content as one
+of an earlier site is left out.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ log = logging.getLogger(__name__)
 MONTAGE, TILE, PER_ROW, MARGIN = "montage.png", 72, 8, 150
 SHOWN = 20
 FEW = 20
-"""Sites that have a montage each; more have one together, as drawing takes longer than all else."""
+"""Up to this many sites have a montage each. With more sites there is one for all, because drawing takes longest."""
 
 
 @dataclass(frozen=True)
 class PictureSet:
-    """A public data set: what it holds, on what terms, where it is described. ``channels`` is 1 for grey pictures."""
+    """A public data set: its content, its terms and where it is described. ``channels`` is 1 for grey pictures."""
 
     dataset: str
     name: str
@@ -50,7 +51,7 @@ class PictureSet:
 
 @dataclass(frozen=True)
 class Source:
-    """A picture found but not yet read. ``id`` is ``<class>/<file>``; ``read`` raises DataError."""
+    """A picture that is not read yet. ``id`` is ``<class>/<file>``; ``read`` raises DataError."""
 
     id: str
     label: str
@@ -60,17 +61,18 @@ class Source:
 Found = dict[str, list[Source]]
 """Pictures by site."""
 Hashed = Sequence[tuple[Source, str]]
-"""Pictures of one site with the hash of their content."""
+"""Pictures of one site with their content hashes."""
 
 
 @dataclass(frozen=True)
 class Dealing:
-    """How pictures are put into splits.
+    """How pictures are assigned to splits.
 
-    ``deal`` gives each id of a site its split. ``rule`` is what a reader of the manifest shall know of it. With
-    ``keep_copies`` every picture stays, wherever its copies are, as in splits that papers publish; the manifest then
-    says how many straddle. ``notes`` are added to the manifest. ``whole`` is for data that we deal out to many sites:
-    those of another partition must not stay beside them, as what one tests on another may train on.
+    ``deal`` maps each id of a site to its split. ``rule`` describes it in the manifest. With ``keep_copies`` every
+    picture stays even if other sites have copies, as in splits that papers publish; the manifest then records how many
+    pictures have copies in another split or site. ``notes`` are added to the manifest. Set ``whole`` for data that are
+    distributed to many sites here: sites of an earlier, different partition must not stay in the same folder, because
+    one site's test images could be another's training images.
     """
 
     deal: Callable[[str, Hashed], Mapping[str, Split]]
@@ -82,7 +84,7 @@ class Dealing:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a module's ``plan`` found in a download: pictures by site, their split, and the sides to cache them at."""
+    """What a module's ``plan`` found in a download: pictures by site, their split, and the sizes to cache them at."""
 
     of: PictureSet
     found: Found
@@ -91,7 +93,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """Pictures to read."""
+        """Number of pictures to read."""
         return sum(map(len, self.found.values()))
 
 
@@ -105,29 +107,29 @@ def write_pictures(
 ) -> list[Path]:
     """Read all pictures once and write the sites; returns their folders ``root/dataset/site``.
 
-    Nothing is put in place before every site is finished, so former sites stay as they are if anything fails.
+    Folders are renamed into place only after every site is finished; if anything fails, existing sites do not change.
 
     Args:
-        plan: what was found; the order of its sites decides who keeps what several have.
+        plan: the pictures; if several sites have the same picture, the first site in the plan's order keeps it.
         root: where the site folders go.
-        sizes: sides in pixels, each cached as ``arrays/<size>/``; by default the plan's.
+        sizes: sides in pixels, each cached as ``arrays/<size>/``; default the plan's.
         skip_damaged: leave out pictures that cannot be read, with a warning for each; the manifest counts them.
-        progress: told site and name before each picture is read.
+        progress: called with site and picture name before each picture is read.
 
     Raises:
-        DataError: a size that makes no sense, sites of another partition in the way, or pictures that cannot be read
-            and are not to be skipped, each named.
+        DataError: a size out of range, existing sites of another partition, or pictures that cannot be read and are
+            not skipped; the error names each picture.
     """
     of, dealing, sizes = plan.of, plan.dealing, sizes or plan.sizes
     for size in sizes:
         if not 8 <= size <= 4096:
-            raise DataError(f"size {size} is out of reach: ask for 8 to 4096 pixels")
+            raise DataError(f"size {size} is out of range: choose 8 to 4096 pixels")
     if dealing.whole:
         _refuse_others(root / of.dataset, plan.found)
-    before: set[str] = set()  # contents of the sites that are done
+    before: set[str] = set()  # content hashes of the sites that are finished
     errors: list[str] = []
     damaged = log.warning if skip_damaged else errors.append
-    rows: list[Row] = []  # of the montage of many sites
+    rows: list[Row] = []  # rows of the montage of many sites
     with ExitStack() as finished:
         targets = [root / of.dataset / site for site in plan.found]
         for (site, sources), target in zip(plan.found.items(), targets, strict=True):
@@ -136,7 +138,7 @@ def write_pictures(
             others = () if dealing.keep_copies else before
             cache, unreadable = _cache(sources, beside, of, sizes=sizes, others=others, damaged=damaged, tell=tell)
             if errors:
-                continue  # only to name all of them at once
+                continue  # keep reading so that the error names all damaged pictures
             split_of = dealing.deal(site, cache)
             pictures = [Picture(id=p.id, sha256=sha, label=p.label, split=split_of[p.id]) for p, sha in cache]
             if not pictures and unreadable == len(sources):
@@ -201,11 +203,11 @@ def _refuse_others(folder: Path, sites: Container[str]) -> None:
 
 
 Row = tuple[str, list[np.ndarray]]
-"""Of a montage: a text, and images (C, S, S)."""
+"""A row of a montage: its text, and images (C, S, S)."""
 
 
 def draw_montage(rows: Sequence[Row]) -> Image.Image:
-    """A line of pictures for each row, with its text before it."""
+    """Draw one line of pictures per row, after the row's text."""
     sheet = Image.new("RGB", (MARGIN + PER_ROW * TILE, len(rows) * TILE), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
     for line, (text, images) in enumerate(rows):
@@ -222,7 +224,7 @@ def _of_class(pictures: Sequence[Picture], label: str) -> list[int]:
 
 
 def _row(site: Path, name: str, numbers: Sequence[int], *more: str, size: int) -> Row:
-    """Some of a site's pictures, evenly spaced over ``numbers``."""
+    """A montage row with some of a site's pictures, evenly spaced over ``numbers``."""
     images = np.load(site / "arrays" / str(size) / "images.npy", mmap_mode="r", allow_pickle=False)
     shown = min(PER_ROW, len(numbers))
     text = "\n".join([name, f"{len(numbers)} pictures", *more]).encode("ascii", "replace").decode()
@@ -230,7 +232,7 @@ def _row(site: Path, name: str, numbers: Sequence[int], *more: str, size: int) -
 
 
 class _Rows:
-    """An ``.npy`` file that grows row by row: neither all pictures in memory, nor their number known before."""
+    """An ``.npy`` file that is written row by row, without keeping all pictures in memory or knowing their number."""
 
     def __init__(self, path: Path, *shape: int) -> None:
         self._file: BinaryIO = path.open("wb")
@@ -243,7 +245,7 @@ class _Rows:
         self._n += 1
 
     def close(self) -> None:
-        """NumPy leaves room in a header for any number of rows, so the true one fits in."""
+        """Write the final number of rows into the header; NumPy pads headers so that any number fits."""
         self._file.seek(0)
         if self._header() != self._start:
             raise RuntimeError("the header of an .npy file has changed its length")
@@ -265,9 +267,10 @@ def _cache(
     damaged: Callable[[str], None],
     tell: Callable[[str], None] | None,
 ) -> tuple[list[tuple[Source, str]], int]:
-    """Write the arrays of every picture whose content is not among ``others``.
+    """Write the arrays of every picture whose content is not in ``others``.
 
-    Returns these pictures with their hashes, and how many could not be read; ``damaged`` is told why.
+    Returns these pictures with their hashes, and the number of pictures that could not be read; ``damaged`` is called
+    with the reason for each.
     """
     with ExitStack() as opened:
 
@@ -301,7 +304,7 @@ def _cache(
 
 
 def _notes(pictures: Sequence[Picture], before: Container[str], *, left_out: int) -> dict[str, int]:
-    """What a reader of the manifest shall know about copies: a picture straddles if one is in another split or site."""
+    """Counts of copies for the manifest; a picture straddles if a copy of it is in another split or an earlier site."""
     splits: dict[str, set[str]] = defaultdict(set)
     for picture in pictures:
         splits[picture.sha256].add(picture.split)

@@ -1,25 +1,25 @@
-"""Prostate MRI from the public distributions, as downloaded and unpacked, to one folder for each site.
+"""Prostate MRI: prepare unpacked public downloads, one folder per site.
 
-Three distributions are recognised by their layout. Images are T2-weighted volumes, masks the whole gland;
+Three distributions are recognised by their layout. Images are T2-weighted volumes, masks cover the entire gland;
 labels above 1 (zones) are merged into 1.
 
 Six sites (Liu et al. 2020)
     "Multi-site dataset for prostate MRI segmentation", linked from https://liuquande.github.io/SAML/: 116
     volumes of 384 x 384 in the folders BIDMC (12), HK (12), I2CVB (19), ISBI or RUNMC (30), ISBI_1.5 or BMC
     (30), UCL (13), as ``CaseXX.nii.gz`` with ``CaseXX_segmentation.nii.gz`` (or ``_Segmentation``). Described in
-    Liu, Dou, Yu, Heng, IEEE TMI 2020 (MS-Net) and Liu, Dou, Heng, MICCAI 2020. This is the set of FedFA, FedRDN
-    and HarmoFL.
+    Liu, Dou, Yu, Heng, IEEE TMI 2020 (MS-Net) and Liu, Dou, Heng, MICCAI 2020. FedFA, FedRDN and HarmoFL use
+    this set.
 PROMISE12
     https://promise12.grand-challenge.org, training cases: ``CaseXX.mhd`` and ``.raw`` with
     ``CaseXX_segmentation.mhd``, 50 volumes, in one folder or in ``TrainingData_Part1`` to ``Part3``. Test cases
-    have no masks; a folder without any mask is passed over. Described in Litjens et al., Medical Image Analysis
-    2014. The set does not name the hospital of a case; the ranges in ``PROMISE12_SITES`` are inferred from case
-    order, matrix size, slice count, endorectal coil and intensity range, and RUNMC and UCL might be the other
-    way round. The same files sorted into site folders as NIfTI are recognised too.
+    have no masks; a folder without any mask is skipped. Described in Litjens et al., Medical Image Analysis 2014.
+    The set does not name the hospital of a case; the ranges in ``PROMISE12_SITES`` are inferred from case order,
+    matrix size, slice count, endorectal coil and intensity range, and RUNMC and UCL might be swapped. The same
+    files sorted into site folders as NIfTI are recognised too.
 MSD Task05
     http://medicaldecathlon.com, ``Task05_Prostate.tar`` (about 230 MB): 32 training volumes from Radboud, 4D
-    with T2 and ADC as channels (T2 is taken), zones 1 and 2 as labels. One site, MSD. ``imagesTs`` has no masks
-    and is passed over. Described in Antonelli et al., Nature Communications 2022.
+    with T2 and ADC as channels (T2 is used), zones 1 and 2 as labels. One site, MSD. ``imagesTs`` has no masks
+    and is skipped. Described in Antonelli et al., Nature Communications 2022.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PROMISE12_SITES = {"BIDMC": range(0, 13), "RUNMC": range(13, 25), "UCL": range(2
 
 @dataclass(frozen=True)
 class Distribution:
-    """Where scans come from, and on what terms."""
+    """Name, licence terms and reference of a public distribution."""
 
     name: str
     licence: str
@@ -79,7 +79,7 @@ MSD = Distribution(
 
 @dataclass(frozen=True)
 class SitePlan:
-    """The scans of one site, found but not yet read."""
+    """The scans of one site, not read yet."""
 
     site: str
     cases: tuple[CaseFiles, ...]
@@ -88,7 +88,7 @@ class SitePlan:
 
 
 def plan_prostate(source: Path, *, sites: Sequence[str] | None = None) -> list[SitePlan]:
-    """What a download holds, site by site in the order of ``SITES``.
+    """The sites in a download, in the order of ``SITES``.
 
     Raises:
         DataError: an unknown layout or site.
@@ -115,19 +115,19 @@ def prepare_prostate(
 ) -> list[Path]:
     """Prepare a public distribution; returns the site folders ``root/prostate/<site>``.
 
-    A site is replaced as a whole, and its split depends on the names of its cases alone, so the same download
+    Each site folder is replaced completely. Its split depends only on the names of its cases, so the same download
     gives the same split everywhere.
 
     Args:
-        source: the unpacked download, see the module's text for the layouts.
+        source: the unpacked download; the module's docstring describes the layouts.
         root: where the site folders go.
-        sites: only these; all that are there otherwise.
-        matrices: sizes whose slices are cached right away.
-        trust_voxels: take the image's geometry for a mask whose header differs but whose voxel count fits.
-        progress: told site and case before each is read.
+        sites: only these sites; default all that are found.
+        matrices: sizes whose slices are cached now.
+        trust_voxels: use the image's geometry for a mask whose header differs but whose voxel count matches.
+        progress: called with site and case before each case is read.
 
     Raises:
-        DataError: an unknown layout or site, or scans with errors; sites before that one are finished.
+        DataError: an unknown layout or site, or scans with errors; the sites before that one are already written.
     """
     folders = []
     for plan in plan_prostate(source, sites=sites):
@@ -190,7 +190,7 @@ def _by_number(found: ScanSet) -> list[SitePlan]:
     plans = []
     for site in SITES:
         cases = tuple(case for case in found.cases if _promise12_site(case) == site)
-        if cases:  # what is wrong with the download as a whole stops the first site
+        if cases:  # every site gets the download's findings, so an error stops the first site
             plans.append(SitePlan(site, cases, found.findings, PROMISE12))
     return plans
 

@@ -1,4 +1,4 @@
-"""Files and folders of a download; what may not be read gets a sentence."""
+"""Read files and folders of a download; a failure raises an error that explains it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fedshift.schema.errors import DataError
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """A file for reading bytes.
+    """Open a file for reading bytes.
 
     Raises:
-        DataError: absent, or it may not be read.
+        DataError: the file does not exist or cannot be opened.
     """
     try:
         return path.open("rb")
@@ -23,10 +23,10 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def read_file(path: Path) -> bytes:
-    """All bytes of a file.
+    """Read all bytes of a file.
 
     Raises:
-        DataError: absent, or it cannot be read to its end.
+        DataError: the file does not exist or cannot be read to its end.
     """
     with open_file(path) as stream:
         try:
@@ -36,10 +36,10 @@ def read_file(path: Path) -> bytes:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Names of all that is in a folder, sorted.
+    """Names of all entries of a folder, sorted.
 
     Raises:
-        DataError: no folder, or it may not be read.
+        DataError: the folder does not exist or cannot be read.
     """
     try:
         return sorted(entry.name for entry in folder.iterdir())
@@ -48,12 +48,12 @@ def names_in(folder: Path) -> list[str]:
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """The sentence for what the system does not let us read."""
+    """The error for a file or folder that the operating system does not let us read."""
     return DataError(
-        f"{path} cannot be read ({error.strerror or error}): see that its disk is there and you may read it"
+        f"{path} cannot be read ({error.strerror or error}): check that its disk is mounted and that you may read it"
     )
 
 
 def reason(error: BaseException) -> str:
-    """What a library says of a damaged file, in a line; its kind where it says nothing."""
+    """The first words of a library's error message, on one line; the error's type if the message is empty."""
     return " ".join(str(error).split()[:12]) or type(error).__name__

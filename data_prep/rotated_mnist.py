@@ -1,18 +1,18 @@
-"""Rotated MNIST: six sites with disjoint images of MNIST, turned by 0, 15, 30, 45, 60 and 75 degrees.
+"""Rotated MNIST: six sites with disjoint images of MNIST, rotated by 0, 15, 30, 45, 60 and 75 degrees.
 
-Expected is a folder with MNIST's four idx files, packed or unpacked (``train-images-idx3-ubyte.gz`` and so on, 12 MB),
-or ``mnist.npz``, in itself or in a folder ``mnist`` or ``MNIST/raw``. MNIST is described at
+The source is a folder with MNIST's four idx files, compressed or not (``train-images-idx3-ubyte.gz`` and so on,
+12 MB), or ``mnist.npz``, directly or in a folder ``mnist`` or ``MNIST/raw``. MNIST is described at
 http://yann.lecun.com/exdb/mnist, Rotated MNIST in Ghifary, Kleijn, Zhang, Balduzzi, "Domain generalization for object
-recognition with multi-task autoencoders", ICCV 2015, in the form of DomainBed (Gulrajani & Lopez-Paz, "In search of
-lost domain generalization", ICLR 2021).
+recognition with multi-task autoencoders", ICCV 2015. The form used here is DomainBed's (Gulrajani & Lopez-Paz, "In
+search of lost domain generalization", ICLR 2021).
 
-MNIST's two parts are put together and shuffled by ``--seed``; of N images site i has the i-th and every sixth after it,
-turned counter-clockwise by Pillow's bilinear rotation, what comes from outside being black. Images that are the same
-in MNIST count once, as no hash would know them again when turned.
+MNIST's two parts are joined and shuffled by ``--seed``. Site i has the images i, i + 6, i + 12, … of the shuffled list,
+rotated counter-clockwise by Pillow's bilinear rotation with black corners. Duplicate images are removed before the
+rotation, because hashes cannot detect them afterwards.
 
-Each site's images are split by content, within each class 80/10/10. The papers hold 75 degrees out and test on all of
-its images, so all of them are its test part; ``--held-out deg30`` is for another site, and with ``--held-out none`` all
-six can train. The papers have 90/10 and no test part at the other sites.
+Each site's images are split by content, 80/10/10 within each class. The papers hold out 75 degrees and test on all of
+its images, so all of them are its test part here. ``--held-out deg30`` holds out another site, and with
+``--held-out none`` all six can train. The papers split the other sites 90/10 without a test part.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ NOBODY = "none"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of `plan` for the command line."""
-    parser.add_argument("--seed", type=int, default=0, help="of the shuffle (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle (default: 0)")
     parser.add_argument(
         "--held-out",
         choices=[*ANGLES, NOBODY],
         default="deg75",
-        help="the site all of whose images are for testing (default: deg75)",
+        help="site whose images are all for testing (default: deg75)",
     )
 
 
 def plan(source: Path, *, seed: int = 0, held_out: str = "deg75") -> Plan:
-    """MNIST's images, dealt out to the six sites.
+    """MNIST's images, distributed to the six sites.
 
     Raises:
-        DataError: MNIST is not there, or not as it is published, or a negative seed.
+        DataError: MNIST is missing or differs from the published one, or the seed is negative.
     """
     require_seed(seed)
     x_train, y_train, x_test, y_test = read_mnist(source)
@@ -91,7 +91,7 @@ def plan(source: Path, *, seed: int = 0, held_out: str = "deg75") -> Plan:
 
 
 def turn(picture: Image.Image, angle: float) -> Image.Image:
-    """Counter-clockwise by ``angle`` degrees about the centre, of the same size, black where nothing was."""
+    """Rotate counter-clockwise by ``angle`` degrees about the centre; size is kept, uncovered pixels are black."""
     return picture.rotate(angle, Image.Resampling.BILINEAR)
 
 

@@ -1,11 +1,12 @@
-"""Domains of a data set divided into sub-sites, one of them left whole to be held out.
+"""Divide the domains of a data set into sub-sites, except one that is held out.
 
-This follows the released code of "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation": a tenth
-of each class of a domain is for validation; of the others the sub-sites get about 80 % to train on, in unequal sizes
-and class proportions, see `data_prep.partition`. What they leave over, which is not used there, is the test part. Both
-are shared out in the sub-sites' class proportions. The domain that stays whole is split by content.
+This follows the released code of "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation". A tenth
+of each class of a domain is for validation. Of the remaining pictures, the sub-sites get about 80 % for training, in
+unequal sizes and class proportions, see `data_prep.partition`. The pictures left over, which that code does not use,
+are the test part here. Validation and test pictures are distributed in the sub-sites' class proportions. The domain
+that is not divided is split by content.
 
-The data set is named ``<data set>_subsites``, its sites ``<domain>_1``, ``<domain>_2``, … and the whole domain.
+The data set is named ``<data set>_subsites``, its sites ``<domain>_1``, ``<domain>_2``, … and the undivided domain.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Split
 
 VALIDATION = 10
-"""One of so many pictures of a divided domain is for validation."""
+"""One in so many pictures of a divided domain is for validation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubSites:
-    """What the command line asks for: ``count`` sub-sites a domain, or none at all, and what goes with them.
+    """The sub-sites requested on the command line: ``count`` per domain, or None for no sub-sites.
 
     Raises:
-        DataError: options of sub-sites without them, or a negative seed.
+        DataError: ``whole`` or ``seed`` without ``count``, or a negative seed.
     """
 
     count: int | None = None
@@ -40,34 +41,34 @@ class SubSites:
 
     def __post_init__(self) -> None:
         if self.count is None and (self.whole is not None or self.seed is not None):
-            raise DataError("--whole and --seed are about sub-sites: name --subsites too, or leave them away")
+            raise DataError("--whole and --seed only apply to sub-sites: add --subsites or remove them")
         require_seed(self.seed or 0)
 
 
 def add_subsite_options(parser: argparse.ArgumentParser, of: PictureSet, *, whole: str) -> None:
-    """``--subsites``, ``--whole`` and ``--seed`` for the command line; ``whole`` is the domain the paper holds out."""
+    """Add ``--subsites``, ``--whole`` and ``--seed``; ``whole`` is the domain that the paper holds out."""
     parser.add_argument("--subsites", type=int, metavar="N", help="divide the domains into N sites each (the paper: 4)")
     parser.add_argument(
         "--whole", choices=of.sites, help=f"with --subsites, the domain that stays one site (default: {whole})"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="of the sub-sites (default: 0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the sub-sites (default: 0)")
 
 
 def plan_domains(
     of: PictureSet, domains: Found, sizes: tuple[int, ...], asked: SubSites, *, whole: str, source: Path
 ) -> Plan:
-    """The pictures domain by domain, split by content, or divided into sub-sites if these are asked for.
+    """The pictures by domain, split by content, or divided into sub-sites if these are requested.
 
     Args:
-        of: the data set, a site a domain.
-        domains: its pictures.
-        sizes: sides to cache the pictures at.
-        asked: the sub-sites.
-        whole: the domain that is not divided, unless another is asked for.
-        source: the download, as errors call it.
+        of: the data set, with one site per domain.
+        domains: its pictures by domain.
+        sizes: sides in pixels of the cached pictures.
+        asked: the requested sub-sites.
+        whole: the domain that is not divided by default.
+        source: the download, as named in errors.
 
     Raises:
-        DataError: sub-sites that cannot be.
+        DataError: sub-sites that are not possible.
     """
     if asked.count is None:
         return Plan(of, domains, sizes, BY_CONTENT)
@@ -97,10 +98,10 @@ def plan_domains(
 
 
 def _divide(labels: np.ndarray, count: int, *, seed: int) -> list[dict[int, Split]]:
-    """Split of each picture of each sub-site, by number.
+    """Split of each picture, by number, for each sub-site.
 
-    All pictures of the domain are at one of them, but for validation and test pictures of a class that none of them
-    has to train on.
+    Every picture of the domain is assigned to one sub-site, except validation and test pictures of a class that no
+    sub-site has for training.
     """
     rng = np.random.default_rng([seed, 6])
     mixed = rng.permutation(len(labels))

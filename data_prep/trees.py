@@ -1,7 +1,7 @@
-"""Downloads that are trees of pictures, ``<site>/<class>/<picture>``: in folders, or still packed as zips.
+"""Read downloads with the layout ``<site>/<class>/<picture>``, as folders or as zips that are not unpacked.
 
-A zip is read picture by picture and never unpacked. It may hold the whole tree, below a folder or two of its own, or
-a single site; then it is named after the site and lies where the site's folder would.
+Pictures are read from a zip one at a time. A zip may contain all sites, possibly inside one or more folders, or a
+single site; then it is named after the site and replaces the site's folder.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ log = logging.getLogger(__name__)
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 SHOWN = 20
 DEEPEST = 3
-"""So many folders a zip may have above its tree."""
+"""Maximum number of folders above the sites or classes in a zip."""
 MOST_BYTES = 2**28
-"""More than any picture or list has."""
+"""Upper limit in bytes; no picture or list is this large."""
 DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError, EOFError, OSError, ValueError)
-"""What `zipfile` raises over zips that are damaged, encrypted or packed in a way that it does not know."""
+"""What `zipfile` raises for zips that are damaged, encrypted or compressed with an unknown method."""
 
 
 class Place(Protocol):
-    """A folder of a download, on disk or in a zip. As text it is what errors call it."""
+    """A folder of a download, on disk or in a zip. ``str()`` gives its name for errors."""
 
     def folders(self) -> list[str]:
-        """Names of the folders in it."""
+        """Names of its folders."""
         ...
 
     def files(self) -> list[str]:
-        """Names of the files in it."""
+        """Names of its files."""
         ...
 
     def enter(self, name: str) -> Place:
-        """The folder of that name in it."""
+        """The subfolder of that name."""
         ...
 
     def open(self, name: str) -> IO[bytes]:
-        """A file in it; raises DataError if it cannot be read."""
+        """Open a file; raises DataError if it cannot be read."""
         ...
 
     def picture(self, name: str) -> Image.Image:
-        """A picture in it, decoded; raises DataError if it cannot be read."""
+        """Read and decode a picture; raises DataError if that fails."""
         ...
 
 
@@ -96,17 +96,17 @@ class _DiskFolder:
 
 
 class _ZipFolder:
-    """A folder in a zip, which stays open as long as one of its folders is used."""
+    """A folder in a zip. The zip stays open while one of its folders is in use."""
 
     def __init__(self, archive: _Archive, inside: str = "") -> None:
         self._archive, self._inside = archive, inside
 
     @classmethod
     def top(cls, path: Path) -> Self:
-        """The zip as a whole.
+        """The top folder of a zip.
 
         Raises:
-            DataError: no zip, or a damaged one.
+            DataError: the file is not a zip, or is damaged.
         """
         return cls(_Archive(path))
 
@@ -130,7 +130,7 @@ class _ZipFolder:
 
 
 class _Archive:
-    """A zip and what its folders hold; the key of its top is the empty text."""
+    """An open zip with the names in each folder; the key of the top folder is the empty string."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -162,20 +162,20 @@ class _Archive:
 class Tree:
     """A download in which the folders or zips of all sites were found.
 
-    Besides the sites, ``files`` of the folder that holds them can be read with ``open``; of a zip, those beside the
-    zip too.
+    ``open`` also reads the ``files`` of the folder that contains the sites, and, for a zip, those of the folder that
+    contains the zip.
     """
 
     def __init__(self, source: Path, of: PictureSet, *, folders: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Look for the sites.
+        """Find the sites.
 
         Args:
-            source: a folder, or the zip of one.
-            of: what should be there.
-            folders: names that a site's folder may have, where it is not the site's.
+            source: a folder or a zip.
+            of: the data set that it should contain.
+            folders: alternative folder names by site, where they differ from the site's name.
 
         Raises:
-            DataError: not the layout of the data set.
+            DataError: the layout is not that of the data set.
         """
         self._of = of
         self._names = {site: (folders or {}).get(site, (site,)) for site in of.sites}
@@ -198,31 +198,31 @@ class Tree:
         self._sites = {site: self._site(top, site) for site in of.sites}
 
     def files(self) -> set[str]:
-        """Names of files beside the sites."""
+        """Names of the files in the folder of the sites, and in the folder of the zip."""
         return {*self._beside.files(), *self.top.files()}
 
     def open(self, name: str) -> IO[bytes]:
-        """One of ``files``."""
+        """Open one of ``files``."""
         return (self.top if name in self.top.files() else self._beside).open(name)
 
     def pictures(self, *, some_classes: bool = False) -> Found:
-        """All pictures, site by site, each in the order of its ids.
+        """All pictures by site, sorted by id.
 
-        Folders that are no class are passed over, with a warning unless only ``some_classes`` of the download are
-        wanted.
+        Folders that are not a class are skipped, with a warning unless the data set uses only ``some_classes`` of the
+        download.
 
         Raises:
-            DataError: a class without a picture at a site.
+            DataError: a class has no picture at a site.
         """
         return {site: list(self._pictures(place, quiet=some_classes)) for site, place in self._sites.items()}
 
     def _missing(self, place: Place) -> list[str]:
-        """Names of the sites that are not there."""
+        """Folder names of the sites that were not found."""
         here = {*place.folders(), *(name.removesuffix(".zip") for name in _zips(place))}
         return [names[0] for names in self._names.values() if not here.intersection(names)]
 
     def _site(self, top: Place, site: str) -> Place:
-        """The folder that has the classes; in a zip, or unpacked from one, it may lie deeper."""
+        """The folder that contains the classes; in a zip, or unpacked from one, it may be deeper."""
         here = top.folders()
         folder = next((name for name in self._names[site] if name in here), None)
         if folder is not None:
@@ -240,14 +240,14 @@ class Tree:
         return f"did you mean {source / inner[0]}? " if inner else ""
 
     def _is_packed(self, path: Path) -> bool:
-        """Whether the zip has all sites in it."""
+        """Whether the zip contains all sites."""
         try:
             return not self._missing(self._unpacked(path))
         except DataError:
             return False
 
     def _unpacked(self, path: Path) -> Place:
-        """Where the sites are in a zip."""
+        """The folder in a zip that contains the sites."""
         return _down(_ZipFolder.top(path), lambda place: not self._missing(place))
 
     def _pictures(self, place: Place, *, quiet: bool) -> Iterator[Source]:
@@ -255,7 +255,7 @@ class Tree:
         for name in here:
             if name not in self._of.classes and not quiet:
                 hint = nearest(name, self._of.classes)
-                log.warning("%s/%s is passed over, it is no class%s", place, name, hint)
+                log.warning("%s/%s is skipped because it is not a class%s", place, name, hint)
         for label in self._of.classes:
             folder = place.enter(label)
             names = [name for name in folder.files() if name.lower().endswith(SUFFIXES)] if label in here else []
@@ -267,16 +267,16 @@ class Tree:
 
 
 def find_pictures(source: Path, of: PictureSet) -> Found:
-    """All pictures of a download whose classes are all wanted; see `Tree`.
+    """All pictures of a download that contains exactly the data set's classes; see `Tree`.
 
     Raises:
-        DataError: not the layout of the data set, or a class without a picture at a site.
+        DataError: the layout is not that of the data set, or a class has no picture at a site.
     """
     return Tree(source, of).pictures()
 
 
 def _down(place: Place, fits: Callable[[Place], bool]) -> Place:
-    """The first folder that fits, the highest first; without one ``place`` itself."""
+    """The first folder for which ``fits`` is true, breadth first; ``place`` itself if there is none."""
     level = [place]
     for _ in range(DEEPEST + 1):
         for folder in level:
@@ -287,17 +287,17 @@ def _down(place: Place, fits: Callable[[Place], bool]) -> Place:
 
 
 def _zips(place: Place) -> list[str]:
-    """Names of zips on disk; zips in zips are not read."""
+    """Names of the zips in a folder on disk; zips inside zips are not read."""
     return [name for name in place.files() if name.endswith(".zip")] if isinstance(place, _DiskFolder) else []
 
 
 def _counts(name: str) -> bool:
-    """False for hidden files and for what macOS adds to zips."""
+    """Whether a name matters: False for hidden files and for the entries that macOS adds to zips."""
     return bool(name) and not name.startswith(".") and name != "__MACOSX"
 
 
 def _member(info: zipfile.ZipInfo) -> str:
-    """A member's path. `zipfile` takes one that is not marked as UTF-8 for code page 437, which few such names are."""
+    """A member's path. `zipfile` decodes names without the UTF-8 flag as code page 437, which is rarely right."""
     try:
         return info.filename if info.flag_bits & 0x800 else os.fsdecode(info.filename.encode("cp437"))
     except UnicodeEncodeError:
@@ -314,5 +314,5 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _text(name: str) -> str:
-    """A file name as text that can be written: bytes that are not UTF-8 appear in hexadecimal."""
+    """A file name as printable text; bytes that are not UTF-8 appear in hexadecimal."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

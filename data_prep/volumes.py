@@ -1,10 +1,10 @@
-"""Writing one prepared site: volumes in one orientation, cached slices, manifest; whole or not at all.
+"""Write one prepared site of volumes: volumes in one orientation, cached slices and a manifest.
 
-Splits are by case. Cases are put in the order of a hash of (dataset, site, id) and dealt out so that about
-60/20/20 % are train/val/test: val and test get ``round(n / 5)`` cases each, at least one from three cases on
-(3: 1/1/1, 6: 4/1/1, 8: 4/2/2, 10: 6/2/2); one or two cases are all train. The hash depends on nothing else,
-so the same download gives the same split on every machine. Cases whose split is given keep it, and only the
-others are dealt out, to where most is lacking.
+A site folder is either written completely or not at all. Splits are by case. Cases are sorted by a hash of (dataset,
+site, id) and divided so that about 60/20/20 % are train/val/test: val and test get ``round(n / 5)`` cases each, and at
+least one if there are three cases or more (3: 1/1/1, 6: 4/1/1, 8: 4/2/2, 10: 6/2/2); one or two cases are all train.
+The hash depends on nothing else, so the same download gives the same split on every machine. Cases that already have a
+split keep it; the others fill the splits that lack most cases.
 """
 
 from __future__ import annotations
@@ -46,13 +46,24 @@ def write_site(
 ) -> Path:
     """Check and write a site; returns its folder ``root/dataset/site``.
 
-    Everything is written beside and renamed at the end: an existing site stays as it is until then, and for
-    good if anything fails. ``matrices`` are the sizes whose slices are cached right away (others are made at
-    first use), ``splits`` the splits of cases that have one already, ``source`` a few words (no path) on
-    where the scans come from, and ``progress`` is told the id of each case that is begun.
+    The site is written to a temporary folder that is renamed at the end, so an existing site does not change if
+    anything fails.
+
+    Args:
+        cases: the scans and masks.
+        root: root folder of the prepared data.
+        dataset: name of the data set.
+        site: name of the site.
+        kind: real patients or the phantom.
+        licence: licence terms, for the manifest.
+        citation: reference, for the manifest.
+        matrices: sizes whose slices are cached now; others are cached at first use.
+        splits: splits of the cases that already have one.
+        source: where the scans come from, in a few words without a path.
+        progress: called with the id of each case before it is read.
 
     Raises:
-        DataError: no case, a bad name, a doubled id or content, or anything else that a check calls an error.
+        DataError: no case, an invalid name, a duplicate id or content, or any error that the checks find.
     """
     _refuse_names(cases, dataset, site)
     target = root / dataset / site
@@ -83,7 +94,7 @@ def write_site(
 
 
 def deal_splits(ids: Sequence[str], *, dataset: str, site: str, fixed: Mapping[str, Split]) -> dict[str, Split]:
-    """Give every case a split; those in ``fixed`` keep theirs. See the module's text for the rule."""
+    """Assign a split to every case; cases in ``fixed`` keep theirs. The module's docstring describes the rule."""
     splits: dict[str, Split] = {case: fixed[case] for case in ids if case in fixed}
     held_out = max(1, round(len(ids) / 5)) if len(ids) >= 3 else 0
     lacking: dict[Split, int] = {"test": held_out, "val": held_out}
@@ -106,7 +117,7 @@ def _write_volumes(
     site: str,
     progress: Callable[[str], None] | None,
 ) -> tuple[Case, ...]:
-    """Write image and mask of every case; all errors are gathered before one is raised."""
+    """Write image and mask of every case; errors of all cases are collected into one."""
     entries: list[Case] = []
     findings: list[Finding] = []
     seen: dict[str, str] = {}
@@ -121,7 +132,7 @@ def _write_volumes(
         sha = content_hash(pair.image.voxels)
         if sha in seen:
             what = f"has the same voxels as case {seen[sha]}"
-            findings.append(Finding("error", case.image, what, "leave one of the two out"))
+            findings.append(Finding("error", case.image, what, "remove one of the two"))
             continue
         seen[sha] = case.id
         write_scan(pair.image, folder / "volumes" / f"{case.id}.nii.gz")
@@ -153,7 +164,7 @@ def _write_volumes(
 
 
 def _refuse_names(cases: Sequence[CaseFiles], dataset: str, site: str) -> None:
-    """Ids and site become file names, on file systems that may not tell upper from lower case."""
+    """Check ids and site names: they become file names, possibly on a case-insensitive file system."""
     if not cases:
         raise DataError(f"site {site} has no case: give at least one image with its mask")
     for what, name in (("dataset", dataset), ("site", site), *(("case", case.id) for case in cases)):

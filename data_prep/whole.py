@@ -1,4 +1,4 @@
-"""A prepared site is there as a whole or not at all: written beside its place, renamed at the end."""
+"""Replace a folder atomically: write to a temporary folder in the same parent and rename it at the end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def write_whole(target: Path) -> Iterator[Path]:
-    """An empty folder beside ``target`` that takes its place when the block ends well.
+    """Yield an empty temporary folder that replaces ``target`` when the block ends without an error.
 
-    An existing ``target`` stays as it is until then, and for good if anything fails.
+    An existing ``target`` stays unchanged until then, also if anything fails.
 
     Raises:
-        DataError: the disk is full, or the place may not be written to.
+        DataError: the disk is full, or the folder cannot be written.
     """
     beside = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
     try:
@@ -37,7 +37,7 @@ def write_whole(target: Path) -> Iterator[Path]:
 
 
 def _swap(beside: Path, target: Path) -> None:
-    """Put the finished folder in place; a former one is removed only after that."""
+    """Rename the finished folder to its final name; an existing one is removed only after that."""
     former = target.parent / f".{target.name}.former-{uuid.uuid4().hex[:8]}"
     if not target.exists():
         beside.rename(target)

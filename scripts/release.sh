@@ -21,7 +21,7 @@ grep -qx "version: $version" CITATION.cff || fail "CITATION.cff has another vers
 ! git rev-parse --quiet --verify "refs/tags/v$version" >/dev/null || fail "the tag v$version exists: raise the version"
 [ "$*" != "--check" ] || { echo "release: $version can be released"; exit 0; }
 
-make test
+make test-all
 
 rm -rf dist/release
 .venv/bin/python -m build --outdir dist/release

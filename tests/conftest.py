@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import SimpleITK
 import torch
+from kits import provision
 from torch.nn import functional
 
 from fedshift.federation.resolve import resolve
@@ -41,6 +43,12 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}: set FEDSHIFT_SHARED_DATA to a folder that holds prostate_mri/")
     return folder
+
+
+@pytest.fixture(scope="session")
+def kits_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes the startup kits of a task's project in ``deploy/``, each project's once; copy a kit to change it."""
+    return functools.cache(lambda task: provision(task, tmp_path_factory.mktemp(task)))
 
 
 def golden(name: str) -> dict[str, np.ndarray]:

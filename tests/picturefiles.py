@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from data_prep.domainnet import DOMAINNET
 from data_prep.office_caltech import LISTS, OFFICE_CALTECH
+from data_prep.officehome import OFFICEHOME
 from data_prep.pictures import PictureSet
 
 TREE = PictureSet(
@@ -76,6 +78,32 @@ def write_office(root: Path) -> Path:
         for site in OFFICE_CALTECH.sites
     }
     (root / LISTS).write_text(json.dumps(lists), encoding="utf-8")
+    return root
+
+
+def domainnet_name(site: str, label: str, k: int) -> str:
+    """As in the download, where quickdraw's names are numbers."""
+    c = DOMAINNET.classes.index(label)
+    return f"{4500000000000000 + 100 * c + k}.png" if site == "quickdraw" else f"{site}_{c + 30:03d}_{k:06d}.jpg"
+
+
+def write_domainnet(root: Path, *, each: int = 5) -> Path:
+    """DomainNet's ten classes with ``each`` pictures; the eleventh class must not be opened."""
+    for s, site in enumerate(DOMAINNET.sites):
+        for c, label in enumerate(DOMAINNET.classes):
+            for k in range(each):
+                write_picture(root / site / label / domainnet_name(site, label, k), 10_000 * s + 100 * c + k)
+        (root / site / "aircraft_carrier").mkdir()
+        (root / site / "aircraft_carrier" / f"{site}_001_000001.jpg").write_bytes(b"damaged")
+    return root
+
+
+def write_officehome(root: Path, *, each: int = 3) -> Path:
+    """The content of OfficeHome's zip, with the two lists that lie beside its domains."""
+    domains = ("Art", "Clipart", "Product", "Real World")
+    write_tree(root, domains, OFFICEHOME.classes, each=each, suffix=".jpg", name="{:05d}")
+    (root / "ImageInfo.csv").write_text("Art/Alarm_Clock/00001.jpg, 24, 20\n", encoding="utf-8")
+    (root / "imagelist.txt").write_text("Art/Alarm_Clock/00001.jpg\n", encoding="utf-8")
     return root
 
 

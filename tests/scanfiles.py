@@ -9,6 +9,7 @@ import SimpleITK as sitk
 
 IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
 SPACING = (0.7, 0.8, 3.0)
+LIU_FOLDERS = ("BIDMC", "HK", "I2CVB", "ISBI", "ISBI_1.5", "UCL")
 
 
 def volume(
@@ -56,6 +57,22 @@ def write_pair(
     for made, path in zip((image, mask), paths, strict=True):
         sitk.WriteImage(made, str(path))
     return paths
+
+
+def write_liu(root: Path) -> Path:
+    """The six prostate sites in Liu's folders, three cases each.
+
+    Numbers restart at each site; the spelling of the ending varies, and one site labels two zones.
+    """
+    for k, folder in enumerate(LIU_FOLDERS):
+        ending = "_Segmentation" if k % 2 else "_segmentation"
+        for case in range(3):
+            _, mask = write_pair(root / folder, f"Case{case:02d}", seed=10 * k + case, ending=ending)
+            if folder == "ISBI":
+                image = sitk.ReadImage(str(mask))
+                image[:10, :, :] = image[:10, :, :] * 2
+                sitk.WriteImage(image, str(mask))
+    return root
 
 
 def write_dicom(folder: Path, image: sitk.Image, *, series: int = 1, skip: tuple[int, ...] = ()) -> None:

@@ -96,6 +96,7 @@ def test_run_shows_progress_scores_and_where_things_are(side_by_side: SimulatorR
     assert "round 2 of 2 done" in side_by_side.log
 
 
+@pytest.mark.slow
 def test_the_full_log_is_what_flare_says_and_goes_to_the_file_too(
     short_job: Path, phantom_home: Path, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_the_full_log_is_what_flare_says_and_goes_to_the_file_too(
     assert "round 2/2" in told.output and "dice in percent" in told.output, "and what is shown without it"
 
 
+@pytest.mark.slow
 def test_at_a_terminal_there_is_a_bar_and_curves_can_be_read_while_the_run_works(
     tmp_path: Path, phantom_home: Path
 ) -> None:

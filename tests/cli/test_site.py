@@ -10,14 +10,14 @@ import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import make_image_site, small_image_job
-from kits import SERVER, provision
+from kits import SERVER
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert
 
 from fedshift import cli
@@ -33,10 +33,10 @@ from fedshift.schema.manifest import read_manifest
 NAME, OTHERS = "amazon", ("caltech", "webcam")
 
 
-@pytest.fixture(scope="module")
-def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session")
+def kits(kits_of: Callable[[str], Path]) -> Path:
     """The kits of a federation, as handed out."""
-    return provision("office_caltech", tmp_path_factory.mktemp("office_caltech"))
+    return kits_of("office_caltech")
 
 
 @pytest.fixture

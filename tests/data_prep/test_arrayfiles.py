@@ -125,7 +125,7 @@ def test_arrays_of_a_matlab_file_are_read_by_name(tmp_path: Path) -> None:
     assert read["X"].dtype == np.uint8 and (read["X"] == IMAGES).all() and read["y"].shape == (12, 1)
     with pytest.raises(DataError, match=r"has no array Z, it holds X, y, text"):
         read_mat(path, ["X", "Z"])
-    with pytest.raises(DataError, match="text is no array of numbers but char"):
+    with pytest.raises(DataError, match="text is not a numeric array but char"):
         read_mat(path, ["text"])
 
 
@@ -133,10 +133,10 @@ def test_other_matlab_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "train_32x32.mat"
     for content in (b"", b"nothing", b"MATLAB 7.3 MAT-file".ljust(512), b"\x89HDF\r\n\x1a\n" + bytes(600)):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"train_32x32\.mat is no MATLAB file as -v7 saves it, it begins with b"):
+        with pytest.raises(DataError, match=r"train_32x32\.mat is not a MATLAB file saved with -v7, it begins with b"):
             read_mat(path, ["X"])
     scipy.io.savemat(path, {"X": IMAGES})
-    with pytest.raises(DataError, match="holds an array that is not packed: save it with -v7"):
+    with pytest.raises(DataError, match="holds an array that is not compressed: save it with -v7"):
         read_mat(path, ["X"])
 
 
@@ -169,7 +169,7 @@ def test_text_of_libsvm_is_read_packed_or_not(pack: object, tmp_path: Path) -> N
         (b"1 0:1\n", "line 1, is not .*indices 0 to 0"),
         (b"1 1=1\n", "line 1, is not"),
         (b"one 1:1\n", "line 1, is not"),
-        (b"1 1:nan\n", "line 1, is not .*a value that is no number"),
+        (b"1 1:nan\n", "line 1, is not .*a value that is not a finite number"),
         (b"inf 1:1\n", "line 1, is not"),
         (b"\xff\xfe\n", "line 1, is not"),
         (bz2.compress(usps_text(*digits(9, 1, 3)))[:-20], "damaged or cut short"),

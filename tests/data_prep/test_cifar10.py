@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cifarfiles import batch, write_cifar, write_tar
 from forbidding import forbid
 from picklefiles import calling, python2_pickle
 
@@ -26,33 +27,9 @@ from fedshift.schema.manifest import read_manifest
 from fedshift.tasks.base import build_task
 
 
-def batch(seed: int, n: int = 40) -> dict[bytes, Any]:
-    """A batch as Python 2 pickled it: the classes in turn, rows of red, green, blue."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (n, 3072), dtype=np.uint8)
-    names = [f"image_{seed}_{k}.png".encode() for k in range(n)]
-    return {b"batch_label": b"x", b"labels": [k % 10 for k in range(n)], b"data": pixels, b"filenames": names}
-
-
-def write_folder(root: Path, **changes: bytes) -> Path:
-    folder = root / FOLDER
-    folder.mkdir(parents=True)
-    for number, name in enumerate((*TRAIN, TEST)):
-        (folder / name).write_bytes(changes.get(name, python2_pickle(batch(number))))
-    (folder / "batches.meta").write_bytes(python2_pickle({b"label_names": [b"airplane"]}))
-    (folder / "readme.html").write_text("<meta>", encoding="utf-8")
-    return root
-
-
-def write_tar(root: Path, inner: Path, prefix: str = "") -> Path:
-    root.mkdir(exist_ok=True)
-    with tarfile.open(root / TAR, "w:gz") as archive:
-        archive.add(inner / FOLDER, f"{prefix}{FOLDER}")
-    return root
-
-
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("raw"))
+    return write_cifar(tmp_path_factory.mktemp("raw"))
 
 
 def test_batches_are_rows_of_red_green_and_blue(raw: Path) -> None:
@@ -123,7 +100,7 @@ def test_copies_are_at_one_site_and_testing_comes_first(raw: Path, tmp_path: Pat
     first, tested = batch(0), batch(5)
     first[b"data"][3] = tested[b"data"][8]
     first[b"data"][4] = first[b"data"][5]
-    source = write_folder(tmp_path, data_batch_1=python2_pickle(first))
+    source = write_cifar(tmp_path, data_batch_1=python2_pickle(first))
     planned = plan(source, sites_count=5)
     assert planned.dealing.notes["copies_left_out"] == 2
     ids = [source.id for sources in planned.found.values() for source in sources]
@@ -148,7 +125,7 @@ def not_a_batch(**changes: Any) -> bytes:
     ],
 )
 def test_wrong_batches_are_named(changes: dict[str, bytes], message: str, tmp_path: Path) -> None:
-    source = write_folder(tmp_path, **changes)
+    source = write_cifar(tmp_path, **changes)
     for where in (source, write_tar(tmp_path / "tar", source)):
         with pytest.raises(DataError, match=message) as raised:
             plan(where, sites_count=5)
@@ -157,7 +134,7 @@ def test_wrong_batches_are_named(changes: dict[str, bytes], message: str, tmp_pa
 
 def test_a_malicious_batch_is_not_run(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    source = write_folder(tmp_path, data_batch_2=calling("os", "system", f"touch {mark}"))
+    source = write_cifar(tmp_path, data_batch_2=calling("os", "system", f"touch {mark}"))
     for where in (source, write_tar(tmp_path / "tar", source)):
         with pytest.raises(DataError, match=r"data_batch_2 asks for os\.system, which"):
             plan(where)
@@ -165,12 +142,8 @@ def test_a_malicious_batch_is_not_run(tmp_path: Path) -> None:
 
 
 def test_another_layout_is_described(raw: Path, tmp_path: Path) -> None:
-    for source, message in (
-        (tmp_path / "absent", r"absent is not a folder: expected cifar-10-python\.tar\.gz"),
-        (tmp_path, r"has no CIFAR-10, it holds nothing: expected cifar-10-python\.tar\.gz, the folder"),
-    ):
-        with pytest.raises(DataError, match=message):
-            plan(source)
+    with pytest.raises(DataError, match=r"it holds nothing: expected cifar-10-python\.tar\.gz"):
+        plan(tmp_path)
     (tmp_path / "cifar-10-matlab.tar.gz").touch()
     (tmp_path / "gr\udcfcn").touch()  # a name that is not UTF-8
     with pytest.raises(DataError, match=r"it holds 'cifar-10-matlab\.tar\.gz', 'gr\\udcfcn': expected") as raised:
@@ -192,7 +165,7 @@ def test_another_layout_is_described(raw: Path, tmp_path: Path) -> None:
         archive.addfile(tarfile.TarInfo("cifar-100-python/train"), io.BytesIO())
     with pytest.raises(DataError, match=r"has no cifar-10-batches-py/data_batch_1, so it is not CIFAR-10 for Python"):
         plan(tmp_path)
-    source = write_folder(tmp_path / "one_less")
+    source = write_cifar(tmp_path / "one_less")
     (source / FOLDER / "data_batch_4").unlink()
     with pytest.raises(DataError, match=r"data_batch_4 does not exist: unpack cifar-10-python\.tar\.gz again"):
         plan(source)
@@ -226,14 +199,10 @@ def test_a_batch_beyond_all_measure_is_named(raw: Path, tmp_path: Path, monkeypa
 
 
 def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write_folder(tmp_path / "raw")
+    source = write_cifar(tmp_path / "raw")
     forbid(source / FOLDER / "data_batch_2", monkeypatch)
-    with pytest.raises(DataError, match=r"data_batch_2 cannot be read \(Permission denied\): see that"):
+    with pytest.raises(DataError, match=r"data_batch_2 cannot be read \(Permission denied\): check that"):
         plan(source)
-    (tmp_path / "empty").mkdir()
-    forbid(tmp_path / "empty", monkeypatch)
-    with pytest.raises(DataError, match=r"empty cannot be read \(Permission denied\): see that"):
-        plan(tmp_path / "empty")
 
 
 def test_sites_of_another_partition_are_not_left_beside_the_new_ones(raw: Path, tmp_path: Path) -> None:
@@ -256,10 +225,8 @@ def test_impossible_partitions_are_refused(raw: Path) -> None:
         plan(raw, sites_count=300)
     with pytest.raises(DataError, match="alpha must be a number"):
         plan(raw, alpha=-1.0)
-    with pytest.raises(DataError, match="0 sites make no sense: ask for one or more"):
+    with pytest.raises(DataError, match="0 sites are not possible: ask for one or more"):
         plan(raw, sites_count=0)
-    with pytest.raises(DataError, match="seed must be 0 or more, not -1"):
-        plan(raw, seed=-1)
 
 
 def test_the_command(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

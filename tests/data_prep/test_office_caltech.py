@@ -100,7 +100,7 @@ def test_a_malicious_list_is_refused_and_not_run(office: Path, tmp_path: Path) -
 def test_pictures_in_no_list_are_passed_over(office: Path, caplog: pytest.LogCaptureFixture) -> None:
     change_lists(office, "dslr", "test", ["dslr/mug/frame_0005.jpg"])
     assert len(plan(office, split="papers").found["dslr"]) == 41
-    assert "dslr: 9 picture(s) in no list are passed over" in caplog.text
+    assert "dslr: 9 picture(s) that are in no list are skipped" in caplog.text
     assert len(plan(office).found["dslr"]) == 50
 
 
@@ -115,7 +115,7 @@ def test_pictures_in_no_list_are_passed_over(office: Path, caplog: pytest.LogCap
         (lambda r: (r / LISTS).write_text("{", encoding="utf-8"), "not in the form of FedBN's lists"),
         (
             lambda r: (r / "webcam" / "bike" / "frame_0002.jpg").unlink(),
-            r"webcam/bike/frame_0002\.jpg is named in fedbn_split\.json but is not there",
+            r"webcam/bike/frame_0002\.jpg is named in fedbn_split\.json but does not exist",
         ),
         (
             lambda r: change_lists(r, "dslr", "test", ["dslr/mug/frame_0001.jpg"]),

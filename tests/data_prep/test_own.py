@@ -119,7 +119,7 @@ def test_withdrawn_case_is_gone(hospital: Path) -> None:
 
 def test_withdrawn_case_that_would_come_back(hospital: Path) -> None:
     prepare(hospital)
-    with pytest.raises(DataError, match=r"P2 is to be withdrawn but still lies in .*images: take it out"):
+    with pytest.raises(DataError, match=r"P2 is to be withdrawn but is still in .*images: remove it"):
         prepare(hospital, withdraw=["P2"])
     (hospital / "images" / "P2.mha").unlink()
     (hospital / "masks" / "P2.mha").unlink()
@@ -145,7 +145,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], dict[str, object], str]] = {
     "another patient under a known id": (
         lambda d: sitk.WriteImage(volume(99)[0], str(d / "images" / "P1.nrrd")),
         {},
-        r"P1\.nrrd is another image than the one that the site has as P1",
+        r"P1\.nrrd differs from the image that the site has as P1",
     ),
     "same patient under a new id": (lambda d: scan(d, "P9", 0), {}, r"P9\.nii\.gz has the same voxels as case P0"),
     "unknown id": (lambda d: None, {"withdraw": ["P77"]}, "has no case 'P77' to withdraw.*Known: P0"),

@@ -182,7 +182,7 @@ def test_every_damaged_file_is_named_and_nothing_is_written(tree: Path) -> None:
     for line, name in zip(lines, ("here/cup/cut.jpg", "here/pen/text.png", "there/cup/empty.jpg"), strict=False):
         assert f"{tree / name} cannot be read (" in line and line.endswith("): download it again"), line
         assert line.count(name) == 1, line
-    assert "numbers.tif holds numbers of 32 bits, no intensities" in lines[3]
+    assert "numbers.tif holds 32-bit values outside 0 to 65535" in lines[3]
     assert (before[0] / "manifest.json").read_bytes() == content
     assert sorted(entry.name for entry in before[0].parent.iterdir()) == ["here", "there"]
 
@@ -213,7 +213,7 @@ def test_a_picture_that_may_not_be_read_is_no_full_disk(tree: Path, monkeypatch:
         forbid(tree / "here" / "cup" / name, monkeypatch)
     with pytest.raises(DataError, match="2 of its pictures cannot be used") as raised:
         prepare(tree)
-    assert f"{tree}/here/cup/frame_0002.png cannot be read (Permission denied): see that" in str(raised.value)
+    assert f"{tree}/here/cup/frame_0002.png cannot be read (Permission denied): check that" in str(raised.value)
 
 
 def test_a_long_list_of_damaged_files_says_how_many_more(tree: Path) -> None:
@@ -259,7 +259,7 @@ def test_what_is_no_picture_is_passed_over(tree: Path, caplog: pytest.LogCapture
     (tree / "here" / "cups").mkdir()
     (tree / ".git").mkdir()
     assert len(find_pictures(tree, TREE)["here"]) == 10
-    assert "cups is passed over, it is no class; did you mean 'cup'?" in caplog.text
+    assert "cups is skipped because it is not a class; did you mean 'cup'?" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_another_layout_is_described(tree: Path, spoil: object, message: str) ->
 
 
 def test_other_mistakes(tree: Path) -> None:
-    with pytest.raises(DataError, match="size 4 is out of reach"):
+    with pytest.raises(DataError, match="size 4 is out of range"):
         prepare(tree, sizes=[4])
     for label in TREE.classes:
         shutil.rmtree(tree / "there" / label)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import SimpleITK as sitk
-from scanfiles import volume, write_pair
+from scanfiles import volume, write_liu, write_pair
 
 from data_prep.prostate import PROMISE12_SITES, plan_prostate, prepare_prostate
 from fedshift.cli import data
@@ -16,21 +16,6 @@ from fedshift.data.arrays import open_arrays
 from fedshift.data.check import check
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import read_manifest
-
-LIU_FOLDERS = {"BIDMC": "BIDMC", "HK": "HK", "I2CVB": "I2CVB", "ISBI": "RUNMC", "ISBI_1.5": "BMC", "UCL": "UCL"}
-
-
-def liu(root: Path) -> Path:
-    """Numbers restart at each site; the spelling of the ending varies, and one site labels two zones."""
-    for k, folder in enumerate(LIU_FOLDERS):
-        ending = "_Segmentation" if k % 2 else "_segmentation"
-        for case in range(3):
-            _, mask = write_pair(root / folder, f"Case{case:02d}", seed=10 * k + case, ending=ending)
-            if folder == "ISBI":
-                image = sitk.ReadImage(str(mask))
-                image[:10, :, :] = image[:10, :, :] * 2
-                sitk.WriteImage(image, str(mask))
-    return root
 
 
 def promise12(root: Path, *, parts: bool) -> Path:
@@ -62,7 +47,7 @@ def msd(root: Path, *, modality: dict[str, str] | None = None) -> Path:
 
 
 def test_liu_six_sites(tmp_path: Path) -> None:
-    folders = prepare_prostate(liu(tmp_path / "raw"), tmp_path / "out")
+    folders = prepare_prostate(write_liu(tmp_path / "raw"), tmp_path / "out")
     assert [folder.name for folder in folders] == ["BIDMC", "HK", "I2CVB", "BMC", "RUNMC", "UCL"]
     for folder in folders:
         manifest = read_manifest(folder)
@@ -146,7 +131,7 @@ def test_msd_with_a_listed_file_missing(tmp_path: Path) -> None:
 
 
 def test_only_some_sites(tmp_path: Path) -> None:
-    raw = liu(tmp_path / "raw")
+    raw = write_liu(tmp_path / "raw")
     folders = prepare_prostate(raw, tmp_path / "out", sites=["UCL", "BIDMC"])
     assert [folder.name for folder in folders] == ["BIDMC", "UCL"]
     with pytest.raises(DataError, match="did you mean 'RUNMC'"):
@@ -157,7 +142,7 @@ def test_only_some_sites(tmp_path: Path) -> None:
 
 def test_same_download_same_bytes(tmp_path: Path) -> None:
     """Whatever was there before: splits, manifest and arrays depend on the download only."""
-    raw = liu(tmp_path / "raw")
+    raw = write_liu(tmp_path / "raw")
     write_pair(tmp_path / "part" / "HK", "Case01", seed=11, ending="_Segmentation")
     prepare_prostate(tmp_path / "part", tmp_path / "one")
     for root in ("one", "two"):
@@ -176,13 +161,13 @@ def test_same_download_same_bytes(tmp_path: Path) -> None:
         (lambda d: write_pair(d, "Patient7"), "raw/ with 1 case.*expected site folders.*prepare own"),
         (lambda d: write_pair(d, "Case50", suffix=".mhd"), "raw/ with 1 case.*Case00 to Case49"),
         (lambda d: None, "it is empty"),
-        (lambda d: (liu(d), shutil.copytree(d / "ISBI", d / "RUNMC")), "has site RUNMC twice, as ISBI and RUNMC"),
-        (lambda d: (liu(d), (d / "UCL").rename(d / "ULC")), r"ULC holds scans but is no known site.*'UCL'"),
+        (lambda d: (write_liu(d), shutil.copytree(d / "ISBI", d / "RUNMC")), "has site RUNMC twice, as ISBI and RUNMC"),
+        (lambda d: (write_liu(d), (d / "UCL").rename(d / "ULC")), r"ULC holds scans but is no known site.*'UCL'"),
         (
-            lambda d: (liu(d), (d / "HK" / "Case01_Segmentation.nii.gz").unlink()),
+            lambda d: (write_liu(d), (d / "HK" / "Case01_Segmentation.nii.gz").unlink()),
             r"HK was not prepared.*\n.*HK/Case01\.nii\.gz has no mask: add Case01_segmentation",
         ),
-        (lambda d: (liu(d), [f.unlink() for f in (d / "HK").glob("*Seg*")]), r"HK/Case02\.nii\.gz has no mask"),
+        (lambda d: (write_liu(d), [f.unlink() for f in (d / "HK").glob("*Seg*")]), r"HK/Case02\.nii\.gz has no mask"),
     ],
 )
 def test_other_layouts_get_a_sentence(tmp_path: Path, make: object, words: str) -> None:
@@ -195,7 +180,7 @@ def test_other_layouts_get_a_sentence(tmp_path: Path, make: object, words: str) 
 
 def test_header_of_mask_wrong(tmp_path: Path) -> None:
     """Refused, with the way out named; the way out takes the mask voxel by voxel."""
-    raw = liu(tmp_path / "raw")
+    raw = write_liu(tmp_path / "raw")
     for file in raw.glob("HK/*Segmentation*"):
         mask = sitk.ReadImage(str(file))
         bare = sitk.GetImageFromArray(sitk.GetArrayFromImage(mask))
@@ -212,7 +197,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
     parser = argparse.ArgumentParser()
     data.add_parsers(parser.add_subparsers())
-    raw = liu(tmp_path / "raw")
+    raw = write_liu(tmp_path / "raw")
     args = parser.parse_args(f"prepare prostate --source {raw} --sites HK,BMC --matrix 24,16".split())
     assert args.func(args) == 0
     assert "HK: 3 case(s) (1 train, 1 val, 1 test) in " in capsys.readouterr().out

@@ -71,7 +71,7 @@ def test_a_disk_that_fails_half_way_is_said(
         read(tmp_path)
     assert (
         str(raised.value)
-        == f"{path} cannot be read (Input/output error): see that its disk is there and you may read it"
+        == f"{path} cannot be read (Input/output error): check that its disk is mounted and that you may read it"
     )
 
 

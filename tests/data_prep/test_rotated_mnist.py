@@ -63,8 +63,6 @@ def test_the_seed_decides_who_has_what(raw: Path) -> None:
 
     assert dealt(0) == dealt(0) != dealt(1)
     assert plan(raw, seed=4).dealing.notes == {"seed": 4, "copies_left_out": 0}
-    with pytest.raises(DataError, match="seed must be 0 or more, not -1"):
-        plan(raw, seed=-1)
 
 
 def test_training_sites_are_split_and_the_held_out_one_only_tests(raw: Path, tmp_path: Path) -> None:
@@ -121,7 +119,6 @@ def test_the_command(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     command = ["data", "prepare", "rotated_mnist", "--source", str(raw), "--out", str(tmp_path / "out")]
     command += ["--size", "8"]
     assert cli.main(command) == 0
-    assert "deg75: 50 picture(s) (0 train, 0 val, 50 test)" in capsys.readouterr().out
     assert cli.main([*command, "--seed", "3", "--held-out", "none"]) == 0
     assert read_manifest(tmp_path / "out" / "rotated_mnist" / "deg00").preparation["seed"] == 3
     with pytest.raises(SystemExit):

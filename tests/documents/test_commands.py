@@ -453,6 +453,7 @@ def typist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typist]:
         typist.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if any(is_run(c) for c in typed(TEXT[page]))])
 def test_the_commands_of_a_page_run(page: str, typist: Typist, tmp_path: Path) -> None:
     for name in ("benchmarks", "deploy"):

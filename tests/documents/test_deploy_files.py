@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Callable
 from configparser import RawConfigParser
 from pathlib import Path
 
@@ -104,8 +105,8 @@ def test_a_kit_is_started_again_after_a_failure_or_flares_restart(
     assert (done.returncode != 0) is again
 
 
-def test_kits_have_the_script_and_the_option_that_starts_them(tmp_path: Path) -> None:
-    folder = kits.provision("prostate", tmp_path)
+def test_kits_have_the_script_and_the_option_that_starts_them(kits_of: Callable[[str], Path]) -> None:
+    folder = kits_of("prostate")
     for name in ("HK", kits.SERVER):
         script = (folder / name / "startup" / "sub_start.sh").read_text(encoding="utf-8")
         assert "--once)" in script and "restart.fl" in script and "exec python3" in script

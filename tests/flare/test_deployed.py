@@ -15,7 +15,7 @@ from fedshift.schema.results import BEST, LAST, read_results
 
 from .deployed import SERVER, Deployed
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

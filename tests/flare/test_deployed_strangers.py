@@ -20,7 +20,7 @@ from fedshift.cli import main
 from .conftest import ROOT, image_sites
 from .deployed import PROJECT, SERVER, Deployed, DeployedRun, wait_for
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

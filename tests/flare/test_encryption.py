@@ -466,6 +466,7 @@ class Encrypted(Deployed):
         return content
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_provisioned_sites_run_an_encrypted_job(tmp_path: Path) -> None:
     options = ("fedfa.share=sums", "schedule.rounds=2", *SGD)

@@ -79,6 +79,7 @@ def test_a_killed_worker_is_absent_and_the_rest_go_on(troubled: SimulatorRun) ->
     assert set(troubled.results.final.last.sites) == {"BIDMC", "HK", "I2CVB"}
 
 
+@pytest.mark.slow
 def test_a_lost_quorum_ends_the_job_with_a_sentence(phantom_home: Path, tmp_path: Path) -> None:
     job = resolve(
         "prostate",

@@ -137,6 +137,7 @@ def test_hosted_sites_remember_their_own(
     assert told(alone.results) == told(hosted.results)
 
 
+@pytest.mark.slow
 def test_in_the_real_simulator_too(job: Callable[..., JobSpec], data: dict[str, Path], tmp_path: Path) -> None:
     drawn = job("fedbn", *DRAWN)
     write_job(drawn, tmp_path / "job")

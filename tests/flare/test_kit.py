@@ -8,12 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from kits import PROJECTS, ROOT, SERVER, provision
+from kits import PROJECTS, ROOT, SERVER
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
@@ -34,10 +35,10 @@ OWNER = Person("project@coordination.example", "coordination", "project_admin")
 OWN, OTHER = (Person(f"admin@{org}.example", org, "org_admin") for org in ("bidmc", "hk"))
 
 
-@pytest.fixture(scope="module")
-def provisioned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+@pytest.fixture(scope="session")
+def provisioned(kits_of: Callable[[str], Path]) -> dict[str, Path]:
     """Both projects' kits, as handed out."""
-    return {task: provision(task, tmp_path_factory.mktemp(task)) for task in PROJECTS}
+    return {task: kits_of(task) for task in PROJECTS}
 
 
 @pytest.fixture

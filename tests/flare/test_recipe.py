@@ -117,6 +117,7 @@ def test_in_the_simulator_the_weights_are_those_of_one_process(
     assert_same_models(in_process, Path(result) / "server" / "simulate_job")
 
 
+@pytest.mark.slow
 def test_in_a_federation_the_weights_are_those_of_one_process(federation: Deployed, tmp_path: Path) -> None:
     recipe = small()
     kit = str(federation.kits / LEAD)

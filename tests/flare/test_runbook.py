@@ -27,7 +27,7 @@ from fedshift.reporting.progress import read_progress
 from .console import Console
 from .deployed import free_ports, wait_for
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "deploy" / "RUNBOOK.md").read_text(encoding="utf-8")

@@ -39,7 +39,7 @@ def two_at_a_time(short_job: Path, phantom_home: Path, tmp_path_factory: pytest.
     return run_simulator(short_job, tmp_path_factory.mktemp("t2"), home=phantom_home, threads=2, timeout=500)
 
 
-@pytest.mark.parametrize("name", ["side_by_side", "two_at_a_time"])
+@pytest.mark.parametrize("name", ["side_by_side", pytest.param("two_at_a_time", marks=pytest.mark.slow)])
 def test_the_simulator_gives_the_weights_of_one_process(
     name: str, in_process: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -103,6 +103,7 @@ def both_ways(job: JobSpec, data: dict[str, Path], folder: Path) -> tuple[Simula
     return run, states
 
 
+@pytest.mark.slow
 def test_packed_weights_give_the_same_weights_in_the_simulator(tmp_path: Path) -> None:
     """Each site in a process of its own, which goes on from what its last answer left out."""
     phantom = tmp_path / "share" / "fedshift" / "phantom"
@@ -115,6 +116,7 @@ def test_packed_weights_give_the_same_weights_in_the_simulator(tmp_path: Path) -
     assert _scores(read_results(tmp_path / "one")) == _scores(run.results)
 
 
+@pytest.mark.slow
 def test_answers_that_wait_in_files_give_the_same_weights_in_the_simulator(tmp_path: Path) -> None:
     """So do answers of this size at the server, and here all three come at about the same moment."""
     phantom = tmp_path / "share" / "fedshift" / "phantom"
@@ -124,6 +126,7 @@ def test_answers_that_wait_in_files_give_the_same_weights_in_the_simulator(tmp_p
     assert sum(array.nbytes for array in states[1].weights.values()) > LARGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("names", "kind"), [("scaffold", "segmentation"), ("fraug", "classification")])
 def test_methods_with_much_to_remember_give_the_same_weights_in_the_simulator(
     names: str, kind: str, tmp_path: Path

@@ -52,9 +52,9 @@ def test_crossdomain_takes_partners_from_the_other_half(size: int) -> None:
 
 def test_layers_are_early_ones() -> None:
     client = mixstyle.Client(mixstyle.Config())
-    assert list(client._stages(UNet(in_channels=3, n_classes=2, features=4))) == [1, 2, 3]
-    assert list(client._stages(DigitsCnn(in_channels=3, n_classes=3, size=8, width=2))) == [1, 2]
-    assert list(client._stages(MnistCnn(in_channels=1, n_classes=10, size=28))) == [1]
+    assert list(client.stages(UNet(in_channels=3, n_classes=2, features=4))) == [1, 2, 3]
+    assert list(client.stages(DigitsCnn(in_channels=3, n_classes=3, size=8, width=2))) == [1, 2]
+    assert list(client.stages(MnistCnn(in_channels=1, n_classes=10, size=28))) == [1]
 
 
 def layer_of(p: float) -> tuple[nn.Module, list[torch.Tensor]]:

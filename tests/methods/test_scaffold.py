@@ -58,14 +58,14 @@ class Federation:
         for i, rows in enumerate(self.rows):
             if i in absent:
                 continue
-            w, steps, told = self._train(i, number, epochs, arrays)
+            w, steps, told = self.train(i, number, epochs, arrays)
             self.trained.append(w)
             if i not in lost:
                 sent.append(Sent(SITES[i], {"w": w}, len(rows), steps, arrays={self.method.name: told}))
         self.server.receive(sent, ctx)
         self.weights = self.server.combine(self.weights, sent, ctx)
 
-    def _train(
+    def train(
         self, i: int, number: int, epochs: int, arrays: dict[str, np.ndarray]
     ) -> tuple[np.ndarray, int, dict[str, np.ndarray]]:
         """A new client for every task, as at a site."""
@@ -250,9 +250,9 @@ def test_a_task_that_is_repeated_gives_the_same_answer() -> None:
     federation.round(1)
     arrays = federation.server.broadcast(federation.ctx)
     state = copy.deepcopy(federation.states[0])
-    first = federation._train(0, 2, 2, arrays)
+    first = federation.train(0, 2, 2, arrays)
     federation.states[0] = state
-    again = federation._train(0, 2, 2, arrays)
+    again = federation.train(0, 2, 2, arrays)
     np.testing.assert_array_equal(first[0], again[0])
     np.testing.assert_array_equal(first[2]["w"], again[2]["w"])
 

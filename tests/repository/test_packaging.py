@@ -32,6 +32,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_tasks_and_jobs_from_another_folder(installed: Path, tmp_path: Path) -> None:
     where = run(
         sys.executable, "-c", "import fedshift; print(fedshift.__file__)", cwd=tmp_path, PYTHONPATH=str(installed)
@@ -46,6 +47,7 @@ def test_tasks_and_jobs_from_another_folder(installed: Path, tmp_path: Path) -> 
     assert (tmp_path / "jobs" / "fedfa_prostate" / "meta.json").is_file()
 
 
+@pytest.mark.slow
 def test_data_preparation_is_inside(installed: Path, tmp_path: Path) -> None:
     command = (sys.executable, "-m", "fedshift.cli", "data", "phantom", "--out", "p", "--sites", "HK", "--cases", "3")
     run(*command, cwd=tmp_path, PYTHONPATH=str(installed))

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fedshift import cli, methods
+from fedshift import cli
 from fedshift.federation import resolve
+from fedshift.methods import method_set
 from fedshift.reporting.comparison import estimate
 from fedshift.reporting.comparison.cells import Cell, Work, make_cells
 from fedshift.reporting.comparison.collect import Collector
@@ -71,7 +72,7 @@ SHARED: dict[tuple[str, str], set[str]] = {
 @pytest.fixture(scope="module")
 def _made_once() -> Iterator[None]:
     """A network is built and tried once, a task read once: over a thousand cells differ in little else."""
-    read, try_, build, available = resolve._read_task, resolve._try, networks.build, methods.available
+    read, try_, build, available = resolve._read_task, resolve._try, networks.build, method_set.available
     tasks = functools.cache(read)
     tried: set[str] = set()
     nets: dict[str, nn.Module] = {}
@@ -92,7 +93,7 @@ def _made_once() -> Iterator[None]:
         patch.setattr(resolve, "_read_task", lambda task: copy.deepcopy(tasks(task)))
         patch.setattr(resolve, "_try", try_once)
         patch.setattr(networks, "build", build_once)
-        patch.setattr(methods, "available", functools.cache(available))
+        patch.setattr(method_set, "available", functools.cache(available))
         yield
 
 

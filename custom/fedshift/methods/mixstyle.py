@@ -69,7 +69,12 @@ def partners(size: int, mix: str, rng: torch.Generator) -> Tensor:
 class Client(base.Client[Config]):
     """Inserts MixStyle at the chosen stages."""
 
-    def _stages(self, net: nn.Module) -> dict[int, Stage]:
+    def stages(self, net: nn.Module) -> dict[int, Stage]:
+        """The chosen stages of a network, by number from 1.
+
+        Raises:
+            ConfigError: a stage in ``layers`` is not in the network.
+        """
         if self.config.layers is not None:
             return stages_of(net, self.config.layers, "mixstyle")
         stages = stages_of(net, None, "mixstyle")
@@ -78,7 +83,7 @@ class Client(base.Client[Config]):
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Every stage in ``layers`` must exist in the network."""
-        self._stages(net)
+        self.stages(net)
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """One layer at each chosen stage."""
@@ -94,4 +99,4 @@ class Client(base.Client[Config]):
             partner = partners(len(features), config.mix, rng).to(features.device)
             return mix_style(precise(features), share, partner, eps=config.eps).to(features.dtype)
 
-        return [stage.hook(partial(layer, number)) for number, stage in self._stages(net).items()]
+        return [stage.hook(partial(layer, number)) for number, stage in self.stages(net).items()]
