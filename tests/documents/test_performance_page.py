@@ -98,9 +98,7 @@ def test_scores_by_format(methods: str, form: str) -> None:
 
 
 def test_what_is_said_of_the_formats_is_so() -> None:
-    said = (
-        "No mean over the seeds is as much as 0.2 points from that of `fp32`, and no seed's test score as much as 0.3"
-    )
+    said = "Every mean over the seeds is within 0.2 points of that of `fp32`, and every seed's test score within 0.3"
     assert said in PAGE
     for forms in WIRE["accuracy"].values():
         for told_scores in forms.values():
@@ -134,7 +132,7 @@ def test_what_is_said_of_fewer_bits_is_so() -> None:
     assert "lower in every seed" in text and all(value < 0 for values in last for value in values)
     assert f"by {-fmean(last[0]):.1f} and {-fmean(last[1]):.1f} points on average" in text
     best = [abs(fmean(wire["test_dice_best"]["difference"])) for wire in wires]
-    assert f"Those of the best differ by {best[0]:.1f} and {best[1]:.1f}" in text
+    assert f"The best models differ by {best[0]:.1f} and {best[1]:.1f}" in text
     shared = ROUNDED["largest_difference_of_the_mean"]
     assert f"by at most {abs(shared['bf16']):.2f} points as bf16 and {abs(shared['int8']):.2f} as int8" in text
 
