@@ -107,7 +107,7 @@ def test_a_class_that_runs_out_is_replaced_by_others() -> None:
 
 def test_five_sub_sites_fit_and_six_do_not() -> None:
     once(sub_sites(LABELS, 5, seed=0), 5000, all_=False)
-    with pytest.raises(DataError, match="6 sub-sites of a fifth of a domain each need more than the domain"):
+    with pytest.raises(DataError, match="6 sub-sites"):
         sub_sites(LABELS, 6, seed=0)
 
 
@@ -141,11 +141,11 @@ def test_the_seed_decides(deal: object) -> None:
 @pytest.mark.parametrize(
     ("deal", "message"),
     [
-        (lambda: dirichlet(LABELS[:99], 10, 0.6, seed=0, min_each=10), "99 pictures are too few for 10 sites of at le"),
-        (lambda: size_skewed(9, 10, 0.4, seed=0), "9 pictures are too few for 10 sites of at least 1: ask for fewer"),
+        (lambda: dirichlet(LABELS[:99], 10, 0.6, seed=0, min_each=10), "99 pictures are too few for 10 sites"),
+        (lambda: size_skewed(9, 10, 0.4, seed=0), "9 pictures are too few for 10 sites"),
         (lambda: sub_sites(LABELS[:19], 4, seed=0), "19 pictures are too few for 4 sites of at least 5"),
-        (lambda: dirichlet(LABELS, 0, 0.6, seed=0), "0 sites are not possible: ask for one or more"),
-        (lambda: sub_sites(LABELS, 0, seed=0), "0 sites are not possible: ask for one or more"),
+        (lambda: dirichlet(LABELS, 0, 0.6, seed=0), "0 sites"),
+        (lambda: sub_sites(LABELS, 0, seed=0), "0 sites"),
         (lambda: dirichlet(LABELS, 10, 0.0, seed=0), "alpha must be a number from 0.001 to 1000, not 0"),
         (lambda: dirichlet(LABELS, 10, float("nan"), seed=0), "alpha must be a number from 0.001 to 1000, not nan"),
         (lambda: size_skewed(100, 10, -1, seed=0), "skew must be a number from 0 to 10, not -1"),
