@@ -284,7 +284,7 @@ def test_a_policy_that_only_forbids_changes_no_bit_of_what_may_leave(
         run_in_process(job, three_sites, tmp_path / name, privacy=rules)
         for name, rules in (("a", {}), ("b", dict.fromkeys(SITES, policy(min_cases=2))))
     )
-    assert all(np.array_equal(ruled._weights[key], value) for key, value in plain._weights.items())
+    assert all(np.array_equal(ruled.model.weights[key], value) for key, value in plain.model.weights.items())
 
 
 # --- noise on statistics ------------------------------------------------------------------------------
