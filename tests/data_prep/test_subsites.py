@@ -141,7 +141,7 @@ def test_more_sub_sites_than_a_domain_has_pictures_for(name: str, wide: Path, tm
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        (["--subsites", "0"], "0 sites make no sense"),
+        (["--subsites", "0"], "0 sites are not possible"),
         (["--whole", "{held_out}"], "--subsites"),
         (["--seed", "0"], "--subsites"),
     ],
