@@ -187,7 +187,7 @@ def test_the_simulator_gives_the_same_weights(
     monkeypatch.setenv("FEDSHIFT_DEVICE", "cpu")
     job = JOBS[name].job(tmp_path)
     write_job(job, tmp_path / "job")
-    run = simulate(job, tmp_path / "job", tmp_path / "workspace", threads=2, ignore_memory=True)
+    run = simulate(job, tmp_path / "job", tmp_path / "workspace", parallel=2, ignore_memory=True)
     hashes = recorded()
     expected = hashes[name] if hashes is not None else in_process(name, data, tmp_path)
     assert fingerprint(run.server) == expected, f"under FLARE the final weights of job {name!r} are others"

@@ -6,7 +6,7 @@ Workloads, all of them FedAvg at six phantom sites unless they say otherwise:
 
 - ``idle``: rounds in which sites send back the model (4.4 MB) that they received, with ``fedshift run``;
 - ``training``: rounds with one local epoch, with ``fedshift run``;
-- ``idle_6``: the same with ``-t 6``, a process for each site, as sites have it that are deployed;
+- ``idle_6``: the same with ``-p 6``, a process for each site, as sites have it that are deployed;
 - ``bare``: idle rounds with NVFlare's own command, ``nvflare simulator -t 1``;
 - ``memory_6`` and ``memory_16``: idle rounds of a 31 MB model at so many sites, each in a process of its own;
 - ``long``: many idle rounds, to see what grows.
@@ -66,19 +66,19 @@ class Workload:
 
 MESSAGES = ("message_text", "numpy_arrays", "message_pieces", "unpack_in_turn", "spooled_answers", "send_window")
 SERVER = ("broadcast_copy", "memory_release")
-PROCESSES = ("long_poll", "message_cleanup", "simulator_workers", "simulator_sleeps")
+PROCESSES = ("long_poll", "simulator_workers", "simulator_sleeps")
 WORKLOADS = {
     "idle": Workload(15, (*MESSAGES, *SERVER, *PROCESSES)),
     "idle_6": Workload(
         15,
         ("message_text", "numpy_arrays", "message_pieces", "long_poll", "simulator_workers"),
-        command=(*RUN, "-t", "6"),
+        command=(*RUN, "-p", "6"),
     ),
     "training": Workload(3, ("message_text", "numpy_arrays", "long_poll", "simulator_workers"), trains=True),
     "bare": Workload(2, ("simulator_workers", "simulator_sleeps"), command=BARE),
     "memory_6": Workload(3, (*MESSAGES[2:], *SERVER), sites=6, server=True),
     "memory_16": Workload(2, (*MESSAGES[2:], *SERVER), sites=16, server=True),
-    "long": Workload(150, ("message_cleanup", "memory_release")),
+    "long": Workload(150, ("memory_release",)),
 }
 EVERY_PATCH = tuple(dict.fromkeys(name for workload in WORKLOADS.values() for name in workload.patches))
 
@@ -86,10 +86,13 @@ EVERY_PATCH = tuple(dict.fromkeys(name for workload in WORKLOADS.values() for na
 def main() -> None:
     """Measure one workload and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("workload", choices=(*WORKLOADS, "table"), help="what to run, or print the results' table")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--patches", nargs="+", choices=EVERY_PATCH, help="only these")
     args = parser.parse_args()
+    if args.workload == "table":
+        print("\n".join(table()))
+        return
     workload, load = WORKLOADS[args.workload], record.load()
     names = args.patches or workload.patches
     variants: dict[str, tuple[str, ...]] = {ALL: (), **{name: (name,) for name in names}, NONE: EVERY_PATCH}
@@ -104,6 +107,38 @@ def main() -> None:
             content = {"what": __doc__.split("\n\n", 1)[0], "rounds": workload.rounds, "variants": summary(seen)}
             path = record.write(f"patches_{args.workload}", content, load=load, module="patches")
     print(path)
+
+
+COLUMNS = (
+    ("idle round, s", "idle", "round_seconds"),
+    ("idle round, CPU s", "idle", "round_cpu_seconds"),
+    ("launch, CPU s", "idle", "launch_cpu_seconds"),
+    ("memory, all processes", "idle", "memory_mb"),
+    ("whole idle run, s", "idle", "whole_run_seconds"),
+    ("idle round, `-p 6`, s", "idle_6", "round_seconds"),
+    ("training round, CPU s", "training", "round_cpu_seconds"),
+    ("bare command's round, s", "bare", "round_seconds"),
+    ("server, 6 sites", "memory_6", "server_peak_mb"),
+    ("server, 16 sites", "memory_16", "server_peak_mb"),
+    ("memory, 150 rounds", "long", "memory_mb"),
+)
+"""The table of docs/performance.md: heading, workload, figure."""
+
+
+def table() -> list[str]:
+    """The lines of the table, made from the committed files."""
+    files = {name: json.loads((record.RESULTS / f"patches_{name}.json").read_text("utf-8")) for name in WORKLOADS}
+    names = list(dict.fromkeys(name for file in files.values() for name in file["variants"]))
+    lines = ["| without | " + " | ".join(heading for heading, _, _ in COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
+    for name in sorted(names, key=[*EVERY_PATCH, *names].index):
+        if name == ALL:
+            continue
+        cells = []
+        for _, workload, figure in COLUMNS:
+            ratio = files[workload]["variants"].get(name, {}).get(figure, {}).get("ratio")
+            cells.append("" if ratio is None else f"{ratio:.2f}")
+        lines.append(f"| {'all of them' if name == NONE else name} | {' | '.join(cells)} |")
+    return lines
 
 
 def prepare(workload: Workload, folder: Path) -> None:
@@ -133,7 +168,7 @@ def measure(workload: Workload, folder: Path, without: Sequence[str]) -> dict[st
     shutil.rmtree(workspace, ignore_errors=True)
     words = [sys.executable, *workload.command, str(folder / "job"), "-w", str(workspace)]
     if workload.sites is not None:
-        words += ["-t", str(workload.sites), "--ignore-memory"]
+        words += ["-p", str(workload.sites), "--ignore-memory"]
     process = subprocess.Popen(
         words,
         env=environment(folder) | {SKIP: ",".join(without)},

@@ -180,7 +180,7 @@ def test_failed_building_leaves_nothing(site: Path) -> None:
 
 
 def test_unprepared_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not exist: prepare the site"):
+    with pytest.raises(DataError, match="does not exist"):
         open_arrays(tmp_path, matrix=16)
 
 

@@ -61,7 +61,7 @@ GOOD = idx(IMAGES)
 def test_other_idx_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=f"train-images-idx3-ubyte.gz .*{message}.*: download it again"):
+    with pytest.raises(DataError, match=f"train-images-idx3-ubyte.gz .*{message}"):
         read_idx(path)
 
 
@@ -72,7 +72,7 @@ def test_absent_files_are_named(tmp_path: Path) -> None:
         lambda path: read_mat(path, ["X"]),
         lambda path: read_libsvm(path, 4),
     ):
-        with pytest.raises(DataError, match="none does not exist: download it"):
+        with pytest.raises(DataError, match="none does not exist"):
             read(tmp_path / "none")
 
 
@@ -136,7 +136,7 @@ def test_other_matlab_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"train_32x32\.mat is not a MATLAB file saved with -v7, it begins with b"):
             read_mat(path, ["X"])
     scipy.io.savemat(path, {"X": IMAGES})
-    with pytest.raises(DataError, match="holds an array that is not compressed: save it with -v7"):
+    with pytest.raises(DataError, match="holds an array that is not compressed"):
         read_mat(path, ["X"])
 
 
@@ -230,5 +230,5 @@ def test_arrays_that_are_no_pictures_are_refused(images: np.ndarray, labels: np.
 
 def test_a_class_without_a_picture_is_named() -> None:
     sources = array_sources(IMAGES[:8], LABELS[:8], "0123456789", prefix="x")
-    with pytest.raises(DataError, match="usps has no picture of class 8, 9: download it again"):
+    with pytest.raises(DataError, match="usps has no picture of class 8, 9"):
         require_classes(sources, "0123456789", "usps")

@@ -208,7 +208,8 @@ def test_a_damaged_file_is_named_and_nothing_is_written(
 def test_a_negative_seed_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = DOWNLOADS[name].write(tmp_path / "raw")
     options = (*(DOWNLOADS[name].seeded or ()), "--seed", "-1")
-    assert "seed must be 0 or more, not -1" in refused(name, source, tmp_path / "out", capsys, *options)
+    said = refused(name, source, tmp_path / "out", capsys, *options)
+    assert "seed" in said and "-1" in said
 
 
 @pytest.mark.parametrize("name", ["pacs", "officehome", "office_caltech", "domainnet"])

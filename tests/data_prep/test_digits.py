@@ -197,7 +197,7 @@ def pickled(root: Path, **parts: np.ndarray) -> None:
         ),
         (drop("mnist_m"), "has no mnistm, .*--sites mnist,svhn,usps"),
         (drop("usps.bz2", "usps.t.bz2"), "has no usps"),
-        (drop("usps.t.bz2"), r"usps\.t\.bz2 does not exist, but usps\.bz2 does: download it"),
+        (drop("usps.t.bz2"), r"usps\.t\.bz2 does not exist, but usps\.bz2 does"),
         (drop("SVHN/train_32x32.mat"), r"train_32x32\.mat does not exist, but test_32x32\.mat does"),
         (drop(f"MNIST/raw/{MNIST[1]}.gz"), f"{MNIST[1]}.gz does not exist, but {MNIST[0]}.gz does"),
         (drop("mnist_m/mnist_m_test_labels.txt"), "mnist_m_test_labels.txt does not exist, but mnist_m_train_labels"),

@@ -208,15 +208,11 @@ def test_more_pictures_than_the_papers_have_are_cut_by_seed(monkeypatch: pytest.
 
 
 def test_too_few_pictures_for_the_papers_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        DataError, match=r"zips/real has 6079 pictures .* too few for the papers' 6080: download it again"
-    ):
+    with pytest.raises(DataError, match=r"zips/real has 6079 pictures .* too few for the papers' 6080"):
         seeded({**IN_THE_ZIPS, "real": 6079}, monkeypatch, seed=0)
     planned = seeded(IN_THE_ZIPS, monkeypatch, seed=0)
     damaged = [(source, source.id) for source in planned.found["sketch"][1:]]
-    with pytest.raises(
-        DataError, match=r"zips/sketch: 2765 pictures that can be read, where the split needs 2766: down"
-    ):
+    with pytest.raises(DataError, match=r"zips/sketch: 2765 pictures that can be read, where the split needs 2766"):
         planned.dealing.deal("sketch", damaged)
 
 
@@ -314,8 +310,8 @@ NOT_A_LIST = r"real_train\.pkl is not one of FedBN's lists, a pickle of paths en
         (dump("real_train.pkl", {"paths": []}), NOT_A_LIST),
         (dump("real_train.pkl", ([1], [2])), NOT_A_LIST),
         (dump("real_train.pkl", np.float32(2)), NOT_A_LIST),
-        (another("DomainNet/real/zebra/a.jpg", "zebra"), "real/zebra/a.jpg is listed for clipart, but does not end in"),
-        (another("clipart_039_000004.jpg", "zebra"), "clipart_039_000004.jpg is listed for clipart, but does not end"),
+        (another("DomainNet/real/zebra/a.jpg", "zebra"), "real/zebra/a.jpg is listed for clipart"),
+        (another("clipart_039_000004.jpg", "zebra"), "clipart_039_000004.jpg is listed for clipart"),
         (another("DomainNet/clipart/zebra/a.jpg", "bird"), "clipart/zebra/a.jpg is listed as bird"),
         (
             another("DomainNet/clipart/zebra/a.jpg", "zebra"),
@@ -364,7 +360,7 @@ def write_official(name: str, line: bytes) -> Callable[[Path], object]:
         (write_official("real_train.txt", b"real/bird/a.jpg 29"), r"real_train\.txt lists no picture of feather, "),
         (write_official("real_test.txt", b"sketch/zebra/no.jpg 344"), "sketch/zebra/no.jpg is listed for real, but"),
         (write_official("real_test.txt", b"real/zebra/caf\xe9.jpg 344"), r"real_test\.txt is not text in UTF-8"),
-        (write_official("real_test.txt", b"<html>"), "<html> is listed for real, but does not end in real/<class>"),
+        (write_official("real_test.txt", b"<html>"), "<html> is listed for real"),
         (lambda r: (r / "quickdraw.zip").unlink(), r"has no folder quickdraw, it holds clipart\.zip, infograph\.zip"),
         (lambda r: (r / "real.zip").write_bytes(b"PK"), r"real\.zip is damaged or no zip"),
     ],
@@ -377,9 +373,7 @@ def test_what_is_wrong_with_the_download_is_said(zips: Path, spoil: Callable[[Pa
 
 def test_a_class_that_is_missing_at_a_site(folders: Path) -> None:
     shutil.rmtree(folders / "real" / "teapot")
-    with pytest.raises(
-        DataError, match="real/teapot: the class has no such folder, but aircraft_carrier, bird, feather"
-    ):
+    with pytest.raises(DataError, match=r"real/teapot: .*aircraft_carrier, bird"):
         plan(folders)
 
 

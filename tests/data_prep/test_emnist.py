@@ -116,7 +116,7 @@ def test_leafs_own_test_part_is_kept(tmp_path: Path) -> None:
     manifests = [read_manifest(folder) for folder in folders]
     assert [[len(m.by_split(part)) for part in PARTS] for m in manifests] == [[27, 3, 4], [18, 2, 3]]
     assert str(manifests[0].preparation["split_rule"]) == "writers, seed 0; LEAF's test part; val 1/10"
-    with pytest.raises(DataError, match="has 2 writers with 10 images or more and some for testing, 3 in all: ask for"):
+    with pytest.raises(DataError, match=r"has 2 writers .*3 in all"):
         plan(tmp_path, writers=3)
 
 
@@ -139,7 +139,7 @@ def test_files_without_a_writer(tmp_path: Path) -> None:
 def test_fewer_writers_do_not_leave_others_beside_them(tmp_path: Path) -> None:
     write_leaf(tmp_path / "all_data_0.json", {"a": 12, "b": 12, "c": 12})
     write_pictures(plan(tmp_path, writers=3), tmp_path / "out")
-    with pytest.raises(DataError, match="femnist_writers holds 1 sites of another partition, such as site_002"):
+    with pytest.raises(DataError, match=r"femnist_writers holds .*site_002"):
         write_pictures(plan(tmp_path, writers=2), tmp_path / "out")
 
 
@@ -158,7 +158,7 @@ def test_options_that_writers_have_no_use_for(options: dict[str, Any], named: st
 
 def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forbid(write_leaf(tmp_path / "all_data_0.json", {"a": 12}), monkeypatch)
-    with pytest.raises(DataError, match=r"all_data_0\.json cannot be read \(Permission denied\): check that"):
+    with pytest.raises(DataError, match=r"all_data_0\.json cannot be read \(Permission denied\)"):
         plan(tmp_path, writers=1)
 
 
@@ -188,9 +188,9 @@ def test_writers_in_another_form_are_described(content: Any, message: str, tmp_p
 
 def test_too_few_writers(tmp_path: Path) -> None:
     write_leaf(tmp_path / "all_data_0.json", {"a": 12, "b": 3})
-    with pytest.raises(DataError, match="has 1 writers with 10 images or more, 2 in all: ask for fewer"):
+    with pytest.raises(DataError, match="has 1 writers with 10 images or more, 2 in all"):
         plan(tmp_path, writers=2)
-    with pytest.raises(ConfigError, match="the number of sites: 'count' input should be greater than"):
+    with pytest.raises(ConfigError, match="the number of sites: 'count'"):
         plan(tmp_path, writers=0)
     write_leaf(tmp_path / "all_data_1.json", {"a": 12})
     with pytest.raises(DataError, match=r"all_data_1\.json repeats writer a of another file"):
@@ -205,7 +205,7 @@ def test_too_few_writers(tmp_path: Path) -> None:
 def test_another_layout_is_described(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "gzip.zip").touch()
     (tmp_path / "gr\udcfcn").touch()  # a name that is not UTF-8
-    with pytest.raises(DataError, match=r"holds 'gr\\udcfcn', 'gzip\.zip': unpack gzip\.zip there; expected") as raised:
+    with pytest.raises(DataError, match=r"holds 'gr\\udcfcn', 'gzip\.zip'") as raised:
         plan(tmp_path)
     str(raised.value).encode()
     with pytest.raises(DataError, match=r"FEMNIST as all_data_\*\.json of LEAF"):
@@ -219,9 +219,9 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     images, labels = (folder / f"emnist-letters-train-{k}-ubyte.gz" for k in ("images-idx3", "labels-idx1"))
     good = labels.read_bytes()
     for count, value, message in (
-        (312, 0, r"labels-idx1-ubyte\.gz has labels 0 to 26 for 312 images, expected one of 1 to 26 for each"),
+        (312, 0, r"labels-idx1-ubyte\.gz has labels 0 to 26"),
         (312, 27, "has labels 1 to 27 for 312 images"),
-        (311, 5, "for 312 images, expected one of 1 to 26 for each"),
+        (311, 5, "for 312 images"),
     ):
         wrong = (np.arange(count) % 26 + 1).astype(np.uint8)
         wrong[0] = value

@@ -125,8 +125,8 @@ def test_pictures_in_no_list_are_passed_over(office: Path, caplog: pytest.LogCap
             lambda r: change_lists(r, "dslr", "test", ["webcam/mug/frame_0005.jpg"]),
             r"webcam/mug/frame_0005\.jpg is listed for dslr",
         ),
-        (lambda r: shutil.rmtree(r / "dslr" / "mug"), "dslr/mug: the class has no such folder, but back_pack, bike"),
-        (lambda r: shutil.rmtree(r / "amazon"), "has no folder amazon, it holds caltech, dslr, webcam"),
+        (lambda r: shutil.rmtree(r / "dslr" / "mug"), "dslr/mug: .*back_pack, bike"),
+        (lambda r: shutil.rmtree(r / "amazon"), "no folder amazon.*caltech, dslr, webcam"),
     ],
 )
 def test_what_is_wrong_is_said(office: Path, spoil: object, message: str) -> None:

@@ -53,10 +53,10 @@ def test_the_folder_of_the_zip_and_the_folder_above(raw: Path, zipped: Path, tmp
 
 def test_what_is_wrong_is_said(raw: Path) -> None:
     shutil.rmtree(raw / "Product" / "ToothBrush")
-    with pytest.raises(DataError, match="Product/ToothBrush: the class has no such folder, but Alarm_Clock, Backpack"):
+    with pytest.raises(DataError, match=r"Product/ToothBrush: .*Alarm_Clock"):
         plan(raw)
     shutil.rmtree(raw / "Real World")
-    with pytest.raises(DataError, match=r"has no folder Real World, it holds Art, Clipart, Product: .* at https://www"):
+    with pytest.raises(DataError, match=r"no folder Real World.*Art, Clipart, Product.*https://www"):
         plan(raw)
 
 

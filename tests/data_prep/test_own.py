@@ -119,7 +119,7 @@ def test_withdrawn_case_is_gone(hospital: Path) -> None:
 
 def test_withdrawn_case_that_would_come_back(hospital: Path) -> None:
     prepare(hospital)
-    with pytest.raises(DataError, match=r"P2 is to be withdrawn but is still in .*images: remove it"):
+    with pytest.raises(DataError, match=r"P2 is to be withdrawn but is still in .*images"):
         prepare(hospital, withdraw=["P2"])
     (hospital / "images" / "P2.mha").unlink()
     (hospital / "masks" / "P2.mha").unlink()
@@ -205,7 +205,7 @@ def test_rename_that_fails_puts_the_former_site_back(hospital: Path, monkeypatch
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(DataError, match=r"cannot be written .No space left on device.: make room"):
+    with pytest.raises(DataError, match=r"cannot be written .No space left on device."):
         prepare(hospital)
     assert [entry.name for entry in site.parent.iterdir()] == ["clinic"] and "P9" not in splits(site)
 
@@ -213,7 +213,7 @@ def test_rename_that_fails_puts_the_former_site_back(hospital: Path, monkeypatch
 def test_last_case_cannot_be_withdrawn(tmp_path: Path) -> None:
     scan(tmp_path, "P0", 0)
     prepare(tmp_path)
-    with pytest.raises(DataError, match="would be left without a case: delete the folder"):
+    with pytest.raises(DataError, match="would be left without a case"):
         prepare_own(None, None, "clinic", tmp_path / "out", withdraw=["P0"])
 
 
@@ -230,7 +230,7 @@ def test_site_of_a_public_set_is_not_mixed_with_own_scans(hospital: Path, tmp_pa
     for k in range(3):
         write_pair(tmp_path / "raw" / "HK", f"Case{k:02d}", seed=50 + k)
     prepare_prostate(tmp_path / "raw", tmp_path / "out")
-    with pytest.raises(DataError, match=r"HK was prepared from .*Liu.*: choose another --site"):
+    with pytest.raises(DataError, match=r"HK was prepared from .*Liu.*"):
         prepare_own(hospital / "images", hospital / "masks", "HK", tmp_path / "out")
 
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from data_prep.manysites import site_names
 from data_prep.partition import dirichlet, distinct, least, like, size_skewed, sub_sites
-from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.errors import DataError
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 500))
 
@@ -108,7 +107,7 @@ def test_a_class_that_runs_out_is_replaced_by_others() -> None:
 
 def test_five_sub_sites_fit_and_six_do_not() -> None:
     once(sub_sites(LABELS, 5, seed=0), 5000, all_=False)
-    with pytest.raises(DataError, match="6 sub-sites of a fifth of a domain each need more than the domain"):
+    with pytest.raises(DataError, match="6 sub-sites"):
         sub_sites(LABELS, 6, seed=0)
 
 
@@ -142,11 +141,11 @@ def test_the_seed_decides(deal: object) -> None:
 @pytest.mark.parametrize(
     ("deal", "message"),
     [
-        (lambda: dirichlet(LABELS[:99], 10, 0.6, seed=0, min_each=10), "99 pictures are too few for 10 sites of at le"),
-        (lambda: size_skewed(9, 10, 0.4, seed=0), "9 pictures are too few for 10 sites of at least 1: ask for fewer"),
+        (lambda: dirichlet(LABELS[:99], 10, 0.6, seed=0, min_each=10), "99 pictures are too few for 10 sites"),
+        (lambda: size_skewed(9, 10, 0.4, seed=0), "9 pictures are too few for 10 sites"),
         (lambda: sub_sites(LABELS[:19], 4, seed=0), "19 pictures are too few for 4 sites of at least 5"),
-        (lambda: dirichlet(LABELS, 0, 0.6, seed=0), "0 sites are not possible: ask for one or more"),
-        (lambda: sub_sites(LABELS, 0, seed=0), "0 sites are not possible: ask for one or more"),
+        (lambda: dirichlet(LABELS, 0, 0.6, seed=0), "0 sites"),
+        (lambda: sub_sites(LABELS, 0, seed=0), "0 sites"),
         (lambda: dirichlet(LABELS, 10, 0.0, seed=0), "alpha must be a number from 0.001 to 1000, not 0"),
         (lambda: dirichlet(LABELS, 10, float("nan"), seed=0), "alpha must be a number from 0.001 to 1000, not nan"),
         (lambda: size_skewed(100, 10, -1, seed=0), "skew must be a number from 0 to 10, not -1"),
@@ -168,9 +167,3 @@ def test_copies_are_found_by_content() -> None:
 
 def test_every_site_has_ten_items_or_a_third_of_the_mean() -> None:
     assert [least(n, 100) for n in (50_000, 1500, 250, 9)] == [10, 5, 1, 1]
-
-
-def test_names_are_those_of_a_task_with_numbered_sites() -> None:
-    assert site_names(100)[::99] == ["site_000", "site_099"] and site_names(1000)[-1] == "site_0999"
-    with pytest.raises(ConfigError, match="the number of sites: 'count' input should be greater than"):
-        site_names(0)

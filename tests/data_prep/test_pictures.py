@@ -230,7 +230,7 @@ def test_a_long_list_of_damaged_files_says_how_many_more(tree: Path) -> None:
 def test_a_site_without_a_sound_picture_is_not_taken_for_a_copy(tree: Path) -> None:
     for path in tree.glob("there/*/*.png"):
         path.write_bytes(b"damaged")
-    with pytest.raises(DataError, match="site there has no picture that can be read, all 10 are damaged: download it"):
+    with pytest.raises(DataError, match="site there has no picture that can be read, all 10 are damaged"):
         prepare(tree, skip_damaged=True)
 
 
@@ -265,9 +265,9 @@ def test_what_is_no_picture_is_passed_over(tree: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda t: shutil.rmtree(t), r"raw is not a folder: expected Things as folders here, there"),
+        (lambda t: shutil.rmtree(t), r"raw is not a folder"),
         (lambda t: shutil.rmtree(t / "there"), r"raw has no folder there, it holds here: expected"),
-        (lambda t: shutil.rmtree(t / "there" / "pen"), r"pen: the class has no such folder, but cup; expected Things"),
+        (lambda t: shutil.rmtree(t / "there" / "pen"), r"pen: the class has no such folder, but cup"),
         (lambda t: [f.unlink() for f in (t / "here" / "cup").iterdir()], r"cup: the class has no picture in it"),
         (
             lambda t: shutil.copytree(t, t / "data") and shutil.rmtree(t / "here"),
@@ -328,7 +328,7 @@ def test_a_manifest_counts_its_pictures_and_is_held_to_it(tree: Path) -> None:
 
     def refused(message: str) -> None:
         path.write_text(json.dumps(content), encoding="utf-8")
-        with pytest.raises(ConfigError, match=rf"manifest\.json: .*{message}: prepare the site again"):
+        with pytest.raises(ConfigError, match=rf"manifest\.json: .*{message}"):
             read_manifest(here)
 
     content["counts"]["test"]["pen"] += 1

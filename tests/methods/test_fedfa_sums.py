@@ -147,5 +147,7 @@ def test_a_run_with_sums_is_a_run_with_statistics_but_for_rounding(
     states = [dict(coordinator.model.halves)["fedfa"].state for coordinator in (single, sums)]
     for name, array in states[0].items():
         np.testing.assert_allclose(states[1][name], array, rtol=2e-3, atol=2e-4, err_msg=name)
-    for key, value in single._weights.items():
-        torch.testing.assert_close(torch.from_numpy(sums._weights[key]), torch.from_numpy(value), rtol=1e-2, atol=1e-3)
+    for key, value in single.model.weights.items():
+        torch.testing.assert_close(
+            torch.from_numpy(sums.model.weights[key]), torch.from_numpy(value), rtol=1e-2, atol=1e-3
+        )

@@ -25,6 +25,7 @@ from fedshift.federation.site.privacy import noise
 from fedshift.federation.site.site import Site
 from fedshift.federation.site.state import StateStore
 from fedshift.flare.dry_run import dry_run
+from fedshift.methods.method_set import MethodSet
 from fedshift.reporting.leaves import leaves_section
 from fedshift.schema.compression import Packed, WeightsAs, feed_back, pack, packed_keys
 from fedshift.schema.errors import ConfigError
@@ -32,6 +33,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.policy import Policy
 from fedshift.schema.results import BEST, LAST
+from fedshift.tasks.base import build_task
 
 INT8, BF16 = "federation.weights_as=int8", "federation.weights_as=bf16"
 BOTH: tuple[WeightsAs, ...] = ("bf16", "int8")
@@ -434,12 +436,13 @@ def test_methods_work_with_it(methods: str, three_image_sites: dict[str, Path], 
     updates: list[Update] = []
     server = run_in_process(job, three_image_sites, tmp_path, on_update=lambda _, update: updates.append(update))
     assert not [fault for record in server.results.rounds for fault in record.rejected]
-    plain = Coordinator(small_image_job(methods, *sgd), tmp_path / "plain")
+    net = build_task(job).network()
+    loaded = MethodSet(job, net)
+    kept = {key for key in loaded.trainable - loaded.withheld if net.state_dict()[key].ndim > 1}
     assert len(updates) == 9
     for update in updates:
-        kept = {key for key in plain._trainable - plain._withheld if plain._weights[key].ndim > 1}
         assert update.packed.keys() == kept, "and none of what the method keeps at the site"
-        assert not update.weights.keys() & (kept | plain._withheld)
+        assert not update.weights.keys() & (kept | loaded.withheld)
 
 
 @pytest.mark.parametrize(

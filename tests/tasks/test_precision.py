@@ -97,7 +97,7 @@ def test_a_run_with_auto_is_the_run_with_what_it_stands_for(
     for asked in ("auto", "bf16" if has else "fp32"):
         job = small_job("fedavg", "schedule.rounds=1", f"schedule.precision={asked}", sites=["BIDMC", "HK"])
         run = run_in_process(job, data, tmp_path / asked)
-        weights.append(run._weights)
+        weights.append(run.model.weights)
         told = run.results.machines
         assert list(told) == ["BIDMC", "HK"]
         assert {(m.device, m.precision, m.threads) for m in told.values()} == {("cpu", "bf16" if has else "fp32", 1)}

@@ -12,7 +12,6 @@ from __future__ import annotations
 from types import ModuleType
 
 from fedshift.flare.patches import (
-    message_cleanup,
     message_pieces,
     message_text,
     numpy_arrays,
@@ -26,7 +25,6 @@ MESSAGES: tuple[ModuleType, ...] = (
     numpy_arrays,
     message_pieces,
     unpack_in_turn,
-    message_cleanup,
     spooled_answers,
     send_window,
 )

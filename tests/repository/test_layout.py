@@ -1,0 +1,122 @@
+"""Tests mirror the package: whoever changes a module finds its test at the same path below ``tests/``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+PACKAGES = {ROOT / "custom" / "fedshift": TESTS, ROOT / "data_prep": TESTS / "data_prep"}
+ELSEWHERE = {
+    "cli/compare": "reporting/comparison/test_run.py",
+    "cli/cross_site": "federation/test_protocols.py",
+    "cli/export": "inference/test_bundle.py",
+    "cli/job": "cli/test_run.py",
+    "cli/leave_one_out": "federation/test_protocols.py",
+    "cli/methods": "cli/test_main.py",
+    "cli/model_choice": "cli/test_predict.py",
+    "cli/phantom": "data_prep/test_phantom.py",
+    "cli/report": "reporting/test_report.py",
+    "cli/tasks": "cli/test_main.py",
+    "data/casefiles": "data/test_check.py",
+    "data/images": "data_prep/test_pictures.py",
+    "data/integrity": "data/test_check.py",
+    "data/scans": "data/test_check.py",
+    "data/scansets": "data/test_check.py",
+    "data_prep/decode": "data_prep/test_pictures.py",
+    "data_prep/lists": "data_prep/test_domainnet.py",
+    "data_prep/phantom_anatomy": "data_prep/test_phantom.py",
+    "data_prep/phantom_scanner": "data_prep/test_phantom.py",
+    "data_prep/volumes": "data_prep/test_own.py",
+    "federation/compression": "schema/test_compression.py",
+    "federation/encryption/keys": "flare/test_encryption.py",
+    "federation/encryption/server": "flare/test_encryption.py",
+    "federation/encryption/shared": "flare/test_encryption.py",
+    "federation/encryption/site": "flare/test_encryption.py",
+    "federation/footprint": "federation/test_memory.py",
+    "federation/model_files": "inference/test_model_files.py",
+    "federation/refusals": "federation/test_resolve.py",
+    "federation/server/global_model": "federation/server/test_coordinator.py",
+    "federation/server/inbound": "federation/server/test_update_check.py",
+    "federation/server/run_record": "federation/server/test_run_files.py",
+    "federation/server/spool": "federation/server/test_robust.py",
+    "federation/server/state_files": "federation/server/test_run_files.py",
+    "federation/weights": "federation/site/test_site.py",
+    "flare/dry_run": "cli/test_site.py",
+    "flare/keys": "flare/test_encryption.py",
+    "flare/patches/broadcast_copy": "flare/test_workflow.py",
+    "flare/patches/message_pieces": "flare/patches/test_numpy_arrays.py",
+    "flare/patches/readmission": "flare/test_deployed_absences.py",
+    "flare/patches/simulator_sleeps": "flare/patches/test_simulator_workers.py",
+    "flare/run_folders": "flare/test_simulator_state.py",
+    "flare/simulate": "cli/test_run.py",
+    "flare/simulator": "cli/test_run.py",
+    "flare/start": "cli/test_run.py",
+    "inference/classify": "cli/test_predict.py",
+    "inference/export": "inference/test_bundle.py",
+    "inference/masks": "inference/test_grid.py",
+    "inference/model": "inference/test_choices.py",
+    "inference/overlay": "cli/test_predict.py",
+    "inference/segment": "cli/test_predict.py",
+    "inference/slicewise": "inference/test_grid.py",
+    "methods/base": "methods/test_every_method.py",
+    "methods/shared/aggregation": "methods/test_fednova.py",
+    "methods/shared/auxiliary": "methods/test_fraug.py",
+    "methods/shared/domains": "methods/test_groupdro.py",
+    "methods/shared/norms": "methods/test_fedbn.py",
+    "methods/shared/passes": "methods/test_afl.py",
+    "reporting/comparison/collect": "reporting/comparison/test_run.py",
+    "reporting/comparison/columns": "reporting/comparison/test_tables.py",
+    "reporting/comparison/plan": "reporting/comparison/test_estimate.py",
+    "reporting/comparison/record": "reporting/comparison/test_run.py",
+    "reporting/comparison/runner": "reporting/comparison/test_run.py",
+    "reporting/comparison/store": "reporting/comparison/test_run.py",
+    "reporting/comparison/work": "reporting/comparison/test_run.py",
+    "reporting/protocol_tables": "federation/test_protocols.py",
+    "schema/evaluation": "tasks/evaluation/test_evaluation.py",
+    "schema/identity": "flare/test_export.py",
+    "schema/manifest": "schema/test_broken_files.py",
+    "schema/policy": "federation/site/privacy/test_gate.py",
+    "schema/protocol_results": "federation/test_protocols.py",
+    "schema/results": "schema/test_broken_files.py",
+    "tasks/base": "federation/test_protocols.py",
+    "tasks/stages": "methods/test_manifold_mixup.py",
+}
+"""Module -> the file that tests it together with others. A module that gets a test of its own leaves this table."""
+
+
+def modules() -> dict[str, Path]:
+    """Module as a path like ``data/arrays`` -> the file at which its test is expected."""
+    expected = {}
+    for package, tests in PACKAGES.items():
+        for module in package.rglob("*.py"):
+            if module.stem not in (
+                "__init__",
+                "__main__",
+                "errors",
+            ):  # entry points, and classes without a line of code
+                at = tests / module.relative_to(package)
+                expected[str(at.relative_to(TESTS).with_suffix(""))] = at.with_name(f"test_{at.name}")
+    return expected
+
+
+def has_test(test: Path) -> bool:
+    """Whether a module has its own test, or a folder that it is in has one that is named after the folder.
+
+    The nine folders of the package are too large for one test.
+    """
+    inner = [folder for folder in test.parents if TESTS in folder.parents and folder.parent != TESTS]
+    named = (place / f"test_{folder.name}.py" for folder in inner for place in (folder, folder.parent))
+    return test.is_file() or any(file.is_file() for file in named)
+
+
+def test_every_module_has_a_test_at_its_mirrored_path() -> None:
+    missing = [name for name, test in modules().items() if name not in ELSEWHERE and not has_test(test)]
+    assert not missing, "write tests/<path>/test_<module>.py, or say in ELSEWHERE what tests it"
+
+
+def test_the_table_names_modules_without_a_test_and_tests_that_exist() -> None:
+    expected = modules()
+    assert not [name for name in ELSEWHERE if name not in expected], "these modules are gone"
+    assert not [name for name in ELSEWHERE if name in expected and has_test(expected[name])], "take them off"
+    assert not [test for test in ELSEWHERE.values() if not (TESTS / test).is_file()]
