@@ -24,7 +24,6 @@ from fedshift.federation.site.answers import fingerprint
 from fedshift.federation.site.privacy import noise
 from fedshift.federation.site.site import Site
 from fedshift.federation.site.state import StateStore
-from fedshift.federation.weights import read_weights
 from fedshift.flare.dry_run import dry_run
 from fedshift.methods.method_set import MethodSet
 from fedshift.reporting.leaves import leaves_section
