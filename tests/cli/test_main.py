@@ -30,7 +30,7 @@ def test_the_help_lists_every_data_set_and_its_options(capsys: pytest.CaptureFix
         return " ".join(capsys.readouterr().out.split())
 
     every = said()
-    assert "pacs PACS: seven kinds of things as photographs, art paintings, cartoons and sketches." in every
+    assert "pacs PACS: seven classes as photographs, art paintings, cartoons and sketches." in every
     assert "rotated_mnist Rotated MNIST: six sites with disjoint images of MNIST" in every
     pacs = said("pacs")
     assert "--source DIR" in pacs and "--subsites N" in pacs and "Li, Yang, Song, Hospedales" in pacs

@@ -23,7 +23,7 @@ from fedshift import cli
         ("rn job", "fedshift", "unknown command 'rn'; did you mean 'run'?"),
         ("data chck x", "fedshift data", "unknown command 'chck'; did you mean 'check'?"),
         ("--debugg tasks", "fedshift", "unknown option --debugg; did you mean --debug?"),
-        ("run job --threads two", "fedshift run", "invalid int value: 'two'"),
+        ("run job --parallel two", "fedshift run", "invalid int value: 'two'"),
     ],
 )
 def test_a_mistake_is_named_below_the_usage_of_its_command(

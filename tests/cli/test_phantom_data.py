@@ -102,7 +102,7 @@ def test_a_comparison_says_so_before_and_after(
     assert "The data are the phantom" in out and f"{TITLE} cells to run" in out
     assert main([*words, "--phantom"]) == 0
     out = capsys.readouterr().out
-    shown = [line for line in out.splitlines() if " cells, round" in line]
+    shown = [line for line in out.splitlines() if " cells ended" in line]
     assert shown and all(line.startswith("PHANTOM ") for line in shown) and f"{TITLE} Small" in out
     assert main([*words, "--dry-run"]) == 0
     assert "0 are done" in capsys.readouterr().out, "the other data are other cells"

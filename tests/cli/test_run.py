@@ -29,10 +29,11 @@ from fedshift.schema.results import read_results
 from fedshift.tasks.machine import cores
 
 pytestmark = pytest.mark.timeout(240)
-SHORT = [
-    *("--sites", "BIDMC,HK", "--set", "network.options.features=4", "--set", "schedule.precision=fp32"),
-    *("--set", "schedule.local_epochs=1", "--set", "schedule.rounds=2"),
+SMALL = [
+    *("--sites", "BIDMC,HK", "--set", "network.options.features=4", "schedule.precision=fp32"),
+    "schedule.local_epochs=1",
 ]
+SHORT = [*SMALL, "schedule.rounds=2"]
 
 
 def test_job_writes_a_folder_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +114,7 @@ def test_the_full_log_is_what_flare_says_and_goes_to_the_file_too(
 def test_at_a_terminal_there_is_a_bar_and_curves_can_be_read_while_the_run_works(
     tmp_path: Path, phantom_home: Path
 ) -> None:
-    assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SHORT, "schedule.rounds=1000"]) == 0
+    assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SMALL, "schedule.rounds=1000"]) == 0
     screen, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     process = subprocess.Popen(
@@ -163,7 +164,7 @@ def test_a_run_that_does_not_fit_is_refused_and_leaves_the_former_one(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(phantom_home))
     monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
-    main(["job", "fedavg", "prostate", "--out", str(tmp_path), *SHORT, "schedule.rounds=1"])
+    main(["job", "fedavg", "prostate", "--out", str(tmp_path), *SMALL, "schedule.rounds=1"])
     words = ["run", str(tmp_path / "fedavg_prostate"), "-w", str(tmp_path / "run"), "--force"]
     former = tmp_path / "run" / "server" / "simulate_job" / "results.json"
     former.parent.mkdir(parents=True)
@@ -186,7 +187,7 @@ def test_a_run_that_does_not_fit_is_refused_and_leaves_the_former_one(
 
 
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, phantom_home: Path) -> None:
-    assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SHORT, "schedule.rounds=1000"]) == 0
+    assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SMALL, "schedule.rounds=1000"]) == 0
     # Tests that run in the background of a shell inherit an ignored SIGINT, and so would the command.
     server = tmp_path / "run" / "server" / "simulate_job"
     code = (

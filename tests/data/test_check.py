@@ -451,7 +451,7 @@ def test_same_content_in_two_splits(scans: Path, tmp_path: Path) -> None:
 def run(*arguments: object) -> int:
     parser = argparse.ArgumentParser()
     data.add_parsers(parser.add_subparsers())
-    args = parser.parse_args([str(argument) for argument in arguments])
+    args = parser.parse_args(["data", *(str(argument) for argument in arguments)])
     return int(args.func(args))
 
 

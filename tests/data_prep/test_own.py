@@ -239,7 +239,7 @@ def test_command(hospital: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data.add_parsers(parser.add_subparsers())
 
     def run(line: str) -> int:
-        args = parser.parse_args(f"prepare own --site clinic --out {hospital / 'out'} {line}".split())
+        args = parser.parse_args(f"data prepare own --site clinic --out {hospital / 'out'} {line}".split())
         return int(args.func(args))
 
     assert run(f"--images {hospital / 'images'} --masks {hospital / 'masks'} --matrix 16") == 0

@@ -198,7 +198,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     parser = argparse.ArgumentParser()
     data.add_parsers(parser.add_subparsers())
     raw = write_liu(tmp_path / "raw")
-    args = parser.parse_args(f"prepare prostate --source {raw} --sites HK,BMC --matrix 24,16".split())
+    args = parser.parse_args(f"data prepare prostate --source {raw} --sites HK,BMC --matrix 24,16".split())
     assert args.func(args) == 0
     assert "HK: 3 case(s) (1 train, 1 val, 1 test) in " in capsys.readouterr().out
     for site in ("HK", "BMC"):

@@ -106,6 +106,7 @@ def test_missing_data_are_one_sentence(tmp_path: Path) -> None:
     looked = [tmp_path / "nothing" / "fedshift" / p / "prostate" / "BIDMC" for p in ("", "phantom")]
     assert run.progress.reason == (
         f"no prostate data for site BIDMC: looked in {looked[0]}, {looked[1]}; "
+        f"{tmp_path / 'nothing' / 'fedshift'} does not exist; "
         "'fedshift data prepare prostate' or 'fedshift data phantom' makes one"
     )
     assert run.progress.reason in run.output

@@ -19,6 +19,7 @@ from fedshift.reporting.progress import Progress, ProgressFile, read_progress
 from fedshift.schema.messages import Update
 
 MOMENT = Progress(
+    step="training",
     round=5,
     rounds=40,
     sites=["A", "B", "C"],
@@ -49,8 +50,8 @@ def test_a_round_in_progress() -> None:
 @pytest.mark.parametrize(
     ("changes", "key", "text"),
     [
-        ({"round": 0}, "round", "statistics, before round 1 of 40"),
-        ({"round": 41}, "round", "last evaluation, after round 40 of 40"),
+        ({"step": "statistics"}, "round", "statistics, before round 1 of 40"),
+        ({"step": "evaluation"}, "round", "last evaluation, after round 40 of 40"),
         ({"sites_in": []}, "sites in", "none"),
         ({"sites_in": ["A", "C"]}, "sites awaited", "none"),
         ({"rejected": {}}, "sites left out of this round", "none"),

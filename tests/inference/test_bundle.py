@@ -149,7 +149,7 @@ def test_no_export_holds_a_place_of_this_machine(trained: Run, tmp_path: Path) -
 def test_a_bundles_inferer_refuses_what_predict_refuses(shape: tuple[int, ...]) -> None:
     space: dict[str, Any] = {}
     exec(compile(script(), "slicewise.py", "exec"), space)
-    inferer = space["SliceInferer"](matrix=32, context=3, scale=1.0, precision="fp32")
+    inferer = space["SliceInferer"](matrix=32, context=3, scale=1.0, clip_above_quantile=0.99, precision="fp32")
     with pytest.raises(ValueError, match="one 3D volume"):
         inferer(torch.zeros(shape), lambda x: x[:, :2], torch.device("cpu"))
     with pytest.raises(ValueError, match="NaN"):
@@ -173,7 +173,7 @@ def test_what_an_export_cannot_do_is_said(trained: Run, tmp_path: Path, capsys: 
     assert "name what to write" in said(personal)
     assert "--site" in said(personal, "--bundle", tmp_path / "b")
     assert "needs images" in said(personal, "--bundle", tmp_path / "b", "--statistics", "own")
-    assert "go with --statistics own" in said(personal, "--bundle", tmp_path / "b", "--images", "x")
+    assert "--images is for --statistics own" in said(personal, "--bundle", tmp_path / "b", "--images", "x")
     assert "tells classes" in said(pictures, "--bundle", tmp_path / "b")
     assert not (tmp_path / "b").exists()
     (tmp_path / "mine.pt2").touch()

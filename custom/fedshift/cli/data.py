@@ -66,7 +66,7 @@ def add_parsers(subparsers: Any) -> None:
 
 def _add_parsers(subparsers: Any) -> None:
     prepare = subparsers.add_parser("prepare", help="turn scans or pictures into a prepared site")
-    kinds = prepare.add_subparsers(required=True, metavar="WHAT", parser_class=_PicturesParser)
+    kinds = prepare.add_subparsers(required=True, metavar="DATASET", parser_class=_PicturesParser)
 
     public = kinds.add_parser("prostate", help="a public prostate set, as downloaded and unpacked")
     public.add_argument("--source", type=Path, required=True, metavar="DIR", help="the unpacked download")
