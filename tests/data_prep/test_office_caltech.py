@@ -144,7 +144,7 @@ def test_the_command(office: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         in said
     )
     assert "10 classes of 5 to 5 pictures; look at" in said
-    assert "montage.png" in said and said.count("\n") == 10
+    assert said.count("montage.png") == said.count("picture(s)") == 4
     assert (tmp_path / "out" / "office_caltech_papers" / "dslr" / "arrays" / "12").is_dir()
     shutil.rmtree(office / "amazon")
     assert cli.main(command) == 2
