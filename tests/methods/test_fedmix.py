@@ -141,9 +141,7 @@ def test_masks_are_averaged_pixel_by_pixel() -> None:
 
 
 def test_a_site_with_too_few_images_is_told_what_to_do() -> None:
-    with pytest.raises(
-        DataError, match=r"has 4 training images, and FedMix averages groups of 5: lower fedmix"
-    ):
+    with pytest.raises(DataError, match=r"has 4 training images, and FedMix averages groups of 5: lower fedmix"):
         fedmix.Client(fedmix.Config()).statistics(Samples(torch.rand(4, 3, 6, 6)), make_context("fedmix", round=0))
 
 
