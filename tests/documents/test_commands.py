@@ -154,6 +154,13 @@ def meant(command: str) -> str:
     return command
 
 
+def without(words: list[str], more: list[str]) -> list[str]:
+    """A command without the settings that ``more`` sets to another value, which `--set` would refuse."""
+    paths = {word.partition("=")[0] for word in more if "=" in word}
+    kept = [word for word in words if "=" not in word or word.partition("=")[0] not in paths]
+    return [word for word, after in zip(kept, [*kept[1:], "-"], strict=True) if word != "--set" or "=" in after]
+
+
 def reason(command: str) -> str | None:
     """Why a command is only parsed."""
     return next((why for pattern, why in PARSED.items() if re.match(pattern, command)), None)
@@ -461,7 +468,8 @@ def test_the_commands_of_a_page_run(page: str, typist: Typist, tmp_path: Path) -
         (tmp_path / name).symlink_to(ROOT / name)
     save_files(page, tmp_path)
     READY.get(page, lambda folder, phantom: None)(tmp_path, typist.phantom)
-    commands = [(shlex.split(meant(c)), added(c) or []) for c in typed(TEXT[page]) if is_run(c)]
+    shorter = [(shlex.split(meant(c)), added(c) or []) for c in typed(TEXT[page]) if is_run(c)]
+    commands = [(without(words, more), more) for words, more in shorter]
     typist.type(tmp_path, [[*words, *more] for words, more in commands if words != MAKE_PHANTOM])
 
 

@@ -20,7 +20,7 @@ def test_every_site_held_out_in_flare_gives_the_scores_of_one_process(tmp_path: 
         make_image_site(tmp_path / "fedshift" / "phantom", site, gain=gain)
     words = ("leave-one-out", "fedavg", str(SHAPES), "--sites", "A,B", "--set", "schedule.rounds=1")
     found = {}
-    for name, more in (("process", ()), ("flare", ("--flare", "-t", "1"))):
+    for name, more in (("process", ()), ("flare", ("--flare", "-p", "1"))):
         folder = tmp_path / name
         done = run(sys.executable, "-m", "fedshift.cli", *words, *more, workspace=folder, home=tmp_path)
         assert done.code == 0, done.output
