@@ -164,7 +164,7 @@ def test_many_rounds() -> None:
 
 
 def test_a_long_run_does_not_grow() -> None:
-    assert "Neither time nor memory grows." in PAGE
+    assert "Neither seconds nor memory grow." in PAGE
     for key, most in (("seconds_a_round", 1.1), ("memory_mb", 1.05)):
         told = [part[key] for part in ROUNDS["parts"]]
         assert sum(told[5:]) < most * sum(told[:5])

@@ -57,7 +57,7 @@ def test_a_site_that_trained_the_starting_weights_is_not_called_new(
     assert f"B {MARK}: no new site to this model." in " ".join(out.split()), "below the table"
     text = sentences(second)
     assert f"At B, which {MARK}, it reaches" in text and "never trained" not in text
-    assert json.loads((home / "runs" / "second" / "results.json").read_text())["job"]["lineage"] == {
+    assert json.loads((home / "runs" / "second" / "results.json").read_text(encoding="utf-8"))["job"]["lineage"] == {
         "shapes": ["A", "B"]
     }
 

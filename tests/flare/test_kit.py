@@ -88,7 +88,7 @@ def test_everybody_of_a_federation_gets_a_kit(task: str, provisioned: dict[str, 
 @pytest.mark.parametrize("task", PROJECTS)
 def test_no_site_sends_its_log_even_before_its_own_settings(task: str, provisioned: dict[str, Path]) -> None:
     for site in resolve(task, "fedavg").task.sites:
-        default = json.loads((provisioned[task] / site / "local" / "resources.json.default").read_text())
+        default = json.loads((provisioned[task] / site / "local" / "resources.json.default").read_text(encoding="utf-8"))
         assert default["allow_log_streaming"] is False
 
 
@@ -101,7 +101,7 @@ def test_a_kit_is_told_from_other_folders(provisioned: dict[str, Path], tmp_path
     shutil.copy(provisioned["office_caltech"] / "amazon" / "startup" / "rootCA.pem", mixed / "startup")
     with pytest.raises(ConfigError, match="different projects"):
         kits.open_kit(mixed)
-    (mixed / "startup" / "client.crt").write_text("no certificate")
+    (mixed / "startup" / "client.crt").write_text("no certificate", encoding="utf-8")
     with pytest.raises(ConfigError, match="no certificate"):
         kits.open_kit(mixed)
 
@@ -143,7 +143,7 @@ def test_flares_default_would_let_a_job_do_more(provisioned: dict[str, Path]) ->
 def test_every_component_of_the_local_settings_exists(site: kits.Kit, server: kits.Kit) -> None:
     """A name that is not there would only be noticed when the party is started."""
     for kit in (site, server):
-        content = json.loads((kit.local / "resources.json").read_text())
+        content = json.loads((kit.local / "resources.json").read_text(encoding="utf-8"))
         named = [entry["path"] for entry in content["components"]] + content["class_allow_list"]
         assert any(path.startswith("fedshift.flare.patches.job_restart.") for path in named)
         for path in named:

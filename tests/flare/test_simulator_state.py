@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -98,7 +99,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
         )
         server, deadline = RunFolders(workspace).server, time.monotonic() + 120
         while (progress := read_progress(server)) is None or progress.round < 3:
-            assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "log").read_text(encoding="utf-8")
             time.sleep(0.02)
         for member in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
             os.kill(member.pid, 9)
@@ -110,7 +111,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
 
     resumed = run(*command, "--resume", "-p", "3", workspace=workspace, home=tmp_path)
     assert resumed.code == 0, resumed.output
-    assert "round 1/" not in resumed.output and f"round {ROUNDS}/{ROUNDS}" in resumed.output
+    shown = [int(round_) for round_ in re.findall(rf"round (\d+)/{ROUNDS}", resumed.output)]
+    assert shown and min(shown) > 1, "a quick round may end between two looks at progress.json"
     assert not aside_of(workspace).exists()
     found = read_results(server)
     assert [record.round for record in found.rounds] == [*range(1, ROUNDS + 1)]
