@@ -15,7 +15,7 @@ from fedshift.inference.model import Choice, Images, Model, Ready, make_ready, o
 from fedshift.inference.slicewise import batches
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import LAST, read_results
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 from .conftest import Run, save_model
 

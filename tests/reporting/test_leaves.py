@@ -15,7 +15,7 @@ from methods.cases import cases, job_for
 from fedshift.flare import codec
 from fedshift.methods import method_set
 from fedshift.reporting.leaves import leaves_page, leaves_section
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
 SINGLE = [(name, kind) for name, kind in cases() if "+" not in name and not method_set.load({name: {}})[-1].is_pooled]

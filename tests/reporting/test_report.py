@@ -100,9 +100,9 @@ def test_simulated_data_are_announced_in_every_section(run: Path, tmp_path: Path
 
 
 def test_methods_show_what_they_share(run: Path) -> None:
-    from fedshift.federation.model_files import load_checkpoint
+    from fedshift.federation.model_files import read_model_file
 
-    arrays = load_checkpoint(run / "best_global_model.pt")["methods"]
+    arrays = read_model_file(run / "best_global_model.pt")["methods"]
     text = Page(html_of(run)).text
     gamma = arrays["fedfa"]["gamma_mean.1"].numpy()
     assert f"{gamma.min():.2f} to {gamma.max():.2f}" in text

@@ -41,6 +41,7 @@ ELSEWHERE = {
     "federation/server/run_record": "federation/server/test_run_files.py",
     "federation/server/spool": "federation/server/test_robust.py",
     "federation/server/state_files": "federation/server/test_run_files.py",
+    "federation/tensor_files": "federation/site/test_state.py",
     "federation/weights": "federation/site/test_site.py",
     "flare/dry_run": "cli/test_site.py",
     "flare/keys": "flare/test_encryption.py",

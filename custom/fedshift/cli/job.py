@@ -56,7 +56,7 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
     from fedshift.federation.resolve import resolve
     from fedshift.schema.results import TRAINED_BEFORE
     from fedshift.tasks import pretrained
-    from fedshift.tasks.base import build_task
+    from fedshift.tasks.kinds import build_task
 
     weights = None if args.weights is None else pretrained.identify(args.weights)
     changes.setdefault("sites", names(args.sites))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshift.federation.model_files import Header, header_of, load_checkpoint
+from fedshift.federation.model_files import Header, header_of, read_model_file
 from fedshift.federation.site.state import SiteState, StateStore
 from fedshift.inference.slicewise import batches
 from fedshift.methods.base import Client, Run
@@ -25,8 +25,9 @@ from fedshift.methods.shared.norms import norm_keys
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import MethodArrays
 from fedshift.schema.strict import nearest
-from fedshift.tasks.base import Task, build_task
+from fedshift.tasks.base import Task
 from fedshift.tasks.device import choose_device
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import prepare
 from fedshift.tasks.stages import StagedNetwork
 
@@ -139,9 +140,9 @@ def open_model(path: Path) -> Model:
     """Read a model file.
 
     Raises:
-        ConfigError: as `load_checkpoint`; or it is encrypted, or trained on images prepared otherwise.
+        ConfigError: as `read_model_file`; or it is encrypted, or trained on images prepared otherwise.
     """
-    content = load_checkpoint(path)
+    content = read_model_file(path)
     header = header_of(content, where=str(path))
     if header.encrypted:
         raise ConfigError(f"{path} is encrypted: open it with 'fedshift site decrypt' at a site first")

@@ -14,7 +14,7 @@ from fedshift.methods.method_set import MethodSet
 from fedshift.schema.compression import pack, packed_keys
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 ALWAYS = (
     ("sample count, step count", "2 integers", "every round", "how many training slices or images the site has"),

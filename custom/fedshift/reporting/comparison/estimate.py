@@ -37,7 +37,7 @@ from fedshift.schema.files import write_text
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.strict import Strict
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import arrange, autocast, prepare, settled, use_threads
 
 log = logging.getLogger("fedshift")

@@ -20,7 +20,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec, WeightsSpec
 from fedshift.schema.strict import nearest
 from fedshift.tasks import pretrained
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 Kind = Literal["federation", "pooled", "leave_one_out", "cross_site"]
 

@@ -221,9 +221,9 @@ def _find(folder: Path) -> Path:
 
 
 def _read_model(path: Path) -> Model:
-    from fedshift.federation.model_files import header_of, load_checkpoint
+    from fedshift.federation.model_files import header_of, read_model_file
 
-    content = load_checkpoint(path)
+    content = read_model_file(path)
     header = header_of(content, where=str(path))
     if header.encrypted:
         raise ConfigError(f"{path} is encrypted: its arrays can be read at a site only")

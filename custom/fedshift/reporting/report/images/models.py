@@ -19,7 +19,8 @@ from fedshift.reporting.report.runs import Model, Run
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.manifest import manifest_sha256, read_manifest
 from fedshift.schema.messages import Broadcast
-from fedshift.tasks.base import SiteData, Subset, build_task
+from fedshift.tasks.base import SiteData, Subset
+from fedshift.tasks.kinds import build_task
 
 if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
