@@ -17,7 +17,7 @@ from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.flare.export import read_job_folder
 from fedshift.reporting.comparison.record import write_comparison
 from fedshift.reporting.report.runs import Run, named, read
-from fedshift.reporting.table import PHANTOM
+from fedshift.reporting.table import PHANTOM_NOTE
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
@@ -94,7 +94,7 @@ def test_simulated_data_are_announced_in_every_section(run: Path, tmp_path: Path
     page = Page(html_of(run))
     sections = sum(tag == "section" for tag, _ in page.tags)
     assert sections > 8 and page.text.count("PHANTOM: no patients") == sections
-    assert PHANTOM in page.text
+    assert PHANTOM_NOTE in page.text
     assert "PHANTOM: simulated data, no patients." in html_of(run)  # on every printed page
     assert "PHANTOM" not in html_of(written(record(GOOD), tmp_path))
 

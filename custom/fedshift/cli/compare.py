@@ -165,7 +165,7 @@ class _Command:
         from rich.table import Table
 
         from fedshift.reporting.comparison.runner import by_row, total_seconds
-        from fedshift.reporting.table import PHANTOM, title_of
+        from fedshift.reporting.table import PHANTOM_NOTE, title_of
         from fedshift.tasks.machine import free_memory
 
         done = sum(len(job.cells) for job in jobs if job.state == "done")
@@ -187,7 +187,7 @@ class _Command:
         for sentence in sorted(lacking):
             print(f"lacking: {sentence}")
         if self._phantom:
-            print(PHANTOM)
+            print(PHANTOM_NOTE)
         if self._args.dry_run:
             title = title_of("cells to run", phantom=True) if self._phantom else None
             table = Table(box=None, pad_edge=False, title=title, title_justify="left")

@@ -29,7 +29,7 @@ from fedshift.reporting.report import (
 from fedshift.reporting.report.runs import Given, Run, Transfer, named
 from fedshift.reporting.report.section import Chapter, Figures, Section
 from fedshift.reporting.report.wording import listed
-from fedshift.reporting.table import PHANTOM
+from fedshift.reporting.table import PHANTOM_NOTE
 from fedshift.schema.errors import ConfigError
 
 COMPARISON = "Comparison"
@@ -92,7 +92,7 @@ def render(made: Sequence[Chapter]) -> str:
     return environment.get_template("page.html.j2").render(
         chapters=made,
         heading=_heading(made),
-        phantom=PHANTOM if any(chapter.phantom for chapter in made) else "",
+        phantom=PHANTOM_NOTE if any(chapter.phantom for chapter in made) else "",
         images=any(chapter.images for chapter in made),
         style=Markup((here / "style.css").read_text(encoding="utf-8")),  # our own
         version=fedshift.__version__,
