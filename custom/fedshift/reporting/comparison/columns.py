@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from fedshift.reporting.comparison.record import CellRecord, Comparison
 from fedshift.reporting.comparison.spec import Part, Summary
 
-MOST_SITES = 20
+MAX_SITES = 20
 """More are summed up only."""
 SUMMED: dict[Summary, str] = {
     "average": "average",

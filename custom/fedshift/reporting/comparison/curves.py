@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CSV, PICTURE = "curves.csv", "curves.svg"
-FEWEST_ROUNDS = 2
+MIN_ROUNDS = 2
 """That make a line."""
 _SIDE_BY_SIDE = 3
 _WIDTH, _HEIGHT, _LEGEND_LINE = 400, 300, 17
@@ -66,7 +66,7 @@ def line(cells: Sequence[CellRecord]) -> Line | None:
             rounds.append(number)
             means.append(fmean(values))
             stds.append(stdev(values) if len(values) > 1 else 0.0)
-    return Line(rounds, means, stds if len(told) > 1 else None) if len(rounds) >= FEWEST_ROUNDS else None
+    return Line(rounds, means, stds if len(told) > 1 else None) if len(rounds) >= MIN_ROUNDS else None
 
 
 def curves_svg(comparison: Comparison) -> str | None:
@@ -131,7 +131,7 @@ def _words(comparison: Comparison, seeds: int, width: int) -> str:
 def _panel(axes: Axes, comparison: Comparison, block: Block, lines: dict[int, Line]) -> None:
     """One line a row; ``lines`` is by the row's number, which gives it its colour and mark in all panels."""
     from fedshift.reporting.report import figures
-    from fedshift.reporting.report.curves import whole_numbers
+    from fedshift.reporting.report.curves import integer_ticks
 
     for number, told in lines.items():
         every = max(len(told.rounds) // 8, 1)
@@ -146,7 +146,7 @@ def _panel(axes: Axes, comparison: Comparison, block: Block, lines: dict[int, Li
     units = dict.fromkeys(_UNITS[measure(name).unit] for name in names)
     axes.set_ylabel(", ".join(filter(None, ["validation " + " or ".join(names), *units])))
     axes.set_xlabel("round")
-    whole_numbers(axes, [number for told in lines.values() for number in told.rounds])
+    integer_ticks(axes, [number for told in lines.values() for number in told.rounds])
     if block.labels:
         axes.set_title(", ".join(f"{axis} {label}" for axis, label in block.labels.items()), fontsize=11, loc="left")
 

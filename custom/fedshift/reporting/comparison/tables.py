@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from rich.table import Table as Rich
 from rich.text import Text
 
-from fedshift.reporting.comparison.columns import MOST_SITES, SUMMED, Block, blocks, p_value, site_score, summary
+from fedshift.reporting.comparison.columns import MAX_SITES, SUMMED, Block, blocks, p_value, site_score, summary
 from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.record import CellRecord, Comparison
 from fedshift.reporting.comparison.significance import Paired, paired_tests, printed_p
@@ -83,7 +83,7 @@ def make_tables(comparison: Comparison) -> list[Table]:
 
 
 def _columns(comparison: Comparison, block: Block) -> list[tuple[str, str]]:
-    sites = [(site, site) for site in block.sites] if len(block.sites) <= MOST_SITES else []
+    sites = [(site, site) for site in block.sites] if len(block.sites) <= MAX_SITES else []
     return [*sites, *_summed(comparison, block, alone=not sites)]
 
 
