@@ -26,7 +26,7 @@ MAX_COMMANDS = 40
 
 def title(comparison: Comparison) -> str:
     """The chapter's title."""
-    return tables.titled(comparison.title, comparison.scale)
+    return tables.title_with_scale(comparison.title, comparison.scale)
 
 
 def is_phantom(comparison: Comparison) -> bool:
@@ -61,7 +61,7 @@ def _tables(comparison: Comparison) -> Section:
             for name, entries in table.rows.items()
         ]
         blocks.append(Table(columns, rows, caption=table.title))
-    blocks += [Text(line) for line in tables.remarks(comparison) if line not in comparison.notes]
+    blocks += [Text(line) for line in tables.footnotes(comparison) if line not in comparison.notes]
     return Section(
         "tables",
         "Tables",
