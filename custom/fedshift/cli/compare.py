@@ -184,7 +184,8 @@ class _Command:
         n_other_source = sum(read_done(self._store.folder_of(work)).source != source for work in finished)
         if n_other_source:
             print(
-                f"{n_other_source} of them were made by another version of fedshift; use another --workspace to rerun them"
+                f"{n_other_source} of them were made by another version of fedshift; "
+                "use another --workspace to run them again"
             )
         missing_inputs = {sentence for entry in entries for cell in entry.cells for sentence in cell.missing_inputs}
         for sentence in sorted(missing_inputs):

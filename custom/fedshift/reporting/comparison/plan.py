@@ -163,6 +163,6 @@ def _find(name: str, folder: Path) -> Path | None:
     """Find a weights file in the spec's folder, as a path, or in the folders where jobs look for weights."""
     weight_folders = [Path(os.environ["FEDSHIFT_WEIGHTS"])] if os.environ.get("FEDSHIFT_WEIGHTS") else []
     weight_folders.append(data_home() / "weights")
-    candidates = [folder / name, Path(name), *(place / name for place in weight_folders)]
-    candidates += [path for place in weight_folders for path in sorted(place.glob(f"*-{Path(name).name}"))]
-    return next((place for place in candidates if place.is_file()), None)
+    candidates = [folder / name, Path(name), *(weights / name for weights in weight_folders)]
+    candidates += [path for weights in weight_folders for path in sorted(weights.glob(f"*-{Path(name).name}"))]
+    return next((path for path in candidates if path.is_file()), None)

@@ -24,7 +24,7 @@ QUICK = "quick"
 def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     duplicates = [value for number, value in enumerate(values) if value in values[:number]]
     if duplicates:
-        raise ValueError(f"{duplicates[0]} is named duplicates")
+        raise ValueError(f"{duplicates[0]} is named twice")
     return values
 
 

@@ -121,7 +121,7 @@ def _run(folder: Path, run_federation: JobRunner | None, status: _StatusWriter) 
     run_job = _pooled_runner(device) if pooled else run_federation or _federation_runner(device)
     status.share(0.0)
     if work.kind == "cross_site":
-        # The sites' own models are not stored, so an interrupted run starts again.
+        # Sites' own models are in memory until the end of the run, so an interrupted run starts again.
         shutil.rmtree(run, ignore_errors=True)
         protocols.cross_site(first, data, run, device=device, on_progress=_report_share(status.share))
     elif work.kind == "leave_one_out":
