@@ -108,7 +108,7 @@ def _add_parsers(subparsers: Any) -> None:
         pictures.add_argument(
             "--skip-damaged",
             action="store_true",
-            help="skip images that cannot be read, and print their number",
+            help="skip images that cannot be read, and count them",
         )
 
     look = subparsers.add_parser("check", help="report problems of scans or prepared sites")
@@ -127,7 +127,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-voxels",
         action="store_true",
-        help="accept masks whose geometry differs from the image's if the number of voxels is the same",
+        help="accept masks whose header differs from the image's if the number of voxels is the same",
     )
 
 
