@@ -106,6 +106,7 @@ def assert_same_models(ours: Path, theirs: Path) -> None:
         assert all(torch.equal(value, other[key]) for key, value in one.items())
 
 
+@pytest.mark.slow
 def test_in_the_simulator_the_weights_are_those_of_one_process(
     in_process: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -170,9 +170,10 @@ def test_a_dry_run_tells_of_every_spec_what_it_takes_and_what_lacks(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With what a step takes made up, as measuring 64 specs' networks would take minutes."""
+    """With the times of a step and of a process's start made up, as measuring them for 64 specs would take minutes."""
     made_up = estimate.Step(train=0.01, evaluate=0.005, activations=2**20, network=2**22)
     monkeypatch.setattr(estimate, "measure_step", lambda job, device: made_up)
+    monkeypatch.setattr(estimate, "measure_start", lambda: 2.0)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["compare", str(path), "--scale", scale, "--dry-run"]) == 0
     told = capsys.readouterr().out
