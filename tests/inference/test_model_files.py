@@ -119,5 +119,5 @@ def test_an_encrypted_model_and_one_of_another_preparation_do_not_predict(tmp_pa
     path = save_model(tmp_path / "model.pt", job)
     content = torch.load(path, weights_only=True)
     torch.save(content | {"preparation": build_task(job).preparation() | {"clip_above_quantile": 0.98}}, path)
-    with pytest.raises(ConfigError, match="prepared otherwise"):
+    with pytest.raises(ConfigError, match="prepared differently"):
         open_model(path)

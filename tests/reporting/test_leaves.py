@@ -66,7 +66,7 @@ def assert_told(sent: Mapping[str, np.ndarray], told: Mapping[str, list[str]], w
         array = rest.pop(name.strip("`"))
         extent, dtype = shape.rsplit(" ", 1)
         assert str(array.dtype) == dtype, name
-        sizes = [] if extent == "a number" else extent.split("x")
+        sizes = [] if extent == "scalar" else extent.split("x")
         assert len(sizes) == array.ndim, name
         assert all(word == str(have) or not word.isdigit() for word, have in zip(sizes, array.shape, strict=True)), name
         factors = {word: have for word, have in zip(sizes, array.shape, strict=True) if not word.isdigit()}
