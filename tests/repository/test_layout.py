@@ -73,6 +73,7 @@ ELSEWHERE = {
     "reporting/comparison/runner": "reporting/comparison/test_run.py",
     "reporting/comparison/store": "reporting/comparison/test_run.py",
     "reporting/comparison/work": "reporting/comparison/test_run.py",
+    "reporting/figures": "reporting/comparison/test_curves.py",
     "reporting/protocol_tables": "federation/test_protocols.py",
     "schema/evaluation": "tasks/evaluation/test_evaluation.py",
     "schema/identity": "flare/test_export.py",

@@ -75,7 +75,7 @@ def line(cells: Sequence[CellRecord]) -> Line | None:
 
 def curves_svg(comparison: Comparison) -> str | None:
     """The figure as SVG, one panel per combination of the further axes; None if no row has scores in two rounds."""
-    from fedshift.reporting.report import figures
+    from fedshift.reporting import figures
 
     first, *_ = comparison.axes
     rows = comparison.axes[first]
@@ -138,8 +138,7 @@ def _title(comparison: Comparison, seeds: int, width: int) -> str:
 
 def _panel(axes: Axes, comparison: Comparison, block: Block, lines: dict[int, Line]) -> None:
     """Draw one panel. The keys of ``lines`` are row numbers, which set colour and marker in all panels."""
-    from fedshift.reporting.report import figures
-    from fedshift.reporting.report.curves import integer_ticks
+    from fedshift.reporting import figures
 
     for number, row_line in lines.items():
         mark_every = max(len(row_line.rounds) // 8, 1)
@@ -154,7 +153,7 @@ def _panel(axes: Axes, comparison: Comparison, block: Block, lines: dict[int, Li
     units = dict.fromkeys(_UNITS[measure(name).unit] for name in names)
     axes.set_ylabel(", ".join(filter(None, ["validation " + " or ".join(names), *units])))
     axes.set_xlabel("round")
-    integer_ticks(axes, [number for row_line in lines.values() for number in row_line.rounds])
+    figures.integer_ticks(axes, [number for row_line in lines.values() for number in row_line.rounds])
     if block.labels:
         axes.set_title(", ".join(f"{axis} {label}" for axis, label in block.labels.items()), fontsize=11, loc="left")
 
@@ -170,7 +169,7 @@ def _legend_handle(number: int) -> object:
 def _style_line(drawn: object, number: int) -> None:
     from matplotlib.lines import Line2D
 
-    from fedshift.reporting.report import figures
+    from fedshift.reporting import figures
 
     assert isinstance(drawn, Line2D)
     drawn.set(color=figures.colour(number), linestyle=figures.dashes(number), marker=figures.marker(number))

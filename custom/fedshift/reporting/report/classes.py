@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fedshift.reporting.report import figures
+from fedshift.reporting import figures
+from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.runs import Run, evaluation
-from fedshift.reporting.report.section import Block, Cell, Column, Figure, Figures, Row, Section, Table, Tables, Text
+from fedshift.reporting.report.section import Block, Cell, Column, Figures, Row, Section, Table, Tables, Text
 from fedshift.reporting.report.wording import metric, short
 from fedshift.schema.evaluation import BINS, Calibration
 

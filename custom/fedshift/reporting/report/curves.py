@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from fedshift.reporting.report import figures
+from fedshift.reporting import figures
+from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.runs import Run
-from fedshift.reporting.report.section import Figure, Figures, Section, Text
+from fedshift.reporting.report.section import Figures, Section, Text
 from fedshift.reporting.report.wording import Metric, metric, ordered
 from fedshift.schema.results import RoundRecord, SiteRound
 
@@ -104,7 +105,7 @@ def _lines(key: str, title: str, unit: str, points: dict[str, list[Point]], best
         axes.plot(rounds, middle, color=figures.colour(0), linewidth=2.4)
     if best is not None:
         axes.axvline(best, color=figures.FAINT, linestyle=":", linewidth=1.4)
-    integer_ticks(axes, [x for line in points.values() for x, _ in line])
+    figures.integer_ticks(axes, [x for line in points.values() for x, _ in line])
     axes.set_xlabel("round")
     axes.set_ylabel(unit)
     ends = [line[-1][1] for line in points.values() if line]
@@ -112,14 +113,3 @@ def _lines(key: str, title: str, unit: str, points: dict[str, list[Point]], best
         f"{title} by round for {len(points)} sites; at the end between {min(ends):.3g} and {max(ends):.3g} {unit}"
     )
     return figures.figure(drawn, key, title=title, description=description)
-
-
-def integer_ticks(axes: object, values: Sequence[int]) -> None:
-    """Put ticks of the x axis at whole rounds only."""
-    from matplotlib.axes import Axes
-    from matplotlib.ticker import MaxNLocator
-
-    assert isinstance(axes, Axes)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
-    if len(set(values)) == 1:
-        axes.set_xlim(values[0] - 1, values[0] + 1)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedshift.reporting.report import figures
+from fedshift.reporting import figures
+from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.runs import Run
-from fedshift.reporting.report.section import Figure, Figures, Section, Text
+from fedshift.reporting.report.section import Figures, Section, Text
 from fedshift.reporting.report.wording import metric, ordered, short
 from fedshift.schema.evaluation import QUANTILES, Distribution
 

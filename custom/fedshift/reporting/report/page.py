@@ -10,13 +10,13 @@ from pathlib import Path
 from markupsafe import Markup
 
 import fedshift
+from fedshift.reporting import figures
 from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.report import (
     classes,
     comparison,
     curves,
     distributions,
-    figures,
     findings,
     grid,
     methods,

@@ -1,6 +1,6 @@
 """The content of a report: sections with text, tables, figures and commands, which the templates render.
 
-No text here is HTML: the templates escape it. Only `Figure.svg` is markup, made by `fedshift.reporting.report.figures`.
+No text here is HTML: the templates escape it. Only `Figure.svg` is markup, made by `fedshift.reporting.figures`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from markupsafe import Markup
+from fedshift.reporting.figures import Figure, LegendEntry
 
 MAX_ROWS_SHOWN = 30
 """A table with more rows is scrolled instead of shown in full."""
@@ -74,30 +74,12 @@ class Table:
 
 
 @dataclass(frozen=True)
-class LegendEntry:
-    """A name and its ``mark``, a small drawing of its line and marker."""
-
-    text: str
-    mark: Markup
-
-
-@dataclass(frozen=True)
 class Tables:
     """Small tables, shown side by side."""
 
     tables: Sequence[Table]
 
     kind = "tables"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A drawing. ``description`` is its text alternative for screen readers."""
-
-    title: str
-    svg: Markup
-    description: str
-    legend: Sequence[LegendEntry] = ()
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from fedshift.reporting.report import figures
+from fedshift.reporting import figures
+from fedshift.reporting.figures import Figure, LegendEntry
 from fedshift.reporting.report.images.models import Looked
-from fedshift.reporting.report.section import Block, Figure, Figures, Heading, LegendEntry, Section, Text
+from fedshift.reporting.report.section import Block, Figures, Heading, Section, Text
 from fedshift.reporting.report.wording import listed, metric, short
 from fedshift.schema.manifest import Manifest
 from fedshift.tasks.kinds.segmentation import dice

@@ -12,14 +12,12 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from markupsafe import Markup
-
-from fedshift.reporting.report.section import Figure, LegendEntry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,6 +60,24 @@ _STYLE: Any = {
     "lines.linewidth": 1.6,
     "lines.markersize": 4.5,
 }
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """A name and its ``mark``, a small drawing of its line and marker."""
+
+    text: str
+    mark: Markup
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing. ``description`` is its text alternative for screen readers."""
+
+    title: str
+    svg: Markup
+    description: str
+    legend: Sequence[LegendEntry] = ()
 
 
 def colour(number: int) -> str:
@@ -150,7 +166,7 @@ def standalone(drawn: Drawing, key: str, description: str) -> str:
 
 def _light_colours() -> dict[str, str]:
     """The colours of the page's light scheme, by the names of their CSS variables."""
-    css = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+    css = (Path(__file__).parent / "report" / "style.css").read_text(encoding="utf-8")
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", css.partition("@media")[0]))
 
 
@@ -200,3 +216,14 @@ def _mark(number: int, *, lines: bool) -> Markup:
     )
     shape = f'<g style="fill: {colour_}">{_SHAPES[marker(number)]}</g>'
     return Markup(f'<svg viewBox="0 0 28 14" width="28" height="14" aria-hidden="true">{line * lines}{shape}</svg>')
+
+
+def integer_ticks(axes: object, values: Sequence[int]) -> None:
+    """Put ticks of the x axis at whole rounds only."""
+    from matplotlib.axes import Axes
+    from matplotlib.ticker import MaxNLocator
+
+    assert isinstance(axes, Axes)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+    if len(set(values)) == 1:
+        axes.set_xlim(values[0] - 1, values[0] + 1)
