@@ -240,7 +240,7 @@ def test_pictures_get_a_class_and_its_probability(tmp_path: Path, capsys: pytest
 
 
 def build_inputs(job, folder):  # type: ignore[no-untyped-def]
-    from fedshift.tasks.base import build_task
+    from fedshift.tasks.kinds import build_task
 
     return build_task(job).open(folder, "A").images(np.arange(6))
 
