@@ -389,4 +389,8 @@ def _licence() -> str:
     if checkout.is_file():
         return checkout.read_text(encoding="utf-8")
     found = [file for file in packages.files("fedshift") or () if file.name == "LICENSE"]
-    return found[0].read_text(encoding="utf-8") if found else "Apache License 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
+    return (
+        found[0].read_text(encoding="utf-8")
+        if found
+        else "Apache License 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
+    )

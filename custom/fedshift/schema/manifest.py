@@ -85,6 +85,8 @@ class Manifest(Strict):
     """Description of a prepared site, written once by data_prep.
 
     A site has either volumes (``cases``) or ``pictures``. ``counts``: number of pictures by split and class.
+    ``arrays``: for each folder of arrays that preparation wrote, by its name below ``arrays/``, the hash of its
+    ``hashes.json`` (`fedshift.data.blocks`). Slices of volumes may also be cached later and are not listed then.
     """
 
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -96,6 +98,7 @@ class Manifest(Strict):
     counts: Counts | None = None
     cases: tuple[Case, ...] = ()
     pictures: tuple[Picture, ...] = ()
+    arrays: dict[str, str] = {}
     licence: str
     citation: str
 
@@ -156,6 +159,7 @@ class Manifest(Strict):
     def write(self, folder: Path) -> None:
         """Write ``folder/manifest.json`` atomically."""
         absent = {"pictures" if self.cases else "cases", *(("counts",) if self.counts is None else ())}
+        absent |= set() if self.arrays else {"arrays"}
         content = self.model_dump(by_alias=True, exclude=absent)
         write_text(folder / FILE_NAME, json.dumps(content, indent=1))
 
