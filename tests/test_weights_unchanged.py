@@ -134,7 +134,9 @@ def machine() -> dict[str, str]:
     """What the bits of a result depend on besides this project's code."""
     names = {
         value.strip()
-        for line in (Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").is_file() else ())
+        for line in (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").is_file() else ()
+        )
         for key, _, value in [line.partition(":")]
         if key.strip() == "model name"
     }

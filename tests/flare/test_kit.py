@@ -88,7 +88,9 @@ def test_everybody_of_a_federation_gets_a_kit(task: str, provisioned: dict[str, 
 @pytest.mark.parametrize("task", PROJECTS)
 def test_no_site_sends_its_log_even_before_its_own_settings(task: str, provisioned: dict[str, Path]) -> None:
     for site in resolve(task, "fedavg").task.sites:
-        default = json.loads((provisioned[task] / site / "local" / "resources.json.default").read_text(encoding="utf-8"))
+        default = json.loads(
+            (provisioned[task] / site / "local" / "resources.json.default").read_text(encoding="utf-8")
+        )
         assert default["allow_log_streaming"] is False
 
 

@@ -99,7 +99,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
         )
         server, deadline = RunFolders(workspace).server, time.monotonic() + 120
         while (progress := read_progress(server)) is None or progress.round < 3:
-            assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "log").read_text(encoding="utf-8")
+            assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "log").read_text(
+                encoding="utf-8"
+            )
             time.sleep(0.02)
         for member in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
             os.kill(member.pid, 9)
