@@ -15,6 +15,7 @@ from scanfiles import rotation, volume, write_dicom, write_pair
 from data_prep.prostate import prepare_prostate
 from data_prep.volumes import CaseFiles, write_site
 from fedshift.cli import data
+from fedshift.data.blocks import write_hashes
 from fedshift.data.casefiles import Finding
 from fedshift.data.check import check
 from fedshift.schema.errors import DataError
@@ -390,6 +391,18 @@ PREPARED: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
         "16",
         "images.npy is truncated",
     ),
+    "arrays overwritten": (
+        lambda s: flip_byte(s / "arrays" / "16" / "images.npy"),
+        "error",
+        "16",
+        "images.npy has changed since it was written",
+    ),
+    "arrays overwritten, with their hashes": (
+        lambda s: (flip_byte(s / "arrays" / "16" / "images.npy"), write_hashes(s / "arrays" / "16")),
+        "error",
+        "16",
+        "hashes.json has changed since the site was prepared",
+    ),
     "manifest broken": (lambda s: cut(s / FILE_NAME, 0.5), "error", FILE_NAME, "not valid JSON"),
     "unknown key": (
         lambda s: change_manifest(s, lambda m: m.update(licens="x")),
@@ -440,7 +453,8 @@ def test_same_content_in_two_splits(scans: Path, tmp_path: Path) -> None:
         second.update({key: first[key] for key in ("sha256_image", "sha256_label")})
 
     change_manifest(site, copy_case)
-    (finding,) = check(site)
+    stale, finding = check(site)
+    assert stale.file.parent.name == "arrays" and "other slices of Case01 than its volumes" in stale.message
     splits = {case["id"]: case["split"] for case in json.loads((site / FILE_NAME).read_text(encoding="utf-8"))["cases"]}
     assert f"one for {splits['Case00']} and one for {splits['Case01']}" in finding.message
 

@@ -1,8 +1,8 @@
 """Hashes of cached arrays, so that a change on disk is noticed.
 
 ``hashes.json`` lies beside the arrays of a folder and has the SHA-256 of every block of every ``.npy`` file. The
-manifest has the SHA-256 of ``hashes.json`` (``Manifest.arrays``) for the folders that preparation wrote. So as long as a
-site's manifest has the same fingerprint, these arrays have the same bytes.
+manifest has the SHA-256 of ``hashes.json`` (``Manifest.arrays``) for the folders that preparation wrote. So as long as
+a site's manifest has the same fingerprint, these arrays have the same bytes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ BLOCK = 1 << 20
 """Bytes that one hash covers."""
 CHECKED_AT_OPENING = 256
 """Blocks of a file that are verified each time a site opens; of a longer file a random choice of them."""
+
+ANY = random.SystemRandom()
+"""A generator of its own: opening a site must not change what a seed gives."""
 
 
 def write_hashes(folder: Path) -> str:
@@ -58,14 +61,13 @@ def verify(folder: Path, known: str | None, *, fix: str, full: bool = False) -> 
     for name, hashes in files.items():
         # A length that differs changes the number of the last block or its hash.
         numbers = range(len(hashes))
-        chosen = numbers if full else sorted(random.sample(numbers, min(len(hashes), CHECKED_AT_OPENING)))
+        chosen = numbers if full else sorted(ANY.sample(numbers, min(len(hashes), CHECKED_AT_OPENING)))
         with (folder / name).open("rb") as file:
             for number in chosen:
                 file.seek(number * BLOCK)
                 if hashlib.sha256(file.read(BLOCK)).hexdigest() != hashes[number]:
-                    raise DataError(
-                        f"{folder / name} has changed since it was written (at byte {number * BLOCK}): {fix}"
-                    )
+                    where = f"{folder / name} has changed since it was written, at byte {number * BLOCK}"
+                    raise DataError(f"{where} or after it: {fix}")
 
 
 def _read(path: Path) -> Mapping[str, list[str]]:
