@@ -56,7 +56,7 @@ def verify(folder: Path, known: str | None, *, fix: str, full: bool = False) -> 
         files = _read(path)
     except FileNotFoundError:
         raise DataError(f"{path} is missing, so the arrays beside it cannot be verified: {fix}") from None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise DataError(f"{path} is damaged: {fix}") from None
     for name, hashes in files.items():
         # A length that differs changes the number of the last block or its hash.

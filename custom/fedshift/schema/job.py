@@ -267,6 +267,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not UTF-8 text: save it in that encoding") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply: write it with fewer levels") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold keys and values, not {type(raw).__name__}")
     return raw

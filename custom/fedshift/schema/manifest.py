@@ -177,6 +177,8 @@ def read_manifest(folder: Path) -> Manifest:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({error}): prepare the site again") from None
+    except RecursionError:
+        raise DataError(f"{path} is nested too deeply: prepare the site again") from None
     return Manifest.parse(raw, where=str(path))
 
 
