@@ -19,7 +19,6 @@ from fedshift.flare.hosts import hosts
 from fedshift.flare.keys import SERVER_KEYS, read_keys
 from fedshift.flare.patches.numpy_arrays import laid_out
 from fedshift.methods import method_set
-from fedshift.schema.errors import MixedDataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Scores, Update
 from fedshift.schema.results import Rejection
@@ -69,14 +68,13 @@ class FedshiftAggregator(FLComponent):
         The workflow has put the client's name, as FLARE authenticated it, into the peer's properties.
 
         Raises:
-            MixedDataError: the job mixes simulated and real data, so it can't go on.
             OSError: the answer can't be stored on this machine.
         """
         client = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "")
         self._message = True
         try:
             return self._accept(client, shareable)
-        except (MixedDataError, OSError):
+        except OSError:
             raise
         except Exception as error:  # a malformed answer must not end the job
             log.exception("the answer of %s cannot be read", client)

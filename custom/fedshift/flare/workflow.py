@@ -189,7 +189,7 @@ class FedshiftWorkflow(Controller):
 
         Raises:
             Stopped: the job was aborted.
-            ConfigError: the job mixes simulated and real data.
+            OSError: an answer can't be stored on this machine.
         """
         coordinator = self._aggregator.coordinator
         invited = set(coordinator.invited)

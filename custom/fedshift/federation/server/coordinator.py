@@ -207,8 +207,7 @@ class Coordinator:
         """Record a site's data and machine, which it reports with its first answer.
 
         Raises:
-            MixedDataError: the job would mix simulated and real data.
-            Rejected: the site's data have changed, or it is held out and its data are of another kind.
+            Rejected: the site's data have changed, or the job would mix simulated and real data.
         """
         self.record.add_site(info)
 
@@ -254,6 +253,8 @@ class Coordinator:
             ConfigError: no site has validation data.
         """
         self.record.stop_clock()
+        if self.round == 0:
+            self._reject_mixed_data()
         self._reject_outliers()
         self.record.close_round(self.invited)
         stored = [self._updates[s] for s in self.job.task.sites if s in self._updates]
@@ -358,13 +359,24 @@ class Coordinator:
             self.results.job.initial_weights, self.results.job.lineage = loaded
         log.info("job %s: initial weights: %s", self.job.name, self.results.job.initial_weights)
 
+    def _reject_mixed_data(self) -> None:
+        """Reject sites with simulated data if the others have real data, or the other way round."""
+        for site, fault in self.record.mixed_data():
+            self.record.forget_site(site)
+            if site in self._updates:
+                self._reject_accepted(site, fault)
+
     def _reject_outliers(self) -> None:
         """Reject updates that are far from the others."""
         stored = [self._updates[s] for s in self.job.task.sites if s in self._updates]
         for site, fault in list(self.inbound.outliers(stored, self.round)):
-            self._updates.pop(site).close()
-            self.record.remove_update(site)
-            self.reject(site, fault.key, fault.reason)
+            self._reject_accepted(site, fault)
+
+    def _reject_accepted(self, site: str, fault: Rejected) -> None:
+        """Reject an update that had been accepted, now that those of the other sites are known."""
+        self._updates.pop(site).close()
+        self.record.remove_update(site)
+        self.reject(site, fault.key, fault.reason)
 
     def _require(self, n_usable: int, what: str) -> None:
         self.quorum.require(self.round, n_usable, answered=self.answered, rejected=self.rejected, what=what)
