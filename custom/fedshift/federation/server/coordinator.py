@@ -10,7 +10,7 @@ sites, and the sum doesn't depend on the order of arrival.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from fedshift.federation import refusals
+from fedshift.federation.server.clipping import Limits, exceeded, usual_limits
 from fedshift.federation.server.global_model import GlobalModel
 from fedshift.federation.server.inbound import Inbound
 from fedshift.federation.server.quorum import Quorum
@@ -267,7 +268,7 @@ class Coordinator:
             self._require_validation_data()
         if self.round > 1:
             self._select(self.round - 1)
-        self.model.combine(stored, self.round)
+        self.model.combine(stored, self.round, limits=self._limits(stored))
         if self.round:
             self._save_model(LAST, self.round)
         for update in stored:
@@ -377,6 +378,21 @@ class Coordinator:
         self._updates.pop(site).close()
         self.record.remove_update(site)
         self.reject(site, fault.key, fault.reason)
+
+    def _limits(self, stored: Sequence[SpooledUpdate]) -> Limits | None:
+        """The limits of the round's updates; logs those that are met."""
+        federation = self.job.federation
+        if federation.robust is not None or federation.encryption is not None:
+            return None
+        limits = usual_limits(
+            stored,
+            self.inbound.medians if self.round else {},
+            norm_ratio=federation.clip_norm_ratio,
+            sample_ratio=federation.clip_sample_ratio,
+        )
+        for site, what in exceeded(stored, limits) if limits else ():
+            log.warning("round %d: site %s: %s", self.round, site, what)
+        return limits
 
     def _require(self, n_usable: int, what: str) -> None:
         self.quorum.require(self.round, n_usable, answered=self.answered, rejected=self.rejected, what=what)
