@@ -1,6 +1,6 @@
 """How far the updates of honest sites are from what is usual, on real images and on the phantom.
 
-    python benchmarks/honest_updates.py --data ROOT            # about an hour on one core
+    python benchmarks/honest_updates.py --data ROOT            # twenty minutes or so on one core
     python benchmarks/honest_updates.py --table-only
 
 ROOT holds data sets as ``fedshift data prepare`` writes them; those that are not there are left out. Each run is in one
@@ -38,12 +38,12 @@ RESULT = Path(__file__).resolve().parent / "results" / "honest_updates.json"
 METHODS = ("fedavg", "fedprox", "scaffold", "fedfa+fedrdn", "afl")
 OFF = ("federation.clip_norm_ratio=null", "federation.clip_sample_ratio=null")
 RUNS: dict[str, tuple[str, ...]] = {
-    "prostate": ("data.matrix=96", "network.options.features=16", "schedule.rounds=12"),
-    "office_caltech": ("schedule.rounds=10",),
-    "digits": ("schedule.rounds=10",),
-    "pacs": ("schedule.rounds=10",),
-    "cifar10": ("schedule.rounds=10",),
-    "emnist": ("schedule.rounds=10",),
+    "prostate": ("data.matrix=96", "network.options.features=8", "schedule.rounds=6"),
+    "office_caltech": ("schedule.rounds=6",),
+    "digits": ("schedule.rounds=6",),
+    "pacs": ("schedule.rounds=6",),
+    "cifar10": ("schedule.rounds=6",),
+    "emnist": ("schedule.rounds=6",),
 }
 """Task: the options of its runs."""
 
