@@ -7,8 +7,10 @@ Tags: ``val/<metric>/<site>``, ``val/<metric>/mean``, ``train_loss/<site>`` and 
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -17,6 +19,8 @@ from fedshift.schema.results import Results
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+log = logging.getLogger("fedshift")
 
 FOLDER = "tb_events"
 
@@ -35,6 +39,7 @@ class Events:
         self._writer: SummaryWriter | None = None
         self._written: set[tuple[str, int]] = set()
         self._known = 0
+        self._failed = False
 
     def prepare(self) -> None:
         """Begin the files. That takes a second; `update` does it when nobody has done it before."""
@@ -43,7 +48,16 @@ class Events:
         self._writer = SummaryWriter(str(self._folder))
 
     def update(self, results: Results) -> None:
-        """Write what is new since the last call."""
+        """Write what is new since the last call. Curves that can't be written don't end a run."""
+        if self._failed:
+            return
+        try:
+            self._update(results)
+        except OSError as error:
+            self._failed = True
+            log.warning("curves for TensorBoard are written no more: %s", error)
+
+    def _update(self, results: Results) -> None:
         # The last evaluation adds to earlier rounds.
         start = self._known if results.final is None else 0
         new = [p for p in scalars(results, start=start) if p[:2] not in self._written]
@@ -62,7 +76,8 @@ class Events:
     def close(self) -> None:
         """Nothing more will come."""
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):  # the disk is full, which `update` has said
+                self._writer.close()
 
 
 def scalars(results: Results, *, start: int = 0) -> Iterator[Scalar]:

@@ -17,6 +17,10 @@ class DataError(FedshiftError):
     """A scan, mask, manifest or site folder that cannot be used."""
 
 
+class DiskFull(FedshiftError):
+    """A file of a run could not be written because there was no room for too long."""
+
+
 class TooLittleMemory(FedshiftError):
     """A run would need more memory than there is, or a site ran out of it."""
 

@@ -35,6 +35,7 @@ class EncryptedCoordinator(Coordinator):
         keys: Keys,
         on_progress: Callable[[Coordinator], None] | None = None,
         on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """``keys`` are the server's; the rest as for `Coordinator`.
 
@@ -47,7 +48,7 @@ class EncryptedCoordinator(Coordinator):
                 "copy a site's context to the server"
             )
         self._keys, self._layout = keys, Layout(job, keys.slots)
-        super().__init__(job, folder, on_progress=on_progress, on_reject=on_reject)
+        super().__init__(job, folder, on_progress=on_progress, on_reject=on_reject, stopped=stopped)
 
     def _make_model(self, methods: MethodSet) -> GlobalModel:
         return EncryptedModel(methods, keys=self._keys, layout=self._layout)

@@ -22,6 +22,7 @@ from fedshift.federation.server.clipping import Limits, exceeded, usual_limits
 from fedshift.federation.server.global_model import GlobalModel
 from fedshift.federation.server.inbound import Inbound
 from fedshift.federation.server.quorum import Quorum
+from fedshift.federation.server.room import Room
 from fedshift.federation.server.run_files import NEXT_BEST, RunFiles
 from fedshift.federation.server.run_record import RunRecord
 from fedshift.federation.server.spool import SpooledUpdate
@@ -55,6 +56,7 @@ class Coordinator:
         on_progress: Callable[[Coordinator], None] | None = None,
         on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
         lay_out: Callable[[np.ndarray], np.ndarray] = lambda array: array,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make the initial model.
 
@@ -64,6 +66,7 @@ class Coordinator:
             on_progress: called whenever there is something new to show.
             on_reject: called for each rejected answer, with its round.
             lay_out: moves an array of weights to the place in memory from which it is sent.
+            stopped: whether the run was stopped from outside while it waits for room on a full disk.
         """
         self.job = job
         self.folder = folder
@@ -74,6 +77,7 @@ class Coordinator:
         self._on_progress = on_progress or (lambda coordinator: None)
         self._on_reject = on_reject
         self._lay_out = lay_out
+        self._room = Room(folder, patience=job.federation.round_timeout, stopped=stopped)
         self._task = build_task(job)
         self.metric = self._task.metric
         self.quorum = Quorum(job)
@@ -114,6 +118,11 @@ class Coordinator:
     def rejected(self) -> dict[str, str]:
         """Sites rejected in the open round, with the reason."""
         return self.record.rejected
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the run has waited for room on a full disk; they do not count for a round's deadline."""
+        return self._room.waited
 
     @property
     def needed(self) -> int:
@@ -213,7 +222,11 @@ class Coordinator:
         self.record.add_site(info)
 
     def accept(self, update: Update) -> bool:
-        """Check an update and store it until the round is closed; False if it was rejected."""
+        """Check an update and store it until the round is closed; False if it was rejected.
+
+        Raises:
+            DiskFull: it could not be stored.
+        """
         try:
             if update.site in self.job.task.held_out:
                 raise Rejected("site", "is held out: it scores the final models and takes no part in training")
@@ -235,7 +248,8 @@ class Coordinator:
             log.exception("the update of site %s cannot be checked", update.site)
             self.reject(update.site, "update", f"cannot be checked ({type(error).__name__})")
             return False
-        self._updates[update.site] = self.files.store_update(update, change)
+        what = f"the update of site {update.site}"
+        self._updates[update.site] = self._room.write(what, lambda: self.files.store_update(update, change))
         self.record.add_update(update, bytes_up=bytes_up, bytes_down=self._down_bytes)
         self._on_progress(self)
         return True
@@ -274,7 +288,7 @@ class Coordinator:
         for update in stored:
             update.close()
         self.discard_waiting()
-        self.results.write(self.folder)
+        self._write_results()
         self._save_state(self.round)
         self.next_round = self.round + 1
         self._on_progress(self)
@@ -342,7 +356,7 @@ class Coordinator:
             self._close_evaluation("the evaluation of the best model")
         self.record.set_final(last_round=self.rounds, own_models=self._own_models)
         self._save_state(self.rounds)
-        self.results.write(self.folder)
+        self._write_results()
         self._on_progress(self)
 
     # --- steps of a round -------------------------------------------------------------------------
@@ -413,14 +427,19 @@ class Coordinator:
 
     def _record_selection(self) -> None:
         self.record.select()
-        self.results.write(self.folder)
+        self._write_results()
+
+    def _write_results(self) -> None:
+        self._room.write("results.json", lambda: self.results.write(self.folder))
 
     def _save_model(self, name: str, round_: int) -> None:
         """Write the model that ``round_`` made, as the next round sends it."""
-        self.files.save_model(name, round_, *self.model.as_sent(round_ + 1))
+        weights, arrays = self.model.as_sent(round_ + 1)
+        self._room.write(name, lambda: self.files.save_model(name, round_, weights, arrays))
 
     def _save_state(self, round_: int) -> None:
-        self.files.save_state(round_, self.model.weights, self.model.method_state, self.inbound.medians)
+        model, medians = self.model, self.inbound.medians
+        self._room.write("the state", lambda: self.files.save_state(round_, model.weights, model.method_state, medians))
 
 
 def payload_bytes(message: Broadcast | Update) -> int:
