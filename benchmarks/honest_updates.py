@@ -35,7 +35,7 @@ from fedshift.schema.messages import Broadcast, Update
 from fedshift.tasks.base import build_task
 
 RESULT = Path(__file__).resolve().parent / "results" / "honest_updates.json"
-METHODS = ("fedavg", "fedprox", "scaffold", "fedfa+fedrdn", "afl")
+METHODS = ("fedavg", "fedprox", "fedbn", "fedfa+fedrdn", "afl")
 OFF = ("federation.clip_norm_ratio=null", "federation.clip_sample_ratio=null")
 RUNS: dict[str, tuple[str, ...]] = {
     "prostate": ("data.matrix=96", "network.options.features=8", "schedule.rounds=6"),
@@ -84,13 +84,14 @@ def main() -> None:
 
 def run(task: str, methods: str, root: Path | None, folder: Path, most: int) -> dict[str, float] | None:
     """The largest ratios of one run; None if ``root`` does not have the data."""
-    if root is None or not (root / task).is_dir():
+    folder_of = None if root is None else root / resolve(task, methods).task.dataset
+    if folder_of is None or not folder_of.is_dir():
         return None
-    sites = sorted(path.parent.name for path in (root / task).glob("*/manifest.json"))[:most]
+    sites = sorted(path.parent.name for path in folder_of.glob("*/manifest.json"))[:most]
     job = resolve(task, methods, sites=sites, options=(*RUNS[task], *OFF))
     started = time.monotonic()
     largest = Largest(job)
-    run_in_process(job, {site: root / task / site for site in sites}, folder, device="cpu", on_update=largest.add)
+    run_in_process(job, {site: folder_of / site for site in sites}, folder, device="cpu", on_update=largest.add)
     return {
         "sites": len(sites),
         "rounds": job.task.schedule.rounds,
