@@ -33,7 +33,8 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Split
 from fedshift.schema.seeding import generator
-from fedshift.tasks.base import SiteData, Task, build_task
+from fedshift.tasks.base import SiteData, Task
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import prepare, use_threads
 
 HELD_OUT: tuple[Split, ...] = ("val", "test")

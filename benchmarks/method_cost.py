@@ -30,7 +30,7 @@ from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator, payload_bytes
 from fedshift.federation.site.site import PooledSite, Site
 from fedshift.methods import method_set
-from fedshift.reporting.leaves import DIGITS
+from fedshift.reporting.leaves import DIGITS_JOB
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Manifest
@@ -64,7 +64,7 @@ def main() -> None:
         root = Path(scratch)
         make_phantom(root / "data", cases=4, matrices=(96,))
         data = {site: root / "data" / "prostate" / site for site in SITES}
-        images = {site: noise_site(root / "data", site) for site in DIGITS["task"]["sites"]}  # type: ignore[index]
+        images = {site: noise_site(root / "data", site) for site in DIGITS_JOB["task"]["sites"]}  # type: ignore[index]
         for name in args.methods:
             job, plain = jobs(name, steps=args.steps, precision=args.precision)
             used = data if job.task.kind == "segmentation" else images
@@ -127,7 +127,7 @@ def jobs(name: str, *, steps: int, precision: str) -> tuple[JobSpec, JobSpec]:
 def digits_job(name: str, *, steps: int) -> JobSpec:
     """The method on FRAug's network for digits."""
     named = {m.name: m.config.model_dump(mode="json") for m in method_set.load({name: {}})}
-    job = JobSpec.parse({**DIGITS, "methods": named}, where="digits")
+    job = JobSpec.parse({**DIGITS_JOB, "methods": named}, where="digits")
     schedule = job.task.schedule.model_copy(update={"local_steps": steps, "rounds": 3})
     return job.model_copy(update={"task": job.task.model_copy(update={"schedule": schedule})})
 

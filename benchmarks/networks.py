@@ -43,7 +43,7 @@ from flare.deployed import Deployed, DeployedRun  # noqa: E402
 
 from fedshift.data.locate import phantom_home  # noqa: E402
 from fedshift.federation.in_process import run_in_process  # noqa: E402
-from fedshift.federation.model_files import load_checkpoint  # noqa: E402
+from fedshift.federation.model_files import read_model_file  # noqa: E402
 from fedshift.federation.resolve import resolve  # noqa: E402
 from fedshift.schema.results import LAST  # noqa: E402
 
@@ -141,7 +141,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         started = time.monotonic()
         run_in_process(job, data, Path(scratch) / "one")
-        expected = load_checkpoint(Path(scratch) / "one" / LAST)["weights"]
+        expected = read_model_file(Path(scratch) / "one" / LAST)["weights"]
         rows = [{"network": "one process", "seconds": round(time.monotonic() - started, 1)}]
         print(rows[-1], flush=True)
         for network in (None, *NETWORKS):
@@ -170,7 +170,7 @@ def measure(
     federation.start_all()
     run = DeployedRun.submit(federation, job).end(timeout=3600)
     rounds = [record.seconds for record in run.results.rounds]
-    weights = load_checkpoint(run.folder / LAST)["weights"]
+    weights = read_model_file(run.folder / LAST)["weights"]
     sent = [told for record in run.results.rounds for told in record.sites.values()]
     return {
         "network": asdict(network) if network else "loopback",

@@ -33,7 +33,7 @@ from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Split
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.kinds.segmentation import Slices, Task, dice
 from fedshift.tasks.precision import prepare, use_threads
 

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from data_prep.decode import picture_sha256, resize_picture
-from data_prep.whole import write_whole
+from data_prep.replace_folder import replace_folder
 from fedshift.data.blocks import write_hashes
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import FILE_NAME, Manifest, Picture, Split, count
@@ -134,7 +134,7 @@ def write_pictures(
     with ExitStack() as finished:
         targets = [root / of.dataset / site for site in plan.found]
         for (site, sources), target in zip(plan.found.items(), targets, strict=True):
-            beside = finished.enter_context(write_whole(target))
+            beside = finished.enter_context(replace_folder(target))
             tell = (lambda name, site=site: progress(f"{site} {name}")) if progress else None
             others = () if dealing.keep_copies else before
             cache, unreadable = _cache(sources, beside, of, sizes=sizes, others=others, damaged=damaged, tell=tell)

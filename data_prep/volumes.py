@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from data_prep.whole import write_whole
+from data_prep.replace_folder import replace_folder
 from fedshift.data.arrays import build_arrays
 from fedshift.data.casefiles import CaseFiles as CaseFiles
 from fedshift.data.casefiles import Finding, dummy_finding, is_dummy, read_case, structure_of
@@ -67,7 +67,7 @@ def write_site(
     """
     _refuse_names(cases, dataset, site)
     target = root / dataset / site
-    with write_whole(target) as beside:
+    with replace_folder(target) as beside:
         (beside / "volumes").mkdir()
         split_of = deal_splits([case.id for case in cases], dataset=dataset, site=site, fixed=splits or {})
         manifest = Manifest(

@@ -24,7 +24,7 @@ import torch
 from conftest import make_image_site, make_site
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
 from fedshift.flare.export import write_job
 from fedshift.flare.simulate import simulate
@@ -115,7 +115,7 @@ def fingerprint(folder: Path) -> str:
     """sha256 over the best and the last model's weights: key, dtype, shape and bytes of each, sorted by key."""
     digest = hashlib.sha256()
     for file in (BEST, LAST):
-        for key, value in sorted(load_checkpoint(folder / file)["weights"].items()):
+        for key, value in sorted(read_model_file(folder / file)["weights"].items()):
             array = value.numpy()
             digest.update(f"{file} {key} {array.dtype.str} {array.shape}\n".encode())
             digest.update(array.tobytes())

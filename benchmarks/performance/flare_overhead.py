@@ -35,7 +35,7 @@ from fedshift.flare.export import read_job_folder, write_job
 from fedshift.reporting.progress import read_progress
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Update
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 ROOT = Path(__file__).resolve().parents[2]
 FEATURES = 12

@@ -11,7 +11,7 @@ import torch
 from fedshift.federation.site import local_training
 from fedshift.methods.base import Run
 from fedshift.schema.job import FILE_NAME, read_job
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 Weights = dict[str, np.ndarray]
 

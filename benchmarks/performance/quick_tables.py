@@ -3,7 +3,7 @@
     FEDSHIFT_DATA=ROOT python -m benchmarks.performance.quick_tables
 
 Steps are measured as ``fedshift compare --dry-run`` does, and a cell's methods cost what
-``benchmarks/results/method_cost.json`` says. Nothing is trained. Where data are lacking below ROOT, sites are taken to
+``benchmarks/results/method_cost.json`` says. Nothing is trained. Where data are missing below ROOT, sites are taken to
 have what a spec says of them.
 """
 
@@ -37,7 +37,7 @@ def main() -> None:
         for path in sorted((BENCHMARKS / "papers").glob("*.yaml")):
             spec, _ = read_spec(path, SCALE)
             estimator = Estimator(store.folder, device="cpu", samples=spec.samples)
-            jobs = runner.gather(make_cells(spec, folder=path.parent), store, estimator)
+            jobs = runner.make_queue(make_cells(spec, folder=path.parent), store, estimator)
             seconds = [job.estimate.seconds * slower(job.cell, ratios) for job in jobs]
             tables[path.stem] = {
                 "runs": len(jobs),

@@ -32,7 +32,7 @@ from fedshift.schema.compression import WeightsAs, pack, packed_keys
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Weights
 from fedshift.schema.results import BEST, LAST
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 FORMATS: tuple[WeightsAs, ...] = get_args(WeightsAs)
 

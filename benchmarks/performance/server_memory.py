@@ -26,7 +26,7 @@ from data_prep.phantom import make_phantom
 from fedshift.federation.weights import read_weights
 from fedshift.reporting.progress import read_progress
 from fedshift.schema.job import JobSpec
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 ROUNDS = 3
 FEATURES = 32

@@ -13,7 +13,7 @@ from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
 
 from fedshift.flare.export import read_job_folder
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 SCRIPT = Path(__file__).with_name("training_nvflare_client.py")
 

@@ -27,7 +27,7 @@ from benchmarks.performance import record
 from benchmarks.performance.flare_overhead import RUN, a_round, environment, simulated
 from benchmarks.performance.plain_party import Party, Weights, average
 from data_prep.phantom import make_phantom
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
 from fedshift.flare.export import write_job
 from fedshift.schema.job import JobSpec
@@ -113,7 +113,7 @@ def plain(job: JobSpec, folder: Path) -> tuple[list[float], Weights]:
 def ours(job: JobSpec, folder: Path) -> tuple[list[float], Weights]:
     """``fedshift run``."""
     moments, *_ = simulated(folder, folder / "job", job.task.schedule.rounds, RUN)
-    loaded = load_checkpoint(folder / "run" / "server" / "simulate_job" / LAST)
+    loaded = read_model_file(folder / "run" / "server" / "simulate_job" / LAST)
     return moments, {key: value.numpy() for key, value in loaded["weights"].items()}
 
 

@@ -30,7 +30,7 @@ from fedshift.federation.site.site import Site
 from fedshift.methods.base import Run
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.kinds.segmentation import ce_dice_loss
 from fedshift.tasks.networks.unet import UNet
 

@@ -249,7 +249,7 @@ def test_a_classifier_says_that_a_scan_is_no_picture(tmp_path: Path, capsys: pyt
     model = save_model(tmp_path / "model.pt", small_image_job("fedavg"))
     write_ball(tmp_path / "scan.nii.gz")
     assert predict(model, tmp_path / "scan.nii.gz", "--out", tmp_path / "out") == 1
-    assert "scan.nii.gz is a scan, and model.pt tells classes of pictures" in capsys.readouterr().err
+    assert "scan.nii.gz is a scan, but model.pt classifies images" in capsys.readouterr().err
 
 
 def test_a_name_that_is_no_text_is_refused_and_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

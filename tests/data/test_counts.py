@@ -9,7 +9,7 @@ from conftest import make_image_site, make_site, small_image_job, small_job
 
 from fedshift.data.counts import about_counts
 from fedshift.schema.manifest import read_manifest
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 SLICES = ("data.train_slices=all", "data.fraction=1.0", "data.split=case")
 

@@ -22,7 +22,7 @@ from fedshift.data.check import check
 from fedshift.federation.resolve import resolve
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Manifest, read_manifest
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 SEEDED = [name for name, download in DOWNLOADS.items() if download.seeded is not None]
 PICTURES = [name for name in DOWNLOADS if name != "prostate"]

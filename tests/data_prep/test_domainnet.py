@@ -25,7 +25,7 @@ from fedshift.data.images import open_images
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import read_manifest
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 PARTS = ("train", "val", "test")
 EACH = 5

@@ -21,7 +21,7 @@ from fedshift.data.images import open_images
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Picture, read_manifest
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.kinds.classification import Images
 
 PARTS = ("train", "val", "test")

@@ -33,7 +33,7 @@ def test_a_folder_too_far_up_is_recognised(raw: Path, tmp_path: Path) -> None:
 def test_of_many_sites_the_pictures_that_were_written_are_counted(
     raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_command, "MOST_LISTED", 3)
+    monkeypatch.setattr(data_command, "MAX_SITES_LISTED", 3)
     (raw / "photo" / "dog" / "frame_0001.png").write_bytes(b"damaged")
     command = ["data", "prepare", "pacs", "--source", str(raw), "--out", str(tmp_path / "out"), "--size", "8"]
     assert cli.main([*command, "--skip-damaged"]) == 0

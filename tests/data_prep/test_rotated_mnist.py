@@ -20,7 +20,7 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import read_manifest
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 PARTS = ("train", "val", "test")
 

@@ -20,7 +20,7 @@ from fedshift.data.check import check
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import read_manifest
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 PLANS: dict[str, Callable[..., Plan]] = {"pacs": pacs.plan, "officehome": officehome.plan}
 DOMAINS = {"pacs": ("art_painting", "cartoon", "photo"), "officehome": ("Art", "Product", "Real_World")}

@@ -13,7 +13,7 @@ from conftest import small_job
 
 from fedshift import methods
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import LAST
@@ -46,7 +46,7 @@ def test_the_pages_method_is_found_and_trains(example: str, three_sites: dict[st
     job = small_job("brightness+fedfa", "brightness.strength=0.5")
     run = run_in_process(job, three_sites, tmp_path)
     assert [record.rejected for record in run.results.rounds] == [[], []]
-    told = load_checkpoint(tmp_path / LAST)["methods"]["brightness"]["mean"]
+    told = read_model_file(tmp_path / LAST)["methods"]["brightness"]["mean"]
     assert 0 < float(told) < 1 and np.isfinite(float(told))
     with pytest.raises(ConfigError, match="strength"):
         small_job("brightness", "brightness.strength=2")

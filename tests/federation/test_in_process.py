@@ -14,7 +14,7 @@ import torch
 from conftest import make_site, small_image_job, small_job
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server import run_files
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.selection import Selection
@@ -28,7 +28,7 @@ from fedshift.schema.results import BEST, LAST, read_results
 
 def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, torch.Tensor]:
     run_in_process(job, data, folder)
-    weights: dict[str, torch.Tensor] = load_checkpoint(folder / LAST)["weights"]
+    weights: dict[str, torch.Tensor] = read_model_file(folder / LAST)["weights"]
     return weights
 
 
@@ -190,7 +190,7 @@ def test_it_learns_and_records_what_happened(three_sites: dict[str, Path], tmp_p
     assert results.selected.round == 1 + int(np.argmax(means))
     test = [s["test"]["dice"] for s in results.final.best.sites.values()]
     assert np.mean(test) > 0.75, test
-    best = load_checkpoint(tmp_path / "run" / BEST)
+    best = read_model_file(tmp_path / "run" / BEST)
     assert best["round"] == results.selected.round == coordinator.best_round
     assert best["scores"]["val_dice"] == pytest.approx(max(means))
     assert results.final.last.round == 12 and results.is_phantom
@@ -228,7 +228,7 @@ def test_fedfa_channel_weights_follow_the_sites(three_sites: dict[str, Path], tm
 def test_local_buffers_stay_local_and_the_run_still_scores(three_sites: dict[str, Path], tmp_path: Path) -> None:
     job = small_job("fedavg", "fedavg.buffers=local")
     run_in_process(job, three_sites, tmp_path / "run")
-    checkpoint = load_checkpoint(tmp_path / "run" / LAST)
+    checkpoint = read_model_file(tmp_path / "run" / LAST)
     assert "encoder1.enc1_bn1.running_mean" in checkpoint["personal"]
     assert torch.equal(checkpoint["weights"]["encoder1.enc1_bn1.running_mean"], torch.zeros(4))
     states = [
@@ -328,7 +328,7 @@ def test_a_site_that_breaks_in_the_last_step_keeps_its_old_state(
 def test_models_carry_the_arrays_of_their_methods(three_sites: dict[str, Path], tmp_path: Path) -> None:
     run_in_process(small_job("fedfa+fedrdn"), three_sites, tmp_path / "run")
     for name in (BEST, LAST):
-        checkpoint = load_checkpoint(tmp_path / "run" / name)
+        checkpoint = read_model_file(tmp_path / "run" / name)
         assert checkpoint["methods"]["fedrdn"]["means"].shape == (3, 3)
         assert checkpoint["methods"]["fedfa"]["gamma_mean.5"].shape == (64,)
         assert set(checkpoint["scores"]) == {"val_dice"}
@@ -415,7 +415,7 @@ def test_the_best_model_is_the_one_that_the_state_names(
     again = run_in_process(job, three_sites, tmp_path / "cut", resume=True)
     assert again.results.final == whole.results.final
     for file in (BEST, LAST):
-        one, other = (load_checkpoint(folder / file) for folder in (tmp_path / "whole", tmp_path / "cut"))
+        one, other = (read_model_file(folder / file) for folder in (tmp_path / "whole", tmp_path / "cut"))
         assert one["round"] == other["round"] and same(one["weights"], other["weights"])
     assert not (tmp_path / "cut" / run_files.NEXT_BEST).exists()
 
@@ -424,11 +424,11 @@ def test_a_run_that_has_ended_can_be_gone_on_with(three_sites: dict[str, Path], 
     job = small_job("fedavg", "schedule.rounds=3", "federation.sites_per_round=2")
     whole = run_in_process(job, three_sites, tmp_path)
     assert whole.best_round == job.task.schedule.rounds, "the best round is known only after the last was stored"
-    models = [load_checkpoint(tmp_path / file)["weights"] for file in (BEST, LAST)]
+    models = [read_model_file(tmp_path / file)["weights"] for file in (BEST, LAST)]
     again = run_in_process(job, three_sites, tmp_path, resume=True)
     assert again.results.final == whole.results.final and len(again.results.evaluations) == 1
     for file, weights in zip((BEST, LAST), models, strict=True):
-        assert same(load_checkpoint(tmp_path / file)["weights"], weights)
+        assert same(read_model_file(tmp_path / file)["weights"], weights)
 
 
 @pytest.mark.parametrize(

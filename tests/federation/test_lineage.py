@@ -9,7 +9,7 @@ import pytest
 from conftest import SHAPES, make_image_site
 
 from fedshift.cli import main
-from fedshift.federation.model_files import header_of, load_checkpoint
+from fedshift.federation.model_files import header_of, read_model_file
 from fedshift.reporting.report.findings import summary
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Findings
@@ -54,7 +54,7 @@ def test_a_site_that_trained_the_starting_weights_is_not_called_new(
     assert second.job.lineage == {"shapes": ("A", "B")} and second.job.trained_before(["B", "C"]) == ["B"]
     out = capsys.readouterr().out
     assert f"held out: B {MARK}" in out, "when the job is made"
-    assert f"B {MARK}: no new site to this model." in " ".join(out.split()), "below the table"
+    assert f"B {MARK}: not new to this model." in " ".join(out.split()), "below the table"
     text = sentences(second)
     assert f"At B, which {MARK}, it reaches" in text and "never trained" not in text
     assert json.loads((home / "runs" / "second" / "results.json").read_text(encoding="utf-8"))["job"]["lineage"] == {
@@ -66,7 +66,7 @@ def test_lineage_goes_through_weights_of_weights(home: Path) -> None:
     train("first", "--sites", "A,B")
     train("second", "--sites", "B,C", "--weights", f"runs/first/{LAST}")
     path = Path("runs") / "second" / LAST
-    header = header_of(load_checkpoint(path), where=str(path))
+    header = header_of(read_model_file(path), where=str(path))
     assert header.sites == ("B", "C") and header.lineage == {"shapes": ("A", "B")}
     third = train("third", "--held-out", "A", "--weights", str(path))
     assert third.job.lineage == {"shapes": ("A", "B", "C")} and MARK in sentences(third)
@@ -86,7 +86,7 @@ def test_every_site_of_leave_one_out_is_named_that_the_weights_knew(
     train("first", "--sites", "A,B")
     words = ["leave-one-out", "fedavg", str(SHAPES), "--weights", f"runs/first/{LAST}", "-w", "loo"]
     assert main([*words, "--set", "schedule.rounds=1"]) == 0
-    assert f"A, B {MARK}: no new site to this model." in " ".join(capsys.readouterr().out.split())
+    assert f"A, B {MARK}: not new to this model." in " ".join(capsys.readouterr().out.split())
     assert main(["report", "loo", "--out", "loo.html"]) == 0
     assert f"but A and B {MARK}" in (home / "loo.html").read_text(encoding="utf-8")
 
@@ -96,7 +96,7 @@ def test_an_own_model_of_cross_site_comes_from_all_sites_that_were_combined(home
         words = ["cross-site", str(SHAPES), "--methods", methods, "--keep-models", "-w", methods]
         assert main([*words, "--set", "schedule.rounds=2"]) == 0
         path = home / methods / "own_models" / "B.pt"
-        header = header_of(load_checkpoint(path), where="B.pt")
+        header = header_of(read_model_file(path), where="B.pt")
         assert header.sites == ("B",) and header.lineage == others
 
 

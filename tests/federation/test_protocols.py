@@ -13,7 +13,7 @@ from conftest import SHAPES, make_image_site, small_image_job, small_job
 
 from fedshift import cli
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.protocols import claim, cross_site, leave_one_out
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
@@ -23,7 +23,8 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.protocol_results import CrossSite, LeaveOneOut, mean_metrics, own_model
 from fedshift.schema.results import LAST, read_results
-from fedshift.tasks.base import SiteData, build_task
+from fedshift.tasks.base import SiteData
+from fedshift.tasks.kinds import build_task
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_the_sites_own_models_are_kept_if_that_is_asked_for(home: Path, capsys: 
     job = resolve(str(SHAPES), "fedrdn", options=["schedule.rounds=2"])
     data = {site: home / "fedshift" / "phantom" / "shapes" / site for site in "ABC"}
     for site in "ABC":
-        kept = load_checkpoint(own_model(home / "kept", site))
+        kept = read_model_file(own_model(home / "kept", site))
         trained = local_model(job, data, home / "again", site)
         assert kept["sites"] == [site] and all(torch.equal(kept["weights"][key], trained[key]) for key in trained)
         shutil.rmtree(home / "again")
@@ -196,7 +197,7 @@ def test_each_tested_site_normalises_with_its_own_statistics(two_larger_sites: d
     job = small_image_job("fedrdn", sites=("A", "C"))
     record = cross_site(job, two_larger_sites, tmp_path / "out")
     trained = local_model(job, two_larger_sites, tmp_path / "again", "A")
-    combined = load_checkpoint(tmp_path / "out" / LAST)["weights"]
+    combined = read_model_file(tmp_path / "out" / LAST)["weights"]
     assert not all(torch.equal(trained[key], combined[key]) for key in combined), "as it is before it is combined"
     for at in ("A", "C"):
         site = build_task(job).open(two_larger_sites[at], at)

@@ -9,7 +9,7 @@ import torch
 from conftest import small_image_job
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.flare.export import write_job
 from fedshift.schema.results import BEST, LAST, read_results
 
@@ -30,7 +30,7 @@ def test_the_weights_are_those_of_one_process(downloaded: Path, federation: Depl
     job = small_image_job("fedfa+fedrdn", "schedule.rounds=2")
     run_in_process(job, federation.data, tmp_path)
     for file in (BEST, LAST):
-        ours, theirs = load_checkpoint(tmp_path / file), load_checkpoint(downloaded / file)
+        ours, theirs = read_model_file(tmp_path / file), read_model_file(downloaded / file)
         assert ours["scores"] == theirs["scores"]
         assert list(ours["weights"]) == list(theirs["weights"])
         for key, value in ours["weights"].items():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import small_image_job
 
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.schema.results import LAST
 
 from .conftest import image_sites
@@ -104,7 +104,7 @@ def test_a_site_that_is_cut_off_is_not_waited_for_and_comes_back(missing: Deploy
 
 def test_an_aborted_job_leaves_what_it_had_reached(missing: DeployedRun) -> None:
     assert (missing.folder / LAST).is_file()
-    assert load_checkpoint(missing.folder / LAST)["round"] == missing.results.rounds[-1].round
+    assert read_model_file(missing.folder / LAST)["round"] == missing.results.rounds[-1].round
 
 
 def test_a_job_that_ended_early_leaves_no_answer_of_a_single_site(missing: DeployedRun) -> None:

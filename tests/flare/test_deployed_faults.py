@@ -12,7 +12,7 @@ import torch
 from conftest import small_image_job
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.state_files import STATE_FILE
 from fedshift.schema.results import LAST
 
@@ -56,7 +56,7 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeployedRun]:
 
 def test_no_fault_changes_the_weights(unharmed: DeployedRun, tmp_path: Path) -> None:
     run_in_process(unharmed.job, unharmed.federation.data, tmp_path)
-    ours, theirs = load_checkpoint(tmp_path / LAST), load_checkpoint(unharmed.folder / LAST)
+    ours, theirs = read_model_file(tmp_path / LAST), read_model_file(unharmed.folder / LAST)
     for key, value in ours["weights"].items():
         assert torch.equal(value, theirs["weights"][key]), key
 

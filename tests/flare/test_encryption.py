@@ -20,7 +20,7 @@ from fedshift.federation.encryption.server import EncryptedCoordinator
 from fedshift.federation.encryption.shared import COUNTS, Layout
 from fedshift.federation.encryption.site import SiteEncryption, decrypt_model
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.state_files import load_state
 from fedshift.federation.weights import read_weights
 from fedshift.flare.export import write_job
@@ -185,7 +185,7 @@ def test_what_sites_make_of_the_sums_is_what_the_server_makes_in_clear(run: Run,
 def test_the_end_of_a_job_is_that_of_fedavg_in_clear(run: Run, site_keys: Keys, tmp_path: Path) -> None:
     for name in (LAST, BEST):
         decrypt_model(run.server / name, tmp_path / name, site_keys)
-        ours, theirs = load_checkpoint(tmp_path / name), load_checkpoint(run.plain / name)
+        ours, theirs = read_model_file(tmp_path / name), read_model_file(run.plain / name)
         assert ours["round"] == theirs["round"]
         assert list(ours["weights"]) == list(theirs["weights"])
         for key, value in theirs["weights"].items():
@@ -261,7 +261,7 @@ def test_no_number_of_the_model_is_in_a_message(run: Run) -> None:
 def test_what_the_server_writes_is_ciphertext(run: Run) -> None:
     net_keys = {key for key, value in Layout(run.job, 4096).template.items() if value.dtype == np.float32}
     for name in (LAST, BEST):
-        content = load_checkpoint(run.server / name)
+        content = read_model_file(run.server / name)
         assert not net_keys & content["weights"].keys()
         assert not content["methods"]
     state = load_state(run.server)
@@ -433,7 +433,7 @@ def test_a_site_makes_the_servers_model_readable(
     command = ["site", "decrypt", str(kits / "HK"), str(run.server / BEST), "--out", str(out)]
     assert cli.main(command) == 0
     assert str(out) in capsys.readouterr().out
-    assert load_checkpoint(out)["round"] == load_checkpoint(run.server / BEST)["round"]
+    assert read_model_file(out)["round"] == read_model_file(run.server / BEST)["round"]
     assert cli.main([*command[:3], str(out), "--out", str(tmp_path / "twice.pt")]) == 2
     assert "is not encrypted: use it as it is" in capsys.readouterr().err
     assert cli.main(["site", "decrypt", str(kits / SERVER), *command[3:]]) == 2
@@ -481,6 +481,6 @@ def test_provisioned_sites_run_an_encrypted_job(tmp_path: Path) -> None:
     results = read_results(downloaded)
     assert all(set(record.sites) == {"A", "B", "C"} and not record.rejected for record in results.rounds)
     decrypt_model(downloaded / LAST, tmp_path / LAST, keys)
-    ours, theirs = load_checkpoint(tmp_path / LAST), load_checkpoint(tmp_path / "plain" / LAST)
+    ours, theirs = read_model_file(tmp_path / LAST), read_model_file(tmp_path / "plain" / LAST)
     for key, value in theirs["weights"].items():
         assert np.abs(ours["weights"][key].numpy() - value.numpy()).max() < 0.01, key

@@ -23,7 +23,7 @@ from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import SPEC, write_job
 from fedshift.schema.messages import Broadcast, Scores, Update
 from fedshift.tasks import machine
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 
 @dataclass

@@ -134,6 +134,7 @@ def simulate(job: JobSpec, folder: Path, python: Path, environment: dict[str, st
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_job_with_its_code_runs_where_fedshift_is_not_installed(
     without_fedshift: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:

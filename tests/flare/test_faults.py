@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
 from fedshift.flare.export import write_job
 from fedshift.schema.results import LAST
@@ -42,7 +42,7 @@ def troubled(phantom_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Si
 def test_the_job_ends_well_without_the_faulty_sites(troubled: SimulatorRun) -> None:
     assert troubled.code == 0, troubled.output[-3000:]
     assert troubled.progress.state == "finished"
-    weights = load_checkpoint(troubled.server / LAST)["weights"]
+    weights = read_model_file(troubled.server / LAST)["weights"]
     assert all(np.isfinite(value.numpy()).all() for value in weights.values())
 
 

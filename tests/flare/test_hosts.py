@@ -14,7 +14,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.export import meta, write_job
@@ -69,7 +69,7 @@ def told(results: Results) -> object:
 
 def same_models(one: Path, other: Path) -> None:
     for file in (BEST, LAST):
-        ours, theirs = (load_checkpoint(folder / file)["weights"] for folder in (one, other))
+        ours, theirs = (read_model_file(folder / file)["weights"] for folder in (one, other))
         assert list(ours) == list(theirs)
         assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
 

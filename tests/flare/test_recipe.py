@@ -14,7 +14,7 @@ from nvflare.recipe import ProdEnv, SimEnv
 
 from fedshift import cli
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.flare.recipe import FeatureShiftRecipe, as_options
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import BEST, LAST
@@ -101,11 +101,12 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def assert_same_models(ours: Path, theirs: Path) -> None:
     for file in (BEST, LAST):
-        one, other = load_checkpoint(ours / file)["weights"], load_checkpoint(theirs / file)["weights"]
+        one, other = read_model_file(ours / file)["weights"], read_model_file(theirs / file)["weights"]
         assert list(one) == list(other)
         assert all(torch.equal(value, other[key]) for key, value in one.items())
 
 
+@pytest.mark.slow
 def test_in_the_simulator_the_weights_are_those_of_one_process(
     in_process: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

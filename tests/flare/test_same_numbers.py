@@ -12,7 +12,7 @@ from methods.cases import job_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.state_files import ServerState, load_state
 from fedshift.flare.export import write_job
 from fedshift.flare.patches.spooled_answers import LARGE
@@ -46,7 +46,7 @@ def test_the_simulator_gives_the_weights_of_one_process(
     run: SimulatorRun = request.getfixturevalue(name)
     assert run.code == 0, run.output[-3000:]
     for file in (BEST, LAST):
-        ours, theirs = load_checkpoint(in_process / file), load_checkpoint(run.server / file)
+        ours, theirs = read_model_file(in_process / file), read_model_file(run.server / file)
         assert ours["round"] == theirs["round"]
         assert ours["scores"] == theirs["scores"]
         assert list(ours["weights"]) == list(theirs["weights"])
@@ -96,7 +96,7 @@ def both_ways(job: JobSpec, data: dict[str, Path], folder: Path) -> tuple[Simula
     run = run_simulator(folder / "job", folder / "w", home=folder / "share", threads=3)
     assert run.code == 0, run.output[-3000:]
     for file in (BEST, LAST):
-        ours, theirs = (load_checkpoint(where / file)["weights"] for where in (folder / "one", run.server))
+        ours, theirs = (read_model_file(where / file)["weights"] for where in (folder / "one", run.server))
         assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
     states = [state for where in (folder / "one", run.server) if (state := load_state(where)) is not None]
     assert len(states) == 2

@@ -16,7 +16,7 @@ from conftest import SHAPES
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
 from fedshift.flare.export import write_job
 from fedshift.flare.run_folders import JOB, SITES, RunFolders
@@ -82,6 +82,7 @@ def test_the_simulator_calls_its_job_so() -> None:
     assert JOB == SimulatorConstants.JOB_NAME
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     data = image_sites(tmp_path / "fedshift" / "phantom")
@@ -120,6 +121,6 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     assert [record.round for record in found.rounds] == [*range(1, ROUNDS + 1)]
     assert found.final == whole.results.final and found.selected == whole.results.selected
     for name in (BEST, LAST):
-        ours, theirs = (load_checkpoint(place / name)["weights"] for place in (server, tmp_path / "whole"))
+        ours, theirs = (read_model_file(place / name)["weights"] for place in (server, tmp_path / "whole"))
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in theirs)
     assert resumed.progress.state == "finished"

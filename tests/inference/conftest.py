@@ -14,12 +14,12 @@ from conftest import make_site, small_job
 from scanfiles import volume
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint, save_checkpoint
+from fedshift.federation.model_files import read_model_file, write_model_file
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.weights import read_weights
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 BALL: dict[str, Any] = {"size": (50, 45, 13), "spacing": (0.7, 0.8, 3.0), "radius": 11.0, "target": (2.0, -3.0, 1.0)}
 """Odd, not square, anisotropic: a bright ball in the dark, for `scanfiles.volume`."""
@@ -46,7 +46,7 @@ def save_model(path: Path, job: JobSpec, weights: dict[str, np.ndarray] | None =
         "statistics": job.task.sites,
         "initial_weights": "from scratch",
     }
-    save_checkpoint(path, **(fields | changes))
+    write_model_file(path, **(fields | changes))
     return path
 
 
@@ -110,4 +110,4 @@ def trained(sites: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def content(path: Path, drop: Sequence[str] = ()) -> dict[str, Any]:
-    return {key: value for key, value in load_checkpoint(path).items() if key not in drop}
+    return {key: value for key, value in read_model_file(path).items() if key not in drop}

@@ -88,7 +88,7 @@ def test_a_bundle_says_what_it_is_and_names_no_site(trained: Run, tmp_path: Path
     )
     needed = {"version", "monai_version", "pytorch_version", "numpy_version", "task", "description", "authors"}
     assert needed <= metadata.keys()
-    assert main(["export", str(model), "--bundle", str(bundle), "--site", "HK"]) == 2, "it is there already"
+    assert main(["export", str(model), "--bundle", str(bundle), "--site", "HK"]) == 2, "the folder exists"
 
 
 @pytest.mark.parametrize("methods", ["fedavg", "fedfa+fedrdn", "harmofl"])
@@ -150,7 +150,7 @@ def test_a_bundles_inferer_refuses_what_predict_refuses(shape: tuple[int, ...]) 
     space: dict[str, Any] = {}
     exec(compile(script(), "slicewise.py", "exec"), space)
     inferer = space["SliceInferer"](matrix=32, context=3, scale=1.0, clip_above_quantile=0.99, precision="fp32")
-    with pytest.raises(ValueError, match="one 3D volume"):
+    with pytest.raises(ValueError, match="expected one 3D volume"):
         inferer(torch.zeros(shape), lambda x: x[:, :2], torch.device("cpu"))
     with pytest.raises(ValueError, match="NaN"):
         inferer(torch.full((1, 1, 8, 8, 4), torch.nan), lambda x: x[:, :2], torch.device("cpu"))
@@ -158,7 +158,7 @@ def test_a_bundles_inferer_refuses_what_predict_refuses(shape: tuple[int, ...]) 
 
 def test_an_export_that_differs_does_not_stay(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = open_model(trained("fedavg")[0])
-    monkeypatch.setattr(export, "LARGEST_DIFFERENCE", -1.0)
+    monkeypatch.setattr(export, "MAX_LOGIT_DIFFERENCE", -1.0)
     with pytest.raises(export.ConfigError, match="so it was deleted"):
         export.write_torch_export(model, make_ready(model, Choice(), device="cpu"), tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())
@@ -174,10 +174,10 @@ def test_what_an_export_cannot_do_is_said(trained: Run, tmp_path: Path, capsys: 
     assert "--site" in said(personal, "--bundle", tmp_path / "b")
     assert "needs images" in said(personal, "--bundle", tmp_path / "b", "--statistics", "own")
     assert "--images is for --statistics own" in said(personal, "--bundle", tmp_path / "b", "--images", "x")
-    assert "tells classes" in said(pictures, "--bundle", tmp_path / "b")
+    assert "image classifier" in said(pictures, "--bundle", tmp_path / "b")
     assert not (tmp_path / "b").exists()
     (tmp_path / "mine.pt2").touch()
-    for place, wrong in (("mine.pt2", "is there already"), ("no/folder.pt2", "does not exist")):
+    for place, wrong in (("mine.pt2", "already exists"), ("no/folder.pt2", "does not exist")):
         assert wrong in said(personal, "--site", "HK", "--torch-export", tmp_path / place)
 
 

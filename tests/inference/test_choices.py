@@ -11,11 +11,11 @@ from conftest import make_image_site, small_image_job, small_job
 from fedshift.data.arrays import SliceArrays, open_arrays
 from fedshift.federation.in_process import SITE_STATE, run_in_process
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.inference.model import Choice, Images, Model, Ready, make_ready, open_model
+from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready, open_model
 from fedshift.inference.slicewise import batches
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import LAST, read_results
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 from .conftest import Run, save_model
 
@@ -26,7 +26,7 @@ def images_of(arrays: SliceArrays, model: Model) -> Images:
 
 
 @torch.inference_mode()
-def dice_of_test_case(ready: Ready, folder: Path) -> float:
+def dice_of_test_case(ready: ReadyModel, folder: Path) -> float:
     """Of the site's only test case, by hand."""
     arrays = open_arrays(folder, matrix=32)
     (case,) = arrays.manifest.by_split("test")
@@ -60,7 +60,7 @@ def test_a_model_without_all_of_its_methods_numbers_is_refused(rows: int, traine
     content["methods"]["fedrdn"] = {name: value[:rows] for name, value in arrays.items()} if rows else {}
     torch.save(content, tmp_path / "model.pt")
     model = open_model(tmp_path / "model.pt")
-    with pytest.raises(ConfigError, match="does not hold what its methods need"):
+    with pytest.raises(ConfigError, match="lacks arrays that its methods need"):
         make_ready(model, Choice(site=model.header.statistics[-1]), device="cpu")
 
 
@@ -119,14 +119,14 @@ def test_a_personal_model_needs_a_sites_parts(trained: Run, sites: dict[str, Pat
         with pytest.raises(ConfigError, match=r"is personal \(method fedbn\).*--site-state, or estimate"):
             make_ready(model, choice)
     for folder in (tmp_path, path.parent / SITE_STATE):
-        with pytest.raises(ConfigError, match="holds no state of a site"):
+        with pytest.raises(ConfigError, match="has no site state"):
             make_ready(model, Choice(state=folder))
     other, _ = trained("single")
-    with pytest.raises(ConfigError, match="is of another job"):
+    with pytest.raises(ConfigError, match="does not have the personal layers"):
         make_ready(model, Choice(state=other.parent / SITE_STATE / "HK"))
     images = images_of(open_arrays(sites["HK"], matrix=32), model)
     ready = make_ready(model, Choice(own=True), images=images, device="cpu")
-    assert ready.statistics == "own, of 32 slices" and "first scale and shift" in ready.notes[0]
+    assert ready.statistics == "own, of 32 slices" and "initial scale and shift" in ready.notes[0]
     x = torch.cat([batch for batch, _ in images.chunks()])
     first = ready.predictor.net.encoder1.enc1_bn1  # type: ignore[union-attr]
     seen = ready.predictor.net.encoder1.enc1_conv1(x)  # type: ignore[union-attr, operator]
@@ -150,7 +150,7 @@ def test_an_average_that_newcomers_use_is_used_and_said(trained: Run) -> None:
 def test_a_mixture_without_its_site_is_the_global_model_and_says_so(trained: Run) -> None:
     path, _ = trained("partialfed")
     ready = make_ready(open_model(path), Choice(), device="cpu")
-    assert "before sites make it their own" in ready.notes[0]
+    assert "before each site adapts it" in ready.notes[0]
 
 
 @pytest.mark.parametrize("methods", ["fraug", "fedproto", "fedrdn"])

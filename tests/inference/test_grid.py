@@ -16,7 +16,7 @@ from scanfiles import rotation, volume, write_dicom
 from fedshift.data.scans import read_scan
 from fedshift.inference import masks
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
-from fedshift.inference.plausible import about_positions
+from fedshift.inference.plausible import check_positions
 from fedshift.inference.slicewise import batches, segment, to_network, to_scan
 from fedshift.schema.errors import DataError
 
@@ -106,7 +106,7 @@ def test_a_mask_that_reads_otherwise_than_it_was_written_does_not_stay(
     write_ball(tmp_path / "scan.nii.gz")
     scan = read_scan(tmp_path / "scan.nii.gz")
     monkeypatch.setattr(masks, "read_scan", lambda path: scan)
-    with pytest.raises(DataError, match="does not lie on its scan"):
+    with pytest.raises(DataError, match="does not match the geometry"):
         write_mask(scan.voxels > 500, scan, tmp_path / "mask.nii.gz", source=tmp_path / "scan.nii.gz")
     assert not (tmp_path / "mask.nii.gz").exists()
 
@@ -136,8 +136,8 @@ def test_a_nifti_mask_lies_where_every_reader_takes_the_scan_to_be(
     assert not bytes(mask.header["descrip"].item())
     voxels, found = np.asarray(own.dataobj), np.asarray(mask.dataobj)
     assert dice(found > 0, voxels > 500) > 0.97, "voxel by voxel, as the file stores them"
-    told = list(about_positions(path))
-    assert len(told) == (qform > 0 and sform == 2) and all("30 mm apart" in sentence for sentence in told)
+    told = list(check_positions(path))
+    assert len(told) == (qform > 0 and sform == 2) and all("differ by up to 30 mm" in sentence for sentence in told)
 
 
 def test_a_grid_of_the_networks_size_comes_back_as_it_was() -> None:

@@ -11,19 +11,19 @@ import torch
 from conftest import make_image_site, small_image_job, small_job
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import FORMAT, SCHEMA, header_of, load_checkpoint
+from fedshift.federation.model_files import FORMAT, SCHEMA, header_of, read_model_file
 from fedshift.inference.model import open_model
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import BEST, LAST
 from fedshift.tasks import networks
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 from .conftest import Run, save_model
 
 
 def test_a_header_says_what_the_model_is(trained: Run) -> None:
     path, server = trained("fedrdn")
-    header = header_of(load_checkpoint(path), where=path.name)
+    header = header_of(read_model_file(path), where=path.name)
     assert (header.format, header.schema_, header.kind, header.sites, header.round) == (
         FORMAT,
         SCHEMA,
@@ -42,9 +42,9 @@ def test_a_header_names_only_sites_that_were_there(tmp_path: Path) -> None:
     job = small_image_job("fedrdn", "schedule.rounds=1", "federation.min_sites=2")
     run_in_process(job, {**data, "B": tmp_path / "gone"}, tmp_path / "run")
     for name in (BEST, LAST):
-        found = header_of(load_checkpoint(tmp_path / "run" / name), where=name)
+        found = header_of(read_model_file(tmp_path / "run" / name), where=name)
         assert found.statistics == found.sites == ("A", "C")
-        assert len(load_checkpoint(tmp_path / "run" / name)["methods"]["fedrdn"]["means"]) == 2
+        assert len(read_model_file(tmp_path / "run" / name)["methods"]["fedrdn"]["means"]) == 2
 
 
 def drop(key: str) -> Callable[[dict[str, Any]], None]:
@@ -92,7 +92,7 @@ def test_a_file_that_is_no_model_of_ours_is_refused_with_a_sentence(
     change(content)
     torch.save(content, path)
     with pytest.raises(ConfigError, match=said) as error:
-        load_checkpoint(path)
+        read_model_file(path)
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 
 
@@ -100,9 +100,9 @@ def test_a_cut_off_file_and_one_that_is_not_there_are_refused(tmp_path: Path) ->
     path = save_model(tmp_path / "model.pt", small_job("fedavg"))
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ConfigError, match=r"model\.pt cannot be read"):
-        load_checkpoint(path)
+        read_model_file(path)
     with pytest.raises(ConfigError, match="does not exist"):
-        load_checkpoint(tmp_path / "none.pt")
+        read_model_file(tmp_path / "none.pt")
 
 
 @pytest.mark.parametrize("name", networks.available())
@@ -119,5 +119,5 @@ def test_an_encrypted_model_and_one_of_another_preparation_do_not_predict(tmp_pa
     path = save_model(tmp_path / "model.pt", job)
     content = torch.load(path, weights_only=True)
     torch.save(content | {"preparation": build_task(job).preparation() | {"clip_above_quantile": 0.98}}, path)
-    with pytest.raises(ConfigError, match="prepared otherwise"):
+    with pytest.raises(ConfigError, match="prepared differently"):
         open_model(path)

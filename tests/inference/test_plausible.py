@@ -12,7 +12,7 @@ import SimpleITK as sitk
 from scanfiles import volume, write_dicom
 
 from fedshift.data.scans import Scan
-from fedshift.inference.plausible import BODY_PART, MODALITY, about_scan, about_volume, tags_of
+from fedshift.inference.plausible import BODY_PART, MODALITY, check_scan, check_volume, read_tags
 
 from .conftest import BALL
 
@@ -25,8 +25,8 @@ def usual() -> Scan:
 
 
 def test_nothing_is_said_of_a_usual_scan() -> None:
-    assert list(about_scan(usual(), {MODALITY: "MR", BODY_PART: "PELVIS"}, target="prostate")) == []
-    assert list(about_volume(45, target="prostate")) == []
+    assert list(check_scan(usual(), {MODALITY: "MR", BODY_PART: "PELVIS"}, target="prostate")) == []
+    assert list(check_volume(45, target="prostate")) == []
 
 
 @pytest.mark.parametrize(
@@ -34,34 +34,34 @@ def test_nothing_is_said_of_a_usual_scan() -> None:
     [
         ({"spacing": (3.0, 3.0, 3.0)}, {}, "has a field of view of 768 x 768 mm"),
         ({"spacing": (0.1, 0.1, 3.0)}, {}, "has a pixel size of 0.1 x 0.1 mm"),
-        ({"spacing": (0.6, 0.6, 10.0)}, {}, "has a distance of slices of 10 mm"),
+        ({"spacing": (0.6, 0.6, 10.0)}, {}, "has a slice distance of 10 mm"),
         ({"voxels": usual().voxels[:4]}, {}, "has a number of slices of 4"),
         ({"voxels": usual().voxels - 1000}, {}, "as CT or normalised images"),
         ({"voxels": usual().voxels % 2}, {}, "is it a mask"),
         ({"spacing": (1.0, 1.0, 1.0), "direction": tuple(np.eye(3).ravel())}, {}, "as if its geometry had been lost"),
-        ({}, {MODALITY: "CT"}, "modality CT, the model knows MR only"),
-        ({}, {BODY_PART: "BRAIN"}, "says it shows BRAIN"),
+        ({}, {MODALITY: "CT"}, "has modality CT, but the model was trained on MR only"),
+        ({}, {BODY_PART: "BRAIN"}, "has body part BRAIN"),
     ],
 )
 def test_what_is_odd_is_said(changes: dict[str, Any], tags: dict[str, str], said: str) -> None:
-    found = list(about_scan(replace(usual(), **changes), tags, target="prostate"))
+    found = list(check_scan(replace(usual(), **changes), tags, target="prostate"))
     assert any(said in sentence for sentence in found), found
     if "a field" in said or "number" in said:
-        assert list(about_scan(replace(usual(), **changes), tags, target="liver")) == [], "not known what it is like"
+        assert list(check_scan(replace(usual(), **changes), tags, target="liver")) == [], "not known what it is like"
 
 
 @pytest.mark.parametrize(
-    ("millilitres", "said"), [(0.0, "no prostate was found"), (2.0, "5 to 250"), (400.0, "ml were")]
+    ("millilitres", "said"), [(0.0, "no prostate was found"), (2.0, "5 to 250"), (400.0, "the mask has")]
 )
 def test_an_odd_volume_is_said(millilitres: float, said: str) -> None:
-    (sentence,) = about_volume(millilitres, target="prostate")
+    (sentence,) = check_volume(millilitres, target="prostate")
     assert said in sentence
 
 
 def test_dicom_says_what_it_shows(tmp_path: Path) -> None:
     write_dicom(tmp_path / "series", volume(**BALL)[0])
-    assert tags_of(tmp_path / "series") == {MODALITY: "MR"}
-    assert tags_of(tmp_path) == {} == tags_of(tmp_path / "scan.nii.gz")
+    assert read_tags(tmp_path / "series") == {MODALITY: "MR"}
+    assert read_tags(tmp_path) == {} == read_tags(tmp_path / "scan.nii.gz")
     file = sorted((tmp_path / "series").iterdir())[0]
     image = sitk.ReadImage(file)
     image.SetMetaData(BODY_PART, "HEAD")
@@ -69,4 +69,4 @@ def test_dicom_says_what_it_shows(tmp_path: Path) -> None:
     writer.KeepOriginalImageUIDOn()
     writer.SetFileName(str(file))
     writer.Execute(image)
-    assert tags_of(tmp_path / "series")[BODY_PART] == "HEAD"
+    assert read_tags(tmp_path / "series")[BODY_PART] == "HEAD"

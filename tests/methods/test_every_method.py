@@ -19,7 +19,7 @@ from conftest import make_image_site, make_site
 from flare.serialised import Federation
 
 from fedshift.federation.in_process import run_in_process, run_pooled
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
@@ -78,7 +78,7 @@ def models(folder: Path) -> dict[str, np.ndarray]:
     """Weights and methods' arrays of both model files."""
     found: dict[str, np.ndarray] = {}
     for file in (BEST, LAST):
-        content = load_checkpoint(folder / file)
+        content = read_model_file(folder / file)
         found |= {f"{file}:{key}": value.numpy() for key, value in content["weights"].items()}
         for name, arrays in content["methods"].items():
             found |= {f"{file}:{name}/{key}": value.numpy() for key, value in arrays.items()}

@@ -13,7 +13,7 @@ from conftest import Samples, Sent, golden, make_context, make_image_site, serve
 from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site
 from fedshift.methods import fedavg, fedbn
@@ -109,7 +109,7 @@ def test_the_server_does_what_the_authors_does() -> None:
 
 def final(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, Tensor]:
     run_in_process(job, data, folder)
-    weights: dict[str, Tensor] = load_checkpoint(folder / LAST)["weights"]
+    weights: dict[str, Tensor] = read_model_file(folder / LAST)["weights"]
     return weights
 
 

@@ -17,7 +17,7 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site
 from fedshift.methods import fedfa
 from fedshift.methods.method_set import MethodSet
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.networks.unet import UNet
 
 SITES = ("A", "B", "C", "D")

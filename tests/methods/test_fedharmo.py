@@ -10,7 +10,7 @@ import torch
 from conftest import golden, make_context, small_image_job, small_job
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.methods import fedharmo
 from fedshift.schema.results import LAST
 
@@ -50,7 +50,7 @@ def test_without_perturbation_it_is_harmofl_bit_for_bit(three_image_sites: dict[
         job = small_image_job(methods, *options)
         results = run_in_process(job, three_image_sites, tmp_path / methods).results
         assert [record.rejected for record in results.rounds] == [[], []]
-        content[methods] = load_checkpoint(tmp_path / methods / LAST)
+        content[methods] = read_model_file(tmp_path / methods / LAST)
     one, other = content["harmofl"], content["fedharmo"]
     assert all(torch.equal(one["weights"][key], other["weights"][key]) for key in one["weights"])
     assert torch.equal(one["methods"]["harmofl"]["amplitude"], other["methods"]["fedharmo"]["amplitude"])

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.methods import base, fedirm
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 
 class Golden(nn.Module):
@@ -59,7 +59,7 @@ def test_a_step_is_the_authors(penalty: str, case: str) -> None:
 
 def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, Tensor]:
     run_in_process(job, data, folder)
-    weights: dict[str, Tensor] = load_checkpoint(folder / LAST)["weights"]
+    weights: dict[str, Tensor] = read_model_file(folder / LAST)["weights"]
     return weights
 
 

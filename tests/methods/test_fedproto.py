@@ -12,12 +12,12 @@ from conftest import Samples, Sent, golden, make_context, server_context, small_
 from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.methods import base, fedproto
 from fedshift.methods.shared.passes import Replayed
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST, LAST
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 MNIST_CNN = ("network.name=mnist_cnn", "network.options.size=16", "optimizer.name=adam", "optimizer.lr=0.003")
 
@@ -184,7 +184,7 @@ def test_nothing_but_prototypes_leaves_a_site_and_every_site_scores_its_own_mode
     net = build_task(job).network()
     first = net.state_dict()
     coordinator = run_in_process(job, three_image_sites, tmp_path / "a")
-    last = load_checkpoint(tmp_path / "a" / LAST)["weights"]
+    last = read_model_file(tmp_path / "a" / LAST)["weights"]
     assert all(torch.equal(last[key], first[key]) for key in first), "the server's model is the initial one"
     sizes = [int(np.prod(spec.shape)) for spec in fedproto.Client(fedproto.Config()).up(net).values()]
     for record in coordinator.results.rounds:

@@ -12,14 +12,14 @@ from conftest import Samples, golden, make_context, small_image_job, small_job
 from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.site.site import Site
 from fedshift.federation.weights import read_weights
 from fedshift.methods import base, fedprox
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
 from fedshift.schema.results import LAST
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 NOTHING = base.Batch(torch.zeros(1), torch.zeros(1))
 
@@ -67,7 +67,7 @@ def test_norm_has_no_infinite_gradient_where_nothing_has_moved() -> None:
 
 def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, torch.Tensor]:
     run_in_process(job, data, folder)
-    weights: dict[str, torch.Tensor] = load_checkpoint(folder / LAST)["weights"]
+    weights: dict[str, torch.Tensor] = read_model_file(folder / LAST)["weights"]
     return weights
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.methods import base, fedrobust
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
@@ -74,7 +74,7 @@ def test_ascent_and_descent_are_the_golden_ones_and_go_on_in_a_new_round() -> No
 
 def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, Tensor]:
     run_in_process(job, data, folder)
-    weights: dict[str, Tensor] = load_checkpoint(folder / LAST)["weights"]
+    weights: dict[str, Tensor] = read_model_file(folder / LAST)["weights"]
     return weights
 
 

@@ -12,14 +12,14 @@ from conftest import golden, make_context, small_image_job
 from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.site.site import Site
 from fedshift.federation.weights import load_weights, read_weights
 from fedshift.methods import fedsam
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.results import LAST
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 
 class Quartic(nn.Module):
@@ -98,7 +98,7 @@ def test_weights_are_put_back_exactly() -> None:
 
 def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, torch.Tensor]:
     run_in_process(job, data, folder)
-    weights: dict[str, torch.Tensor] = load_checkpoint(folder / LAST)["weights"]
+    weights: dict[str, torch.Tensor] = read_model_file(folder / LAST)["weights"]
     return weights
 
 

@@ -12,11 +12,11 @@ from conftest import Samples, make_context, make_image_site, small_image_job
 from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.methods import base, fedsgd
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 # Without batch norm a mean of batch gradients is the gradient of the mean.
 PLAIN = ("network.name=mnist_cnn", "network.options.size=16")
@@ -24,7 +24,7 @@ PLAIN = ("network.name=mnist_cnn", "network.options.size=16")
 
 def final(job: JobSpec, data: dict[str, Path], folder: Path) -> dict[str, Tensor]:
     run_in_process(job, data, folder)
-    weights: dict[str, Tensor] = load_checkpoint(folder / LAST)["weights"]
+    weights: dict[str, Tensor] = read_model_file(folder / LAST)["weights"]
     return weights
 
 

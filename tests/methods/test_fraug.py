@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.state_files import load_state
@@ -34,7 +34,7 @@ from fedshift.methods.shared.mmd import mmd
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 # --- formulas -----------------------------------------------------------------------------------------
 
@@ -464,7 +464,7 @@ def of_its_class(run: Coordinator, data: dict[str, Path], site: str, generator: 
     """Share of the generator's embeddings that the site's final classifier assigns to their label."""
     task, config = build_task(run.job), fraug.Config(**run.job.methods["fraug"])
     net = task.network()
-    net.load_state_dict(load_checkpoint(run.folder / LAST)["weights"])
+    net.load_state_dict(read_model_file(run.folder / LAST)["weights"])
     state = StateStore(run.folder / "site_state" / site).before(21)
     assert state is not None
     net.load_state_dict(state.personal, strict=False)
@@ -495,7 +495,7 @@ def test_the_shared_generator_learns_the_classes_of_every_site(learned: tuple[Co
     state = load_state(run.folder)
     assert state is not None
     last = state.methods["fraug"]
-    assert "fraug" not in load_checkpoint(run.folder / LAST)["methods"], "a model file is for prediction"
+    assert "fraug" not in read_model_file(run.folder / LAST)["methods"], "a model file is for prediction"
     for site in data:
         assert of_its_class(run, data, site, server.state) < 0.6
         assert of_its_class(run, data, site, last) > 0.95

@@ -11,7 +11,7 @@ from conftest import golden, make_context, small_image_job
 from torch.nn import functional
 
 from fedshift.federation.in_process import run_pooled
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.methods import base, groupdro
 from fedshift.methods.shared.domains import site_losses
@@ -79,7 +79,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(three_image_sites: dict[str, P
     job = small_image_job("groupdro", "groupdro.eta=1", "schedule.rounds=3")
 
     def weights(folder: Path) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = load_checkpoint(folder / LAST)["weights"]
+        found: dict[str, torch.Tensor] = read_model_file(folder / LAST)["weights"]
         return found
 
     def die(coordinator: Coordinator) -> None:

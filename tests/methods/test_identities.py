@@ -18,7 +18,7 @@ from conftest import make_image_site, small_image_job
 from torch import Tensor
 
 from fedshift.federation.in_process import run_in_process, run_pooled
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.methods import method_set
 from fedshift.schema.results import BEST, LAST, Results
 
@@ -148,7 +148,7 @@ def end(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], End]:
         folder: Path = tmp_path_factory.mktemp("run")
         run = run_pooled if method_set.pooled_reference(spec.methods) else run_in_process
         results = run(spec, {site: data[site] for site in sites}, folder).results
-        return End({file: load_checkpoint(folder / file)["weights"] for file in (BEST, LAST)}, results)
+        return End({file: read_model_file(folder / file)["weights"] for file in (BEST, LAST)}, results)
 
     return finished
 

@@ -17,7 +17,7 @@ from fedshift.methods.method_set import (
 )
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 
 def set_of(job: JobSpec) -> MethodSet:

@@ -12,7 +12,7 @@ from conftest import Samples, make_context, make_image_site, small_image_job
 from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.methods import base, partialfed
 from fedshift.schema.results import LAST, Results
 from fedshift.tasks import networks
@@ -50,7 +50,7 @@ def test_a_network_that_names_no_head_ends_with_it() -> None:
 
 def run(names: str, data: dict[str, Path], folder: Path, *options: str) -> tuple[dict[str, Tensor], Results]:
     results = run_in_process(small_image_job(names, *options), data, folder).results
-    return load_checkpoint(folder / LAST)["weights"], results
+    return read_model_file(folder / LAST)["weights"], results
 
 
 def test_a_site_that_keeps_nothing_stores_nothing(three_image_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from conftest import make_image_site, make_site
 
 from fedshift.reporting.report import page
-from fedshift.reporting.report.runs import Given, read
+from fedshift.reporting.report.runs import ReportInput, read
 from fedshift.schema.evaluation import Calibration, Evaluation
 from fedshift.schema.results import DataRecord, Final, FinalScores, Results, RoundRecord, SiteRound, new_results
 from fedshift.tasks.evaluation.spread import distribution
@@ -84,7 +84,7 @@ def written(results: Results, folder: Path) -> Path:
 
 def html_of(*folders: Path) -> str:
     """The report of these folders."""
-    given: list[Given] = [read(folder) for folder in folders]
+    given: list[ReportInput] = [read(folder) for folder in folders]
     return page.render(page.chapters(given))
 
 

@@ -15,7 +15,7 @@ from methods.cases import cases, job_for
 from fedshift.flare import codec
 from fedshift.methods import method_set
 from fedshift.reporting.leaves import leaves_page, leaves_section
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
 SINGLE = [(name, kind) for name, kind in cases() if "+" not in name and not method_set.load({name: {}})[-1].is_pooled]
@@ -66,7 +66,7 @@ def assert_told(sent: Mapping[str, np.ndarray], told: Mapping[str, list[str]], w
         array = rest.pop(name.strip("`"))
         extent, dtype = shape.rsplit(" ", 1)
         assert str(array.dtype) == dtype, name
-        sizes = [] if extent == "a number" else extent.split("x")
+        sizes = [] if extent == "scalar" else extent.split("x")
         assert len(sizes) == array.ndim, name
         assert all(word == str(have) or not word.isdigit() for word, have in zip(sizes, array.shape, strict=True)), name
         factors = {word: have for word, have in zip(sizes, array.shape, strict=True) if not word.isdigit()}

@@ -9,7 +9,7 @@ from conftest import small_job
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.reporting.progress import EVALUATION, ProgressFile, mark_stopped, read_progress
+from fedshift.reporting.progress import EVALUATION_FRACTION, ProgressFile, mark_stopped, read_progress
 from fedshift.schema.messages import Scores
 from fedshift.schema.results import RoundRecord
 
@@ -32,7 +32,7 @@ def test_the_course_of_a_run(tmp_path: Path) -> None:
     assert middle is not None
     assert middle.sites_in == ["HK"]
     assert middle.seconds_per_round == 10
-    assert middle.seconds_left == pytest.approx(10 * (2 + EVALUATION) - 4), "rounds 3 and 4, of which 4 s are over"
+    assert middle.seconds_left == pytest.approx(10 * (2 + EVALUATION_FRACTION) - 4), "4 s of round 3 are over"
     assert middle.score is None, "the scores of round 2 are still coming in"
 
     coordinator.open(4)

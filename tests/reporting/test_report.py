@@ -16,8 +16,8 @@ from fedshift import cli
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.flare.export import read_job_folder
 from fedshift.reporting.comparison.record import write_comparison
-from fedshift.reporting.report.runs import Run, named, read
-from fedshift.reporting.table import PHANTOM
+from fedshift.reporting.report.runs import Run, label_runs, read
+from fedshift.reporting.table import PHANTOM_NOTE
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
@@ -61,12 +61,12 @@ def test_the_report_says_what_auto_was_at_each_site(run: Path, tmp_path: Path) -
     results = read_results(run)
     results.job.precision = results.job.threads = "auto"
     text = said(results, tmp_path / "alike")
-    assert "Precision auto, auto threads a site" in text and "is above, as the sites computed" in text
-    assert "did not compute in one precision" not in text
+    assert "Precision auto, auto threads a site" in text and "listed above, as used at the sites" in text
+    assert "The sites used different precisions" not in text
     results.machines["HK"] = MachineRecord(device="NVIDIA H100", precision="bf16", threads=8)
     text = said(results, tmp_path / "different")
     assert "cpu, fp32, 1 thread: BIDMC, UCL; NVIDIA H100, bf16, 8 threads: HK" in text
-    assert "did not compute in one precision" in text
+    assert "The sites used different precisions" in text
     results.machines = {}
     assert "Sites computed on" not in said(results, tmp_path / "former")
 
@@ -94,15 +94,15 @@ def test_simulated_data_are_announced_in_every_section(run: Path, tmp_path: Path
     page = Page(html_of(run))
     sections = sum(tag == "section" for tag, _ in page.tags)
     assert sections > 8 and page.text.count("PHANTOM: no patients") == sections
-    assert PHANTOM in page.text
+    assert PHANTOM_NOTE in page.text
     assert "PHANTOM: simulated data, no patients." in html_of(run)  # on every printed page
     assert "PHANTOM" not in html_of(written(record(GOOD), tmp_path))
 
 
 def test_methods_show_what_they_share(run: Path) -> None:
-    from fedshift.federation.model_files import load_checkpoint
+    from fedshift.federation.model_files import read_model_file
 
-    arrays = load_checkpoint(run / "best_global_model.pt")["methods"]
+    arrays = read_model_file(run / "best_global_model.pt")["methods"]
     text = Page(html_of(run)).text
     gamma = arrays["fedfa"]["gamma_mean.1"].numpy()
     assert f"{gamma.min():.2f} to {gamma.max():.2f}" in text
@@ -113,7 +113,7 @@ def test_methods_show_what_they_share(run: Path) -> None:
 def test_the_commands_make_the_job_again(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     html = html_of(run)
     lines = Page(html[html.index("<pre") : html.index("</pre>")]).text
-    assert "These commands make the very job that the model file holds." in html
+    assert "These commands make exactly the job in the model file." in html
     start = lines.index("fedshift job")
     command = shlex.split(lines[start : lines.index("fedshift run")])
     assert command[:4] == ["fedshift", "job", "fedfa+fedrdn", "prostate"]
@@ -131,7 +131,7 @@ def test_how_fedshift_run_has_shared_the_sites_out_is_no_option(tmp_path: Path) 
     html = html_of(tmp_path / "run")
     lines = html[html.index("<pre") : html.index("</pre>")]
     assert "schedule.rounds=1" in lines and "federation" not in lines
-    assert "These commands make the very job that the model file holds." in html
+    assert "These commands make exactly the job in the model file." in html
 
 
 def test_a_centralised_reference_is_repeated_by_a_command_of_its_own(
@@ -144,7 +144,7 @@ def test_a_centralised_reference_is_repeated_by_a_command_of_its_own(
     html = html_of(tmp_path / "run")
     block = html[html.index("<pre") : html.index("</pre>")]
     lines = Page(block).text
-    assert "the very job" not in html and "fedshift run" not in lines and "fedshift job" not in lines
+    assert "exactly the job" not in html and "fedshift run" not in lines and "fedshift job" not in lines
     command = shlex.split(lines[lines.index("fedshift pooled") :])
     assert command[:4] == ["fedshift", "pooled", "irm", "prostate"]
     assert cli.main([*command[1:], "-w", str(tmp_path / "again")]) == 0
@@ -169,13 +169,13 @@ def test_nothing_in_a_record_becomes_markup(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["prostate_patients/fedfa_fedrdn_seed1.json", "prostate_patients/fedavg_seed0.json"])
 def test_records_of_earlier_versions_are_read(file: str) -> None:
     text = Page(html_of(DEMO / file)).text
-    assert "holds no scores of single cases, so there are no intervals" in text
-    assert "compare the settings above with the job they make" in text
+    assert "has no scores of single cases, so there are no intervals" in text
+    assert "compare the job that they make with the settings above" in text
 
 
 def test_a_run_that_did_not_end_is_told_as_such(tmp_path: Path) -> None:
     text = said(new_results(small_job("fedavg"), metric="dice"), tmp_path)
-    assert "The run did not end: 0 of 2 rounds are there and no final scores." in text
+    assert "The run did not finish: it has 0 of 2 rounds and no final scores." in text
 
 
 def _slice_legacy(results: Results) -> None:
@@ -224,9 +224,9 @@ def _overconfident(results: Results) -> None:
         (_slice_legacy, "slices of one patient are in training and in test"),
         (_last_is_best, "The best round is the last (3)"),
         (_fell, "From round 2 to the last the mean test Dice fell from 70.0 % to 10.0 %"),
-        (_absent, "Sites were absent 1 time in all: HK."),
-        (_rejected, "1 answer of HK were left out"),
-        (_empty, "found nothing in 2 test volumes (HK)"),
+        (_absent, "Sites were absent 1 time in total: HK."),
+        (_rejected, "Rejected answers of HK: 1."),
+        (_empty, "predicted no foreground in 2 test volumes (HK)"),
         (_overconfident, "(ECE) at HK (40.0 %)"),
     ],
 )
@@ -242,7 +242,7 @@ def test_faults_are_listed_with_their_reasons(tmp_path: Path) -> None:
     _rejected(results)
     results.evaluations = [RoundRecord(round=4, absent=["BIDMC"])]
     text = said(results, tmp_path)
-    assert "round 2 HK left out weights is not finite" in text
+    assert "round 2 HK rejected weights is not finite" in text
     assert "evaluation BIDMC absent" in text
 
 
@@ -268,12 +268,12 @@ def test_the_interval_of_the_mean_is_students_over_all_cases(tmp_path: Path) -> 
 def test_where_single_scores_are_kept_back_there_is_a_box_from_quantiles(tmp_path: Path) -> None:
     many = {site: np.random.default_rng(0).uniform(0.5, 0.9, 12).tolist() for site in ("BIDMC", "HK")}
     text = said(record(many, share_cases=False), tmp_path)
-    assert "a box only, from the quantiles they sent" in text and "Every dot is a case" not in text
+    assert "a box only, drawn from their quantiles" in text and "Every dot is a case" not in text
 
 
 def test_a_site_that_sends_only_a_mean_has_no_box(tmp_path: Path) -> None:
     text = said(record(GOOD, share_cases=False), tmp_path)
-    assert "Spread over cases" not in text and "Scores of every site" in text
+    assert "Scores over cases" not in text and "Scores of every site" in text
 
 
 def test_runs_are_compared_over_seeds_and_case_by_case(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_tables_of_many_models_are_reported_too(tmp_path: Path) -> None:
         one.write(tmp_path / str(number))
     html = html_of(tmp_path / "0", tmp_path / "1" / LeaveOneOut.FILE_NAME)
     assert '--shade: 1.000">90.0' in html and '--shade: 0.000">30.0' in html
-    assert "Mean at home 90.0 %, elsewhere 30.0 %." in Page(html).text
+    assert "Mean at the own site 90.0 %, elsewhere 30.0 %." in Page(html).text
     assert "mean 41.0 – – –" in Page(html).text
 
 
@@ -350,12 +350,14 @@ def test_the_run_beside_a_cross_site_record_is_reported_with_it(tmp_path: Path) 
     cross = CrossSite(job=results.job, versions=results.versions, data=results.data, scores=scores, **means)
     cross.write(tmp_path)
     alone = Page(html_of(tmp_path)).text
-    assert "Own models of 2 sites, mean test Dice: 90.0 % at home, 30.0 % elsewhere." in alone
+    assert "Own models of 2 sites, mean test Dice: 90.0 % at their own site, 30.0 % elsewhere." in alone
     assert "fedshift cross-site prostate --methods fedavg --sites BIDMC,HK" in alone
-    assert "trains patients 9 3 3" in alone and "Over the rounds" not in alone and "Scores of every site" not in alone
+    assert (
+        "trains patients 9 3 3" in alone and "Scores over rounds" not in alone and "Scores of every site" not in alone
+    )
     results.write(tmp_path)
     both = Page(html_of(tmp_path)).text
-    assert "Over the rounds" in both and "Scores of every site" in both and "Rounds 3 of 3" in both
+    assert "Scores over rounds" in both and "Scores of every site" in both and "Rounds 3 of 3" in both
     assert "Every site answered in every round" in both
     other = results.model_copy(update={"job": results.job.model_copy(update={"seed": 5})})
     other.write(tmp_path)
@@ -430,7 +432,7 @@ def test_a_workspace_or_a_downloaded_job_folder_will_do(tmp_path: Path) -> None:
     found = read(tmp_path / "ws")
     assert getattr(found, "source", None) == deep / "results.json"
     written(record(GOOD), tmp_path / "ws" / "other")
-    with pytest.raises(ConfigError, match="holds several runs"):
+    with pytest.raises(ConfigError, match="contains several runs"):
         read(tmp_path / "ws")
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -476,7 +478,7 @@ def test_runs_are_named_by_what_differs(tmp_path: Path) -> None:
         return written(results, tmp_path / folder / "simulate_job")
 
     def labels(*folders: Path) -> list[str]:
-        return [one.label for one in named([one for one in map(read, folders) if isinstance(one, Run)])]
+        return [one.label for one in label_runs([one for one in map(read, folders) if isinstance(one, Run)])]
 
     plain, seeded, strong = run("a"), run("b", seed=3), run("c", options={"p": 0.9})
     name = labels(plain)[0]

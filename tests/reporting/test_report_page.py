@@ -13,7 +13,7 @@ from conftest import small_job
 from fedshift.federation.in_process import run_in_process
 from fedshift.reporting.report import page as report
 from fedshift.reporting.report.images import sections
-from fedshift.reporting.report.runs import Given, Run, read
+from fedshift.reporting.report.runs import ReportInput, Run, read
 from fedshift.reporting.report.section import Section
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import Results
@@ -70,7 +70,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told["test"] = told["test"].model_copy(update={"confusion": [[40 * i + j for j in range(12)] for i in range(12)]})
     folders = [root / "run", written(results, root / "hostile"), *many_models(results, root)]
 
-    def pictures(one: Given) -> list[Section]:
+    def pictures(one: ReportInput) -> list[Section]:
         if isinstance(one, Run) and one.model is None:
             return []
         return list(sections(one, folders=data, most_sites=3))

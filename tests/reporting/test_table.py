@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.reporting.events import scalars
-from fedshift.reporting.table import PHANTOM, scores_table
+from fedshift.reporting.table import PHANTOM_NOTE, scores_table
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import Results, new_results, read_results
 
@@ -32,7 +32,7 @@ def test_the_table_shows_every_site_and_says_what_the_data_are(results: Results)
     assert results.final is not None
     shown = text(results)
     assert "fedavg + fedfa on prostate, dice in percent" in shown
-    assert PHANTOM in shown
+    assert PHANTOM_NOTE in shown
     rows = {line.split()[1]: line for line in shown.splitlines() if line.startswith("│")}
     values = []
     for site, scores in results.final.best.sites.items():
@@ -42,11 +42,11 @@ def test_the_table_shows_every_site_and_says_what_the_data_are(results: Results)
     assert f"{100 * sum(values) / 3:.1f}" in rows["mean"]
     for record in results.data.values():
         record.kind = "patients"
-    assert PHANTOM not in text(results)
+    assert PHANTOM_NOTE not in text(results)
 
 
 def test_a_run_that_did_not_end_has_no_table() -> None:
-    with pytest.raises(ConfigError, match="did not end"):
+    with pytest.raises(ConfigError, match="did not finish"):
         scores_table(new_results(small_job("fedfa"), metric="dice"))
 
 

@@ -14,7 +14,7 @@ from conftest import SHAPES, make_image_site, make_site
 
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import ConfigError
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fraug_head_tuning.py"
 

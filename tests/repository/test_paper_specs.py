@@ -19,7 +19,7 @@ from fedshift import cli
 from fedshift.federation import resolve
 from fedshift.methods import method_set
 from fedshift.reporting.comparison import estimate
-from fedshift.reporting.comparison.cells import Cell, Work, make_cells
+from fedshift.reporting.comparison.cells import Cell, WorkItem, make_cells
 from fedshift.reporting.comparison.collect import Collector
 from fedshift.reporting.comparison.published import COLUMNS
 from fedshift.reporting.comparison.significance import Paired, printed_p
@@ -170,9 +170,10 @@ def test_a_dry_run_tells_of_every_spec_what_it_takes_and_what_lacks(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With what a step takes made up, as measuring 64 specs' networks would take minutes."""
+    """With the times of a step and of a process's start made up, as measuring them for 64 specs would take minutes."""
     made_up = estimate.Step(train=0.01, evaluate=0.005, activations=2**20, network=2**22)
-    monkeypatch.setattr(estimate, "measure", lambda job, device: made_up)
+    monkeypatch.setattr(estimate, "measure_step", lambda job, device: made_up)
+    monkeypatch.setattr(estimate, "measure_start", lambda: 2.0)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["compare", str(path), "--scale", scale, "--dry-run"]) == 0
     told = capsys.readouterr().out
@@ -180,17 +181,17 @@ def test_a_dry_run_tells_of_every_spec_what_it_takes_and_what_lacks(
     assert f"{len(cells)} of {len(cells)} cells" in told
     for label in spec.rows:
         assert re.search(rf"^{re.escape(label)} +\d+ +0 +\S.* \d+\.\d GiB$", told, re.MULTILINE), label
-    assert re.search(r"^time: .*[1-9].* with \d+ at a time", told, re.MULTILINE)
-    (most,) = re.findall(r"^memory: up to (\d+\.\d) GiB a cell", told, re.MULTILINE)
+    assert re.search(r"^time: .*[1-9].* with \d+ in parallel", told, re.MULTILINE)
+    (most,) = re.findall(r"^memory: up to (\d+\.\d) GiB per cell", told, re.MULTILINE)
     assert float(most) > 0
     # What is lacking, without the folder where it was looked for, which every test has of its own.
-    lacking = {re.split(" \\(|: ", sentence)[0] for cell in cells for sentence in cell.lacking}
-    named = [line.removeprefix("lacking: ") for line in told.splitlines() if line.startswith("lacking: ")]
+    lacking = {re.split(" \\(|: ", sentence)[0] for cell in cells for sentence in cell.missing_inputs}
+    named = [line.removeprefix("missing: ") for line in told.splitlines() if line.startswith("missing: ")]
     assert {re.split(" \\(|: ", sentence)[0] for sentence in named} == lacking
     assert {cell.plan.job.task.dataset for cell in cells} == {
         found for sentence in lacking for found in re.findall(r"^data of (\S+) at ", sentence)
     }
-    assert "where data are lacking, sites are taken to have" in told
+    assert "for sites without data" in told
     assert not (tmp_path / "runs" / f"{spec.name}_{scale}").exists()
 
 
@@ -204,7 +205,7 @@ def test_what_shows_a_tables_runs_has_the_very_cells_of_the_table(
     def keys(name: str) -> dict[frozenset[str], str]:
         _, cells = cells_of(BENCHMARKS / "papers" / f"{name}.yaml", scale)
         return {
-            frozenset(cell.labels.values()): Work(
+            frozenset(cell.labels.values()): WorkItem(
                 kind=cell.plan.kind, name=cell.plan.name, jobs=cell.plan.at(cell.seed), data={}
             ).key
             for cell in cells
@@ -266,6 +267,8 @@ def test_the_quick_scale_takes_less_than_an_hour(
     """By the committed estimate, of as many different runs as the spec has now."""
     estimates = json.loads((BENCHMARKS / "results" / "performance" / "quick_tables.json").read_text(encoding="utf-8"))
     _, cells = cells_of(path, "quick")
-    runs = {Work(kind=cell.plan.kind, name=cell.plan.name, jobs=cell.plan.at(cell.seed), data={}).key for cell in cells}
+    runs = {
+        WorkItem(kind=cell.plan.kind, name=cell.plan.name, jobs=cell.plan.at(cell.seed), data={}).key for cell in cells
+    }
     assert estimates["tables"][path.stem]["runs"] == len(runs)
     assert estimates["tables"][path.stem]["minutes"] < 60

@@ -21,7 +21,7 @@ from conftest import make_image_site, small_image_job
 
 from fedshift.data.locate import SITE_FILE, read_settings
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.state_files import STATE_FILE, load_state
 from fedshift.federation.site.answers import AnswerStore, fingerprint
 from fedshift.federation.site.state import StateStore
@@ -58,7 +58,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "run/results.json": lambda folder: read_results(folder / "run"),
     "data/shapes/A/manifest.json": lambda folder: read_manifest(folder / "data" / "shapes" / "A"),
     f"kit/{SITE_FILE}": lambda folder: read_settings(folder / "kit"),
-    f"run/{LAST}": lambda folder: load_checkpoint(folder / "run" / LAST),
+    f"run/{LAST}": lambda folder: read_model_file(folder / "run" / LAST),
     f"run/{STATE_FILE}": lambda folder: load_state(folder / "run"),
     "run/site_state/A/round_000001.pt": lambda folder: StateStore(folder / "run" / "site_state" / "A").before(2),
     "answers/answer.pt": lambda folder: AnswerStore(folder / "answers").find(TASK),

@@ -15,7 +15,7 @@ from flare.serialised import Federation
 
 from fedshift.data.locate import SiteSettings
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.protocols import cross_site
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.state_files import load_state
@@ -33,7 +33,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.policy import Policy
 from fedshift.schema.results import BEST, LAST
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 INT8, BF16 = "federation.weights_as=int8", "federation.weights_as=bf16"
 BOTH: tuple[WeightsAs, ...] = ("bf16", "int8")
@@ -243,7 +243,7 @@ def scores_and_bytes(server: Coordinator) -> object:
 
 def assert_same_models(one: Path, other: Path) -> None:
     for file in (BEST, LAST):
-        ours, theirs = load_checkpoint(one / file), load_checkpoint(other / file)
+        ours, theirs = read_model_file(one / file), read_model_file(other / file)
         assert (ours["round"], list(ours["weights"])) == (theirs["round"], list(theirs["weights"]))
         for key, value in ours["weights"].items():
             assert torch.equal(value, theirs["weights"][key]), key
@@ -292,13 +292,13 @@ def test_a_model_file_holds_what_was_scored(
     server = run_in_process(job, three_sites, tmp_path)
     assert server.best_round < 4, "so that the best model is sent once more"
     for file, round_ in ((BEST, server.best_round), (LAST, 4)):
-        saved = load_checkpoint(tmp_path / file)["weights"]
+        saved = read_model_file(tmp_path / file)["weights"]
         assert saved.keys() == scored[round_].keys()
         for key, value in saved.items():
             np.testing.assert_array_equal(value.numpy(), scored[round_][key], err_msg=key, strict=True)
     state = load_state(tmp_path)
     assert state is not None
-    exact, last = state.weights["conv.weight"], load_checkpoint(tmp_path / LAST)["weights"]["conv.weight"].numpy()
+    exact, last = state.weights["conv.weight"], read_model_file(tmp_path / LAST)["weights"]["conv.weight"].numpy()
     assert not np.array_equal(exact, last), "the server goes on from what is not rounded"
     np.testing.assert_array_equal(pack(exact, weights_as).unpack(), last)
 

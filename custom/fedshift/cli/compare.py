@@ -1,4 +1,4 @@
-"""``fedshift compare``."""
+"""The command ``fedshift compare``."""
 
 from __future__ import annotations
 
@@ -15,40 +15,45 @@ if TYPE_CHECKING:
 
     from fedshift.reporting.comparison.cells import Cell
     from fedshift.reporting.comparison.record import Comparison
-    from fedshift.reporting.comparison.runner import Job, Moment, State
+    from fedshift.reporting.comparison.runner import GridProgress, QueueEntry, State
     from fedshift.reporting.comparison.store import Store
 
-CELLS = Path("runs/cells")
-EVERY = 30.0
-"""Seconds between two lines where nobody sees a bar."""
+DEFAULT_WORKSPACE = Path("runs/cells")
+SECONDS_PER_LINE = 30.0
+"""Seconds between two progress lines if the output is not a terminal."""
 
 
 def add_parsers(subparsers: Any) -> None:
     """Add the command."""
     compare = subparsers.add_parser(
         "compare",
-        help="run a grid of tasks, methods, options and seeds, and make its tables",
-        description="Run the cells of a comparison side by side, none twice, and write cells.json, table.csv, "
-        "table.md, table.tex, curves.csv and curves.svg. Repeated, the command goes on where it was. Exit code 1: some "
-        "cells failed.",
+        help="run a grid of tasks, methods, options and seeds, and make tables",
+        description="Run the cells of a comparison in parallel, each only once, and write cells.json, table.csv, "
+        "table.md, table.tex, curves.csv and curves.svg. Repeat the command to resume it. Exit code 1: some cells "
+        "failed.",
     )
-    compare.add_argument("spec", type=Path, metavar="SPEC", help="a .yaml file; with --tables-only also cells.json")
-    compare.add_argument("--scale", metavar="NAME", help="one of the spec's (default: quick, else its first)")
+    compare.add_argument("spec", type=Path, metavar="SPEC", help="a .yaml file; with --tables-only also a cells.json")
+    compare.add_argument("--scale", metavar="NAME", help="a scale of the spec (default: quick, else its first)")
     compare.add_argument("--only", nargs="+", default=[], metavar="LABEL", help="run only cells with these labels")
-    compare.add_argument("--dry-run", action="store_true", help="resolve and estimate all cells, run none")
-    compare.add_argument("--flare", action="store_true", help="in FLARE's simulator, one after another")
+    compare.add_argument("--dry-run", action="store_true", help="resolve and estimate all cells, but run none")
+    compare.add_argument("--flare", action="store_true", help="run in FLARE's simulator, one cell after another")
+    compare.add_argument("--jobs", type=int, metavar="N", help="cells in parallel (default: as cores and memory allow)")
     compare.add_argument(
-        "--jobs", type=int, metavar="N", help="cells side by side (default: as cores and memory allow)"
+        "-w",
+        "--workspace",
+        type=Path,
+        default=DEFAULT_WORKSPACE,
+        metavar="DIR",
+        help=f"folder of the cells (default: {DEFAULT_WORKSPACE})",
     )
-    compare.add_argument("-w", "--workspace", type=Path, default=CELLS, metavar="DIR", help=f"cells (default: {CELLS})")
-    compare.add_argument("--out", type=Path, metavar="DIR", help="tables (default: runs/<name>_<scale>)")
-    compare.add_argument("--tables-only", action="store_true", help="make the tables anew from cells.json alone")
+    compare.add_argument("--out", type=Path, metavar="DIR", help="folder of the tables (default: runs/<name>_<scale>)")
+    compare.add_argument("--tables-only", action="store_true", help="make the tables again from cells.json alone")
     add_phantom(compare)
     compare.set_defaults(func=compare_command)
 
 
 def compare_command(args: argparse.Namespace) -> int:
-    """``fedshift compare``."""
+    """The command ``fedshift compare``."""
     from fedshift.reporting.comparison.record import FILE_NAME, read_comparison
     from fedshift.reporting.comparison.spec import FULL, read_spec
     from fedshift.schema.errors import ConfigError
@@ -60,7 +65,7 @@ def compare_command(args: argparse.Namespace) -> int:
         raise ConfigError("--jobs must be 1 or more")
     if args.flare and args.jobs not in (None, 1):
         raise ConfigError(
-            "--flare runs cells one after another, each with its sites side by side on all cores: leave out --jobs"
+            "--flare runs cells one after another, each with its sites in parallel on all cores: leave out --jobs"
         )
     spec, scale = read_spec(args.spec, args.scale)
     out = args.out or Path("runs") / (spec.name if scale == FULL else f"{spec.name}_{scale}")
@@ -70,7 +75,7 @@ def compare_command(args: argparse.Namespace) -> int:
 
 
 class _Command:
-    """One call, from the spec to the tables."""
+    """One run of the command, from the spec to the tables."""
 
     def __init__(self, args: argparse.Namespace, spec: Any, scale: str, out: Path) -> None:
         from fedshift.reporting.comparison.store import Store
@@ -80,145 +85,159 @@ class _Command:
         self._store = Store(args.workspace.absolute())
 
     def run(self) -> int:
-        """Exit code 1 if cells failed."""
+        """Run the command; the exit code is 1 if cells failed."""
         from fedshift.data.local_sites import is_phantom
         from fedshift.reporting.comparison import runner
         from fedshift.reporting.comparison.cells import choose, make_cells
         from fedshift.reporting.comparison.collect import Collector
         from fedshift.reporting.comparison.estimate import Estimator
-        from fedshift.reporting.comparison.tables import titled
+        from fedshift.reporting.comparison.tables import title_with_scale
 
         args, spec = self._args, self._spec
-        print(titled(spec.title, self._scale), flush=True)
-        with _Resolving() as resolving:
+        print(title_with_scale(spec.title, self._scale), flush=True)
+        with _ResolvingStatus() as resolving:
             self._cells = make_cells(spec, folder=self._folder, on_resolved=resolving)
-        chosen = choose(self._cells, args.only)
-        self._phantom = any(is_phantom(folders) for folders in _different(cell.data for cell in self._cells))
+        selected = choose(self._cells, args.only)
+        self._phantom = any(is_phantom(folders) for folders in _distinct(cell.data for cell in self._cells))
         self._collector = Collector(spec, self._scale, self._cells, self._store, folder=self._folder)
-        self._collector.collect()  # reports what does not fit before anything runs
+        self._collector.collect()  # raises errors before anything runs
         from fedshift.tasks.device import own_device
 
         device = own_device()
         self._estimator = Estimator(self._store.folder, device=device, samples=spec.samples)
-        jobs = runner.gather(chosen, self._store, self._estimator)
-        at_a_time = 1 if args.flare else args.jobs or runner.side_by_side(jobs, device=device)
-        self._tell(jobs, chosen, at_a_time)
+        entries = runner.make_queue(selected, self._store, self._estimator)
+        max_parallel = 1 if args.flare else args.jobs or runner.default_parallel(entries, device=device)
+        self._print_plan(entries, selected, max_parallel)
         if args.dry_run:
             return 0
-        reasons = {cell.name: job.reason for job in jobs if job.state == "failed" for cell in job.cells}
-        for job in (job for job in jobs if job.state == "failed"):
-            self._complain(job)
+        reasons = {cell.name: entry.reason for entry in entries if entry.state == "failed" for cell in entry.cells}
+        for entry in (entry for entry in entries if entry.state == "failed"):
+            self._print_failure(entry)
 
-        def ended(job: Job) -> None:
-            for cell in job.cells:
-                if job.state == "failed":
-                    reasons[cell.name] = job.reason
-            if job.state == "failed":
-                self._complain(job)
-            elif job.process is not None or args.flare:
-                self._learn(job)
+        def on_end(entry: QueueEntry) -> None:
+            for cell in entry.cells:
+                if entry.state == "failed":
+                    reasons[cell.name] = entry.reason
+            if entry.state == "failed":
+                self._print_failure(entry)
+            elif entry.process is not None or args.flare:
+                self._learn_cost(entry)
             self._write(reasons)
 
-        display = _Bar(phantom=self._phantom) if console.is_terminal else _Lines(phantom=self._phantom)
+        display = _ProgressBar(phantom=self._phantom) if console.is_terminal else _ProgressLines(phantom=self._phantom)
         try:
             with display:
                 if args.flare:
-                    _in_flare(jobs, self._store, display.show, ended)
+                    _in_flare(entries, self._store, display.show, on_end)
                 else:
-                    runner.run(jobs, self._store, at_a_time=at_a_time, on_look=display.show, on_end=ended)
+                    runner.run(entries, self._store, max_parallel=max_parallel, on_poll=display.show, on_end=on_end)
         finally:
             comparison = self._write(reasons)
-            self._tables(comparison)
+            self._write_tables(comparison)
         _show(comparison, self._out)
-        failed = [cell.name for job in jobs if job.state == "failed" for cell in job.cells]
+        failed = [cell.name for entry in entries if entry.state == "failed" for cell in entry.cells]
         if failed:
-            print(f"{len(failed)} of {len(chosen)} cells failed; repeat the command to run only what is missing")
+            print(f"{len(failed)} of {len(selected)} cells failed; repeat the command to run only what is missing")
         return 1 if failed else 0
 
     def _write(self, reasons: dict[str, str]) -> Comparison:
         from fedshift.reporting.comparison.record import write_comparison
 
-        found = self._collector.collect(reasons)
-        write_comparison(found, self._out)
-        return found
+        comparison = self._collector.collect(reasons)
+        write_comparison(comparison, self._out)
+        return comparison
 
-    def _tables(self, comparison: Comparison) -> None:
+    def _write_tables(self, comparison: Comparison) -> None:
         from fedshift.reporting.comparison.tables import write_tables
 
         write_tables(comparison, self._out)
 
-    def _learn(self, job: Job) -> None:
+    def _learn_cost(self, entry: QueueEntry) -> None:
         from fedshift.reporting.comparison.collect import seconds_in_rounds
         from fedshift.reporting.comparison.store import read_done
 
-        assert job.cell.work is not None
-        place = self._store.place(job.cell.work)
-        done, spent = read_done(place), seconds_in_rounds(job.cell, place)
+        assert entry.cell.work is not None
+        folder = self._store.folder_of(entry.cell.work)
+        done, in_rounds = read_done(folder), seconds_in_rounds(entry.cell, folder)
         if done.how == "one process":
-            self._estimator.learn(job.cell, seconds=done.seconds, in_rounds=spent, peak_bytes=done.peak_bytes)
+            self._estimator.learn(entry.cell, seconds=done.seconds, in_rounds=in_rounds, peak_bytes=done.peak_bytes)
 
-    def _complain(self, job: Job) -> None:
-        console.print(f"failed: {job.cell.name}{_others(job)}: {job.reason}", markup=False)
+    def _print_failure(self, entry: QueueEntry) -> None:
+        console.print(f"failed: {entry.cell.name}{_duplicate_names(entry)}: {entry.reason}", markup=False)
 
-    def _tell(self, jobs: Sequence[Job], chosen: Sequence[Cell], at_a_time: int) -> None:
-        """How much there is to do, and what is lacking."""
-        from rich.table import Table
-
-        from fedshift.reporting.comparison.runner import by_row, total_seconds
-        from fedshift.reporting.table import PHANTOM, title_of
+    def _print_plan(self, entries: Sequence[QueueEntry], selected: Sequence[Cell], max_parallel: int) -> None:
+        """Print how many cells are to run, missing inputs, and the estimates."""
+        from fedshift.reporting.comparison.store import read_done
+        from fedshift.reporting.comparison.work import own_version
+        from fedshift.reporting.table import PHANTOM_NOTE
         from fedshift.tasks.machine import free_memory
 
-        done = sum(len(job.cells) for job in jobs if job.state == "done")
-        same = len(chosen) - len(jobs)
+        n_done = sum(len(entry.cells) for entry in entries if entry.state == "done")
+        n_duplicates = len(selected) - len(entries)
         print(
-            f"{len(chosen)} of {len(self._cells)} cells"
-            + (f", {same} of them the same as others" if same else "")
-            + f"; {done} are done in {self._store.folder}"
+            f"{len(selected)} of {len(self._cells)} cells"
+            + (f", {n_duplicates} of them duplicates" if n_duplicates else "")
+            + f"; {n_done} are done in {self._store.folder}"
         )
-        from fedshift.reporting.comparison.store import read_done
-        from fedshift.reporting.comparison.work import identity
-
-        own = identity()["source"]
-        places = [self._store.place(job.cell.work) for job in jobs if job.state == "done" and job.cell.work]
-        others = sum(read_done(place).source != own for place in places)
-        if others:
-            print(f"{others} of them were made by another source of fedshift; another --workspace runs them anew")
-        lacking = {sentence for job in jobs for cell in job.cells for sentence in cell.lacking}
-        for sentence in sorted(lacking):
-            print(f"lacking: {sentence}")
+        source = own_version()["source"]
+        finished = [entry.cell.work for entry in entries if entry.state == "done" and entry.cell.work]
+        n_other_source = sum(read_done(self._store.folder_of(work)).source != source for work in finished)
+        if n_other_source:
+            print(
+                f"{n_other_source} of them were made by another version of fedshift; "
+                "use another --workspace to run them again"
+            )
+        missing_inputs = {sentence for entry in entries for cell in entry.cells for sentence in cell.missing_inputs}
+        for sentence in sorted(missing_inputs):
+            print(f"missing: {sentence}")
         if self._phantom:
-            print(PHANTOM)
+            print(PHANTOM_NOTE)
         if self._args.dry_run:
-            title = title_of("cells to run", phantom=True) if self._phantom else None
-            table = Table(box=None, pad_edge=False, title=title, title_justify="left")
-            rows = by_row(jobs)
-            table.add_column(next(iter(self._spec.axes)), no_wrap=True, min_width=max(map(len, rows)))
-            for name in ("cells", "done", "one takes", "memory"):
-                table.add_column(name, justify="right")
-            for row, of in rows.items():
-                ranges = [job.estimate.range for job in of]
-                span = between(min(low for low, _ in ranges), max(high for _, high in ranges))
-                memory = max(job.estimate.peak_bytes for job in of) / 2**30
-                ended = sum(job.state == "done" for job in of)
-                table.add_row(row, str(len(of)), str(ended), span, f"{memory:.1f} GiB")
-            console.print(table)
-        ahead = [job for job in jobs if job.state != "done"]
-        if not ahead:
-            return
-        learned = sum(job.estimate.is_learned for job in ahead)
-        how = "from such cells that ended here" if learned == len(ahead) else "from short trials; methods may cost more"
-        print(f"time: {between(*total_seconds(ahead, at_a_time))} with {at_a_time} at a time ({how})")
-        most = max(job.estimate.peak_bytes for job in ahead)
-        print(f"memory: up to {most / 2**30:.1f} GiB a cell, {free_memory() / 2**30:.1f} GiB are free", flush=True)
-        if any(job.estimate.is_assumed for job in ahead):
-            from fedshift.reporting.comparison.estimate import ASSUMED
+            self._print_rows(entries)
+        to_run = [entry for entry in entries if entry.state != "done"]
+        if to_run:
+            self._print_estimates(to_run, max_parallel, free_memory())
 
-            n = self._spec.samples or ASSUMED
-            print(f"where data are lacking, sites are taken to have {n.train}/{n.val}/{n.test} samples")
+    def _print_rows(self, entries: Sequence[QueueEntry]) -> None:
+        """Print a table with the number of cells and the estimates of each row of the comparison."""
+        from rich.table import Table
+
+        from fedshift.reporting.comparison.runner import group_by_row
+        from fedshift.reporting.table import title_of
+
+        title = title_of("cells to run", phantom=True) if self._phantom else None
+        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        rows = group_by_row(entries)
+        table.add_column(next(iter(self._spec.axes)), no_wrap=True, min_width=max(map(len, rows)))
+        for name in ("cells", "done", "time per cell", "memory"):
+            table.add_column(name, justify="right")
+        for row, row_entries in rows.items():
+            ranges = [entry.estimate.range for entry in row_entries]
+            seconds = time_range(min(low for low, _ in ranges), max(high for _, high in ranges))
+            memory = max(entry.estimate.peak_bytes for entry in row_entries) / 2**30
+            n_done = sum(entry.state == "done" for entry in row_entries)
+            table.add_row(row, str(len(row_entries)), str(n_done), seconds, f"{memory:.1f} GiB")
+        console.print(table)
+
+    def _print_estimates(self, entries: Sequence[QueueEntry], max_parallel: int, free_bytes: int) -> None:
+        """Print the estimated time and memory of the cells that are to run."""
+        from fedshift.reporting.comparison.estimate import ASSUMED_SAMPLES
+        from fedshift.reporting.comparison.runner import total_seconds
+
+        if all(entry.estimate.is_learned for entry in entries):
+            basis = "from similar finished cells"
+        else:
+            basis = "from short trials; some methods may take longer"
+        print(f"time: {time_range(*total_seconds(entries, max_parallel))} with {max_parallel} in parallel ({basis})")
+        peak = max(entry.estimate.peak_bytes for entry in entries)
+        print(f"memory: up to {peak / 2**30:.1f} GiB per cell, {free_bytes / 2**30:.1f} GiB are free", flush=True)
+        if any(entry.estimate.is_assumed for entry in entries):
+            n = self._spec.samples or ASSUMED_SAMPLES
+            print(f"for sites without data, {n.train}/{n.val}/{n.test} samples (train/val/test) are assumed")
 
 
 def _show(comparison: Comparison, out: Path) -> int:
-    """Tables into files and onto the terminal, and scores over rounds into files."""
+    """Print the tables, and write the tables and the curves to files; the exit code is 0."""
     from fedshift.reporting.comparison.curves import write_curves
     from fedshift.reporting.comparison.tables import rich_tables, write_tables
 
@@ -233,73 +252,76 @@ def _show(comparison: Comparison, out: Path) -> int:
 
 
 def _in_flare(
-    jobs: Sequence[Job], store: Store, on_look: Callable[[Moment], None], on_end: Callable[[Job], None]
+    entries: Sequence[QueueEntry],
+    store: Store,
+    on_poll: Callable[[GridProgress], None],
+    on_end: Callable[[QueueEntry], None],
 ) -> None:
-    """Cells in FLARE's simulator, one after another; centralised references, which it cannot run, in this process."""
+    """Run cells one after another in FLARE's simulator; centralised references run in this process."""
     import time
 
     from fedshift.flare.export import write_job
     from fedshift.flare.simulate import simulate
-    from fedshift.reporting.comparison.runner import Moment
-    from fedshift.reporting.comparison.store import BusyError
-    from fedshift.reporting.comparison.work import perform
+    from fedshift.reporting.comparison.runner import GridProgress
+    from fedshift.reporting.comparison.work import run_cell
     from fedshift.schema.errors import FedshiftError
     from fedshift.schema.results import BEST, FILE_NAME, LAST
 
-    moment = Moment(jobs, time.monotonic(), 1)
-    for job in jobs:
-        if job.has_ended:
+    progress = GridProgress(entries, time.monotonic(), 1)
+    for entry in entries:
+        if entry.has_ended:
             continue
-        assert job.cell.work is not None
-        job.state = "running"
+        assert entry.cell.work is not None
+        entry.state = "running"
 
-        def start(spec: Any, data: Any, place: Path, tell: Callable[[float], None], job: Job = job) -> None:
-            def look(progress: Any) -> None:
-                if progress is not None:
-                    job.share = progress.share
-                    tell(job.share)
-                on_look(moment)
+        def run_in_simulator(
+            spec: Any, data: Any, folder: Path, on_share: Callable[[float], None], entry: QueueEntry = entry
+        ) -> None:
+            def look(run_progress: Any) -> None:
+                if run_progress is not None:
+                    entry.share = run_progress.share
+                    on_share(entry.share)
+                on_poll(progress)
 
-            place.mkdir(parents=True, exist_ok=True)
-            folders = simulate(spec, write_job(spec, place / "job"), place / "flare", on_look=look)
+            folder.mkdir(parents=True, exist_ok=True)
+            folders = simulate(spec, write_job(spec, folder / "job"), folder / "flare", on_look=look)
             for name in (FILE_NAME, BEST, LAST):
-                shutil.copyfile(folders.server / name, place / name)
+                shutil.copyfile(folders.server / name, folder / name)
 
         try:
-            on_look(moment)
-            perform(store.prepare(job.cell.work), start)
-            job.state, job.share = "done", 1.0
-        except BusyError as error:
-            job.state, job.reason = "failed", str(error)
+            on_poll(progress)
+            run_cell(store.prepare(entry.cell.work), run_in_simulator)
+            entry.state, entry.share = "done", 1.0
         except FedshiftError as error:
-            job.state, job.reason = "failed", str(error)
-        on_end(job)
+            entry.state, entry.reason = "failed", str(error)
+        on_end(entry)
 
 
-def _others(job: Job) -> str:
-    return f" (and {', '.join(cell.name for cell in job.cells[1:])})" if len(job.cells) > 1 else ""
+def _duplicate_names(entry: QueueEntry) -> str:
+    """The names of the other cells of an entry, in brackets."""
+    return f" (and {', '.join(cell.name for cell in entry.cells[1:])})" if len(entry.cells) > 1 else ""
 
 
-def _different(data: Iterable[Mapping[str, Path]]) -> Iterable[Mapping[str, Path]]:
-    """The distinct sets of sites' folders among those of many cells."""
+def _distinct(data: Iterable[Mapping[str, Path]]) -> Iterable[Mapping[str, Path]]:
+    """The distinct mappings from sites to folders."""
     return {tuple(folders.items()): folders for folders in data}.values()
 
 
-def between(low: float, high: float) -> str:
-    """A range of times, such as ``2 min 10 s to 5 min 30 s``."""
+def time_range(low: float, high: float) -> str:
+    """Format a range of seconds: ``2 min 10 s to 5 min 30 s``."""
     from fedshift.reporting.progress import duration
 
     first, last = duration(low), duration(high)
     return first if first == last else f"{first} to {last}"
 
 
-def describe(moment: Moment, *, phantom: bool = False) -> str:
-    """The state of a comparison in one line."""
+def describe(progress: GridProgress, *, phantom: bool = False) -> str:
+    """The progress of a comparison in one line."""
     from fedshift.reporting.progress import duration
 
-    done, of = moment.rounds
-    total = sum(len(job.cells) for job in moment.jobs)
-    ended = f"{moment.count('done', 'failed')} of {total} cells ended"
+    done, of = progress.rounds
+    total = sum(len(entry.cells) for entry in progress.entries)
+    ended = f"{progress.count('done', 'failed')} of {total} cells ended"
     parts = [f"PHANTOM {ended}" if phantom else ended, f"{done} of {of} rounds of all cells"]
     states: tuple[tuple[State, str], ...] = (
         ("running", "running"),
@@ -307,17 +329,17 @@ def describe(moment: Moment, *, phantom: bool = False) -> str:
         ("failed", "failed"),
     )
     for state, word in states:
-        count = moment.count(state)
+        count = progress.count(state)
         if count:
             parts.append(f"{count} {word}")
-    parts.append(f"about {duration(moment.seconds_left)} left")
+    parts.append(f"about {duration(progress.seconds_left)} left")
     return ", ".join(parts)
 
 
-class _Resolving:
-    """Says how many cells are resolved, on a terminal."""
+class _ResolvingStatus:
+    """Shows on a terminal how many cells are resolved."""
 
-    def __enter__(self) -> _Resolving:
+    def __enter__(self) -> _ResolvingStatus:
         self._status = console.status("resolving") if console.is_terminal else None
         if self._status:
             self._status.start()
@@ -332,13 +354,13 @@ class _Resolving:
             self._status.update(f"resolving {done}/{of}")
 
 
-class _Bar:
+class _ProgressBar:
     """A progress bar over all cells."""
 
     def __init__(self, *, phantom: bool) -> None:
         self._phantom = phantom
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> _ProgressBar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (BarColumn(30), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -350,27 +372,27 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def show(self, moment: Moment) -> None:
-        """As far as it is."""
-        self._bar.update(self._task, completed=moment.share, description=describe(moment, phantom=self._phantom))
+    def show(self, progress: GridProgress) -> None:
+        """Update the bar."""
+        self._bar.update(self._task, completed=progress.share, description=describe(progress, phantom=self._phantom))
 
 
-class _Lines:
-    """A line when a cell has ended, or now and then."""
+class _ProgressLines:
+    """Prints a line when a cell has ended, and every `SECONDS_PER_LINE`."""
 
     def __init__(self, *, phantom: bool) -> None:
         self._phantom = phantom
-        self._ended, self._said = -1, 0.0
+        self._n_ended, self._last_printed = -1, 0.0
 
-    def __enter__(self) -> _Lines:
+    def __enter__(self) -> _ProgressLines:
         return self
 
     def __exit__(self, *_: object) -> None:
         return None
 
-    def show(self, moment: Moment) -> None:
-        """Only what is new."""
-        ended, now = moment.count("done", "failed"), moment.clock()
-        if ended != self._ended or now - self._said > EVERY:
-            self._ended, self._said = ended, now
-            print(describe(moment, phantom=self._phantom), flush=True)
+    def show(self, progress: GridProgress) -> None:
+        """Print a line if a cell has ended or enough time has passed."""
+        n_ended, now = progress.count("done", "failed"), progress.clock()
+        if n_ended != self._n_ended or now - self._last_printed > SECONDS_PER_LINE:
+            self._n_ended, self._last_printed = n_ended, now
+            print(describe(progress, phantom=self._phantom), flush=True)

@@ -1,4 +1,4 @@
-"""``fedshift data prepare …`` and ``fedshift data check``: the command lines of data_prep and data.check."""
+"""The commands ``fedshift data prepare`` and ``fedshift data check``."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from fedshift.data.locate import DATA, data_home
 from fedshift.schema.task_files import tasks
 
 console = Console(soft_wrap=True, highlight=False)
-MOST_LISTED = 20
+MAX_SITES_LISTED = 20
 """With more sites than this, only their number is printed."""
 
 
 def default_root() -> Path:
-    """Where prepared data go: ``$FEDSHIFT_DATA``, else ``$XDG_DATA_HOME/fedshift`` (``~/.local/share``)."""
+    """The default folder of prepared data: ``$FEDSHIFT_DATA``, or ``$XDG_DATA_HOME/fedshift`` (``~/.local/share``)."""
     given = os.environ.get(DATA)
     return Path(given).absolute() if given else data_home(os.environ)
 
 
 class _PicturesParser(Parser):
-    """Parses the options of a data set of pictures.
+    """Parser for the options of an image data set.
 
-    Its module, which needs NumPy and Pillow, is imported only when there is something to parse: every command makes
-    this parser.
+    Every fedshift command creates this parser, so the data set's module, which needs NumPy and Pillow, is imported only
+    when its options are parsed.
     """
 
     def __init__(self, *, module: str = "", **kwargs: Any) -> None:
@@ -45,7 +45,7 @@ class _PicturesParser(Parser):
         self._module = module
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As of every parser."""
+        """Import the data set's module, add its options, then parse."""
         if self._module:
             module = importlib.import_module(self._module)
             self._module = ""
@@ -65,22 +65,24 @@ def add_parsers(subparsers: Any) -> None:
 
 
 def _add_parsers(subparsers: Any) -> None:
-    prepare = subparsers.add_parser("prepare", help="turn scans or pictures into a prepared site")
+    prepare = subparsers.add_parser("prepare", help="convert scans or images to a prepared site")
     kinds = prepare.add_subparsers(required=True, metavar="DATASET", parser_class=_PicturesParser)
 
-    public = kinds.add_parser("prostate", help="a public prostate set, as downloaded and unpacked")
+    public = kinds.add_parser("prostate", help="a public prostate data set, downloaded and unpacked")
     public.add_argument("--source", type=Path, required=True, metavar="DIR", help="the unpacked download")
     public.add_argument("--sites", type=_names, metavar="A,B", help="only these sites (default: all)")
     _add_common(public)
     public.set_defaults(func=_prepare_prostate)
 
-    own = kinds.add_parser("own", help="a hospital's own scans; call again to add or withdraw cases")
-    own.add_argument("--images", type=Path, metavar="DIR", help="NIfTI, NRRD, MHA, or a DICOM series per folder")
-    own.add_argument("--masks", type=Path, metavar="DIR", help="masks with the same names")
+    own = kinds.add_parser("own", help="a hospital's own scans; run again to add or withdraw cases")
+    own.add_argument(
+        "--images", type=Path, metavar="DIR", help="NIfTI, NRRD or MHA files, or one folder per DICOM series"
+    )
+    own.add_argument("--masks", type=Path, metavar="DIR", help="masks with the same names as the images")
     own.add_argument("--site", required=True, metavar="NAME", help="the site's name in the federation")
     own.add_argument("--dataset", default="prostate", metavar="NAME", help="default: prostate")
     own.add_argument("--withdraw", nargs="+", default=[], metavar="ID", help="cases to remove")
-    own.add_argument("--licence", metavar="TEXT", help="terms to note in the manifest")
+    own.add_argument("--licence", metavar="TEXT", help="licence terms, stored in the manifest")
     _add_common(own)
     own.set_defaults(func=_prepare_own)
 
@@ -93,20 +95,25 @@ def _add_parsers(subparsers: Any) -> None:
             help=first_line.strip('"'),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        pictures.add_argument("--source", type=Path, required=True, metavar="DIR", help="the download, see above")
+        pictures.add_argument(
+            "--source", type=Path, required=True, metavar="DIR", help="the downloaded data, see above"
+        )
         _add_out(pictures)
         pictures.add_argument(
-            "--size", type=_sizes, metavar="N,M", help="sides in pixels (default: those of the task and its protocols)"
+            "--size",
+            type=_sizes,
+            metavar="N,M",
+            help="image sizes in pixels (default: those of the task and its protocols)",
         )
         pictures.add_argument(
             "--skip-damaged",
             action="store_true",
-            help="leave out pictures that cannot be read, and count them",
+            help="skip images that cannot be read, and count them",
         )
 
-    look = subparsers.add_parser("check", help="say what is wrong with scans or prepared sites")
+    look = subparsers.add_parser("check", help="report problems of scans or prepared sites")
     look.add_argument("dir", type=Path, metavar="DIR", help="a folder of scans, or prepared data")
-    look.add_argument("--masks", type=Path, metavar="DIR", help="the masks, if they lie elsewhere")
+    look.add_argument("--masks", type=Path, metavar="DIR", help="the masks, if they are in another folder")
     look.set_defaults(func=_check)
 
 
@@ -116,11 +123,11 @@ def _add_out(parser: argparse.ArgumentParser) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     _add_out(parser)
-    parser.add_argument("--matrix", type=_sizes, default=(), metavar="N,M", help="sizes to cache right away")
+    parser.add_argument("--matrix", type=_sizes, default=(), metavar="N,M", help="image sizes in pixels to cache now")
     parser.add_argument(
         "--trust-voxels",
         action="store_true",
-        help="use masks whose header differs from the image's, if the number of voxels is the same",
+        help="accept masks whose header differs from the image's if the number of voxels is the same",
     )
 
 
@@ -128,18 +135,18 @@ def _prepare_prostate(args: argparse.Namespace) -> int:
     from data_prep.prostate import plan_prostate, prepare_prostate
 
     total = sum(len(plan.cases) for plan in plan_prostate(args.source, sites=args.sites))
-    with _progress(total) as tell:
+    with _progress(total) as on_case:
         folders = prepare_prostate(
             args.source,
             args.out or default_root(),
             sites=args.sites,
             matrices=args.matrix,
             trust_voxels=args.trust_voxels,
-            progress=tell,
+            progress=on_case,
         )
     for folder in folders:
-        _tell_site(folder)
-    _tell_export(args.out)
+        _print_site(folder)
+    _print_export(args.out)
     return 0
 
 
@@ -149,25 +156,25 @@ def _prepare_pictures(args: argparse.Namespace) -> int:
 
     options = {key: value for key, value in vars(args).items() if key in inspect.signature(args.plan).parameters}
     plan = args.plan(**options)
-    with _progress(plan.total) as tell:
+    with _progress(plan.total) as on_case:
         folders = write_pictures(
-            plan, args.out or default_root(), sizes=args.size, skip_damaged=args.skip_damaged, progress=tell
+            plan, args.out or default_root(), sizes=args.size, skip_damaged=args.skip_damaged, progress=on_case
         )
-    if len(folders) <= MOST_LISTED:
+    if len(folders) <= MAX_SITES_LISTED:
         for folder in folders:
-            _tell_site(folder)
+            _print_site(folder)
     else:
         written = sum(len(read_manifest(folder).pictures) for folder in folders)
         console.print(f"{len(folders)} sites, {written} pictures, in {folders[0].parent}", markup=False)
         console.print(f"  look at {folders[0].parent / 'montage.png'}", markup=False)
-    _tell_export(args.out)
+    _print_export(args.out)
     return 0
 
 
 def _prepare_own(args: argparse.Namespace) -> int:
     from data_prep.own import LICENCE, prepare_own
 
-    with _progress(None) as tell:
+    with _progress(None) as on_case:
         folder = prepare_own(
             args.images,
             args.masks,
@@ -178,48 +185,49 @@ def _prepare_own(args: argparse.Namespace) -> int:
             matrices=args.matrix,
             licence=args.licence or LICENCE,
             trust_voxels=args.trust_voxels,
-            progress=tell,
+            progress=on_case,
         )
-    _tell_site(folder)
-    _tell_export(args.out)
+    _print_site(folder)
+    _print_export(args.out)
     return 0
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Print the findings; the exit code is 1 if one of them is an error."""
+    """Print the findings; the exit code is 1 if there are errors."""
     from fedshift.data.check import Counts, check
 
     counts = Counts()
-    with _progress(None) as tell:
-        findings = check(args.dir, masks=args.masks, progress=tell, counts=counts)
+    with _progress(None) as on_case:
+        findings = check(args.dir, masks=args.masks, progress=on_case, counts=counts)
     for finding in findings:
         colour = "red" if finding.level == "error" else "yellow"
         console.print(f"[{colour}]{finding.level}[/{colour}] {escape(finding.sentence())}")
     errors = sum(finding.level == "error" for finding in findings)
-    found = f"{errors} error(s), {len(findings) - errors} warning(s)"
-    console.print(f"{args.dir}: {counts}: {found}", markup=False)
+    summary = f"{errors} error(s), {len(findings) - errors} warning(s)"
+    console.print(f"{args.dir}: {counts}: {summary}", markup=False)
     return 1 if errors else 0
 
 
-def _tell_site(folder: Path) -> None:
+def _print_site(folder: Path) -> None:
+    """Print a prepared site's name, number of cases or images by split, and folder."""
     from fedshift.schema.manifest import read_manifest
 
     manifest = read_manifest(folder)
     counts = ", ".join(f"{len(manifest.by_split(split))} {split}" for split in ("train", "val", "test"))
-    what = "case(s)" if manifest.cases else "picture(s)"
-    console.print(f"{manifest.site}: {len(manifest.entries)} {what} ({counts}) in {folder}", markup=False)
-    about = []
+    noun = "case(s)" if manifest.cases else "picture(s)"
+    console.print(f"{manifest.site}: {len(manifest.entries)} {noun} ({counts}) in {folder}", markup=False)
+    details = []
     if manifest.counts is not None:
         totals = [sum(of_class[label] for of_class in manifest.counts.values()) for label in manifest.classes]
-        about.append(f"{len(totals)} classes of {min(totals)} to {max(totals)} pictures")
+        details.append(f"{len(totals)} classes of {min(totals)} to {max(totals)} pictures")
     if (folder / "montage.png").is_file():
-        about.append(f"look at {folder / 'montage.png'}")
-    if about:
-        console.print(f"  {'; '.join(about)}", markup=False)
+        details.append(f"look at {folder / 'montage.png'}")
+    if details:
+        console.print(f"  {'; '.join(details)}", markup=False)
 
 
-def _tell_export(out: Path | None) -> None:
-    """How other commands find data in ``out``, unless they look there anyway."""
+def _print_export(out: Path | None) -> None:
+    """Print the command that makes other commands find data in ``out``, unless it is the default folder."""
     if out is not None and out.absolute() != default_root().absolute():
         print("For runs to find these data:")
         print(f"export {DATA}={shlex.quote(str(out.absolute()))}")
@@ -227,19 +235,22 @@ def _tell_export(out: Path | None) -> None:
 
 @contextmanager
 def _progress(total: int | None) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar with the current case, on standard error so that results can be piped."""
+    """Show a progress bar on standard error, so that standard output can be piped.
+
+    Yields a function to call with the name of each case before it is processed. ``total`` is the number of cases.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     screen = Console(stderr=True)
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("reading", total=total)
-        begun = 0
+        n_started = 0
 
-        def tell(case: str) -> None:
-            nonlocal begun
-            bar.update(task, description=escape(case), completed=begun)
-            begun += 1
+        def on_case(case: str) -> None:
+            nonlocal n_started
+            bar.update(task, description=escape(case), completed=n_started)
+            n_started += 1
 
-        yield tell
+        yield on_case
 
 
 def _names(text: str) -> list[str]:
@@ -250,4 +261,4 @@ def _sizes(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of sizes such as 384,128") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of sizes such as 384,128") from None

@@ -97,9 +97,9 @@ class Lines:
         place = None if progress is None else (progress.step, progress.round)
         if place != self._place:
             if self._phantom and self._place == ("", -1):
-                from fedshift.reporting.table import PHANTOM
+                from fedshift.reporting.table import PHANTOM_NOTE
 
-                print(PHANTOM, flush=True)
+                print(PHANTOM_NOTE, flush=True)
             self._place = place
             print(describe(progress, phantom=self._phantom), flush=True)
         for site, reason in () if progress is None else progress.rejected.items():

@@ -56,7 +56,7 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
     from fedshift.federation.resolve import resolve
     from fedshift.schema.results import TRAINED_BEFORE
     from fedshift.tasks import pretrained
-    from fedshift.tasks.base import build_task
+    from fedshift.tasks.kinds import build_task
 
     weights = None if args.weights is None else pretrained.identify(args.weights)
     changes.setdefault("sites", names(args.sites))
@@ -87,11 +87,11 @@ def write(args: argparse.Namespace) -> int:
     """``fedshift job``."""
     from fedshift.cli.earlier import require_no_run_inside
     from fedshift.flare.export import write_job
-    from fedshift.reporting.table import several
+    from fedshift.reporting.table import site_names
 
     job = resolve_job(args)
     require_no_run_inside(args.out / job.name, force=args.force)
     folder = write_job(job, args.out / job.name, production=args.production, with_code=args.with_code)
     out = f"; held out: {', '.join(job.task.held_out)}" if job.task.held_out else ""
-    print(f"{folder}: {job.task.schedule.rounds} rounds at {several(job.task.sites)}{out}")
+    print(f"{folder}: {job.task.schedule.rounds} rounds at {site_names(job.task.sites)}{out}")
     return 0

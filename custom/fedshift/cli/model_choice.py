@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedshift.inference.model import Choice, Model, Ready
+    from fedshift.inference.model import Choice, Model, ReadyModel
 
 
 def add_choice(parser: Any) -> None:
@@ -42,7 +42,7 @@ def describe(model: Model) -> Iterator[str]:
     yield "research use only; not a medical device"
 
 
-def print_statistics(ready: Ready) -> None:
+def print_statistics(ready: ReadyModel) -> None:
     """Print whose statistics are used, and what to know about it."""
     print(f"statistics: {ready.statistics}")
     for note in ready.notes:

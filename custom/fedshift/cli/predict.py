@@ -60,7 +60,7 @@ def _segment(model: Model, images: Sequence[Path], args: argparse.Namespace) -> 
     from fedshift.inference import segment
 
     replace = {image.resolve() for image in images} if args.force else _predicted_before(args.out)
-    places = segment.outputs(images, args.out, overlay=args.overlay, replace=replace)
+    places = segment.output_paths(images, args.out, overlay=args.overlay, replace=replace)
     ready = segment.ready_for(model, images, choice(args), device=args.device)
     print_statistics(ready)
     _make_folder(args.out)

@@ -12,8 +12,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from fedshift.data.locate import read_settings
 from fedshift.federation.memory import Measured
 from fedshift.schema.job import JobSpec, Precision
-from fedshift.tasks.base import Task, build_task
+from fedshift.tasks.base import Task
 from fedshift.tasks.device import choose_device
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import arrange, autocast, prepare, settled
 from fedshift.tasks.stages import StagedNetwork
 

@@ -12,13 +12,13 @@ from pydantic import Field
 from torch import Tensor
 
 import fedshift
-from fedshift.federation.site.state import first_words, write_whole
+from fedshift.federation.tensor_files import read_tensors, write_tensors
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.lineage import MODEL_FORMAT, MODEL_SCHEMA, Lineage
 from fedshift.schema.messages import MethodArrays, Weights
 from fedshift.schema.strict import Strict
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 FORMAT, SCHEMA = MODEL_FORMAT, MODEL_SCHEMA
 ARRAYS = ("weights", "methods")
@@ -59,7 +59,7 @@ class Header(Strict):
     encrypted: bool
 
 
-def save_checkpoint(
+def write_model_file(
     path: Path,
     *,
     job: JobSpec,
@@ -98,16 +98,16 @@ def save_checkpoint(
         "weights": to_tensors(weights),
         "methods": {name: to_tensors(arrays) for name, arrays in methods.items()},
     }
-    write_whole(content, path)
+    write_tensors(content, path)
 
 
 def read_model(path: Path, *, round_: int) -> tuple[Weights, MethodArrays]:
     """Weights and methods' arrays of the model file of a round.
 
     Raises:
-        ConfigError: as `load_checkpoint`, or another round's model is there.
+        ConfigError: as `read_model_file`, or another round's model is there.
     """
-    content = load_checkpoint(path)
+    content = read_model_file(path)
     if content["round"] != round_:
         raise ConfigError(f"{path} is the model of round {content['round']}, not {round_}: start the run anew")
     return to_arrays(content["weights"]), {name: to_arrays(tensors) for name, tensors in content["methods"].items()}
@@ -123,8 +123,8 @@ def to_tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
     return {key: torch.from_numpy(np.asarray(value)) for key, value in arrays.items()}
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a model that `save_checkpoint` wrote; nothing in it is run.
+def read_model_file(path: Path) -> dict[str, Any]:
+    """Read a model that `write_model_file` wrote; nothing in it is run.
 
     Raises:
         ConfigError: not there, truncated, of another make or a newer version, or not the network of its own job.
@@ -149,7 +149,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def header_of(content: dict[str, Any], *, where: str) -> Header:
-    """The header of what `load_checkpoint` reads.
+    """The header of what `read_model_file` reads.
 
     Raises:
         ConfigError: something in it is missing or has no place there.
@@ -185,20 +185,3 @@ def _described(tensor: Tensor) -> str:
 
 def _named_tensors(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
-
-
-def read_tensors(path: Path, remedy: str) -> Any:
-    """Content of a file of tensors and plain values; no code in it is executed.
-
-    Args:
-        path: the file.
-        remedy: what to do about a damaged file, for the error's message.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged file, some without a message
-        reason = first_words(error)
-        raise ConfigError(f"{path} cannot be read ({reason}): {remedy}") from None

@@ -9,7 +9,7 @@ from typing import Literal
 import yaml
 
 from fedshift.federation.in_process import SITE_STATE, run_in_process
-from fedshift.federation.model_files import header_of, load_checkpoint, save_checkpoint
+from fedshift.federation.model_files import header_of, read_model_file, write_model_file
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site
 from fedshift.federation.site.state import StateStore
@@ -142,13 +142,13 @@ def cross_site(
 
 def write_own(site: str, model: Broadcast, folder: Path, *, scores: Mapping[str, float]) -> None:
     """Write the model of a single site, with the rest as in the last aggregate's file in ``folder``."""
-    content = load_checkpoint(folder / results.LAST)
+    content = read_model_file(folder / results.LAST)
     header = header_of(content, where=str(folder / results.LAST))
     target = own_model(folder, site)
     target.parent.mkdir(exist_ok=True)
     # Before its last local training the model was an aggregate of all sites, unless every array stays at its site.
     others = [] if set(model.weights) <= set(header.personal) else header.sites
-    save_checkpoint(
+    write_model_file(
         target,
         job=header.job,
         round_=header.round,

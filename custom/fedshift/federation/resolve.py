@@ -17,7 +17,8 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import EvaluationSpec, FederationSpec, JobSpec, TaskSpec, WeightsSpec, read_yaml
 from fedshift.schema.strict import nearest
 from fedshift.schema.task_files import Numbered, apps_dir, tasks
-from fedshift.tasks.base import Task, build_task
+from fedshift.tasks.base import Task
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.stages import StagedNetwork
 
 

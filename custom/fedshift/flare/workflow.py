@@ -42,7 +42,7 @@ from fedshift.flare.simulator_state import take_server_back
 from fedshift.flare.stats import add_stats, server_stats
 from fedshift.reporting.events import Events
 from fedshift.reporting.progress import ProgressFile
-from fedshift.reporting.table import several
+from fedshift.reporting.table import site_names
 from fedshift.schema.errors import FedshiftError, Stopped
 from fedshift.schema.results import Rejection
 
@@ -160,7 +160,7 @@ class FedshiftWorkflow(Controller):
                 coordinator.results.write(folder)
                 progress.update(coordinator)
                 return
-            log.info("job %s: %s, %d rounds", job.name, several(job.task.sites), coordinator.rounds)
+            log.info("job %s: %s, %d rounds", job.name, site_names(job.task.sites), coordinator.rounds)
             if coordinator.next_round:
                 log.warning("the run was interrupted: it goes on with %s", _place(coordinator, coordinator.next_round))
             gc.collect()

@@ -1,1 +1,1 @@
-"""From a model file to a mask, a class, or a bundle that others can run."""
+"""Inference from a model file: masks, classes, and exported models."""

@@ -1,8 +1,8 @@
-"""A MONAI bundle of a segmentation model, which runs with MONAI and torch and without fedshift.
+"""Export a segmentation model as a MONAI bundle, which runs with MONAI and torch but without fedshift.
 
-MONAI's transforms read, orient and save; what lies between, from the scan's grid to the network's and back, is the
-source of fedshift's own functions, copied into the bundle's ``scripts/``, so that the masks are those of ``fedshift
-predict``.
+MONAI's transforms read, orient and save the scans. The steps between (resampling to the network's grid, prediction,
+resampling back) are the source code of fedshift's own functions, copied into the bundle's ``scripts/``. The masks are
+therefore the same as those of ``fedshift predict``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fedshift.data import arrays
 from fedshift.federation.model_files import Header
 from fedshift.inference import slicewise
 from fedshift.inference.export import write_torchscript
-from fedshift.inference.model import Model, Ready
+from fedshift.inference.model import Model, ReadyModel
 from fedshift.inference.plausible import EXPECTED
 from fedshift.schema.errors import ConfigError
 from fedshift.tasks import precision
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
-COPIED = (
+COPIED_FUNCTIONS = (
     arrays.radiological,
     arrays.to_uint8,
     arrays.resize_images,
@@ -45,9 +45,9 @@ COPIED = (
     slicewise.batches,
     slicewise.segment,
 )
-"""Functions that the bundle's script is made of; they call each other, numpy and torch only."""
-CONSTANTS = {"CLIP_ABOVE_QUANTILE": arrays.CLIP_ABOVE_QUANTILE, "BATCH": slicewise.BATCH}
-HEAD = '''"""From a scan to the network's slices and back. Of fedshift {version}; Apache License 2.0, see LICENSE."""
+"""Functions copied into the bundle's script. They may call only each other, numpy and torch."""
+COPIED_CONSTANTS = {"CLIP_ABOVE_QUANTILE": arrays.CLIP_ABOVE_QUANTILE, "BATCH_SIZE": slicewise.BATCH_SIZE}
+SCRIPT_HEADER = '''"""Convert scans to network slices and back. fedshift {version}; Apache License 2.0, see LICENSE."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ from torch import Tensor
 
 Precision = Literal["fp32", "bf16", "auto"]
 '''
-INFERER = '''
+SCRIPT_INFERER = '''
 class SliceInferer:
-    """Called as MONAI's inferers are: volumes (1, 1, X, Y, Z) in RAS orientation to masks of the same shape."""
+    """A MONAI inferer: maps a volume (1, 1, X, Y, Z) in RAS orientation to a mask of the same shape."""
 
     def __init__(
         self, *, matrix: int, context: int, scale: float, clip_above_quantile: float, precision: Precision
@@ -78,9 +78,9 @@ class SliceInferer:
 
     def __call__(self, inputs: Tensor, network: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
         if inputs.dim() != 5 or inputs.shape[:2] != (1, 1):
-            raise ValueError(f"one 3D volume is needed, not one of {tuple(inputs.shape[1:])}")
+            raise ValueError(f"expected one 3D volume (1, 1, X, Y, Z), got {tuple(inputs.shape)}")
         if not torch.isfinite(inputs).all():
-            raise ValueError("the scan holds NaN or infinite voxels")
+            raise ValueError("the scan contains NaN or infinite voxels")
         volume = inputs[0, 0].cpu().numpy().transpose(2, 1, 0)
         mask = segment(volume, network, device=device, **self._options)
         return torch.from_numpy(np.ascontiguousarray(mask.transpose(2, 1, 0)).astype(np.float32))[None, None]
@@ -94,56 +94,56 @@ def segment_files(
     postprocessing: Callable[[Any], Any],
     device: torch.device,
 ) -> None:
-    """One scan after another."""
+    """Segment the scans one by one and save the masks."""
     if not files:
-        raise ValueError("no scans were found: set dataset_dir, or datalist to a list of files")
+        raise ValueError("no scans found: set dataset_dir to a folder of .nii.gz files, or datalist to a list of files")
     for file in files:
         data = preprocessing({"image": file})
-        found = inferer(torch.as_tensor(data["image"])[None], network, device)[0]
+        mask = inferer(torch.as_tensor(data["image"])[None], network, device)[0]
         data["pred"] = data["image"].clone()
-        data["pred"][:] = found
+        data["pred"][:] = mask
         postprocessing(data)
-        print(f"{file}: {int(found.sum())} voxels")
+        print(f"{file}: {int(mask.sum())} voxels")
 '''
 
 
-def write_bundle(model: Model, ready: Ready, folder: Path) -> None:
-    """Write the bundle (whole or not at all).
+def write_bundle(model: Model, ready: ReadyModel, folder: Path) -> None:
+    """Write the bundle to ``folder``. If anything fails, nothing is written.
 
     Raises:
-        ConfigError: no segmentation model, the folder is there already, or the network cannot be expressed.
+        ConfigError: the model is not a segmentation model, the folder exists, or the network cannot be traced.
     """
     if not model.is_segmentation:
-        raise ConfigError(f"{model.path} tells classes of pictures: export it with --onnx or --torch-export")
+        raise ConfigError(f"{model.path} is an image classifier: export it with --onnx or --torch-export")
     if folder.exists():
-        raise ConfigError(f"{folder} is there already: name a folder that is not")
-    beside = folder.with_name(f".{folder.name}.partial-{uuid.uuid4().hex[:8]}")
+        raise ConfigError(f"{folder} already exists: name a new folder")
+    staging = folder.with_name(f".{folder.name}.partial-{uuid.uuid4().hex[:8]}")
     try:
         for part in ("configs", "docs", "models", "scripts"):
-            (beside / part).mkdir(parents=True)
-        write_torchscript(model, ready, beside / "models" / "model.ts")
+            (staging / part).mkdir(parents=True)
+        write_torchscript(model, ready, staging / "models" / "model.ts")
         texts = {
             "configs/metadata.json": _json(_metadata(model, ready)),
             "configs/inference.json": _json(_inference(model)),
             "docs/README.md": model_card(model, ready),
-            "scripts/__init__.py": '"""What the configuration calls."""\n',
+            "scripts/__init__.py": '"""Functions that the configuration calls."""\n',
             "scripts/slicewise.py": script(),
-            "LICENSE": _licence(),
+            "LICENSE": _licence_text(),
         }
         for name, text in texts.items():
-            (beside / name).write_text(text, encoding="utf-8")
-        beside.rename(folder)
+            (staging / name).write_text(text, encoding="utf-8")
+        staging.rename(folder)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written ({error.strerror}): name another place") from None
+        raise ConfigError(f"{folder} cannot be written ({error.strerror}): name another folder") from None
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def script() -> str:
     """The source of ``scripts/slicewise.py``."""
-    constants = "".join(f"{name} = {value!r}\n" for name, value in CONSTANTS.items())
-    functions = "\n\n".join(inspect.getsource(function) for function in COPIED)
-    return f"{HEAD.format(version=fedshift.__version__)}\n{constants}\n\n{functions}\n{INFERER}"
+    constants = "".join(f"{name} = {value!r}\n" for name, value in COPIED_CONSTANTS.items())
+    functions = "\n\n".join(inspect.getsource(function) for function in COPIED_FUNCTIONS)
+    return f"{SCRIPT_HEADER.format(version=fedshift.__version__)}\n{constants}\n\n{functions}\n{SCRIPT_INFERER}"
 
 
 def _json(content: dict[str, Any]) -> str:
@@ -217,10 +217,11 @@ def _inference(model: Model) -> dict[str, Any]:
     }
 
 
-def _metadata(model: Model, ready: Ready) -> dict[str, Any]:
+def _metadata(model: Model, ready: ReadyModel) -> dict[str, Any]:
     header, data, job = model.header, model.data, model.header.job
     background, target = job.task.classes
     shape = [data["matrix"], data["matrix"]]
+    slice_offsets = [channel - data["context"] // 2 for channel in range(data["context"])]
     modality = EXPECTED[target].modality if target in EXPECTED else "n/a"
     return {
         "schema": SCHEMA,
@@ -232,10 +233,10 @@ def _metadata(model: Model, ready: Ready) -> dict[str, Any]:
         "required_packages_version": {"nibabel": packages.version("nibabel")},
         "name": f"{target} segmentation, {'+'.join(job.methods)}",
         "task": f"Segmentation of the {target} in volumes, slice by slice",
-        "description": f"{_trained(header)} {_WHERE} {_used(ready)}",
-        "authors": "the federation that trained it; exported by fedshift",
+        "description": f"{_training_sentence(header)} {_ORIGIN} {_statistics_sentence(ready)}",
+        "authors": "the federation that trained the model; exported by fedshift",
         "copyright": "the weights: the federation that trained them; the scripts: Apache License 2.0",
-        "data_source": _DATA[header.kind],
+        "data_source": _DATA_DESCRIPTIONS[header.kind],
         "data_type": "nibabel",
         "image_classes": f"{data['context']} neighbouring slices, intensity scaled to [0, {data['scale']:g}]",
         "label_classes": f"single channel data, 1 is {target}, 0 is everything else",
@@ -255,8 +256,8 @@ def _metadata(model: Model, ready: Ready) -> dict[str, Any]:
                     "value_range": [0, data["scale"]],
                     "is_patch_data": False,
                     "channel_def": {
-                        str(k): f"slice {k - data['context'] // 2:+d}" if k != data["context"] // 2 else "the slice"
-                        for k in range(data["context"])
+                        str(channel): f"slice {offset:+d}" if offset else "the slice"
+                        for channel, offset in enumerate(slice_offsets)
                     },
                 }
             },
@@ -276,48 +277,46 @@ def _metadata(model: Model, ready: Ready) -> dict[str, Any]:
     }
 
 
-_DATA = {
+_DATA_DESCRIPTIONS = {
     "phantom": "simulated scans (phantom), no patients",
     "patients": "scans of patients",
-    "images": "pictures",
+    "images": "images",
 }
-_WHERE = "This file does not record whether the sites were hospitals or a simulation on one machine."
-
-
-_PRECISION = {
+_ORIGIN = "This file does not record whether the sites were hospitals or a simulation on one machine."
+_PRECISION_DESCRIPTIONS = {
     "fp32": "fp32",
     "bf16": "bf16",
-    "auto": "auto: bf16 where the hardware multiplies it, else fp32; here as in training",
+    "auto": "auto: bf16 where the hardware supports it, else fp32; the same rule applies at inference",
 }
 
 
-def _trained(header: Header) -> str:
+def _training_sentence(header: Header) -> str:
     names = "+".join(header.job.methods)
     return (
-        f"Trained by federated learning ({names}) at {len(header.sites)} sites on {_DATA[header.kind]}; the model of "
-        f"round {header.round} of {header.job.task.schedule.rounds}."
+        f"Trained by federated learning ({names}) at {len(header.sites)} sites on "
+        f"{_DATA_DESCRIPTIONS[header.kind]}; model of round {header.round} of {header.job.task.schedule.rounds}."
     )
 
 
-def _used(ready: Ready) -> str:
-    """Whose statistics are inside. Sites have no names here: they may not want to be known beyond the federation."""
+def _statistics_sentence(ready: ReadyModel) -> str:
+    """Say where the exported statistics come from. Sites stay unnamed: they may not want to be known."""
     if ready.used.site is not None:
         return "Images are normalised with the statistics of one training site, which are part of the network."
     if ready.used.state is not None:
-        return "The parts that every site keeps for itself are those of one training site."
+        return "The personal layers, which each site keeps for itself, are those of one training site."
     if ready.used.own:
-        return "Statistics were estimated from scans at export and are part of the network."
+        return "Normalisation statistics were estimated from scans at export and are part of the network."
     return "The network is the same for every site."
 
 
-def model_card(model: Model, ready: Ready) -> str:
-    """``docs/README.md``."""
+def model_card(model: Model, ready: ReadyModel) -> str:
+    """The text of the bundle's ``docs/README.md``."""
     header, data, job = model.header, model.data, model.header.job
     target = job.task.classes[1]
-    scores = "".join(f"| {name} | {value:.4f} |\n" for name, value in header.scores.items()) or "| not known | |\n"
+    scores = "".join(f"| {name} | {value:.4f} |\n" for name, value in header.scores.items()) or "| unknown | |\n"
     warning = (
-        "> **Simulated data.** This model has never seen a patient: it was trained on a phantom, to show that the\n"
-        "> software works. It is of no use on real scans.\n\n"
+        "> **Simulated data.** This model was trained on a phantom, not on patients, to show that the software works.\n"
+        "> Do not use it on real scans.\n\n"
         if header.kind == "phantom"
         else ""
     )
@@ -327,55 +326,55 @@ def model_card(model: Model, ready: Ready) -> str:
 
 {warning}**Research use only. This is not a medical device; do not use it for diagnosis or treatment.**
 
-{_trained(header)} {_WHERE} {_used(ready)}
+{_training_sentence(header)} {_ORIGIN} {_statistics_sentence(ready)}
 
 ## Intended use
 Research on federated learning and on segmentation of the {target}, by people who look at every mask. Input: one
-axial volume as a NIfTI file. Output: a mask on the scan's own grid, 1 where the {target} was found.
+axial volume as a NIfTI file. Output: a mask on the scan's own grid, 1 inside the predicted {target}.
 
 ```
 cd THIS_FOLDER
 python -m monai.bundle run --config_file configs/inference.json --dataset_dir SCANS --output_dir MASKS
 ```
 
-needs `monai`, `torch`, `nibabel` and `fire`. Masks are those that `fedshift predict` writes.
+needs `monai`, `torch`, `nibabel` and `fire`. The masks are the same as those of `fedshift predict`.
 
 ## Training
 | | |
 |---|---|
 | sites | {len(header.sites)} (their names are not part of this bundle) |
-| data | {_DATA[header.kind]} |
+| data | {_DATA_DESCRIPTIONS[header.kind]} |
 | network | `{job.task.network.name}`, {_options(job.task.network.options)} |
 | initial weights | {header.initial_weights} |
 | round | {header.round} of {job.task.schedule.rounds} |
-| precision | {_PRECISION[job.task.schedule.precision]} |
+| precision | {_PRECISION_DESCRIPTIONS[job.task.schedule.precision]} |
 | seed | {job.seed} |
 | fedshift | {header.fedshift} |
 
 Methods, with their options:
 
 {options}{notes}
-## Preparation of a scan
-Turned to RAS; intensities clipped above the {data["clip_above_quantile"]:.0%} quantile of the volume and scaled to
-0 … 255 in whole numbers; slices padded with 0 to squares and resampled to {data["matrix"]} x {data["matrix"]};
-{data["context"]} neighbouring slices at a time, scaled to 0 … {data["scale"]:g}. Probabilities are brought back to the
-scan's grid and cut at 0.5. `scripts/slicewise.py` does it.
+## Preprocessing and postprocessing
+The scan is reoriented to RAS. Intensities are clipped above the {data["clip_above_quantile"]:.0%} quantile of the
+volume and scaled to integers 0 … 255. Slices are zero-padded to squares and resampled to {data["matrix"]} x
+{data["matrix"]}. The network gets {data["context"]} neighbouring slices as channels, scaled to 0 … {data["scale"]:g}.
+Probabilities are resampled to the scan's grid and thresholded at 0.5. The code is in `scripts/slicewise.py`.
 
 ## Metrics
-Mean over the training sites' validation cases, when the round was selected:
+Mean over the training sites' validation cases, for the selected round:
 
 | metric | value |
 |---|---|
 {scores}
 ## Limits
 - Scans unlike those of the training sites (other sequence, coil, field strength, plane, body part) may give wrong
-  masks without a warning. Feature shift is why this model exists; it is not solved by it.
-- Validation scores above are of the sites that trained. A new site must measure its own.
-- A model can carry traces of its training data. The sites decide who may have it.
+  masks without a warning. The training methods reduce the effect of feature shift but do not remove it.
+- The validation scores above are those of the training sites. A new site must measure its own.
+- A model can reveal information about its training data. The sites decide who may have it.
 
 ## Licence
-Configuration and scripts: Apache License 2.0 (`LICENSE`). The weights: whatever the federation that trained them, and
-the licences of its data, allow.
+Configuration and scripts: Apache License 2.0 (`LICENSE`). Weights: as permitted by the federation that trained them
+and by the licences of its data.
 """
 
 
@@ -383,14 +382,14 @@ def _options(given: dict[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in given.items()) or "no options"
 
 
-def _licence() -> str:
-    """The text of fedshift's own."""
+def _licence_text() -> str:
+    """The text of fedshift's licence, from the checkout or the installed package."""
     checkout = Path(fedshift.__file__).parents[2] / "LICENSE"
     if checkout.is_file():
         return checkout.read_text(encoding="utf-8")
-    found = [file for file in packages.files("fedshift") or () if file.name == "LICENSE"]
+    installed = [file for file in packages.files("fedshift") or () if file.name == "LICENSE"]
     return (
-        found[0].read_text(encoding="utf-8")
-        if found
+        installed[0].read_text(encoding="utf-8")
+        if installed
         else "Apache License 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
     )

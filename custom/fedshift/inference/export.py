@@ -1,6 +1,6 @@
-"""The network with its normalisation as one graph: TorchScript for the bundle, ONNX, torch.export.
+"""Export the network with its normalisation as one graph: TorchScript (for the bundle), ONNX or torch.export.
 
-A graph is float32 throughout. Every file is read again and compared with the model it was made from.
+Graphs are float32 throughout. Every exported file is loaded again and its logits are compared with the model's.
 """
 
 from __future__ import annotations
@@ -18,77 +18,80 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedshift.inference.model import Model, Ready
+from fedshift.inference.model import Model, ReadyModel
 from fedshift.schema.errors import ConfigError
 from fedshift.tasks.stages import StagedNetwork
 
-LARGEST_DIFFERENCE = 1e-4
-"""Of logits, between a model and what was exported of it."""
+MAX_LOGIT_DIFFERENCE = 1e-4
+"""Largest allowed absolute difference of logits between the model and the exported file."""
 INPUT, OUTPUT = "image", "logits"
-TRIED = (1, 3)
-"""Batch sizes that are compared."""
+COMPARED_BATCH_SIZES = (1, 3)
+"""Batch sizes at which logits are compared."""
 
 
-class _Still(TorchFunctionMode):
-    """Leaves out moves of tensors to where they are, which a trace would hold on to as moves to this machine's CPU."""
+class _DropRedundantMoves(TorchFunctionMode):
+    """Skip ``.to()`` calls that change nothing: a trace would record them as moves to this machine's CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.to and len(args) == 2 and not kwargs and _is_there(*args):
+        if func is torch.Tensor.to and len(args) == 2 and not kwargs and _is_already_there(*args):
             return args[0]
         return func(*args, **(kwargs or {}))
 
 
-def _is_there(tensor: Tensor, target: object) -> bool:
+def _is_already_there(tensor: Tensor, target: object) -> bool:
     if isinstance(target, Tensor):
         return (tensor.device, tensor.dtype) == (target.device, target.dtype)
     return tensor.device == target
 
 
 def example(model: Model, *, batch: int) -> Tensor:
-    """Images as the network gets them, (batch, C, H, W), with all values between the smallest and the largest."""
+    """Random network inputs (batch, C, H, W), uniform over the task's intensity range; the seed is the batch size."""
     low, high = model.task.intensities
     channels = cast(StagedNetwork, model.task.network()).in_channels
     shape = batch, channels, model.task.sizes["rows"], model.task.sizes["columns"]
     return low + (high - low) * torch.rand(shape, generator=torch.Generator().manual_seed(batch))
 
 
-def write_torchscript(model: Model, ready: Ready, path: Path) -> float:
-    """Write a TorchScript file for any device; returns the largest difference of its logits.
+def write_torchscript(model: Model, ready: ReadyModel, path: Path) -> float:
+    """Write a device-independent TorchScript file.
+
+    Returns:
+        The largest absolute difference between its logits and the model's.
 
     Raises:
-        ConfigError: it cannot be expressed so, or differs.
+        ConfigError: the network cannot be traced, its logits differ, or the file cannot be written.
     """
-    with _expressed(model, ready, path, "TorchScript") as network, _Still(), torch.no_grad():
+    with _exporting(model, ready, path, "TorchScript") as network, _DropRedundantMoves(), torch.no_grad():
         traced = torch.jit.trace(network, example(model, batch=2), check_trace=False)  # type: ignore[no-untyped-call]
         torch.jit.save(traced, str(path))
-        _forget_places(path)
+        _remove_debug_records(path)
         loaded = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-        return _compared(model, network, loaded, path)
+        return _check_logits(model, network, loaded, path)
 
 
-def write_torch_export(model: Model, ready: Ready, path: Path) -> float:
-    """Write an ExportedProgram (.pt2); the rest as `write_torchscript`."""
-    with _expressed(model, ready, path, "torch.export") as network, torch.no_grad():
-        torch.export.save(_exported(model, network), path)
-        return _compared(model, network, torch.export.load(path).module(), path)
+def write_torch_export(model: Model, ready: ReadyModel, path: Path) -> float:
+    """Write an ExportedProgram (.pt2); result and errors as for `write_torchscript`."""
+    with _exporting(model, ready, path, "torch.export") as network, torch.no_grad():
+        torch.export.save(_exported_program(model, network), path)
+        return _check_logits(model, network, torch.export.load(path).module(), path)
 
 
-def write_onnx(model: Model, ready: Ready, path: Path) -> float:
-    """Write ONNX, compared in onnxruntime; the rest as `write_torchscript`.
+def write_onnx(model: Model, ready: ReadyModel, path: Path) -> float:
+    """Write ONNX, checked with onnxruntime; result and errors as for `write_torchscript`.
 
     Raises:
-        ConfigError: also if the packages for it are not installed.
+        ConfigError: also if onnxruntime or onnxscript is not installed.
     """
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 - the exporter needs it
     except ImportError as error:
         raise ConfigError(
-            f"--onnx needs {error.name}, which is not installed here: pip install 'fedshift[export]'"
+            f"--onnx needs {error.name}, which is not installed: pip install 'fedshift[export]'"
         ) from None
-    with _expressed(model, ready, path, "ONNX") as network, torch.no_grad():
+    with _exporting(model, ready, path, "ONNX") as network, torch.no_grad():
         program = torch.onnx.export(
-            _exported(model, network), input_names=[INPUT], output_names=[OUTPUT], dynamo=True, verbose=False
+            _exported_program(model, network), input_names=[INPUT], output_names=[OUTPUT], dynamo=True, verbose=False
         )
         assert program is not None
         program.save(str(path))
@@ -98,56 +101,63 @@ def write_onnx(model: Model, ready: Ready, path: Path) -> float:
             (logits,) = session.run(None, {INPUT: x.numpy()})
             return torch.from_numpy(np.asarray(logits))
 
-        return _compared(model, network, run, path)
+        return _check_logits(model, network, run, path)
 
 
-def _exported(model: Model, network: nn.Module) -> torch.export.ExportedProgram:
+def _exported_program(model: Model, network: nn.Module) -> torch.export.ExportedProgram:
+    """Run ``torch.export`` with a dynamic batch size and drop stack traces, which name files on this machine."""
     batch = torch.export.Dim("batch", min=1, max=4096)
     program = torch.export.export(network, (example(model, batch=2),), dynamic_shapes=({0: batch},))
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:
-                node.meta.pop("stack_trace", None)  # lines and folders of this machine
+                node.meta.pop("stack_trace", None)
     return program
 
 
-def _forget_places(path: Path) -> None:
-    """Remove from a TorchScript file where on this machine each operation came from."""
-    beside = path.with_name(f".{path.name}.partial")
-    with zipfile.ZipFile(path) as traced, zipfile.ZipFile(beside, "w", zipfile.ZIP_STORED) as clean:
+def _remove_debug_records(path: Path) -> None:
+    """Remove the debug records of a TorchScript file, which name source files on this machine."""
+    cleaned_path = path.with_name(f".{path.name}.partial")
+    with zipfile.ZipFile(path) as traced, zipfile.ZipFile(cleaned_path, "w", zipfile.ZIP_STORED) as clean:
         for entry in traced.infolist():
             if not entry.filename.endswith(".debug_pkl"):
                 clean.writestr(entry.filename, traced.read(entry))
-    beside.replace(path)
+    cleaned_path.replace(path)
 
 
-def _compared(model: Model, network: nn.Module, other: Callable[[Tensor], Tensor], path: Path) -> float:
-    """The largest difference of logits.
+def _check_logits(model: Model, network: nn.Module, other: Callable[[Tensor], Tensor], path: Path) -> float:
+    """Return the largest absolute difference of logits between the model and the exported file.
 
     Raises:
-        ConfigError: it is too large; the file is removed.
+        ConfigError: the difference exceeds `MAX_LOGIT_DIFFERENCE`; the file is deleted.
     """
-    inputs = [example(model, batch=batch) for batch in TRIED]
+    inputs = [example(model, batch=batch) for batch in COMPARED_BATCH_SIZES]
     difference = max(float((network(x) - other(x)).abs().max()) for x in inputs)
-    if not difference <= LARGEST_DIFFERENCE:
+    if not difference <= MAX_LOGIT_DIFFERENCE:
         path.unlink()
         raise ConfigError(
-            f"{path} gave logits that differ by {difference:.2g} from the model's (more than {LARGEST_DIFFERENCE:g}), "
-            "so it was deleted: use another format"
+            f"the logits of {path} differ from the model's by {difference:.2g} (allowed: {MAX_LOGIT_DIFFERENCE:g}), so "
+            "it was deleted: use another format"
         )
     return difference
 
 
 @contextmanager
-def _expressed(model: Model, ready: Ready, path: Path, what: str) -> Iterator[nn.Module]:
-    """The network on the CPU; whatever an exporter raises becomes a sentence, its chatter is held back.
+def _exporting(model: Model, ready: ReadyModel, path: Path, what: str) -> Iterator[nn.Module]:
+    """Yield the network on the CPU; silence the exporter's log messages and turn its errors into a ConfigError.
+
+    Args:
+        model: named in errors.
+        ready: its predictor is moved to the CPU and back afterwards.
+        path: the file to write.
+        what: the format's name for errors.
 
     Raises:
-        ConfigError: also if ``path`` cannot be written, or is there already.
+        ConfigError: the export failed, or ``path`` exists or cannot be written.
     """
     if path.exists() or not path.parent.is_dir():
-        wrong = "is there already" if path.exists() else "lies in a folder that does not exist"
-        raise ConfigError(f"{path} {wrong}: name another place")
+        problem = "already exists" if path.exists() else "is in a folder that does not exist"
+        raise ConfigError(f"{path} {problem}: name another file")
     network = ready.predictor.to("cpu")
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -158,12 +168,12 @@ def _expressed(model: Model, ready: Ready, path: Path, what: str) -> Iterator[nn
     except ConfigError:
         raise
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}): name another place") from None
-    except Exception as error:  # exporters raise all kinds
+        raise ConfigError(f"{path} cannot be written ({error.strerror}): name another file") from None
+    except Exception as error:  # exporters raise many types of error
         names = "+".join(model.header.job.methods)
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(
-            f"the model ({names}, {model.header.job.task.network.name}) cannot be expressed as {what} ({reason:.200}): "
+            f"the model ({names}, {model.header.job.task.network.name}) cannot be exported as {what} ({reason:.200}): "
             "use another format"
         ) from None
     finally:

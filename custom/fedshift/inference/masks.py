@@ -1,4 +1,4 @@
-"""A mask in the geometry of the scan that it was found in, written and read back."""
+"""Write a mask in the geometry of its scan, and verify it by reading it back."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from fedshift.data.scans import SUFFIXES, Scan, read_scan, stem_of, suffix_of
 from fedshift.schema.errors import DataError
 
 TOLERANCE = 1e-3
-"""Millimetres, and direction cosines: NIfTI holds 32 bits of each."""
+"""Allowed difference of positions (mm) and direction cosines; NIfTI stores both as float32."""
 
 
 def mask_path(image: Path, out: Path) -> Path:
-    """``<stem>_mask`` in the image's own format; of a DICOM folder NIfTI."""
-    suffix = None if image.is_dir() else suffix_of(image)
-    return out / f"{stem_of(image.resolve() if image.is_dir() else image)}_mask{suffix or SUFFIXES[0]}"
+    """The mask's path: ``<stem>_mask`` in the image's own format, or NIfTI for a DICOM folder."""
+    if image.is_dir():
+        return out / f"{stem_of(image.resolve())}_mask{SUFFIXES[0]}"
+    return out / f"{stem_of(image)}_mask{suffix_of(image) or SUFFIXES[0]}"
 
 
 def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> None:
     """Write a mask on the grid of the file that ``scan`` was read from, and read it back.
 
     Args:
-        mask: bool, as ``scan.voxels``: RAS, ``[z, y, x]``.
-        scan: gives the geometry, and how the file itself was oriented.
-        path: its suffix chooses the format.
-        source: the scan's file. Of NIfTI the mask has both of the header's positions (qform and sform) with their
-            codes, since readers differ in which they believe.
+        mask: bool ``[z, y, x]`` in RAS, as ``scan.voxels``.
+        scan: its geometry, and the orientation of the original file.
+        path: the suffix selects the format.
+        source: the scan's file. From a NIfTI source, qform and sform are both copied with their codes, because
+            readers differ in which one they use.
 
     Raises:
-        DataError: it cannot be written, or is not the same when it is read.
+        DataError: the mask cannot be written, or reading it back gives other voxels or another geometry.
     """
     image = sitk.GetImageFromArray(np.ascontiguousarray(mask, dtype=np.uint8))
     image.SetSpacing(scan.spacing)
@@ -46,7 +47,7 @@ def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> Non
             sitk.WriteImage(image, str(path), useCompression=True)
     except (RuntimeError, OSError):
         path.unlink(missing_ok=True)
-        raise DataError(f"{path} cannot be written: make room or give write permission there") from None
+        raise DataError(f"{path} cannot be written: free disk space or give write permission there") from None
     back = read_scan(path)
     same = (
         np.array_equal(back.voxels, mask)
@@ -54,11 +55,13 @@ def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> Non
         and np.allclose(back.spacing, scan.spacing, rtol=0, atol=TOLERANCE)
         and np.allclose(back.origin, scan.origin, rtol=1e-6, atol=TOLERANCE)
         and np.allclose(back.stored_direction, scan.stored_direction, rtol=0, atol=TOLERANCE)
-        and (not is_nifti(source) or _positions(path) == _positions(source))
+        and (not is_nifti(source) or _affines(path) == _affines(source))
     )
     if not same:
         path.unlink()
-        raise DataError(f"{path} does not lie on its scan when it is read again, so it was deleted: save the scan anew")
+        raise DataError(
+            f"{path} does not match the geometry of its scan when read back, so it was deleted: export the scan again"
+        )
 
 
 def is_nifti(path: Path) -> bool:
@@ -67,25 +70,26 @@ def is_nifti(path: Path) -> bool:
 
 
 def _write_nifti(grid: np.ndarray, source: Path, path: Path) -> None:
-    """``grid`` [z, y, x] as the file itself is oriented, under the source's header without its words."""
+    """Write ``grid`` [z, y, x], in the file's own orientation, with the source's header but without its text fields."""
     stored = nibabel.load(source)
     header = stored.header.copy()
     header.set_data_dtype(np.uint8)
     header.set_slope_inter(1, 0)
     header["cal_min"] = header["cal_max"] = 0
-    for words in ("descrip", "aux_file", "intent_name"):
-        header[words] = b""
+    for text_field in ("descrip", "aux_file", "intent_name"):
+        header[text_field] = b""
     header.extensions.clear()
     values = np.ascontiguousarray(grid.transpose(2, 1, 0)).reshape(stored.shape)
     nibabel.save(type(stored)(values, None, header), path)
 
 
-def _positions(path: Path) -> tuple[object, ...]:
+def _affines(path: Path) -> tuple[object, ...]:
+    """The qform and sform of a NIfTI file as bytes, and their codes."""
     header = nibabel.load(path).header
     forms = header.get_qform(), header.get_sform()
     return *(form.tobytes() for form in forms), int(header["qform_code"]), int(header["sform_code"])
 
 
 def volume_ml(mask: np.ndarray, scan: Scan) -> float:
-    """Volume of what is True, in millilitres."""
+    """Volume of the mask in millilitres."""
     return float(np.count_nonzero(mask) * np.prod(scan.spacing) / 1000)

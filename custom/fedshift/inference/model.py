@@ -1,7 +1,7 @@
-"""A model file made ready to predict: its network, what its methods do to images first, and whose parts it uses.
+"""Load a model file for prediction: the network, the methods' input transforms, and the site state they need.
 
-Only what works at test time is taken along: methods that change inputs, and those that say what a site without parts of
-its own does. A model trained with FedFA, say, predicts as the plain network.
+Only methods that act at test time are used: those that transform inputs, and those that define how a site without
+its own state predicts. A model trained with FedFA, for example, predicts as the plain network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshift.federation.model_files import Header, header_of, load_checkpoint
+from fedshift.federation.model_files import Header, header_of, read_model_file
 from fedshift.federation.site.state import SiteState, StateStore
 from fedshift.inference.slicewise import batches
 from fedshift.methods.base import Client, Run
@@ -25,19 +25,20 @@ from fedshift.methods.shared.norms import norm_keys
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import MethodArrays
 from fedshift.schema.strict import nearest
-from fedshift.tasks.base import Task, build_task
+from fedshift.tasks.base import Task
 from fedshift.tasks.device import choose_device
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import prepare
 from fedshift.tasks.stages import StagedNetwork
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Whose parts are used where a model has none for everybody; at most one is set.
+    """Which site's statistics and personal layers to use if the model has none that all sites share.
 
-    ``site``: the statistics of this site, as the model file has them. ``own``: those of the images that are given, as a
-    site that has never trained would measure its own. ``state``: all that one site keeps for itself, from its folder of
-    the job.
+    Set at most one. ``site``: the statistics of this site, which the model file contains. ``own``: statistics measured
+    on the given images, as at a site that has never trained. ``state``: one site's complete state, read from its
+    folder of the job.
     """
 
     site: str | None = None
@@ -47,7 +48,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Model:
-    """A model file as it was read."""
+    """The content of a model file."""
 
     path: Path
     header: Header
@@ -57,36 +58,36 @@ class Model:
 
     @property
     def is_segmentation(self) -> bool:
-        """Whether it finds what is foreground in volumes; otherwise it tells classes of pictures."""
+        """True if the model segments volumes, False if it classifies images."""
         return self.header.job.task.kind == "segmentation"
 
     @property
     def data(self) -> dict[str, Any]:
-        """How its images were prepared, `fedshift.tasks.base.Task.preparation`."""
+        """How the training images were prepared: `fedshift.tasks.base.Task.preparation`."""
         return self.header.preparation
 
 
 class Predictor(nn.Module):
-    """Images as the task makes them (B, C, H, W) to logits; the methods' normalisation comes first."""
+    """Maps the task's images (B, C, H, W) to logits; the methods' normalisation is applied first."""
 
     def __init__(self, net: nn.Module, chain: ClientChain) -> None:
-        """Both are of one site's view of the model."""
+        """Wrap a network and its method chain, both with the same site's state."""
         super().__init__()
         self.net = net
         self._chain = chain
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits of ``x`` (B, C, H, W)."""
         logits: Tensor = self.net(self._chain.inputs(x, training=False))
         return logits
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A model that predicts.
+class ReadyModel:
+    """A model that can predict.
 
-    ``used`` is the choice as far as it changes anything, ``statistics`` says the same in a few words, ``notes`` are
-    sentences for people.
+    ``used`` is the requested choice, or the empty one if it has no effect on this model. ``statistics`` names its
+    source for users, and ``notes`` are remarks for users.
     """
 
     predictor: Predictor
@@ -97,7 +98,7 @@ class Ready:
 
 
 class Images:
-    """Images that are given for prediction, as methods read a site's training samples; they have no targets."""
+    """Images given for prediction, with the interface of a site's training samples; targets are all zero."""
 
     def __init__(self, batches: Sequence[Tensor]) -> None:
         """``batches`` are (B, C, H, W) float32."""
@@ -105,22 +106,22 @@ class Images:
         self.n_train = sum(len(batch) for batch in batches)
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """In order."""
+        """Yield the batches in order, each with zero targets."""
         for batch in self._batches:
             yield batch, torch.zeros(len(batch), dtype=torch.int64)
 
     @classmethod
     def of_scans(cls, scans: Sequence[np.ndarray], *, context: int, scale: float) -> Images:
-        """Of scans as `fedshift.inference.slicewise.to_network` makes them."""
+        """Make batches from scans in the format of `fedshift.inference.slicewise.to_network`."""
         return cls([batch for scan in scans for batch in batches(scan, context=context, scale=scale)])
 
 
-class _Wanted(Exception):
-    """A method asks for what a site would have remembered; its argument is the method's name."""
+class _MissingSiteState(Exception):
+    """A method reads site state that is not available; the argument is the method's name."""
 
 
-class _Remembered(dict[str, Tensor]):
-    """A method's part of a site's state, which notes whether it is read; what is not there is `_Wanted`."""
+class _TrackedState(dict[str, Tensor]):
+    """One method's site state. Records whether it is read; a missing key raises `_MissingSiteState`."""
 
     def __init__(self, method: str, content: Mapping[str, Tensor]) -> None:
         super().__init__(content)
@@ -132,91 +133,94 @@ class _Remembered(dict[str, Tensor]):
         return super().__getitem__(key)
 
     def __missing__(self, key: str) -> Tensor:
-        raise _Wanted(self._method)
+        raise _MissingSiteState(self._method)
 
 
 def open_model(path: Path) -> Model:
     """Read a model file.
 
     Raises:
-        ConfigError: as `load_checkpoint`; or it is encrypted, or trained on images prepared otherwise.
+        ConfigError: as `read_model_file`; or the file is encrypted, or its images were prepared differently.
     """
-    content = load_checkpoint(path)
+    content = read_model_file(path)
     header = header_of(content, where=str(path))
     if header.encrypted:
         raise ConfigError(f"{path} is encrypted: open it with 'fedshift site decrypt' at a site first")
     if header.preparation != build_task(header.job).preparation():
         raise ConfigError(
-            f"{path} was trained on images that were prepared otherwise than this version does: use fedshift "
-            f"{header.fedshift}"
+            f"{path} was trained on images prepared differently from this version: use fedshift {header.fedshift}"
         )
     arrays = {name: {key: value.numpy() for key, value in a.items()} for name, a in content["methods"].items()}
     return Model(path, header, build_task(header.job), content["weights"], arrays)
 
 
-def make_ready(model: Model, choice: Choice, *, images: Images | None = None, device: str = "auto") -> Ready:
-    """Put network, methods and the chosen site's parts together.
+def make_ready(model: Model, choice: Choice, *, images: Images | None = None, device: str = "auto") -> ReadyModel:
+    """Combine the network, its methods and the chosen site's state.
 
     Args:
-        model: what `open_model` gave.
-        choice: whose parts to use; what the model does not need is said in the notes.
-        images: those to estimate from, with ``choice.own``.
-        device: as torch names it, or ``auto``.
+        model: from `open_model`.
+        choice: which site's state to use; if the model does not need it, a note says so.
+        images: for ``choice.own``, the images to estimate statistics from.
+        device: a torch device name, or ``auto``.
 
     Raises:
-        ConfigError: a choice is needed and was not made, or does not fit.
+        ConfigError: the model needs a choice and none was made, or the choice does not fit the model.
     """
     header, job = model.header, model.header.job
     if choice.site is not None and choice.site not in header.statistics:
         raise ConfigError(
-            f"{model.path} has no statistics of a site {choice.site!r}{nearest(choice.site, header.statistics)}"
+            f"{model.path} has no statistics of site {choice.site!r}{nearest(choice.site, header.statistics)}"
         )
     net = model.task.network()
-    loaded = MethodSet(job, net)
+    methods = MethodSet(job, net)
     net.load_state_dict(model.weights)
-    state = _state(model, choice)
-    notes = _about_personal_parts(model, loaded, choice)
+    state = _load_site_state(model, choice)
+    notes = _personal_notes(model, methods, choice)
     net.load_state_dict(state.personal, strict=False)
-    on = choose_device(device)
-    net = prepare(net, job.task.schedule.precision, on).eval()
-    taken = [method for method in loaded if _works_at_test(method, net, choice)]
-    remembered = {m.name: _Remembered(m.name, state.methods.get(m.name, {})) for m in taken}
+    torch_device = choose_device(device)
+    net = prepare(net, job.task.schedule.precision, torch_device).eval()
+    active = [method for method in methods if _acts_at_test_time(method, net, choice)]
+    states = {m.name: _TrackedState(m.name, state.methods.get(m.name, {})) for m in active}
     if choice.site is not None:
-        for method in taken:
+        for method in active:
             arrays, index = model.arrays.get(method.name, {}), header.statistics.index(choice.site)
             try:
-                remembered[method.name].update(method.client().state_from_model(arrays, index))
+                states[method.name].update(method.client().state_from_model(arrays, index))
             except (KeyError, IndexError) as error:
-                raise _incomplete(model, error) from None
-    chain = ClientChain(taken, _run(model, net, choice), cast("dict[str, dict[str, Tensor]]", remembered))
+                raise _incomplete_error(model, error) from None
+    chain = ClientChain(active, _run(model, net, choice), cast("dict[str, dict[str, Tensor]]", states))
     if choice.own:
         assert images is not None
         chain.statistics(images)
     try:
         chain.receive(model.arrays)
     except (KeyError, IndexError) as error:
-        raise _incomplete(model, error) from None
+        raise _incomplete_error(model, error) from None
     if choice.own:
         assert images is not None
         chain.newcomer(images)
-    _probe(model, net, chain)
-    used = bool(header.personal and choice != Choice()) or any(part.read for part in remembered.values())
-    used = used or (choice.state is not None and any(m.client().scores_own_model(net) for m in taken))
-    if choice != Choice() and not used:
+    _check_complete(model, net, chain)
+    has_effect = (
+        bool(header.personal and choice != Choice())
+        or any(method_state.read for method_state in states.values())
+        or (choice.state is not None and any(m.client().scores_own_model(net) for m in active))
+    )
+    if choice != Choice() and not has_effect:
         notes.append("the model is the same for every site, so the choice of a site's statistics changes nothing")
-    choice = choice if used else Choice()
-    return Ready(Predictor(net, chain).eval(), on, choice, _said(choice, images, job.task.kind), tuple(notes))
+    used = choice if has_effect else Choice()
+    name = _statistics_name(used, images, job.task.kind)
+    return ReadyModel(Predictor(net, chain).eval(), torch_device, used, name, tuple(notes))
 
 
-def _incomplete(model: Model, error: Exception) -> ConfigError:
+def _incomplete_error(model: Model, error: Exception) -> ConfigError:
     return ConfigError(
-        f"{model.path} does not hold what its methods need ({type(error).__name__}: {error}): copy it again from the "
-        "server"
+        f"{model.path} lacks arrays that its methods need ({type(error).__name__}: {error}): copy it again from "
+        "the server"
     )
 
 
 def _run(model: Model, net: nn.Module, choice: Choice) -> Run:
-    """As at a site that scores the model."""
+    """The run description that a site would use to evaluate the model."""
     job = model.header.job
     return Run(
         seed=job.seed,
@@ -232,85 +236,94 @@ def _run(model: Model, net: nn.Module, choice: Choice) -> Run:
     )
 
 
-def _works_at_test(method: Method, net: nn.Module, choice: Choice) -> bool:
-    """Whether a method's half does anything when a site scores a model."""
-    half = method.client()
-    changes = type(half).inputs is not Client.inputs or type(half).newcomer is not Client.newcomer
-    # What is personal, but not by keys: the half mixes it in when it receives a model.
-    mixes = half.scores_own_model(net) and not half.personal(net)
-    return changes or (choice.state is not None and mixes)
+def _acts_at_test_time(method: Method, net: nn.Module, choice: Choice) -> bool:
+    """Whether the method's client part has an effect when a site evaluates a model."""
+    client = method.client()
+    transforms_inputs = type(client).inputs is not Client.inputs or type(client).newcomer is not Client.newcomer
+    # Personal models without personal keys: the client mixes its own weights in when it receives the model.
+    mixes_own_weights = client.scores_own_model(net) and not client.personal(net)
+    return transforms_inputs or (choice.state is not None and mixes_own_weights)
 
 
-def _probe(model: Model, net: nn.Module, chain: ClientChain) -> None:
-    """See whether anything is missing, on an image of zeros."""
+def _check_complete(model: Model, net: nn.Module, chain: ClientChain) -> None:
+    """Apply the input transforms to an image of zeros, to find missing site state before the first prediction.
+
+    Raises:
+        ConfigError: a method needs a site's statistics.
+    """
     channels = cast(StagedNetwork, net).in_channels
     x = torch.zeros(1, channels, model.task.sizes["rows"], model.task.sizes["columns"])
     try:
         chain.inputs(x.to(next(net.parameters()).device), training=False)
-    except _Wanted as wanted:
+    except _MissingSiteState as method_name:
         raise ConfigError(
-            f"{model.path}: method {wanted} normalises images with the statistics of their site: name one of "
-            f"{', '.join(model.header.statistics)} with --site, or estimate them from the images given with "
+            f"{model.path}: method {method_name} normalises images with statistics of their site: name one of "
+            f"{', '.join(model.header.statistics)} with --site, or estimate them from the given images with "
             "--statistics own"
         ) from None
 
 
-def _state(model: Model, choice: Choice) -> SiteState:
-    """What a site held when it scored the model, as `fedshift.federation.site.site` would take it."""
+def _load_site_state(model: Model, choice: Choice) -> SiteState:
+    """Load the state that the chosen site had when it evaluated the model; empty if no state was chosen.
+
+    Raises:
+        ConfigError: the folder has no state of that round, or of another job.
+    """
     if choice.state is None:
         return SiteState()
     header, folder = model.header, choice.state
-    found = StateStore(folder).before(header.round + 1)
-    if found is None:
+    state = StateStore(folder).before(header.round + 1)
+    if state is None:
         raise ConfigError(
-            f"{folder} holds no state of a site up to round {header.round}: name the site's own folder among the "
-            f"states of the job, such as site_state/{header.job.task.sites[0]}"
+            f"{folder} has no site state up to round {header.round}: name the site's folder in the job's site_state, "
+            f"such as site_state/{header.job.task.sites[0]}"
         )
-    wanted = {key: model.weights[key].shape for key in header.personal}
-    if {key: value.shape for key, value in found.personal.items()} != wanted:
+    expected = {key: model.weights[key].shape for key in header.personal}
+    if {key: value.shape for key, value in state.personal.items()} != expected:
         raise ConfigError(
-            f"{folder} does not have what {model.path} leaves to its sites: it is of another job, or the site had "
-            "not trained by then"
+            f"{folder} does not have the personal layers that {model.path} needs: name a folder of the same job, of a "
+            "site that had trained by that round"
         )
-    return found
+    return state
 
 
-def _about_personal_parts(model: Model, loaded: MethodSet, choice: Choice) -> list[str]:
-    """Notes on what is not everybody's.
+def _personal_notes(model: Model, methods: MethodSet, choice: Choice) -> list[str]:
+    """Notes on personal layers.
 
     Raises:
-        ConfigError: parts that the file does not have, and that nothing can stand in for.
+        ConfigError: the file lacks layers that each site keeps, and they cannot be replaced by estimates.
     """
     if choice.state is not None:
         return []
-    withheld, keeping = loaded.withheld, " and ".join(loaded.withholding)
+    withheld, names = methods.withheld, " and ".join(methods.withholding)
     if withheld:
-        normalises = withheld <= norm_keys(loaded.net, "all")
-        if not (choice.own and normalises):
+        only_norms = withheld <= norm_keys(methods.net, "all")
+        if not (choice.own and only_norms):
             or_own = (
-                ", or estimate running statistics from the images given with --statistics own" if normalises else ""
+                ", or estimate running statistics from the given images with --statistics own" if only_norms else ""
             )
             raise ConfigError(
-                f"{model.path} is personal (method {keeping}): every site keeps {len(withheld)} of its "
-                f"{len(model.weights)} arrays, and here they are as they were at the start: name a site's folder of "
+                f"{model.path} is personal (method {names}): every site keeps {len(withheld)} of its "
+                f"{len(model.weights)} arrays, and the file has only their initial values: name a site's folder of "
                 f"the job with --site-state{or_own}"
             )
         return [
-            f"method {keeping}: layers that every site keeps for itself have their first scale and shift, and running "
-            "statistics of the images given"
+            f"method {names}: the norm layers that every site keeps have their initial scale and shift, and running "
+            "statistics of the given images"
         ]
     if model.header.personal:
-        return ["layers that every site keeps for itself are the average of the sites'"]
-    if loaded.scores_own_model or loaded.fine_tune_epochs:
-        return ["this is the model before sites make it their own; scores of personal models are not its scores"]
+        return ["personal layers, which every site keeps for itself, are the average of the sites'"]
+    if methods.scores_own_model or methods.fine_tune_epochs:
+        return ["this is the shared model before each site adapts it; scores of personal models do not apply to it"]
     return []
 
 
-def _said(choice: Choice, images: Images | None, kind: str) -> str:
+def _statistics_name(choice: Choice, images: Images | None, kind: str) -> str:
+    """The source of the statistics, for users."""
     if choice.site is not None:
         return f"site {choice.site}"
     if choice.state is not None:
         return f"state of {choice.state.resolve().name}"
     if choice.own and images is not None:
-        return f"own, of {images.n_train} {'slices' if kind == 'segmentation' else 'pictures'}"
+        return f"own, of {images.n_train} {'slices' if kind == 'segmentation' else 'images'}"
     return "the model's own"

@@ -1,7 +1,7 @@
-"""A picture of a scan with the outline of what was found: the largest slice, and the slices around it.
+"""Draw a scan with the outline of its mask: the slice with the largest area, and an overview of the other slices.
 
-Slices are shown as a radiologist sees them, in true proportions; the outline runs along the voxels of the mask that was
-written, so it shows what is in the file.
+Slices are in radiological orientation and true proportions. The outline follows the voxels of the written mask, so it
+shows exactly what is in the file.
 """
 
 from __future__ import annotations
@@ -17,58 +17,67 @@ from fedshift.schema.errors import DataError
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
-LARGE, SMALL = 520, 170
-"""Pixels of the longer side of the large slice and of the small ones."""
+LARGE_SIDE, SMALL_SIDE = 520, 170
+"""Length of the longer side of the large slice and of the small slices, in pixels."""
 COLUMNS, ROWS = 5, 3
-GAP, LINE = 8, 20
-OUTLINE, BACKGROUND, TEXT, FAINT = (255, 196, 0), (18, 20, 24), (235, 235, 235), (150, 155, 165)
-LABELS = {"phantom": "trained on simulated data (phantom)"}
+GAP, LINE_HEIGHT = 8, 20
+OUTLINE_COLOUR, BACKGROUND_COLOUR, TEXT_COLOUR, FAINT_TEXT_COLOUR = (
+    (255, 196, 0),
+    (18, 20, 24),
+    (235, 235, 235),
+    (150, 155, 165),
+)
+DATA_NOTES = {"phantom": "trained on simulated data (phantom)"}
 
 
 def draw(scan: Scan, mask: np.ndarray, path: Path, *, title: str, kind: str) -> None:
     """Write a PNG.
 
     Args:
-        scan: RAS.
-        mask: bool, as ``scan.voxels``.
-        path: where.
-        title: one line.
-        kind: of the data that the model was trained on.
+        scan: the scan, in RAS.
+        mask: bool, same shape as ``scan.voxels``.
+        path: the PNG file.
+        title: one line of text.
+        kind: kind of the model's training data; for ``phantom`` a note is added.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the file cannot be written.
     """
     slices, masks = radiological(to_uint8(scan.voxels)), radiological(mask)
     spacing = scan.spacing[1], scan.spacing[0]
     areas = masks.sum((1, 2))
     largest = int(areas.argmax()) if areas.any() else len(slices) // 2
-    chosen = _around(areas, COLUMNS * ROWS)
-    big = _tile(slices[largest], masks[largest], spacing, LARGE)
-    small = [_tile(slices[k], masks[k], spacing, SMALL) for k in chosen]
+    chosen = _shown_slices(areas, COLUMNS * ROWS)
+    big = _tile(slices[largest], masks[largest], spacing, LARGE_SIDE)
+    small = [_tile(slices[k], masks[k], spacing, SMALL_SIDE) for k in chosen]
     width, height = small[0].size
     sheet_width = big.width + GAP + COLUMNS * (width + GAP)
-    sheet_height = max(big.height, ROWS * (height + GAP)) + 3 * LINE + 2 * GAP
-    sheet = Image.new("RGB", (sheet_width + GAP, sheet_height), BACKGROUND)
+    sheet_height = max(big.height, ROWS * (height + GAP)) + 3 * LINE_HEIGHT + 2 * GAP
+    sheet = Image.new("RGB", (sheet_width + GAP, sheet_height), BACKGROUND_COLOUR)
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
-    pen.text((GAP, GAP), _fitted(title, font, sheet_width), TEXT, font)
-    top = GAP + LINE + 4
+    pen.text((GAP, GAP), _truncated(title, font, sheet_width), TEXT_COLOUR, font)
+    top = GAP + LINE_HEIGHT + 4
     sheet.paste(big, (GAP, top))
-    _sides(pen, (GAP, top), big.size, font)
-    _number(pen, (GAP, top), f"slice {largest + 1} of {len(slices)}", font)
+    _label_directions(pen, (GAP, top), big.size, font)
+    _label_slice(pen, (GAP, top), f"slice {largest + 1} of {len(slices)}", font)
     for place, (k, tile) in enumerate(zip(chosen, small, strict=True)):
         corner = 2 * GAP + big.width + place % COLUMNS * (width + GAP), top + place // COLUMNS * (height + GAP)
         sheet.paste(tile, corner)
-        _number(pen, corner, str(k + 1), font)
-    words = ["research use only, not a medical device", *([LABELS[kind]] if kind in LABELS else [])]
-    pen.text((GAP, sheet_height - LINE - 2), "; ".join(words), FAINT, font)
+        _label_slice(pen, corner, str(k + 1), font)
+    footer = "research use only, not a medical device"
+    if kind in DATA_NOTES:
+        footer += f"; {DATA_NOTES[kind]}"
+    pen.text((GAP, sheet_height - LINE_HEIGHT - 2), footer, FAINT_TEXT_COLOUR, font)
     try:
         sheet.save(path, optimize=True)
     except OSError as error:
-        raise DataError(f"{path} cannot be written ({error.strerror or error}): make room there") from None
+        raise DataError(
+            f"{path} cannot be written ({error.strerror or error}): free disk space or name another folder with --out"
+        ) from None
 
 
-def _around(areas: np.ndarray, most: int) -> list[int]:
-    """Slices to show: those with something in them and one on either side, thinned out evenly if they are many."""
+def _shown_slices(areas: np.ndarray, most: int) -> list[int]:
+    """Indices of at most ``most`` slices to show: evenly spaced over the foreground and one slice on either side."""
     inside = np.flatnonzero(areas) if areas.any() else np.arange(len(areas))
     first, last = max(int(inside[0]) - 1, 0), min(int(inside[-1]) + 1, len(areas) - 1)
     count = min(most, last - first + 1)
@@ -76,33 +85,37 @@ def _around(areas: np.ndarray, most: int) -> list[int]:
 
 
 def _tile(image: np.ndarray, mask: np.ndarray, spacing: tuple[float, float], longest: int) -> Image.Image:
-    """A slice (rows, columns) of pixels of ``spacing`` mm with its outline, ``longest`` pixels on its longer side."""
+    """Draw a slice (rows, columns) with its outline.
+
+    ``spacing`` is the pixel size in mm (row, column); ``longest`` is the length of the longer side in pixels.
+    """
     height, width = image.shape[0] * spacing[0], image.shape[1] * spacing[1]
     size = tuple(max(1, round(side * longest / max(height, width))) for side in (width, height))
     grey = Image.fromarray(np.ascontiguousarray(image)).resize(size, Image.Resampling.BICUBIC)
     inside = np.asarray(Image.fromarray(np.ascontiguousarray(mask)).resize(size, Image.Resampling.NEAREST))
     shown = np.repeat(np.asarray(grey)[..., None], 3, axis=2).copy()
-    shown[_outline(inside, thick=longest >= LARGE)] = OUTLINE
+    shown[_outline(inside, thick=longest >= LARGE_SIDE)] = OUTLINE_COLOUR
     return Image.fromarray(shown)
 
 
 def _outline(mask: np.ndarray, *, thick: bool) -> np.ndarray:
-    """Pixels inside a mask (rows, columns) that touch its outside."""
+    """Pixels of a mask (rows, columns) at its border: one pixel wide, or two if ``thick``."""
     edge = mask.copy()
     for _ in range(1 + thick):
-        edge = _shrunk(edge)
+        edge = _erode(edge)
     line: np.ndarray = mask & ~edge
     return line
 
 
-def _shrunk(mask: np.ndarray) -> np.ndarray:
+def _erode(mask: np.ndarray) -> np.ndarray:
+    """Remove the pixels that have a 4-neighbour outside the mask."""
     padded = np.pad(mask, 1)
     inner: np.ndarray = padded[2:, 1:-1] & padded[:-2, 1:-1] & padded[1:-1, 2:] & padded[1:-1, :-2] & mask
     return inner
 
 
-def _sides(pen: ImageDraw.ImageDraw, corner: tuple[int, int], size: tuple[int, int], font: Font) -> None:
-    """Patient's right and left, anterior and posterior."""
+def _label_directions(pen: ImageDraw.ImageDraw, corner: tuple[int, int], size: tuple[int, int], font: Font) -> None:
+    """Label the patient's right, left, anterior and posterior side."""
     (x, y), (width, height) = corner, size
     for word, place, anchor in (
         ("R", (x + 6, y + height // 2), "lm"),
@@ -110,15 +123,15 @@ def _sides(pen: ImageDraw.ImageDraw, corner: tuple[int, int], size: tuple[int, i
         ("A", (x + width // 2, y + 4), "mt"),
         ("P", (x + width // 2, y + height - 4), "mb"),
     ):
-        pen.text(place, word, TEXT, font, anchor=anchor, stroke_width=2, stroke_fill=BACKGROUND)
+        pen.text(place, word, TEXT_COLOUR, font, anchor=anchor, stroke_width=2, stroke_fill=BACKGROUND_COLOUR)
 
 
-def _number(pen: ImageDraw.ImageDraw, corner: tuple[int, int], text: str, font: Font) -> None:
-    pen.text((corner[0] + 4, corner[1] + 2), text, TEXT, font, stroke_width=2, stroke_fill=BACKGROUND)
+def _label_slice(pen: ImageDraw.ImageDraw, corner: tuple[int, int], text: str, font: Font) -> None:
+    pen.text((corner[0] + 4, corner[1] + 2), text, TEXT_COLOUR, font, stroke_width=2, stroke_fill=BACKGROUND_COLOUR)
 
 
-def _fitted(text: str, font: Font, width: int) -> str:
-    """Cut off what is too long for a line."""
+def _truncated(text: str, font: Font, width: int) -> str:
+    """Shorten ``text`` with an ellipsis so that it fits into ``width`` pixels."""
     while text and font.getlength(text) > width:
         text = text[:-2].rstrip("…") + "…"
     return text

@@ -1,6 +1,6 @@
-"""Does a scan look like those that the model was made for? What is odd about it, in sentences.
+"""Check whether a scan looks like those that the model was trained for, and describe anything unusual.
 
-Nothing here stops a prediction. Ranges are wide: those of the public prostate data, and beyond.
+These are warnings: they never stop a prediction. The ranges are wider than those of the public prostate data.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from fedshift.data.scans import Scan
 from fedshift.inference.masks import is_nifti
 
 BODY_PART, MODALITY = "0018|0015", "0008|0060"
-LOWEST = -100
-"""Below it intensities are Hounsfield units or have been normalised."""
-APART = 0.1
-"""Millimetres between two positions that are the same."""
-FEW_VALUES = 16
-"""So many different intensities a mask may have, an MRI scan has more."""
+MIN_INTENSITY = -100
+"""A lower intensity suggests Hounsfield units or normalised intensities."""
+MAX_POSITION_DIFFERENCE_MM = 0.1
+"""Positions that differ by less than this count as the same."""
+MAX_MASK_VALUES = 16
+"""A volume with at most this many distinct intensities may be a mask."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Ranges of a kind of scan: millimetres, numbers of slices, millilitres. Body parts are DICOM's words."""
+    """Expected ranges: lengths in mm, number of slices, foreground volume in ml; ``body_parts`` are DICOM terms."""
 
     modality: str
     body_parts: tuple[str, ...]
@@ -50,11 +50,11 @@ EXPECTED = {
         volume_ml=(5, 250),
     )
 }
-"""By what is segmented."""
+"""By the foreground class."""
 
 
-def tags_of(path: Path) -> dict[str, str]:
-    """What the first slice of a DICOM folder says of modality and body part; nothing of other files."""
+def read_tags(path: Path) -> dict[str, str]:
+    """Modality and body part from the first slice of a DICOM folder; empty for other files."""
     if not path.is_dir():
         return {}
     series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(path))
@@ -67,8 +67,8 @@ def tags_of(path: Path) -> dict[str, str]:
     return {key: reader.GetMetaData(key).strip() for key in (BODY_PART, MODALITY) if reader.HasMetaDataKey(key)}
 
 
-def about_positions(path: Path) -> Iterator[str]:
-    """Whether a NIfTI file says two different things of where it lies."""
+def check_positions(path: Path) -> Iterator[str]:
+    """Warn if the qform and sform of a NIfTI file disagree."""
     if not is_nifti(path):
         return
     header = nibabel.load(path).header
@@ -78,50 +78,50 @@ def about_positions(path: Path) -> Iterator[str]:
     corners[:, :3] *= np.array(header.get_data_shape()[:3]) - 1
     apart = corners @ (header.get_qform() - header.get_sform()).T
     most = float(np.linalg.norm(apart[:, :3], axis=1).max())
-    if most > APART:
+    if most > MAX_POSITION_DIFFERENCE_MM:
         yield (
-            f"has two positions in its header, up to {most:.3g} mm apart (qform and sform): the volume is that of the "
-            "qform, the mask has both"
+            f"has a qform and an sform in its header that differ by up to {most:.3g} mm: the volume in ml is computed "
+            "from the qform, and the mask gets both"
         )
 
 
-def about_scan(scan: Scan, tags: Mapping[str, str], *, target: str) -> Iterator[str]:
-    """What is odd about a scan, before anything is predicted; ``target`` is the foreground's class."""
+def check_scan(scan: Scan, tags: Mapping[str, str], *, target: str) -> Iterator[str]:
+    """Warn about unusual properties of a scan; ``target`` is the foreground class."""
     low = float(scan.voxels.min())
-    if low < LOWEST:
-        yield f"has intensities down to {low:g}, as CT or normalised images have: is it the MRI itself?"
-    different = len(np.unique(scan.voxels))
-    if different <= FEW_VALUES:
-        yield f"has {different} different intensities only: is it a mask?"
+    if low < MIN_INTENSITY:
+        yield f"has intensities down to {low:g}, as CT or normalised images have: is it an unprocessed MRI scan?"
+    n_values = len(np.unique(scan.voxels))
+    if n_values <= MAX_MASK_VALUES:
+        yield f"has only {n_values} different intensities: is it a mask?"
     if is_dummy(scan):
-        yield "has voxels of 1 x 1 x 1 mm and no rotation, as if its geometry had been lost: the volume may be wrong"
+        yield "has voxels of 1 x 1 x 1 mm and no rotation, as if its geometry had been lost: its volume may be wrong"
     expected = EXPECTED.get(target)
     if expected is None:
         return
-    modality, part = tags.get(MODALITY, ""), tags.get(BODY_PART, "")
+    modality, body_part = tags.get(MODALITY, ""), tags.get(BODY_PART, "")
     if modality and modality != expected.modality:
-        yield f"says it is of modality {modality}, the model knows {expected.modality} only"
-    if part and not any(word in part.upper().replace(" ", "") for word in expected.body_parts):
-        yield f"says it shows {part}, the model looks for {target}"
+        yield f"has modality {modality}, but the model was trained on {expected.modality} only"
+    if body_part and not any(name in body_part.upper().replace(" ", "") for name in expected.body_parts):
+        yield f"has body part {body_part}, but the model segments the {target}"
     z, y, x = scan.voxels.shape
     sx, sy, sz = scan.spacing
     for what, values, (least, most), unit in (
         ("field of view", (x * sx, y * sy), expected.field_of_view, " mm"),
         ("pixel size", (sx, sy), expected.pixel, " mm"),
-        ("distance of slices", (sz,), expected.slice_distance, " mm"),
+        ("slice distance", (sz,), expected.slice_distance, " mm"),
         ("number of slices", (z,), expected.slices, ""),
     ):
         if min(values) < least or max(values) > most:
-            said = " x ".join(f"{value:.4g}" for value in values)
-            yield f"has a {what} of {said}{unit}, axial scans of the {target} have {least:g} to {most:g}{unit}"
+            measured = " x ".join(f"{value:.4g}" for value in values)
+            yield f"has a {what} of {measured}{unit}; axial scans of the {target} have {least:g} to {most:g}{unit}"
 
 
-def about_volume(millilitres: float, *, target: str) -> Iterator[str]:
-    """What is odd about what was found."""
+def check_volume(millilitres: float, *, target: str) -> Iterator[str]:
+    """Warn if the volume of the mask is unusual."""
     if not millilitres:
-        yield f"no {target} was found: is it the right scan, and the right site's statistics?"
+        yield f"no {target} was found: check the scan, and whether these are the right site's statistics"
         return
     expected = EXPECTED.get(target)
     if expected is not None and not expected.volume_ml[0] <= millilitres <= expected.volume_ml[1]:
         least, most = expected.volume_ml
-        yield f"{millilitres:.1f} ml were found, a {target} has {least:g} to {most:g} ml: look at the mask"
+        yield f"the mask has {millilitres:.1f} ml, but a {target} has {least:g} to {most:g} ml: look at the mask"

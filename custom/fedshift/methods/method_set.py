@@ -21,7 +21,7 @@ from fedshift.methods.base import ArraySpec, Client, Owned, Server
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict, nearest
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 DEFAULT_COMBINE = "fedavg"
 NOT_METHODS = ("base", "chain", "method_set", "shared")

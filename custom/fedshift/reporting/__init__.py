@@ -1,1 +1,1 @@
-"""results.json and what people read from it."""
+"""Tables, curves, reports and comparisons made from run results."""

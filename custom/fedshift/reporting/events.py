@@ -1,8 +1,8 @@
-"""Curves for TensorBoard, made from a run's results as they grow.
+"""TensorBoard curves of a run, written while its results grow.
 
-Tags: ``val/<metric>/<site>``, ``val/<metric>/mean``, ``train_loss/<site>`` and ``train_loss/mean`` by round, and
-``test_best/<metric>/<site>``, ``test_last/<metric>/<site>`` once, at the round of the model they belong to; so are
-``held_out_best/<metric>/<site>`` and ``held_out_last/<metric>/<site>`` of sites that are held out.
+Every round: ``val/<metric>/<site>``, ``val/<metric>/mean``, ``train_loss/<site>`` and ``train_loss/mean``. Once, at the
+round of the evaluated model: ``test_best/<metric>/<site>`` and ``test_last/<metric>/<site>``, and for held-out sites
+``held_out_best/<metric>/<site>`` and ``held_out_last/<metric>/<site>``.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ Scalar = tuple[str, int, float]
 
 
 class Events:
-    """Event files of one run."""
+    """The TensorBoard event files of one run."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder`` is the run's; files go to ``tb_events`` in it."""
+        """Delete old event files; ``folder`` is the run's folder, files go to ``tb_events`` in it."""
         self._folder = folder / FOLDER
-        # All points are made from the results: those of a run that was interrupted come again.
+        # All points come from the results, so a resumed run writes its earlier points again.
         shutil.rmtree(self._folder, ignore_errors=True)
         self._writer: SummaryWriter | None = None
         self._written: set[tuple[str, int]] = set()
-        self._known = 0
+        self._n_written_records = 0
         self._failed = False
 
     def prepare(self) -> None:
-        """Begin the files. That takes a second; `update` does it when nobody has done it before."""
+        """Create the event files, which takes about a second. `update` does this if it has not been done."""
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only the server needs it
 
         self._writer = SummaryWriter(str(self._folder))
 
     def update(self, results: Results) -> None:
-        """Write what is new since the last call. Curves that can't be written don't end a run."""
+        """Write the points that are new since the last call. A full disk ends the curves, not the run."""
         if self._failed:
             return
         try:
@@ -58,8 +58,8 @@ class Events:
             log.warning("curves for TensorBoard are written no more: %s", error)
 
     def _update(self, results: Results) -> None:
-        # The last evaluation adds to earlier rounds.
-        start = self._known if results.final is None else 0
+        # The last evaluation adds points to earlier rounds.
+        start = self._n_written_records if results.final is None else 0
         new = [p for p in scalars(results, start=start) if p[:2] not in self._written]
         if not new:
             return
@@ -70,18 +70,18 @@ class Events:
             self._writer.add_scalar(tag, value, round_)
             self._written.add((tag, round_))
         self._writer.flush()
-        # The scores of a round come with the answers to the next.
-        self._known = max(len(results.rounds) - 2, 0)
+        # Scores of a round arrive with the updates of the next round, so the newest records are read again.
+        self._n_written_records = max(len(results.rounds) - 2, 0)
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the event files."""
         if self._writer is not None:
             with suppress(OSError):  # the disk is full, which `update` has said
                 self._writer.close()
 
 
 def scalars(results: Results, *, start: int = 0) -> Iterator[Scalar]:
-    """The points of a run's curves, in order of rounds, without those of the first ``start`` records."""
+    """Yield the points of a run's curves in order of rounds, skipping the first ``start`` round records."""
     for record in results.rounds[start:]:
         yield from _by_site(
             "train_loss", record.round, {s: r.train_loss for s, r in record.sites.items() if r.train_loss is not None}
@@ -93,14 +93,15 @@ def scalars(results: Results, *, start: int = 0) -> Iterator[Scalar]:
     if results.final is not None:
         for which, scores in (("best", results.final.best), ("last", results.final.last)):
             for name in sorted({n for splits in scores.sites.values() for n in splits.get("test", {})}):
-                found = {s: v["test"][name] for s, v in scores.sites.items() if name in v.get("test", {})}
-                yield from _by_site(f"test_{which}/{name}", scores.round, found)
+                values = {s: v["test"][name] for s, v in scores.sites.items() if name in v.get("test", {})}
+                yield from _by_site(f"test_{which}/{name}", scores.round, values)
             for site, parts in scores.held_out.items():
                 for name, value in sorted(parts.get("all", {}).items()):
                     yield f"held_out_{which}/{name}/{site}", scores.round, value
 
 
 def _by_site(tag: str, round_: int, values: dict[str, float]) -> Iterator[Scalar]:
+    """One point for each site and one for the mean over sites."""
     for site, value in values.items():
         yield f"{tag}/{site}", round_, value
     if values:

@@ -1,4 +1,4 @@
-"""``progress.json``: how far a run is, for other processes and people. The file is rewritten at every step."""
+"""``progress.json``: the progress of a run, for users and other processes. It is rewritten at every step."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ FILE_NAME = "progress.json"
 STOPPED = "stopped by the user"
 RESERVE, RESERVED = ".reserved", 1 << 16
 """A file of so many bytes that gives its room to the last ``progress.json`` of a run whose disk is full."""
-EVALUATION = 0.5
+EVALUATION_FRACTION = 0.5
 """Estimated time of the last evaluation, as a fraction of a training round."""
-
 
 Step = Literal["statistics", "training", "evaluation"]
 
 
 class Progress(BaseModel):
-    """A moment of a run.
+    """The progress of a run at one moment.
 
-    ``round`` goes from 0 (statistics) to ``rounds``, where it stays during the last evaluation. ``rejected`` names the
-    sites whose answer was left out of the open round, with the reason. ``state`` is ``stopped`` if a person ended the
-    run.
+    ``round`` counts from 0 (statistics) to ``rounds`` and stays there during the last evaluation. ``rejected`` maps
+    sites whose answer was rejected in the current round to the reason. ``state`` is ``stopped`` if a user ended the
+    run. ``seconds_per_round`` is the mean over the latest rounds.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
@@ -57,67 +56,70 @@ class Progress(BaseModel):
 
     @property
     def share(self) -> float:
-        """The part of the run that is over, from 0 to 1: the statistics and the last evaluation count as a round."""
+        """The completed fraction of the run, 0 to 1; the statistics and the last evaluation count as a round each."""
         if self.state == "finished":
             return 1.0
         steps_before = {"statistics": 0, "training": self.round, "evaluation": self.rounds + 1}[self.step]
-        inside = len(self.sites_in) / max(len(self.sites), 1)
-        return min((steps_before + inside) / (self.rounds + 2), 1.0)
+        in_step = len(self.sites_in) / max(len(self.sites), 1)
+        return min((steps_before + in_step) / (self.rounds + 2), 1.0)
 
 
 class ProgressFile:
     """Keeps the ``progress.json`` of a run up to date."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """``folder`` is the run's folder; ``clock`` returns seconds."""
+        """``folder`` is the run's; ``clock`` returns seconds."""
         self._path, self._clock = folder / FILE_NAME, clock
-        self._round, self._since = -1, clock()
+        self._round, self._round_start = -1, clock()
         self._last: tuple[Progress, float] | None = None
         self._reserve, self._warned = folder / RESERVE, False
 
     def latest(self) -> Progress | None:
-        """The last moment written, its time left corrected for the time since; None if the run has not begun."""
+        """The last written progress with ``seconds_left`` reduced by the time since; None before the first update."""
         if self._last is None:
             return None
-        progress, noted = self._last
+        progress, written_at = self._last
         if progress.seconds_left is None:
             return progress
-        return progress.model_copy(update={"seconds_left": max(progress.seconds_left - (self._clock() - noted), 0.0)})
+        return progress.model_copy(
+            update={"seconds_left": max(progress.seconds_left - (self._clock() - written_at), 0.0)}
+        )
 
     def update(self, coordinator: Coordinator) -> None:
-        """Write where the run is."""
+        """Write the current progress."""
         if coordinator.round != self._round:
-            self._round, self._since = coordinator.round, self._clock()
+            self._round, self._round_start = coordinator.round, self._clock()
         results, rounds = coordinator.results, coordinator.rounds
-        # The open round collects scores of the round before it, so the newest complete ones are a round older.
+        # The current round collects the scores of the round before it; complete scores are one round older still.
         newest = rounds if results.final is not None else min(coordinator.round - 2, rounds)
-        whole = next((r for r in range(newest, 0, -1) if coordinator.mean_score(r) is not None), None)
-        took = [record.seconds for record in results.rounds[-5:]]
-        per_round = sum(took) / len(took) if took else None
-        left = None
+        score_round = next((r for r in range(newest, 0, -1) if coordinator.mean_score(r) is not None), None)
+        durations = [record.seconds for record in results.rounds[-5:]]
+        per_round = sum(durations) / len(durations) if durations else None
+        seconds_left = None
         if per_round is not None:
-            ahead = max(rounds + 1 - coordinator.round, 0) + EVALUATION
-            left = max(per_round * ahead - (self._clock() - self._since), 0.0)
+            rounds_left = max(rounds + 1 - coordinator.round, 0) + EVALUATION_FRACTION
+            seconds_left = max(per_round * rounds_left - (self._clock() - self._round_start), 0.0)
+        step: Step = "training"
+        if not coordinator.round:
+            step = "statistics"
+        elif coordinator.round > rounds:
+            step = "evaluation"
         self._write(
             Progress(
                 state="running" if results.final is None else "finished",
-                step="statistics"
-                if not coordinator.round
-                else "training"
-                if coordinator.round <= rounds
-                else "evaluation",
+                step=step,
                 round=min(coordinator.round, rounds),
                 rounds=rounds,
                 sites=list(coordinator.invited),
                 sites_in=list(coordinator.answered),
                 rejected=coordinator.rejected,
                 metric=coordinator.metric,
-                score_round=whole,
-                score=coordinator.mean_score(whole) if whole else None,
+                score_round=score_round,
+                score=coordinator.mean_score(score_round) if score_round else None,
                 best_round=coordinator.best_round,
                 best_score=coordinator.mean_score(coordinator.best_round) if coordinator.best_round else None,
                 seconds_per_round=per_round,
-                seconds_left=0.0 if results.final else left,
+                seconds_left=0.0 if results.final else seconds_left,
                 phantom=any(site.kind == "phantom" for site in results.data.values()),
             )
         )
@@ -127,12 +129,12 @@ class ProgressFile:
         self._end("failed", reason)
 
     def stop(self) -> None:
-        """Write that a person ended the run."""
+        """Write that a user ended the run."""
         self._end("stopped", STOPPED)
 
     def _end(self, state: Literal["failed", "stopped"], reason: str) -> None:
-        never = Progress(round=0, rounds=0, sites=[], sites_in=[], metric="", best_round=0)
-        last = never if self._last is None else self._last[0]
+        not_started = Progress(round=0, rounds=0, sites=[], sites_in=[], metric="", best_round=0)
+        last = not_started if self._last is None else self._last[0]
         self._write(last.model_copy(update={"state": state, "reason": reason, "seconds_left": None}))
 
     def _write(self, progress: Progress) -> None:
@@ -152,7 +154,7 @@ class ProgressFile:
 
 
 def mark_stopped(folder: Path) -> None:
-    """Write that a person ended the run in ``folder``, whose process is no longer there to do so."""
+    """Write that a user ended the run in ``folder``, after its own process has gone."""
     progress = read_progress(folder)
     if progress is not None and progress.state != "finished":
         stopped = progress.model_copy(update={"state": "stopped", "reason": STOPPED, "seconds_left": None})
@@ -160,16 +162,16 @@ def mark_stopped(folder: Path) -> None:
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """Read the progress of the run in ``folder``; None if it has not begun."""
+    """Read the progress of the run in ``folder``; None if there is none yet."""
     path = folder / FILE_NAME
     return Progress.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``3 min 20 s``, ``2 h 05 min``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    """Format a time: ``45 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02d} s"
+    return f"{total // 3600} h {total % 3600 // 60:02d} min"

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
-from fedshift.reporting.table import PHANTOM, lineage_notes, title_of
+from fedshift.reporting.table import PHANTOM_NOTE, lineage_notes, title_of
 from fedshift.schema.protocol_results import CrossSite, LeaveOneOut, mean_metrics
 from fedshift.schema.results import DataRecord, Metrics
 
 
 def leave_one_out_table(record: LeaveOneOut) -> Table:
-    """A row a site that was held out: the others' best and last model on all its samples, and on its test part."""
+    """One row per held-out site: scores of the other sites' best and last model on all samples and on the test part."""
     notes = lineage_notes(record.job, list(record.sites))
     table = _table(record, "each site held out in turn", [site.data for site in record.sites.values()], notes)
     table.add_column("held out")
@@ -22,8 +22,10 @@ def leave_one_out_table(record: LeaveOneOut) -> Table:
             table.add_column(f"{which} model\n{part} samples", justify="right")
     metric = record.job.metric
     for name, site in record.sites.items():
-        found = [model.scores.get(part, {}) for model in (site.best, site.last) for part in ("all", "test")]
-        table.add_row(name, str(sum(site.data.n.values())), *(_percent(metrics, metric) for metrics in found))
+        metrics_of_cells = [model.scores.get(part, {}) for model in (site.best, site.last) for part in ("all", "test")]
+        table.add_row(
+            name, str(sum(site.data.n.values())), *(_percent(metrics, metric) for metrics in metrics_of_cells)
+        )
     table.add_section()
     means = [record.mean[which].get(part, {}) for which in ("best", "last") for part in ("all", "test")]
     table.add_row("mean", "", *(_percent(metrics, metric) for metrics in means))
@@ -31,7 +33,7 @@ def leave_one_out_table(record: LeaveOneOut) -> Table:
 
 
 def cross_site_table(record: CrossSite) -> Table:
-    """Rows: where a model was trained. Columns: at whose test part it is scored; then its own site, and the others."""
+    """Scores of every site's own model (rows) on every site's test part (columns), then own site and mean elsewhere."""
     table = _table(record, "every site's own model", record.data.values())
     table.add_column("trained at")
     for name in record.data:
@@ -50,9 +52,10 @@ def cross_site_table(record: CrossSite) -> Table:
 
 
 def _table(record: LeaveOneOut | CrossSite, what: str, data: Iterable[DataRecord], more: Sequence[str] = ()) -> Table:
+    """An empty table with its title, and notes below; ``more`` are further notes."""
     job = record.job
     phantom = any(site.kind == "phantom" for site in data)
-    notes = [f"Initial weights: {job.initial_weights}.", *more, *([PHANTOM] if phantom else [])]
+    notes = [f"Initial weights: {job.initial_weights}.", *more, *([PHANTOM_NOTE] if phantom else [])]
     methods = " + ".join(method.name for method in job.methods)
     return Table(
         title=title_of(f"{methods} on {job.task}, {what}, {job.metric} in percent", phantom=phantom),

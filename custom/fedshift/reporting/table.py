@@ -1,4 +1,4 @@
-"""The table of a run for the terminal, made from its results alone."""
+"""The terminal table of a run, made from its results only."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import TRAINED_BEFORE, DataRecord, FinalScores, JobRecord, Results
 
 SPLITS = ("train", "val", "test")
-MOST_ROWS = 20
-"""With more sites than this, a table has a few rows in place of one per site."""
-PHANTOM = "The data are the phantom: simulated scans, no patients."
+MAX_ROWS = 20
+"""With more sites than this, a table has summary rows instead of one row per site."""
+PHANTOM_NOTE = "The data are the phantom: simulated scans, no patients."
 
 
 def scores_table(results: Results) -> Table:
-    """A row a site: samples, the best model's validation and test score, the last model's test score.
+    """One row per site: sample counts, the best model's validation and test score, the last model's test score.
 
-    Of more than `MOST_ROWS` sites there are the worst, the median and the best of each column.
-
-    Where sites fine-tune the best model for themselves, a column has their own models' test score. Scores are in
-    percent, in brackets the 95 % interval over cases; after the sites that train comes their mean, then those that are
-    held out, scored on all their samples.
+    With more than `MAX_ROWS` sites the rows are the worst, median and best value of each column. If sites fine-tune
+    the best model, a further column has the test scores of their own models. Below the training sites come their mean
+    and the held-out sites, evaluated on all their samples. Scores are in percent, with the 95 % interval over cases in
+    brackets.
 
     Raises:
-        ConfigError: the run did not end.
+        ConfigError: the run did not finish.
     """
     if results.final is None:
-        raise ConfigError(f"job {results.job.name} has no final scores: the run did not end")
+        raise ConfigError(
+            f"job {results.job.name} has no final scores because the run did not finish: resume it with --resume"
+        )
     final, metric = results.final, results.job.metric
     best, last = final.best, final.last
     methods = " + ".join(method.name for method in results.job.methods)
@@ -56,13 +57,13 @@ def scores_table(results: Results) -> Table:
         for column, value in zip(columns, values, strict=True):
             if value is not None:
                 column.append(value)
-        if len(trained) <= MOST_ROWS:
+        if len(trained) <= MAX_ROWS:
             cells = [_percent(value) for value in values]
             cells[1] += _interval(best, site, metric)
             table.add_row(site, _counts(record), *cells)
-    if len(trained) > MOST_ROWS:
-        together = DataRecord.model_construct(n={s: sum(r.n[s] for r in trained.values()) for s in SPLITS})
-        table.add_row(f"{len(trained)} sites", _counts(together))
+    if len(trained) > MAX_ROWS:
+        all_sites = DataRecord.model_construct(n={s: sum(r.n[s] for r in trained.values()) for s in SPLITS})
+        table.add_row(f"{len(trained)} sites", _counts(all_sites))
         for name, of in (("worst", min), ("median", median), ("best", max)):
             table.add_row(name, "", *(_percent(of(column) if column else None) for column in columns))
     table.add_section()
@@ -71,26 +72,26 @@ def scores_table(results: Results) -> Table:
         table.add_section()
         table.add_row("held out:")
     for site in results.job.held_out:
-        found = [scores.held_out.get(site, {}).get("all", {}).get(metric) for scores in (best, last)]
+        values = [scores.held_out.get(site, {}).get("all", {}).get(metric) for scores in (best, last)]
         counts = _counts(results.data[site]) if site in results.data else ""
-        table.add_row(site, counts, "", *map(_percent, found))
+        table.add_row(site, counts, "", *map(_percent, values))
     return table
 
 
 def title_of(title: str, *, phantom: bool) -> str:
-    """A table's title, which says so if the data are simulated."""
+    """The title, marked if the data are simulated."""
     return f"PHANTOM, no patients: {title}" if phantom else title
 
 
 def lineage_notes(job: JobRecord, sites: Sequence[str]) -> list[str]:
-    """A sentence about those of ``sites``, which the run does not train, that trained what it started from."""
+    """A warning about sites that this run does not train but that trained its starting weights."""
     before = job.trained_before(sites)
-    return [f"{several(before)} {TRAINED_BEFORE}: no new site to this model."] if before else []
+    return [f"{site_names(before)} {TRAINED_BEFORE}: not new to this model."] if before else []
 
 
-def several(sites: Sequence[str]) -> str:
-    """The sites by name, or how many there are if there are more than `MOST_ROWS`."""
-    return ", ".join(sites) if len(sites) <= MOST_ROWS else f"{len(sites)} sites, {sites[0]} to {sites[-1]}"
+def site_names(sites: Sequence[str]) -> str:
+    """The sites' names, or their number if there are more than `MAX_ROWS`."""
+    return ", ".join(sites) if len(sites) <= MAX_ROWS else f"{len(sites)} sites, {sites[0]} to {sites[-1]}"
 
 
 def _counts(record: DataRecord) -> str:
@@ -101,13 +102,13 @@ def _notes(results: Results) -> list[str]:
     final, notes = results.final, [f"Initial weights: {results.job.initial_weights}."]
     assert final is not None
     if final.personal and not final.fine_tuned:
-        notes.append("Every site is scored with a model of its own.")
+        notes.append("Every site is evaluated with its own personal model.")
     if results.job.held_out:
-        notes.append("Sites that are held out did not train: their score is over all their samples.")
+        notes.append("Held-out sites did not train: their score is over all their samples.")
     if final.newcomers:
-        notes.append(f"Had not trained by the best round: {several(final.newcomers)}.")
+        notes.append(f"Sites that had not trained by the best round: {site_names(final.newcomers)}.")
     notes += lineage_notes(results.job, [*results.job.held_out, *final.newcomers])
-    return [*notes, *([PHANTOM] if results.is_phantom else [])]
+    return [*notes, *([PHANTOM_NOTE] if results.is_phantom else [])]
 
 
 def _score(scores: FinalScores, site: str, split: str, metric: str) -> float | None:
@@ -115,11 +116,11 @@ def _score(scores: FinalScores, site: str, split: str, metric: str) -> float | N
 
 
 def _interval(scores: FinalScores, site: str, metric: str) -> str:
-    told = scores.evaluations.get(site, {}).get("test")
-    spread = None if told is None else told.distributions.get(metric)
-    if spread is None or spread.interval is None:
+    evaluation = scores.evaluations.get(site, {}).get("test")
+    distribution = None if evaluation is None else evaluation.distributions.get(metric)
+    if distribution is None or distribution.interval is None:
         return ""
-    low, high = spread.interval
+    low, high = distribution.interval
     return f" ({100 * low:.0f} to {100 * high:.0f})"
 
 

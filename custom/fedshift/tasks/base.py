@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -13,13 +11,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedshift.data.samples import Samples
-from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Manifest, Split
 from fedshift.schema.seeding import derive_seed
-from fedshift.schema.strict import nearest
-from fedshift.tasks import kinds as kinds_package
 from fedshift.tasks import networks
 
 Subset = Split | Literal["all"]
@@ -181,17 +177,3 @@ def initial_network(job: JobSpec, *, in_channels: int) -> nn.Module:
         n_classes=len(job.task.classes),
         seed=derive_seed(job.seed, "server", 0, "weights"),
     )
-
-
-def build_task(job: JobSpec) -> Task:
-    """The task of a job.
-
-    Raises:
-        ConfigError: no such kind, or a ``data`` key that the kind does not know.
-    """
-    kinds: Sequence[str] = [module.name for module in pkgutil.iter_modules(kinds_package.__path__)]
-    kind = job.task.kind
-    if kind not in kinds:
-        raise ConfigError(f"task {job.task.name}: there is no kind {kind!r}{nearest(kind, kinds)}")
-    task: Task = importlib.import_module(f"fedshift.tasks.kinds.{kind}").Task(job)
-    return task

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import small_image_job
 
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.coordinator import Coordinator, Request
 from fedshift.federation.server.global_model import GlobalModel
 from fedshift.federation.server.update_check import Rejected
@@ -74,8 +74,8 @@ def test_the_best_model_is_evaluated_after_the_last_unless_it_is_the_last(tmp_pa
     for server, best in ((first, 1), (last, ROUNDS)):
         final = server.results.final
         assert final is not None and (final.best.round, final.last.round) == (best, ROUNDS)
-        assert load_checkpoint(server.folder / BEST)["round"] == best
-        assert load_checkpoint(server.folder / LAST)["round"] == ROUNDS
+        assert read_model_file(server.folder / BEST)["round"] == best
+        assert read_model_file(server.folder / LAST)["round"] == ROUNDS
 
 
 def test_a_round_is_closed_when_the_next_request_is_taken(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_resumed_run_repeats_the_interrupted_request_and_ends_with_the_same_fi
     assert run(again) == asked[min(interrupted, ROUNDS + 1) :]
     assert again.results.final == expected.results.final
     for file in (BEST, LAST):
-        one, other = (load_checkpoint(tmp_path / folder / file) for folder in ("whole", "cut"))
+        one, other = (read_model_file(tmp_path / folder / file) for folder in ("whole", "cut"))
         assert one["round"] == other["round"]
         for key, value in one["weights"].items():
             assert value.equal(other["weights"][key])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import small_image_job
 
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server import run_files
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.run_files import NEXT_BEST
@@ -74,7 +74,7 @@ def test_a_candidate_of_a_round_that_was_not_closed_is_not_taken_for_the_best(
         patch.setattr(run_files, "save_state", die)
         with pytest.raises(Died):
             run_round(server, 3)
-    assert load_checkpoint(tmp_path / NEXT_BEST)["round"] == 2
+    assert read_model_file(tmp_path / NEXT_BEST)["round"] == 2
 
     server = coordinator(tmp_path)
     assert server.resume() == 2
@@ -82,7 +82,7 @@ def test_a_candidate_of_a_round_that_was_not_closed_is_not_taken_for_the_best(
     run_round(server, 4)
     evaluate(server)
     assert server.results.selected is not None
-    assert load_checkpoint(tmp_path / BEST)["round"] == server.results.selected.round == 1
+    assert read_model_file(tmp_path / BEST)["round"] == server.results.selected.round == 1
 
 
 @pytest.mark.parametrize("left", [0, 100, 1000])
@@ -120,7 +120,7 @@ def test_a_lost_best_model_costs_the_best_and_not_the_run(tmp_path: Path, caplog
     run_round(server, 4)
     evaluate(server)
     assert server.results.selected is not None and server.results.selected.round > 1
-    assert load_checkpoint(tmp_path / LAST)["round"] == ROUNDS
+    assert read_model_file(tmp_path / LAST)["round"] == ROUNDS
 
 
 def test_a_best_model_that_is_lost_at_the_end_gives_way_to_the_last(
@@ -134,7 +134,7 @@ def test_a_best_model_that_is_lost_at_the_end_gives_way_to_the_last(
     evaluate(server)
     assert f"the best model is lost, that of round {ROUNDS} is taken" in caplog.text and BEST in caplog.text
     assert server.results.selected is not None and server.results.selected.round == ROUNDS
-    assert load_checkpoint(tmp_path / BEST)["round"] == ROUNDS
+    assert read_model_file(tmp_path / BEST)["round"] == ROUNDS
     assert server.results.final is not None and server.results.final.best == server.results.final.last
 
 

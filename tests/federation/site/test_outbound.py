@@ -16,7 +16,7 @@ from fedshift.methods.method_set import MethodSet
 from fedshift.schema.compression import pack
 from fedshift.schema.errors import PolicyError
 from fedshift.schema.messages import Broadcast, Update
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 
 class Gate:

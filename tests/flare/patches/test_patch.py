@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedshift.federation.model_files import load_checkpoint
+from fedshift.federation.model_files import read_model_file
 from fedshift.flare import patches
 from fedshift.flare.patches import patch
 from fedshift.flare.patches.patch import Patch, fingerprint, parameters
@@ -119,6 +119,7 @@ def test_a_patch_that_is_left_out_by_name_says_nothing(
     assert not caplog.records
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_with_another_nvflare_a_run_goes_on_without_patches_to_the_same_weights(
     side_by_side: SimulatorRun, short_job: Path, phantom_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,5 +133,5 @@ def test_with_another_nvflare_a_run_goes_on_without_patches_to_the_same_weights(
     needed = {one.name for one in every_patch() if one.replaces or one.calls} - {"job_restart", "readmission"}
     for name in needed:
         assert f"patch {name} expects" in other.log, name
-    ours, theirs = (load_checkpoint(done.server / LAST)["weights"] for done in (side_by_side, other))
+    ours, theirs = (read_model_file(done.server / LAST)["weights"] for done in (side_by_side, other))
     assert all(torch.equal(value, theirs[key]) for key, value in ours.items())

@@ -94,7 +94,7 @@ def test_the_command_of_a_cell_makes_its_job(home: Path) -> None:
 def test_what_is_lacking_is_said_once_for_all_sites(home: Path) -> None:
     cells = cells_of(home, axes={"method": {"P": {"methods": "fedavg"}}}, weights="imagenet.pth")
     assert cells[0].work is None
-    (weights,) = cells[0].lacking
+    (weights,) = cells[0].missing_inputs
     assert weights.startswith("starting weights imagenet.pth: put the file into")
     torch.save({"w": torch.zeros(1)}, home / "imagenet.pth")
     with pytest.raises(ConfigError, match=r"cell P: .*imagenet.pth does not fit the job's network"):
@@ -102,8 +102,8 @@ def test_what_is_lacking_is_said_once_for_all_sites(home: Path) -> None:
     for site in "AB":
         (home / "fedshift" / "phantom" / "shapes" / site / "manifest.json").unlink()
     (cell,) = cells_of(home, axes={"method": {"P": {"methods": "fedavg"}}})
-    assert cell.work is None and len(cell.lacking) == 1
-    assert cell.lacking[0].startswith("data of shapes at A, B (no shapes data for site A: looked in")
+    assert cell.work is None and len(cell.missing_inputs) == 1
+    assert cell.missing_inputs[0].startswith("data of shapes at A, B (no shapes data for site A: looked in")
 
 
 def test_only_chooses_by_labels_and_knows_them(home: Path) -> None:
@@ -114,7 +114,7 @@ def test_only_chooses_by_labels_and_knows_them(home: Path) -> None:
     cells = cells_of(home, axes=axes)
     assert [cell.name for cell in choose(cells, ["Y"])] == ["Y, 1, seed 0", "Y, 2, seed 0"]
     assert [cell.name for cell in choose(cells, ["X", "Y", "2"])] == ["X, 2, seed 0", "Y, 2, seed 0"]
-    with pytest.raises(ConfigError, match="--only FedX: no axis has such a label"):
+    with pytest.raises(ConfigError, match="--only FedX: no axis has this label"):
         choose(cells, ["FedX"])
 
 
@@ -122,7 +122,7 @@ def test_only_chooses_by_labels_and_knows_them(home: Path) -> None:
     ("changes", "said"),
     [
         ({"metric": "acuracy"}, "there is no metric 'acuracy'; did you mean 'accuracy'?"),
-        ({"axes": {"method": {"X": {}}}}, "cell X: no 'methods' is given"),
+        ({"axes": {"method": {"X": {}}}}, "cell X: 'methods' is missing"),
         ({"axes": {"method": {"X": {"methods": "fedavgg"}}}}, "cell X: there is no method 'fedavgg'; did you mean"),
         ({"options": {"schedule.round": 3}}, "unknown key 'schedule.round'"),
         ({"run": "leave_one_out", "sites": ["A"]}, "leave_one_out needs at least two"),

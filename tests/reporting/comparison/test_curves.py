@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedshift.reporting.comparison.curves import CSV, PICTURE, curves_csv, curves_svg, line, write_curves
+from fedshift.reporting.comparison.curves import CSV_FILE, SVG_FILE, curves_csv, curves_svg, line, write_curves
 from fedshift.reporting.comparison.record import Comparison
 
 from .made import made, record
@@ -58,8 +58,8 @@ def test_a_line_is_the_mean_of_the_seeds_that_ended_where_all_of_them_have_a_sco
 def test_the_picture_has_a_row_a_line_units_and_nothing_from_elsewhere(tmp_path: Path) -> None:
     hostile = "_<b>&'\"$x_{$"
     told = curved({(hostile,): [[0.1, 0.2], [0.2, 0.3]], ("Y",): [[0.3, 0.4], [0.4, 0.6]], ("Z",): [[], []]})
-    assert write_curves(told, tmp_path) == [tmp_path / CSV, tmp_path / PICTURE]
-    svg = (tmp_path / PICTURE).read_text(encoding="utf-8")
+    assert write_curves(told, tmp_path) == [tmp_path / CSV_FILE, tmp_path / SVG_FILE]
+    svg = (tmp_path / SVG_FILE).read_text(encoding="utf-8")
     shown = words(svg)
     assert {hostile, "Y", "round", "validation accuracy, %", "method", "Made by hand (quick)"} <= set(shown)
     assert "Z" not in shown, "it has no line"

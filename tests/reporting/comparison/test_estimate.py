@@ -10,7 +10,7 @@ from conftest import make_image_site, small_image_job
 from fedshift.reporting.comparison import estimate
 from fedshift.reporting.comparison.cells import Cell, make_cells
 from fedshift.reporting.comparison.estimate import FILE_NAME, Estimator, measure_start
-from fedshift.reporting.comparison.runner import Job, Moment, total_seconds
+from fedshift.reporting.comparison.runner import GridProgress, QueueEntry, total_seconds
 from fedshift.reporting.comparison.spec import Samples, read_spec
 from fedshift.schema.errors import QuorumError
 
@@ -37,8 +37,8 @@ def test_a_network_is_measured_once_on_a_machine(
     cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = []
-    original = estimate.measure
-    monkeypatch.setattr(estimate, "measure", lambda job, device: (measured.append(1), original(job, device))[1])
+    original = estimate.measure_step
+    monkeypatch.setattr(estimate, "measure_step", lambda job, device: (measured.append(1), original(job, device))[1])
     first = [Estimator(tmp_path / "cells", device="cpu")(cell) for cell in cells]
     assert len(measured) == 1 and (tmp_path / "cells" / FILE_NAME).is_file()
     few, many = first[0], first[1]
@@ -60,8 +60,8 @@ def test_what_a_cell_took_is_learned_for_any_number_of_rounds(cells: list[Cell],
 
 
 def test_activations_are_those_that_the_backward_pass_keeps() -> None:
-    small = estimate.measure(small_image_job("fedavg"), "cpu")
-    large = estimate.measure(small_image_job("fedavg", "network.options.width=8"), "cpu")
+    small = estimate.measure_step(small_image_job("fedavg"), "cpu")
+    large = estimate.measure_step(small_image_job("fedavg", "network.options.width=8"), "cpu")
     assert large.activations > 1.5 * small.activations and large.network > small.network
 
 
@@ -76,14 +76,14 @@ def test_sites_whose_data_are_lacking_are_taken_to_be_as_the_spec_says(
 
 
 def test_the_time_left_follows_how_fast_it_goes(cells: list[Cell]) -> None:
-    jobs = [Job([cell], estimate.Estimate(100.0, 1)) for cell in cells]
-    moment = Moment(jobs, 0.0, 2, clock=lambda: 0.0)
-    assert moment.seconds_left == 200
+    jobs = [QueueEntry([cell], estimate.Estimate(100.0, 1)) for cell in cells]
+    progress = GridProgress(jobs, 0.0, 2, clock=lambda: 0.0)
+    assert progress.seconds_left == 200
     jobs[0].state, jobs[0].share = "done", 1.0
-    moment.clock = lambda: 50.0
-    assert moment.seconds_left == 150 and moment.share == 0.25
+    progress.clock = lambda: 50.0
+    assert progress.seconds_left == 150 and progress.share == 0.25
     jobs[1].was_done, jobs[1].state = True, "done"
-    assert moment.seconds_left == 100
+    assert progress.seconds_left == 100
 
 
 def test_an_estimate_has_the_start_of_a_process_and_all_that_is_done_outside_of_steps(
@@ -91,7 +91,7 @@ def test_an_estimate_has_the_start_of_a_process_and_all_that_is_done_outside_of_
 ) -> None:
     tried = []
     trial = estimate.Trial(round=3.0, rest=5.0)
-    monkeypatch.setattr(estimate, "try_out", lambda job, data, **options: (tried.append(job), trial)[1])
+    monkeypatch.setattr(estimate, "run_trial", lambda job, data, **options: (tried.append(job), trial)[1])
     few, many, *_ = [Estimator(tmp_path / "cells", device="cpu")(cell) for cell in cells]
     assert len(tried) == 1, "once for the network on its data"
     schedule = tried[0].task.schedule
@@ -102,7 +102,7 @@ def test_an_estimate_has_the_start_of_a_process_and_all_that_is_done_outside_of_
 
 def test_a_trial_is_a_run_of_one_round(cells: list[Cell]) -> None:
     cell = cells[1]
-    trial = estimate.try_out(estimate._first_round(cell.plan.job), cell.data, device="cpu", is_pooled=False)
+    trial = estimate.run_trial(estimate._trial_job(cell.plan.job), cell.data, device="cpu", is_pooled=False)
     assert trial.round > 0 and 0 < trial.rest < 60
 
 
@@ -112,7 +112,7 @@ def test_a_cell_that_diverges_is_estimated_from_its_steps(
     def diverges(*_: object, **__: object) -> None:
         raise QuorumError("the training loss is nan")
 
-    monkeypatch.setattr(estimate, "try_out", diverges)
+    monkeypatch.setattr(estimate, "run_trial", diverges)
     assert Estimator(tmp_path / "cells", device="cpu")(cells[0]).seconds > START
 
 
@@ -121,8 +121,8 @@ def test_the_start_of_a_process_is_measured() -> None:
 
 
 def test_time_is_told_as_a_range_which_narrows_with_what_was_learned(cells: list[Cell]) -> None:
-    unknown = Job([cells[0]], estimate.Estimate(100.0, 1))
-    known = Job([cells[1]], estimate.Estimate(100.0, 1, is_learned=True))
+    unknown = QueueEntry([cells[0]], estimate.Estimate(100.0, 1))
+    known = QueueEntry([cells[1]], estimate.Estimate(100.0, 1, is_learned=True))
     (low, high), (lower, higher) = total_seconds([unknown], 1), total_seconds([known], 1)
     assert low < 100 < high and lower < 100 < higher and higher - lower < high - low
     assert total_seconds([unknown, known], 1) == (low + lower, high + higher)

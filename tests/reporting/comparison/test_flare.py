@@ -13,6 +13,7 @@ from fedshift.reporting.comparison.record import read_comparison
 from .made import write_spec
 
 
+@pytest.mark.slow
 def test_flare_gives_the_scores_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for site in "AB":
         make_image_site(tmp_path / "fedshift" / "phantom", site)

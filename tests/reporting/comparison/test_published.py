@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.reporting.comparison.published import read_figures
+from fedshift.reporting.comparison.published import read_published
 from fedshift.reporting.comparison.spec import Published
 from fedshift.schema.errors import ConfigError
 
@@ -17,7 +17,7 @@ def read(tmp_path: Path, text: str, **labels: dict[str, str]) -> list[tuple[str,
     (tmp_path / "published").mkdir(exist_ok=True)
     (tmp_path / "published" / "t.csv").write_text(text, encoding="utf-8")
     published = Published.parse({"file": "t.csv", **labels}, where="test")
-    found = read_figures(published, folder=tmp_path / "papers", rows=["FedAvg", "Ours"], columns=["HK", "average"])
+    found = read_published(published, folder=tmp_path / "papers", rows=["FedAvg", "Ours"], columns=["HK", "average"])
     return [(figure.row, figure.column, figure.text) for figure in found]
 
 
@@ -32,10 +32,10 @@ def test_figures_are_found_by_our_labels(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("row,column,value\n", "the first line must be row,column,value,std,unit,note"),
-        (HEAD + "FedAvg,HK,62.5\n", r"t\.csv, line 2: 3 columns in place of 6"),
+        (HEAD + "FedAvg,HK,62.5\n", r"t\.csv, line 2: has 3 columns, but 6 are needed"),
         (HEAD + "FedAvg,HK,many,,%,\n", r"t\.csv, line 2: 'value'"),
         (HEAD + "FedAvg,HK,nan,,%,\n", r"t\.csv, line 2: 'value'"),
-        (HEAD + "FedAvg,HK,1,,%,\nFedAvg,HK,2,,%,\n", "line 3: FedAvg, HK is there twice"),
+        (HEAD + "FedAvg,HK,1,,%,\nFedAvg,HK,2,,%,\n", "line 3: FedAvg, HK appears twice"),
         (HEAD + "FedAvg,HK,1,,%,\n", "has no 'Mean'"),
     ],
 )
@@ -46,4 +46,4 @@ def test_a_line_that_does_not_fit_is_named(tmp_path: Path, text: str, said: str)
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no t\.csv in .*published"):
-        read_figures(Published(file="t.csv"), folder=tmp_path / "papers", rows=[], columns=[])
+        read_published(Published(file="t.csv"), folder=tmp_path / "papers", rows=[], columns=[])

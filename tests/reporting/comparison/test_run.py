@@ -27,8 +27,17 @@ from fedshift.reporting.comparison.collect import Collector
 from fedshift.reporting.comparison.estimate import Estimate
 from fedshift.reporting.comparison.record import read_comparison
 from fedshift.reporting.comparison.spec import read_spec
-from fedshift.reporting.comparison.store import DONE, LOG, RUN, BusyError, Store, held, is_held, read_status
-from fedshift.reporting.comparison.work import FAILED, perform
+from fedshift.reporting.comparison.store import (
+    DONE_FILE,
+    LOG_FILE,
+    RUN_FOLDER,
+    BusyError,
+    Store,
+    is_locked,
+    lock_cell,
+    read_status,
+)
+from fedshift.reporting.comparison.work import EXIT_FAILED, run_cell
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import read_results
 
@@ -95,16 +104,16 @@ def test_a_command_from_the_spec_to_the_tables(home: Path, capsys: pytest.Captur
     spec = write_spec(home, axes=axes, tests=[["FedAvg", "by another name"]])
     assert cli.main(["compare", str(spec), "--jobs", "2"]) == 1
     shown = capsys.readouterr().out
-    assert "3 of 3 cells, 1 of them the same as others; 0 are done" in shown
+    assert "3 of 3 cells, 1 of them duplicates; 0 are done" in shown
     assert "failed: too fast, seed 0: " in shown and "the training loss is nan" in shown
     assert "1 of 3 cells failed; repeat the command" in shown
     cells = home / "runs" / "cells"
-    assert len(list(cells.glob("*/cell.json"))) == 2 and len(list(cells.glob(f"*/{DONE}"))) == 1
+    assert len(list(cells.glob("*/cell.json"))) == 2 and len(list(cells.glob(f"*/{DONE_FILE}"))) == 1
     comparison = read_comparison(home / "runs" / "small")
     first, same, failed = comparison.cells
     assert first.key == same.key and first.scores == same.scores and failed.state == "failed"
     assert "the training loss is nan" in failed.reason
-    results = read_results(next(cells.glob(f"*/{DONE}")).parent / RUN)
+    results = read_results(next(cells.glob(f"*/{DONE_FILE}")).parent / RUN_FOLDER)
     assert results.final is not None and results.selected is not None
     assert first.selected == {"": results.selected.round}
     for site, splits in results.final.best.sites.items():
@@ -119,13 +128,16 @@ def test_a_command_from_the_spec_to_the_tables(home: Path, capsys: pytest.Captur
     mean = sum(found["accuracy"] for found in first.scores["best"]["test"].values()) / 3
     assert float(lines["by another name", "average"]) == pytest.approx(100 * mean, rel=1e-5)
     assert lines["too fast", "average"] == ""
-    assert not list(cells.glob(f"*/{RUN}/site_state/*/*")) or (cells / failed.key / RUN / "site_state").exists()
-    before = {path: path.stat().st_mtime_ns for path in cells.glob(f"*/{DONE}")}
+    assert (
+        not list(cells.glob(f"*/{RUN_FOLDER}/site_state/*/*"))
+        or (cells / failed.key / RUN_FOLDER / "site_state").exists()
+    )
+    before = {path: path.stat().st_mtime_ns for path in cells.glob(f"*/{DONE_FILE}")}
     axes["method"]["too fast"]["options"] = {"optimizer.lr": 0.01}
     assert cli.main(["compare", str(write_spec(home, axes=axes)), "--only", "too fast"]) == 0
     assert "1 of 3 cells; 0 are done" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert len(list(cells.glob(f"*/{DONE}"))) == 2
+    assert len(list(cells.glob(f"*/{DONE_FILE}"))) == 2
     told = read_comparison(home / "runs" / "small")
     assert [cell.state for cell in told.cells] == ["done"] * 3
     for path in cells.glob("*/cell.json"):
@@ -144,16 +156,16 @@ def test_a_killed_cell_goes_on_where_it_was(
     folder, whole = Store(home / "cut").prepare(cell.work), Store(home / "whole").prepare(cell.work)
     start_cell(folder, started, share=0.1).kill()
     started[0].wait()
-    assert not is_held(folder) and not (folder / DONE).exists()
+    assert not is_locked(folder) and not (folder / DONE_FILE).exists()
     opened: list[int] = []
     original = Coordinator.open
     monkeypatch.setattr(Coordinator, "open", lambda self, r: (opened.append(r), original(self, r))[1])
-    perform(folder)
+    run_cell(folder)
     assert opened[0] > 1 and opened[-1] == 25
-    perform(whole)
-    assert read_results(folder / RUN).final == read_results(whole / RUN).final
+    run_cell(whole)
+    assert read_results(folder / RUN_FOLDER).final == read_results(whole / RUN_FOLDER).final
     opened.clear()
-    perform(folder)
+    run_cell(folder)
     assert opened == []
 
 
@@ -163,15 +175,19 @@ def test_a_cell_that_another_process_runs_is_waited_for(home: Path, started: lis
     store = Store(home / "cells")
     folder = store.prepare(cell.work)
     other = start_cell(folder, started, share=0.05)
-    with pytest.raises(BusyError, match=f"is run by process {other.pid}: wait until it ends"):
-        perform(folder)
+    with pytest.raises(BusyError, match=f"is being run by process {other.pid}: wait until it ends"):
+        run_cell(folder)
     states = set()
-    jobs = runner.gather([cell], store, flat)
+    jobs = runner.make_queue([cell], store, flat)
     runner.run(
-        jobs, store, at_a_time=1, on_look=lambda moment: states.add(moment.jobs[0].state), on_end=lambda job: None
+        jobs,
+        store,
+        max_parallel=1,
+        on_poll=lambda progress: states.add(progress.entries[0].state),
+        on_end=lambda job: None,
     )
     assert jobs[0].state == "done" and states == {"elsewhere", "done"}
-    assert not (folder / LOG).exists()  # no child of this process has run it
+    assert not (folder / LOG_FILE).exists()  # no child of this process has run it
 
 
 def test_a_lock_that_a_dead_process_left_holds_nothing(home: Path) -> None:
@@ -179,10 +195,10 @@ def test_a_lock_that_a_dead_process_left_holds_nothing(home: Path) -> None:
     assert cell.work is not None
     folder = Store(home / "cells").prepare(cell.work)
     (folder / "lock").write_text('{"pid": 1}\n', encoding="utf-8")
-    assert not is_held(folder)
-    with held(folder):
-        assert is_held(folder)
-    assert not is_held(folder)
+    assert not is_locked(folder)
+    with lock_cell(folder):
+        assert is_locked(folder)
+    assert not is_locked(folder)
 
 
 def test_a_child_ends_with_its_parent(home: Path, started: list[subprocess.Popen[bytes]]) -> None:
@@ -192,38 +208,38 @@ def test_a_child_ends_with_its_parent(home: Path, started: list[subprocess.Popen
     child = start_cell(folder, started, share=0.001)
     assert child.stdin is not None
     child.stdin.close()  # as the system does when the parent has gone
-    assert child.wait(timeout=30) == FAILED
-    assert not is_held(folder)
+    assert child.wait(timeout=30) == EXIT_FAILED
+    assert not is_locked(folder)
 
 
 def test_an_interrupt_leaves_no_process_behind(home: Path) -> None:
     cells = cells_of(home, axes=ONE, options={"schedule.rounds": 500}, seeds=[0, 1])
     store = Store(home / "cells")
-    jobs = runner.gather(cells, store, flat)
+    jobs = runner.make_queue(cells, store, flat)
     pids: list[int] = []
 
-    def look(moment: runner.Moment) -> None:
-        if moment.count("running") == 2 and all(job.share > 0 for job in jobs):
+    def look(progress: runner.GridProgress) -> None:
+        if progress.count("running") == 2 and all(job.share > 0 for job in jobs):
             pids.extend(job.process.pid for job in jobs if job.process is not None)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runner.run(jobs, store, at_a_time=2, on_look=look, on_end=lambda job: None)
+        runner.run(jobs, store, max_parallel=2, on_poll=look, on_end=lambda job: None)
     assert len(pids) == 2 and not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def test_a_child_that_was_killed_is_a_failed_cell(home: Path) -> None:
     (cell,) = cells_of(home, axes=ONE, options={"schedule.rounds": 500})
     store = Store(home / "cells")
-    jobs = runner.gather([cell], store, flat)
+    jobs = runner.make_queue([cell], store, flat)
 
-    def look(moment: runner.Moment) -> None:
+    def look(progress: runner.GridProgress) -> None:
         process = jobs[0].process
         if process is not None and process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
 
-    runner.run(jobs, store, at_a_time=1, on_look=look, on_end=lambda job: None)
-    assert jobs[0].state == "failed" and "was killed, perhaps for want of memory" in jobs[0].reason
+    runner.run(jobs, store, max_parallel=1, on_poll=look, on_end=lambda job: None)
+    assert jobs[0].state == "failed" and "was killed, perhaps because memory ran out" in jobs[0].reason
 
 
 def test_no_more_cells_run_than_memory_allows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +252,7 @@ def test_no_more_cells_run_than_memory_allows(home: Path, monkeypatch: pytest.Mo
 
         stdin = None
 
-        def __init__(self, job: runner.Job) -> None:
+        def __init__(self, job: runner.QueueEntry) -> None:
             assert job.cell.work is not None
             self.pid, self._left, self._folder = os.getpid(), 2, store.prepare(job.cell.work)
 
@@ -244,28 +260,28 @@ def test_no_more_cells_run_than_memory_allows(home: Path, monkeypatch: pytest.Mo
             self._left -= 1
             if self._left:
                 return None
-            (self._folder / DONE).touch()
+            (self._folder / DONE_FILE).touch()
             return 0
 
-    def start(job: runner.Job, store: Store, at_a_time: int) -> None:
+    def start(job: runner.QueueEntry, store: Store, max_parallel: int) -> None:
         job.process, job.state = Child(job), "running"  # type: ignore[assignment]
 
     monkeypatch.setattr(runner, "_start", start)
-    monkeypatch.setattr(runner, "LOOK", 0.0)
+    monkeypatch.setattr(runner, "POLL_INTERVAL", 0.0)
     monkeypatch.setattr(runner, "_resident", lambda job: 0)
     for free, expected in ((2.5 * 2**30, 1), (5.0 * 2**30, 2), (50.0 * 2**30, 3), (0, 1)):
-        jobs = runner.gather(cells, store, lambda cell: Estimate(1.0, 2 * 2**30))
+        jobs = runner.make_queue(cells, store, lambda cell: Estimate(1.0, 2 * 2**30))
         most.clear()
         runner.run(
             jobs,
             store,
-            at_a_time=3,
-            on_look=lambda moment: most.append(moment.count("running")),
+            max_parallel=3,
+            on_poll=lambda progress: most.append(progress.count("running")),
             on_end=lambda job: None,
             memory=lambda free=free: int(free),  # type: ignore[misc]
         )
         assert max(most) == expected and all(job.state == "done" for job in jobs)
-        for path in store.folder.glob(f"*/{DONE}"):
+        for path in store.folder.glob(f"*/{DONE_FILE}"):
             path.unlink()
 
 
@@ -284,21 +300,23 @@ def test_every_kind_of_run_has_its_scores(home: Path) -> None:
     cells, store = make_cells(spec, folder=home), Store(home / "cells")
     for cell in cells:
         assert cell.work is not None
-        perform(store.prepare(cell.work))
+        run_cell(store.prepare(cell.work))
     told = Collector(spec, scale, cells, store, folder=home).collect()
     held_out, personal, pooled, each, local = told.cells
     assert held_out.shown == {"test": ["A", "B"], "held_out": ["C"]}
-    run = {cell.labels["how"]: store.place(cell.work) / RUN for cell in cells if cell.work is not None}
+    run = {cell.labels["how"]: store.folder_of(cell.work) / RUN_FOLDER for cell in cells if cell.work is not None}
     final = read_results(run["held out"]).final
     assert final is not None
-    assert held_out.found("best", "held_out", "accuracy") == {"C": final.best.held_out["C"]["all"]["accuracy"]}
+    assert held_out.site_scores("best", "held_out", "accuracy") == {"C": final.best.held_out["C"]["all"]["accuracy"]}
     own = read_results(run["personal"]).final
     assert own is not None and own.fine_tuned
-    assert personal.found("personal", "test", "accuracy") == {s: m["accuracy"] for s, m in own.personal.items()}
-    assert pooled.found("personal", "test", "accuracy") == pooled.found("best", "test", "accuracy") != {}
-    assert list(each.found("best", "held_out", "accuracy")) == ["A", "B", "C"] and set(each.selected) == set("ABC")
+    assert personal.site_scores("personal", "test", "accuracy") == {s: m["accuracy"] for s, m in own.personal.items()}
+    assert pooled.site_scores("personal", "test", "accuracy") == pooled.site_scores("best", "test", "accuracy") != {}
+    assert list(each.site_scores("best", "held_out", "accuracy")) == ["A", "B", "C"] and set(each.selected) == set(
+        "ABC"
+    )
     table = json.loads((run["local"] / "cross_site.json").read_text(encoding="utf-8"))["scores"]
-    assert local.found("best", "test", "accuracy")["A > C"] == table["A"]["C"]["accuracy"]
+    assert local.site_scores("best", "test", "accuracy")["A > C"] == table["A"]["C"]["accuracy"]
     assert local.shown["test"] == ["A > B", "A > C", "B > A", "B > C", "C > A", "C > B"]
     assert all(cell.state == "done" and cell.seconds for cell in told.cells)
 
@@ -313,7 +331,7 @@ def test_a_finished_cell_is_read_once_however_many_end_after_it(home: Path, monk
     collector = Collector(spec, scale, cells, store, folder=home)
     for number, cell in enumerate(cells, 1):
         assert cell.work is not None
-        perform(store.prepare(cell.work))
+        run_cell(store.prepare(cell.work))
         for _ in range(2):
             states = [record.state for record in collector.collect().cells]
             assert states.count("done") == number == len(read)
@@ -321,9 +339,9 @@ def test_a_finished_cell_is_read_once_however_many_end_after_it(home: Path, monk
 
 def test_progress_counts_cells_and_the_rounds_of_all_of_them(home: Path) -> None:
     cells = cells_of(home, options={"schedule.rounds": 6})
-    jobs = [runner.Job([cell], flat(cell)) for cell in cells]
+    jobs = [runner.QueueEntry([cell], flat(cell)) for cell in cells]
     jobs[0].state, jobs[1].state, jobs[1].share = "done", "running", 0.5
-    line = describe(runner.Moment(jobs, 0.0, 1, clock=lambda: 1.0))
+    line = describe(runner.GridProgress(jobs, 0.0, 1, clock=lambda: 1.0))
     assert line.startswith("1 of 2 cells ended, 9 of 12 rounds of all cells, 1 running, about ")
 
 
@@ -332,11 +350,11 @@ def test_a_dry_run_says_what_there_is_to_do_and_what_is_lacking(home: Path, caps
     (home / "fedshift" / "phantom" / "shapes" / "B" / "manifest.json").unlink()
     assert cli.main(["compare", str(spec), "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "4 of 4 cells; 0 are done" in shown and "lacking: data of shapes at B (no shapes data for site B" in shown
+    assert "4 of 4 cells; 0 are done" in shown and "missing: data of shapes at B (no shapes data for site B" in shown
     assert "time: " in shown and "GiB" in shown and "500/200/200 samples" in shown
     assert sorted(path.name for path in (home / "runs").rglob("*") if path.is_file()) == ["calibration.json"]
     assert cli.main(["compare", str(spec)]) == 1
-    assert "failed: FedAvg, seed 0: lacks data of shapes at B" in capsys.readouterr().out
+    assert "failed: FedAvg, seed 0: missing data of shapes at B" in capsys.readouterr().out
     told = read_comparison(home / "runs" / "small")
     assert {cell.state for cell in told.cells} == {"failed"}
 
@@ -345,8 +363,8 @@ def test_a_dry_run_says_what_there_is_to_do_and_what_is_lacking(home: Path, caps
     ("content", "said"),
     [
         ("{", "Invalid JSON"),
-        ('{"schema": 2}', "cells.json is no file of this version"),
-        ("[]", "is no file of this version"),
+        ('{"schema": 2}', "is not a cells.json of this version"),
+        ("[]", "is not a cells.json of this version"),
     ],
 )
 def test_a_broken_record_is_refused(home: Path, content: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -366,7 +384,7 @@ def test_a_record_that_contradicts_itself_is_refused(home: Path) -> None:
     raw = json.loads(path.read_text(encoding="utf-8"))
     raw["cells"][0]["labels"] = {"method": "Z"}
     path.write_text(json.dumps(raw), encoding="utf-8")
-    with pytest.raises(ConfigError, match="cell Z, seed 0 is of no axis"):
+    with pytest.raises(ConfigError, match="cell Z, seed 0 has a label of no axis"):
         read_comparison(path)
     with pytest.raises(ConfigError, match="does not exist"):
         read_comparison(home)
@@ -379,10 +397,10 @@ def test_a_cell_folder_that_was_changed_is_refused(home: Path) -> None:
     text = (folder / "cell.json").read_text(encoding="utf-8")
     (folder / "cell.json").write_text(text.replace('"seed": 0', '"seed": 1'), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"cell\.json was changed: remove the folder"):
-        perform(folder)
+        run_cell(folder)
     (folder / "cell.json").write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be read"):
-        perform(folder)
+        run_cell(folder)
 
 
 @pytest.mark.parametrize("words", [["--jobs", "0"], ["--flare", "--jobs", "2"], ["--scale", "big"]])

@@ -61,8 +61,8 @@ def test_a_spec_without_scales_is_as_it_stands(tmp_path: Path) -> None:
         ({"seed": [0]}, "unknown key 'seed'; did you mean 'seeds'?"),
         ({"seeds": [1, 1]}, "1 is named twice"),
         ({"model": "newest"}, "'model' input should be 'best', 'last' or 'personal'"),
-        ({"part": ["test", "val"]}, "test and val are of the same sites"),
-        ({"axes": {}}, "axes must hold names and settings"),
+        ({"part": ["test", "val"]}, "test and val are both of the training sites"),
+        ({"axes": {}}, "axes must map names to settings"),
         (
             {"axes": {"method": {"A": {"method": "fedavg"}}}},
             "axes.method.A: unknown key 'method'; did you mean 'methods'",
@@ -72,11 +72,11 @@ def test_a_spec_without_scales_is_as_it_stands(tmp_path: Path) -> None:
         ({"scales": {"quick": {"rounds": 3}}}, "scale quick: unknown key 'rounds'"),
         (
             {"scales": {"quick": {"axes": {"method": {"FedFA": None}}}}},
-            "there is no 'FedFA' to take away; did you mean",
+            "there is no 'FedFA' to remove; did you mean",
         ),
         ({"scales": ["quick"]}, "'scales' must map names to settings"),
         ({"published": {"file": "x.csv", "rows": {"FedVag": "a"}}}, "there is no row 'FedVag'; did you mean 'FedAvg'"),
-        ({"axes": {"method": {"yes": {"methods": "fedavg"}}, "on": [1]}}, "axes.on must hold names and settings"),
+        ({"axes": {"method": {"yes": {"methods": "fedavg"}}, "on": [1]}}, "axes.on must map names to settings"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -93,5 +93,5 @@ def test_a_file_that_is_no_yaml_and_a_scale_that_is_not_there_are_named(tmp_path
     with pytest.raises(ConfigError, match=r"x\.yaml is not valid YAML"):
         read_spec(tmp_path / "x.yaml")
     (tmp_path / "y.yaml").write_text("axes: {method: {true: {methods: fedavg}}}", encoding="utf-8")
-    with pytest.raises(ConfigError, match="the label True is no text to YAML: put it into quotes"):
+    with pytest.raises(ConfigError, match="YAML does not read the label True as text: put it in quotes"):
         read_spec(tmp_path / "y.yaml")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedshift.reporting.comparison.published import Figure
+from fedshift.reporting.comparison.published import PublishedValue
 from fedshift.reporting.comparison.record import Comparison
-from fedshift.reporting.comparison.tables import heading, latex, long_csv, make_tables, markdown, remarks, rich_tables
+from fedshift.reporting.comparison.tables import footnotes, heading, latex, long_csv, make_tables, markdown, rich_tables
 
 from .made import made, record
 
@@ -103,14 +103,16 @@ def test_of_distances_the_smallest_is_best_and_in_millimetres() -> None:
 
 def test_published_figures_stand_beside_ours_as_they_are_printed() -> None:
     figures = [
-        Figure(row="FedAvg", column="A", value="62.51", unit="%"),
-        Figure(row="FedFA", column="average", value="64", std="0.63", unit="%"),
+        PublishedValue(row="FedAvg", column="A", value="62.51", unit="%"),
+        PublishedValue(row="FedFA", column="average", value="64", std="0.63", unit="%"),
     ]
     comparison = made(FULL, published=[figure.model_dump() for figure in figures])
     shown = rows(comparison)
     assert shown["FedAvg"][0] == "52.0 ± 2.8 [62.51]" and shown["FedFA"][2] == "**65.5 ± 1.4** [64 ± 0.63]"
     assert shown["FedAvg"][1] == "**71.0 ± 1.4**"
-    assert "[62.51]" in terminal(comparison) and "In brackets: the paper's figures." in terminal(comparison)
+    assert "[62.51]" in terminal(comparison) and "In brackets: the values published in the paper." in terminal(
+        comparison
+    )
     assert r"{\scriptsize [62.51]}" in latex(comparison)
     lines = list(csv.DictReader(io.StringIO(long_csv(comparison))))
     assert [line["published"] for line in lines if line["column"] == "A"] == ["62.51", ""]
@@ -125,7 +127,7 @@ def test_the_papers_p_value_stands_beside_ours_at_whichever_row_it_is_printed(ro
     printed = [{"row": row, "column": column, "value": "0.0128"}]
     numbers = {**FULL, ("FedProx",): [{"A": 0.51, "B": 0.70}, {"A": 0.55, "B": 0.73}]}
     comparison = made(numbers, tests=[("FedFA", "FedAvg"), ("FedFA", "FedProx")], published=printed)
-    (with_theirs, without) = [line for line in remarks(comparison) if line.startswith("FedFA against")]
+    (with_theirs, without) = [line for line in footnotes(comparison) if line.startswith("FedFA against")]
     assert re.search(r"p = 0\.\d{4} \(n = 4; in the paper p = 0\.0128\)\.$", with_theirs)
     assert without.endswith("(n = 4).") and "paper" not in without
     lines = csv.DictReader(io.StringIO(long_csv(comparison)))
@@ -138,7 +140,7 @@ def test_the_papers_p_value_is_that_of_the_tests_own_block() -> None:
     printed = [{"row": "Y", "column": "all/p-value against X", "value": "0.03"}]
     axes = {"method": ["X", "Y"], "size": ["5%", "all"]}
     comparison = made(numbers, axes=axes, tests=[("X", "Y")], published=printed)
-    small, every = (line for line in remarks(comparison) if line.startswith("X against"))
+    small, every = (line for line in footnotes(comparison) if line.startswith("X against"))
     assert "(n = 2)." in small and "(n = 2; in the paper p = 0.03)." in every
 
 
@@ -209,10 +211,10 @@ def test_every_form_says_what_the_data_and_the_weights_are() -> None:
 
 def test_cells_of_different_versions_data_or_kinds_are_told_of() -> None:
     comparison = made(FULL)
-    assert not any("different" in line for line in remarks(comparison))
+    assert not any("different" in line for line in footnotes(comparison))
     one, *_, other = comparison.cells
     object.__setattr__(other, "source", "xyz")
     one.data["A"] = record("another", "patients")
-    told = " ".join(remarks(comparison))
+    told = " ".join(footnotes(comparison))
     assert "different versions of fedshift: 0.1 (source abc), 0.1 (source xyz)" in told
     assert "different kinds of data (images, patients)" in told and "different preparations" in told

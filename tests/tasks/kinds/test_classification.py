@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fedshift.data.arrays import open_arrays
 from fedshift.schema.errors import ConfigError, DataError
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.kinds.classification import Images, Task
 
 

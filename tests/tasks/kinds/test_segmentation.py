@@ -12,7 +12,7 @@ from monai.metrics import DiceMetric
 
 from fedshift.data.splits import legacy_split
 from fedshift.schema.errors import ConfigError
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.kinds.segmentation import (
     DataSpec,
     Slices,

@@ -14,7 +14,7 @@ from fedshift.methods.base import ArraySpec, ServerContext
 from fedshift.methods.method_set import DEFAULT_COMBINE, MethodSet
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 OPTION = "federation.encryption"
 PREFIX = "ckks."

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedshift.federation.encryption.keys import Keys
 from fedshift.federation.encryption.shared import COUNTS, OPTION, Layout, Segment, server_context
-from fedshift.federation.model_files import header_of, load_checkpoint, save_checkpoint
+from fedshift.federation.model_files import header_of, read_model_file, write_model_file
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Broadcast, MethodArrays, Update, Weights
@@ -148,7 +148,7 @@ def decrypt_model(model: Path, out: Path, keys: Keys) -> int:
     Raises:
         ConfigError: ``model`` is not a model file, not encrypted, or encrypted with other keys.
     """
-    content = load_checkpoint(model)
+    content = read_model_file(model)
     header = header_of(content, where=str(model))
     if not header.encrypted:
         raise ConfigError(f"{model} is not encrypted: use it as it is")
@@ -157,7 +157,7 @@ def decrypt_model(model: Path, out: Path, keys: Keys) -> int:
     weights = {key: tensor.numpy() for key, tensor in content["weights"].items()}
     round_: int = content["round"]
     opened = encryption.open(Broadcast(round=round_ + 1, best_round=0, weights=weights))
-    save_checkpoint(
+    write_model_file(
         out,
         job=job,
         round_=round_,

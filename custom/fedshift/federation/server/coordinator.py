@@ -32,7 +32,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Scores, SiteInfo, Update
 from fedshift.schema.results import BEST, LAST, Rejection, Results
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 log = logging.getLogger("fedshift")
 

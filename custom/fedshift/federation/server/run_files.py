@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fedshift.federation.model_files import read_model, save_checkpoint
+from fedshift.federation.model_files import read_model, write_model_file
 from fedshift.federation.server.run_record import RunRecord
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.state_files import FORMER_STATE_FILE, STATE_FILE, ServerState, load_state, save_state
@@ -91,7 +91,7 @@ class RunFiles:
         record, results = self._record, self._record.results
         score, statistics = record.selection.mean(round_), results.statistics
         kinds = {results.data[site].kind for site in self._job.task.sites if site in results.data}
-        save_checkpoint(
+        write_model_file(
             self._folder / name,
             job=self._job,
             round_=round_,

@@ -1,4 +1,4 @@
-"""Check the scores that a site sends of a model."""
+"""Check the scores that a site reports for a model."""
 
 from __future__ import annotations
 
@@ -45,29 +45,31 @@ def check_scores(
     for splits in (scores.values, scores.personal):
         for split, values in splits.items():
             if split not in parts:
-                raise Rejected(f"scores.{split}", "is no split that is scored")
+                raise Rejected(f"scores.{split}", "is not a split that sites score")
             check_metrics(values, metrics)
-    told = {f"evaluations.{part}": (evaluation, part, scores.values) for part, evaluation in scores.evaluations.items()}
+    reported = {
+        f"evaluations.{part}": (evaluation, part, scores.values) for part, evaluation in scores.evaluations.items()
+    }
     if scores.personal_evaluation is not None:
-        told["personal_evaluation"] = (scores.personal_evaluation, "test", scores.personal)
-    for key, (evaluation, part, values_by_part) in told.items():
+        reported["personal_evaluation"] = (scores.personal_evaluation, "test", scores.personal)
+    for key, (evaluation, part, values_by_part) in reported.items():
         if part not in parts:
-            raise Rejected(key, "is no split that is scored")
+            raise Rejected(key, "is not a split that sites score")
         if evaluation.scores != values_by_part.get(part):
-            raise Rejected(f"{key}.scores", "are not the scores that were given")
+            raise Rejected(f"{key}.scores", "differ from the scores in the same answer")
         most = (counts or {}).get(part, MOST_SAMPLES)
         if evaluation.gradient_norm is not None and not gradient_norm:
             raise Rejected(f"{key}.gradient_norm", "is not expected: the job does not ask for it")
         if part == "val" and evaluation != Evaluation(scores=evaluation.scores, gradient_norm=evaluation.gradient_norm):
-            raise Rejected(key, "says more of validation than is asked")
+            raise Rejected(key, "has details of validation cases, which are not asked for")
         _check_evaluation(key, evaluation, metrics, most=most, n_classes=n_classes, per_case=per_case)
 
 
 def _check_evaluation(
-    key: str, told: Evaluation, metrics: Ranges, *, most: int, n_classes: int, per_case: tuple[str, ...]
+    key: str, evaluation: Evaluation, metrics: Ranges, *, most: int, n_classes: int, per_case: tuple[str, ...]
 ) -> None:
     """Check ranges, that there are no more cases than samples, and that a score is the mean of its cases."""
-    for name, spread in told.distributions.items():
+    for name, spread in evaluation.distributions.items():
         if name not in per_case:
             raise Rejected(f"{key}.distributions.{name}", "is not expected")
         low, high = metrics[name]
@@ -76,14 +78,14 @@ def _check_evaluation(
                 raise Rejected(f"{key}.distributions.{name}", f"holds {value:g}, allowed is {low:g} to {high:g}")
         if spread.n > most:
             raise Rejected(f"{key}.distributions.{name}", f"has {spread.n} cases, the part has {most} samples")
-        if told.scores.get(name) != spread.mean:
+        if evaluation.scores.get(name) != spread.mean:
             raise Rejected(f"{key}.distributions.{name}", "has another mean than the score")
-    if told.empty is not None and told.empty > most:
-        raise Rejected(f"{key}.empty", f"is {told.empty}, the part has {most} samples")
-    if told.confusion is not None:
-        total = sum(map(sum, told.confusion))
-        if len(told.confusion) != n_classes or total > most:
-            raise Rejected(f"{key}.confusion", f"has {len(told.confusion)} classes and {total} samples")
-        right = sum(row[number] for number, row in enumerate(told.confusion))
-        if not isclose(right, told.scores.get("accuracy", 0.0) * total, abs_tol=1e-6 * (1 + total)):
+    if evaluation.empty is not None and evaluation.empty > most:
+        raise Rejected(f"{key}.empty", f"is {evaluation.empty}, the part has {most} samples")
+    if evaluation.confusion is not None:
+        total = sum(map(sum, evaluation.confusion))
+        if len(evaluation.confusion) != n_classes or total > most:
+            raise Rejected(f"{key}.confusion", f"has {len(evaluation.confusion)} classes and {total} samples")
+        right = sum(row[number] for number, row in enumerate(evaluation.confusion))
+        if not isclose(right, evaluation.scores.get("accuracy", 0.0) * total, abs_tol=1e-6 * (1 + total)):
             raise Rejected(f"{key}.confusion", "has another accuracy than the score")

@@ -1,4 +1,4 @@
-"""Which round's aggregate is the best so far, from the sites' validation scores."""
+"""Select the best round from the sites' validation scores of each round's aggregate."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ RULE = (
     "that scored both, and of equals the earlier one is kept"
 )
 
-RULE_LAST = "the last round: sites are drawn anew for each, so rounds are scored by different sites"
+RULE_LAST = "the last round: each round samples other sites, so the scores of two rounds cannot be compared"
 
 
 class Selection:
-    """Scores of all aggregates, by round and site. Sums run in site order, whoever answers first."""
+    """Validation scores of every aggregate, by round and site. Sums run in site order, not in order of arrival."""
 
     def __init__(self, sites: tuple[str, ...], metric: str, *, last: bool = False) -> None:
-        """``metric`` decides; higher is better. With ``last`` every round takes the place of the one before."""
+        """Start without scores.
+
+        Args:
+            sites: the sites whose scores count, in the job's order.
+            metric: the metric by which rounds are compared; higher is better.
+            last: always select the newest round.
+        """
         self._sites, self._metric, self._last = sites, metric, last
         self.rule = RULE_LAST if last else RULE.format(metric=metric)
         self._scores: dict[int, dict[str, dict[str, dict[str, float]]]] = {}
         self.best = 0
 
     def note(self, scores: Scores) -> None:
-        """Add a site's scores of an aggregate to what is known of it."""
+        """Add a site's scores of an aggregate."""
         self._scores.setdefault(scores.round, {}).setdefault(scores.site, {}).update(scores.values)
 
     def of(self, round_: int) -> dict[str, dict[str, dict[str, float]]]:
@@ -32,14 +38,14 @@ class Selection:
         return {site: known[site] for site in self._sites if site in known}
 
     def mean(self, round_: int) -> float | None:
-        """Mean validation score over the sites that told it."""
+        """Mean validation score of a round over the sites that reported one; None if no site did."""
         values = list(self._validation(round_).values())
         return sum(values) / len(values) if values else None
 
     def consider(self, round_: int) -> bool:
-        """Compare a round with the best so far; True if it takes its place.
+        """Compare a round with the best so far. Returns True if the round is selected in its place.
 
-        A site that is missing in one of the two counts in neither, or the round without a difficult site would win.
+        Only sites that scored both rounds count: otherwise a round without the score of a difficult site would win.
         """
         new, old = self._validation(round_), self._validation(self.best)
         common = [site for site in self._sites if site in new and site in old]

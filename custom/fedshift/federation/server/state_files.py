@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedshift.federation.model_files import read_tensors, to_arrays, to_tensors
-from fedshift.federation.site.state import write_whole
+from fedshift.federation.model_files import to_arrays, to_tensors
+from fedshift.federation.tensor_files import read_tensors, write_tensors
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import MethodArrays, Weights
 
@@ -38,7 +38,7 @@ def save_state(folder: Path, state: ServerState) -> None:
     path = folder / STATE_FILE
     if path.is_file():
         path.replace(folder / FORMER_STATE_FILE)
-    write_whole(vars(state) | {"weights": to_tensors(state.weights), "methods": methods}, path)
+    write_tensors(vars(state) | {"weights": to_tensors(state.weights), "methods": methods}, path)
 
 
 def load_state(folder: Path) -> ServerState | None:

@@ -1,8 +1,8 @@
-"""A site's last answer, kept so that a task that comes again is not done again.
+"""A site's last answer, saved so that the same task is not done twice.
 
-An answer can be lost on its way: the network is cut, or the server dies before its round is closed. The same task then
-comes a second time, after a restart of the site's process perhaps, and is told by its content: the round, the model
-and all arrays that came with it.
+An answer can be lost on the way to the server: the network fails, or the server dies before the round is closed. The
+server then sends the same task again, possibly after the site's process was restarted. Two tasks are the same if the
+round, the model and all arrays of the message are equal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.federation.site.state import first_words, write_whole
+from fedshift.federation.tensor_files import first_words, write_tensors
 from fedshift.schema.compression import Packed
 from fedshift.schema.messages import Broadcast, Update
 
@@ -25,15 +25,15 @@ log = logging.getLogger("fedshift")
 
 
 class AnswerStore:
-    """The last answer of one site in one job. A task is named by its `fingerprint`."""
+    """The last answer of one site in one job. ``task`` is always a task's `fingerprint`."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder`` is the site's folder for the job's state; it is made when first written to."""
+        """``folder`` is the site's folder for the job's state; it is created at the first write."""
         self._path = folder / "answer.pt"
         self._kept: str | None = None
 
     def find(self, task: str) -> Update | None:
-        """The answer to this very task, if it is the last one that was kept."""
+        """The saved answer if it is the answer to ``task``, else None."""
         if self._kept not in (None, task) or not self._path.is_file():
             return None
         try:
@@ -44,12 +44,12 @@ class AnswerStore:
             arrays = {method: _arrays(named) for method, named in kept.pop("arrays").items()}
             packed = {key: Packed(**_arrays(parts)) for key, parts in kept.pop("packed", {}).items()}
             return Update(weights=_arrays(kept.pop("weights")), arrays=arrays, packed=packed, **kept)
-        except Exception as error:  # torch raises all kinds for a damaged file
+        except Exception as error:  # torch raises many types for a damaged file
             log.warning("%s cannot be read (%s): the round is trained again", self._path, first_words(error))
             return None
 
     def keep(self, task: str, update: Update) -> None:
-        """Write the answer in place of the one before. Where that fails a repeated task is done again, no more."""
+        """Save the answer in place of the last one. If that fails, a repeated task is done a second time."""
         content: dict[str, Any] = vars(update) | {
             "task": task,
             "weights": _tensors(update.weights),
@@ -59,7 +59,7 @@ class AnswerStore:
         if not update.packed:
             del content["packed"]
         try:
-            write_whole(content, self._path)
+            write_tensors(content, self._path)
         except OSError as error:
             log.warning("%s cannot be written (%s)", self._path, error.strerror)
         else:
@@ -67,7 +67,7 @@ class AnswerStore:
 
 
 def fingerprint(broadcast: Broadcast, context: str = "") -> str:
-    """Sixteen bytes, as hex, over all that decides a site's answer; ``context`` is what does beside the task itself."""
+    """BLAKE2b hash (32 hex digits) of a task; ``context`` is anything else that a site's answer depends on."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{context}\0{broadcast.round} {broadcast.best_round}".encode())
     for name, arrays in sorted({"": broadcast.unpacked().weights, **broadcast.arrays}.items()):

@@ -21,14 +21,18 @@ from fedshift.tasks.precision import arrange, autocast
 
 
 def make_optimizer(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """Adam (with L2 weight decay, as the papers' code) or SGD."""
+    """Adam (``weight_decay`` as an L2 penalty, as in the papers' code) or SGD."""
     if spec.name == "adam":
         return torch.optim.Adam(net.parameters(), lr=spec.lr, weight_decay=spec.weight_decay)
     return torch.optim.SGD(net.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
 
 
 def train(task: Task, data: Samples, chain: ClientChain, run: Run, schedule: ScheduleSpec) -> tuple[int, float]:
-    """A round of local epochs or steps. Returns optimiser steps and the mean loss of a step."""
+    """Train for one round. Returns the number of optimiser steps and the mean training loss per step.
+
+    Raises:
+        Stopped: the job was aborted.
+    """
     net, optimizer = run.net, run.optimizer
     assert optimizer is not None
     device = next(net.parameters()).device
@@ -45,7 +49,7 @@ def train(task: Task, data: Samples, chain: ClientChain, run: Run, schedule: Sch
 
 
 def batches(data: Samples, run: Run, schedule: ScheduleSpec) -> Iterator[tuple[Tensor, Tensor]]:
-    """A round's batches: ``local_epochs`` shuffled epochs, or ``local_steps`` batches from as many as it takes."""
+    """A round's batches: ``local_epochs`` shuffled epochs, or ``local_steps`` batches of as many epochs as needed."""
     order = generator(run.seed, run.site, run.round, "order")
     augmentation = generator(run.seed, run.site, run.round, "augmentation")
     steps = schedule.local_steps
@@ -85,7 +89,7 @@ def probabilities(
 ) -> Iterator[Tensor]:
     """Probabilities of the classes for a subset of a site, batch by batch, (B, K, …) float32 on the CPU.
 
-    Where a broken model gives no number there is 0 for every class: such a model is scored like any other.
+    NaN becomes 0 for every class, so that a broken model gets low scores and not an error.
     """
     for logits in _logits(data, chain, net, subset, schedule):
         yield logits.float().softmax(1).nan_to_num(0).cpu()
@@ -105,10 +109,10 @@ def _logits(
 
 
 def gradient_norm(task: Task, data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset) -> float:
-    """The norm of the gradient of the mean loss over a subset of a site, in evaluation mode, without augmentation.
+    """L2 norm of the gradient of the mean loss over a subset of a site's images, over all parameters.
 
-    A measure of how far the site's optimum is from the model ("Mitigating Data Heterogeneity…", Eq. 5, where its
-    square is averaged over sites). In float32, whatever the precision of training; over all parameters.
+    In evaluation mode, without augmentation, and in float32 whatever the precision of training. It measures how far the
+    site's optimum is from the model ("Mitigating Data Heterogeneity…", Eq. 5, which averages its square over sites).
     """
     device = next(net.parameters()).device
     net.eval()

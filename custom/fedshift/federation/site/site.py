@@ -31,8 +31,9 @@ from fedshift.schema.manifest import manifest_sha256
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.schema.policy import Policy
 from fedshift.schema.seeding import derive_seed
-from fedshift.tasks.base import Everything, SiteData, Subset, build_task
+from fedshift.tasks.base import Everything, SiteData, Subset
 from fedshift.tasks.device import choose_device, device_name
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.out_of_memory import out_of_memory_as_error
 from fedshift.tasks.precision import prepare, settled, use_threads
 

@@ -1,1 +1,1 @@
-"""Grids of runs: tasks, methods, options and seeds side by side, and the tables that come of them."""
+"""Run grids of tasks, methods, options and seeds, and make tables of their results."""

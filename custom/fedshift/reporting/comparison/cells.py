@@ -1,4 +1,4 @@
-"""The cells of a grid: one value of each axis and a seed, resolved and told apart by what they compute."""
+"""The cells of a grid: one value of each axis and a seed, resolved, and identified by a hash of what they compute."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from typing import Any
 from fedshift.data.locate import find_site
 from fedshift.federation.resolve import split_methods
 from fedshift.methods import method_set
-from fedshift.reporting.comparison.plan import Kind, Plan, command, make_plan
+from fedshift.reporting.comparison.plan import CellKind, Plan, command, make_plan
 from fedshift.reporting.comparison.spec import Settings, Spec
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import manifest_sha256, read_manifest
 from fedshift.schema.strict import Strict, nearest
 
-DIGITS = 16
-"""Of a cell's hash, which names its folder."""
+HASH_DIGITS = 16
+"""Hexadecimal digits of a cell's hash, the name of its folder."""
 
 
-class Work(Strict):
-    """What a cell's folder says that it holds: enough to run it, and to know it again."""
+class WorkItem(Strict):
+    """The content of a cell's ``cell.json``: everything needed to run the cell and to identify it."""
 
-    kind: Kind
+    kind: CellKind
     name: str
     jobs: dict[str, JobSpec]
     data: dict[str, str]
-    """Site -> hash of its manifest."""
+    """Site -> SHA-256 of its manifest."""
 
     @property
     def key(self) -> str:
-        """The cell's hash: kind of run, jobs without their names, and data."""
+        """The cell's hash over the kind of run, the jobs without their names, and the data."""
         content = {
             "kind": self.kind,
             "jobs": {
@@ -44,71 +44,71 @@ class Work(Strict):
             },
             "data": self.data,
         }
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGITS]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:HASH_DIGITS]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of each axis, and a seed. ``work`` is None where something is lacking on this machine."""
+    """One value of each axis and a seed. ``work`` is None if the cell cannot run because of ``missing_inputs``."""
 
     labels: Mapping[str, str]
     seed: int
     settings: Settings
     plan: Plan
-    work: Work | None
-    lacking: tuple[str, ...] = ()
+    work: WorkItem | None
+    missing_inputs: tuple[str, ...] = ()
     data: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """``FedFA, 0.17, seed 2``."""
+        """The labels and the seed: ``FedFA, 0.17, seed 2``."""
         return ", ".join([*self.labels.values(), f"seed {self.seed}"])
 
     @property
     def commands(self) -> list[str]:
-        """What repeats this cell alone."""
+        """The shell commands that repeat this cell alone."""
         return command(self.settings, self.seed, name=self.plan.name, is_pooled=self.plan.is_pooled)
 
 
 def make_cells(
     spec: Spec, *, folder: Path, on_resolved: Callable[[int, int], None] = lambda done, of: None
 ) -> list[Cell]:
-    """All cells of a spec, rows first, seeds last.
+    """Resolve all cells of a spec. The first axis varies slowest, the seed fastest.
 
     Args:
         spec: the spec at its scale.
-        folder: where its file is.
-        on_resolved: told how many combinations of labels are resolved, and of how many.
+        folder: the folder of the spec's file.
+        on_resolved: called with the number of resolved combinations of labels and their total.
 
     Raises:
-        ConfigError: a cell does not resolve; the sentence names its labels.
+        ConfigError: a cell cannot be resolved (the message names its labels), or metrics differ between cells.
     """
     plans: dict[str, Plan] = {}
-    places: dict[tuple[str, tuple[str, ...]], _Data] = {}
+    found_data: dict[tuple[str, tuple[str, ...]], _Data] = {}
     combinations = list(product(*(values.items() for values in spec.axes.values())))
     cells = []
     for number, chosen in enumerate(combinations):
         labels = dict(zip(spec.axes, (label for label, _ in chosen), strict=True))
-        where = ", ".join(labels.values())
+        name = ", ".join(labels.values())
         try:
             settings = merge(spec, [value for _, value in chosen])
-            same = settings.model_dump_json()
-            if same not in plans:
-                plans[same] = make_plan(settings, metric=spec.metric, folder=folder)
+            settings_key = settings.model_dump_json()
+            if settings_key not in plans:
+                plans[settings_key] = make_plan(settings, metric=spec.metric, folder=folder)
         except ConfigError as error:
-            raise ConfigError(f"cell {where}: {error}") from None
-        plan = plans[same]
+            raise ConfigError(f"cell {name}: {error}") from None
+        plan = plans[settings_key]
         sites = tuple(dict.fromkeys(site for job in plan.jobs.values() for site in job.task.everyone))
-        asked = (plan.job.task.dataset, sites)
-        if asked not in places:
-            places[asked] = _find_data(*asked)
-        data = places[asked]
-        lacking = (*plan.lacking, *data.lacking)
+        data_key = (plan.job.task.dataset, sites)
+        if data_key not in found_data:
+            found_data[data_key] = _find_data(*data_key)
+        data = found_data[data_key]
+        missing_inputs = (*plan.missing_inputs, *data.missing_inputs)
         for seed in spec.seeds:
             work = None
-            if not lacking:
-                work = Work(kind=plan.kind, name=plan.name, jobs=plan.at(seed), data=dict(data.hashes))
-            cells.append(Cell(labels, seed, settings, plan, work, lacking, data.folders))
+            if not missing_inputs:
+                work = WorkItem(kind=plan.kind, name=plan.name, jobs=plan.at(seed), data=dict(data.hashes))
+            cells.append(Cell(labels, seed, settings, plan, work, missing_inputs, data.folders))
         on_resolved(number + 1, len(combinations))
     metrics = sorted({cell.plan.metric for cell in cells})
     if spec.metric is None and len(metrics) > 1:
@@ -117,30 +117,30 @@ def make_cells(
 
 
 def merge(spec: Spec, values: Sequence[Settings]) -> Settings:
-    """What is said for all cells, then each axis' value over it; options key by key.
+    """Combine the settings of all cells with the values of the axes; later values override, options key by key.
 
-    An option of a method that the cell does not use is left out, so that one value may serve several rows; not so
-    beside the ``methods`` that it is meant for.
+    An option of a method that the cell does not use is dropped, so that one value can apply to several rows. It is kept
+    (and later refused) if the same axis value also sets ``methods``.
     """
     shared = Settings.model_validate({key: getattr(spec, key) for key in Settings.model_fields if key != "options"})
     merged: dict[str, Any] = dict(shared)
     for value in values:
         merged |= {key: getattr(value, key) for key in value.model_fields_set if key != "options"}
-    named = split_methods(merged["methods"]) if merged["methods"] else []
-    used = {method.name for method in method_set.load({name: {} for name in named})}
+    names = split_methods(merged["methods"]) if merged["methods"] else []
+    used = {method.name for method in method_set.load({name: {} for name in names})}
     known = set(method_set.available())
     options: dict[str, Any] = {}
     for layer in (spec, *values):
-        bound = layer.methods is not None and layer is not spec
+        sets_methods = layer.methods is not None and layer is not spec
         for key, option in layer.options.items():
-            first = key.partition(".")[0]
-            if bound or first not in known or first in used:
+            prefix = key.partition(".")[0]
+            if sets_methods or prefix not in known or prefix in used:
                 options[key] = option
     return Settings.model_validate({**merged, "options": options})
 
 
 def choose(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """Cells whose labels are among those named, for each axis of which one is named.
+    """Select cells by label. An axis with no label in ``only`` is not restricted.
 
     Raises:
         ConfigError: no axis has such a label.
@@ -152,21 +152,23 @@ def choose(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     known = set().union(*labels.values()) if labels else set()
     for label in only:
         if label not in known:
-            raise ConfigError(f"--only {label}: no axis has such a label{nearest(label, known)}")
-    asked = {axis: found & set(only) for axis, found in labels.items()}
-    return [cell for cell in cells if all(not asked[a] or label in asked[a] for a, label in cell.labels.items())]
+            raise ConfigError(f"--only {label}: no axis has this label{nearest(label, known)}")
+    selected = {axis: found & set(only) for axis, found in labels.items()}
+    return [cell for cell in cells if all(not selected[a] or label in selected[a] for a, label in cell.labels.items())]
 
 
 @dataclass
 class _Data:
+    """Folders and manifest hashes of sites' data, and sentences on what is missing."""
+
     folders: dict[str, Path] = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
-    lacking: list[str] = field(default_factory=list)
+    missing_inputs: list[str] = field(default_factory=list)
 
 
 def _find_data(dataset: str, sites: Sequence[str]) -> _Data:
-    """Where sites' data are; what is not there is said in one line for all such sites."""
-    found, absent, reason = _Data(), [], ""
+    """Find the sites' data; all sites without data share one sentence."""
+    result, absent, reason = _Data(), [], ""
     kinds: dict[str, list[str]] = {}
     for site in sites:
         try:
@@ -176,11 +178,13 @@ def _find_data(dataset: str, sites: Sequence[str]) -> _Data:
             absent.append(site)
             reason = reason or str(error)
             continue
-        found.folders[site], found.hashes[site] = folder, manifest_sha256(folder)
+        result.folders[site], result.hashes[site] = folder, manifest_sha256(folder)
     if absent:
-        which = ", ".join(absent) if len(absent) <= 20 else f"{len(absent)} sites, {absent[0]} to {absent[-1]}"
-        found.lacking.append(f"data of {dataset} at {which} ({reason})")
+        names = ", ".join(absent) if len(absent) <= 20 else f"{len(absent)} sites, {absent[0]} to {absent[-1]}"
+        result.missing_inputs.append(f"data of {dataset} at {names} ({reason})")
     if len(kinds) > 1:
         simulated = ", ".join(kinds["phantom"])
-        found.lacking.append(f"data of {dataset} at {simulated}: only the phantom is there, which mixes with no other")
-    return found
+        result.missing_inputs.append(
+            f"data of {dataset} at {simulated}: only the phantom is there, which cannot be mixed with real data"
+        )
+    return result

@@ -1,4 +1,4 @@
-"""From finished cells to their record."""
+"""Collect the results of finished cells in the record of a comparison."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from typing import Any
 
 from fedshift.reporting.comparison.cells import Cell
 from fedshift.reporting.comparison.columns import column_keys
-from fedshift.reporting.comparison.published import Figure, read_figures
-from fedshift.reporting.comparison.record import CellRecord, Comparison, Left, Scores
-from fedshift.reporting.comparison.spec import Part, Spec, Summary
-from fedshift.reporting.comparison.store import RUN, Store, read_done
+from fedshift.reporting.comparison.published import PublishedValue, read_published
+from fedshift.reporting.comparison.record import CellRecord, Comparison, LeftOutSite, Scores
+from fedshift.reporting.comparison.spec import ScoredPart, Spec, Summary
+from fedshift.reporting.comparison.store import RUN_FOLDER, Store, read_done
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.protocol_results import CrossSite
 from fedshift.schema.results import Metrics, Results, read_results
 
-PAIR = " > "
-"""Between the site where a model was trained and the one where it is scored."""
+PAIR_SEPARATOR = " > "
+"""Separates the training site and the test site in a column's name."""
 
 
 class Collector:
-    """Makes the record of a comparison from the store, again and again while it runs; reads a finished cell once."""
+    """Makes the record of a comparison from the store, repeatedly while cells run. Each finished cell is read once."""
 
     def __init__(self, spec: Spec, scale: str, cells: Sequence[Cell], store: Store, *, folder: Path) -> None:
-        """For a spec at a scale and all of its cells.
+        """Prepare to collect the cells of a spec.
 
         Args:
             spec: the spec at its scale.
             scale: the scale's name.
             cells: all cells of the spec.
-            store: where they are kept.
-            folder: the spec's.
+            store: the store with the cells' folders.
+            folder: the folder of the spec's file.
         """
         self._spec, self._scale, self._cells, self._store, self._folder = spec, scale, cells, store, folder
-        self._done: dict[str, dict[str, Any]] = {}
-        self._figures: list[Figure] | None = None
+        self._finished: dict[str, dict[str, Any]] = {}
+        self._published: list[PublishedValue] | None = None
 
     def collect(self, reasons: Mapping[str, str] | None = None) -> Comparison:
-        """The record as the cells are now.
+        """Make the record from the cells' current state.
 
         Args:
-            reasons: why a cell failed, by its name.
+            reasons: the reasons of failed cells, by cell name.
 
         Raises:
-            ConfigError: the published figures do not fit, or a cell's files are damaged.
+            ConfigError: the published values do not fit the spec, or a cell's files are damaged.
         """
         spec, reasons = self._spec, reasons or {}
         records = [self._record(cell, reasons.get(cell.name, "")) for cell in self._cells]
@@ -69,13 +69,13 @@ class Collector:
         )
         if spec.published is None:
             return comparison
-        if self._figures is None:
+        if self._published is None:
             columns = column_keys(comparison)
-            self._figures = read_figures(spec.published, folder=self._folder, rows=spec.rows, columns=columns)
-        return comparison.model_copy(update={"published": self._figures})
+            self._published = read_published(spec.published, folder=self._folder, rows=spec.rows, columns=columns)
+        return comparison.model_copy(update={"published": self._published})
 
     def _record(self, cell: Cell, reason: str) -> CellRecord:
-        blank = CellRecord(
+        record = CellRecord(
             labels=dict(cell.labels),
             seed=cell.seed,
             state="failed" if reason else "missing",
@@ -85,22 +85,22 @@ class Collector:
             shown={part: shown_sites(cell, part) for part in self._spec.parts(cell.plan.kind)},
         )
         if cell.work is None or not self._store.is_done(cell.work):
-            return blank
+            return record
         key = cell.work.key
-        if key not in self._done:
-            self._done[key] = _finished(cell, self._store.place(cell.work))
-        return blank.model_copy(update=self._done[key])
+        if key not in self._finished:
+            self._finished[key] = _read_finished(cell, self._store.folder_of(cell.work))
+        return record.model_copy(update=self._finished[key])
 
 
-def _summaries(parts: set[Part]) -> tuple[Summary, ...]:
+def _summaries(parts: set[ScoredPart]) -> tuple[Summary, ...]:
     return ("average", "held_out") if "held_out" in parts and len(parts) > 1 else ("average",)
 
 
-def _finished(cell: Cell, place: Path) -> dict[str, Any]:
-    """What the record of a finished cell has that is the same for all cells with its key."""
-    done, run = read_done(place), place / RUN
-    told = _read[cell.plan.kind](run, cell)
-    first = told.runs[min(told.runs)]
+def _read_finished(cell: Cell, folder: Path) -> dict[str, Any]:
+    """The fields of a finished cell's record that are the same for all cells with its key."""
+    done, run = read_done(folder), folder / RUN_FOLDER
+    results = _READERS[cell.plan.kind](run, cell)
+    first = results.runs[min(results.runs)]
     return {
         "state": "done",
         "reason": "",
@@ -108,13 +108,13 @@ def _finished(cell: Cell, place: Path) -> dict[str, Any]:
         "device": done.device,
         "seconds": done.seconds,
         "rounds": first.job.rounds,
-        "selected": {site: one.selected.round for site, one in told.runs.items() if one.selected},
+        "selected": {site: one.selected.round for site, one in results.runs.items() if one.selected},
         "metric": first.job.metric,
-        "curve": curve(list(told.runs.values())),
-        "scores": told.scores,
-        "newcomers": sorted({site for one in told.runs.values() if one.final for site in one.final.newcomers}),
-        "left_out": _left_out(list(told.runs.values())),
-        "data": {site: data for one in told.runs.values() for site, data in one.data.items()},
+        "curve": curve(list(results.runs.values())),
+        "scores": results.scores,
+        "newcomers": sorted({site for one in results.runs.values() if one.final for site in one.final.newcomers}),
+        "left_out": _left_out(list(results.runs.values())),
+        "data": {site: data for one in results.runs.values() for site, data in one.data.items()},
         "initial_weights": first.job.initial_weights,
         "version": done.version,
         "source": done.source,
@@ -122,81 +122,86 @@ def _finished(cell: Cell, place: Path) -> dict[str, Any]:
     }
 
 
-def seconds_in_rounds(cell: Cell, place: Path) -> float:
-    """What all training rounds of a finished cell took together; ``place`` is its folder."""
-    runs = _read[cell.plan.kind](place / RUN, cell).runs.values()
-    return sum(record.seconds for told in runs for record in told.rounds)
+def seconds_in_rounds(cell: Cell, folder: Path) -> float:
+    """Total seconds of all training rounds of a finished cell in ``folder``."""
+    runs = _READERS[cell.plan.kind](folder / RUN_FOLDER, cell).runs.values()
+    return sum(record.seconds for results in runs for record in results.rounds)
 
 
-def shown_sites(cell: Cell, part: Part) -> list[str]:
-    """The columns of a cell, as its jobs have them."""
+def shown_sites(cell: Cell, part: ScoredPart) -> list[str]:
+    """The sites of a cell's columns for one scored part."""
     task = cell.plan.job.task
     if cell.plan.kind == "leave_one_out":
         return list(cell.plan.jobs)
     if cell.plan.kind == "cross_site":
-        return [f"{trained}{PAIR}{tested}" for trained in task.sites for tested in task.sites if trained != tested]
+        return [
+            f"{trained}{PAIR_SEPARATOR}{tested}" for trained in task.sites for tested in task.sites if trained != tested
+        ]
     return list(task.held_out if part == "held_out" else task.sites)
 
 
 def curve(runs: Sequence[Results]) -> list[float | None]:
-    """The mean validation score of each round's aggregate over sites, and over runs where there are several."""
+    """Validation score of each round's aggregate: mean over sites, then over runs. None for rounds without scores."""
     rounds: list[list[float]] = [[] for _ in range(runs[0].job.rounds)]
-    for told in runs:
-        for record in told.rounds:
-            values = [site.val[told.job.metric] for site in record.sites.values() if told.job.metric in site.val]
+    for results in runs:
+        metric = results.job.metric
+        for record in results.rounds:
+            values = [site.val[metric] for site in record.sites.values() if metric in site.val]
             if values and record.round <= len(rounds):
                 rounds[record.round - 1].append(fmean(values))
     return [fmean(values) if values else None for values in rounds]
 
 
-class _Runs:
-    """Scores of a cell, and its runs' results by the site that was held out ("" for a single run)."""
+class _CellResults:
+    """A cell's scores, and the results of its runs by held-out site ("" for a single run)."""
 
     def __init__(self, runs: Mapping[str, Results], scores: Scores) -> None:
         self.runs, self.scores = runs, scores
 
 
-def _one_run(run: Path, cell: Cell) -> _Runs:
-    told = read_results(run)
+def _one_run(run: Path, cell: Cell) -> _CellResults:
+    results = read_results(run)
     scores: Scores = {}
-    assert told.final is not None
-    for which, final in (("best", told.final.best), ("last", told.final.last)):
+    assert results.final is not None
+    for which, final in (("best", results.final.best), ("last", results.final.last)):
         for site, splits in final.sites.items():
             for part in ("val", "test"):
-                more = final.evaluations.get(site, {}).get(part)
-                _note(scores, which, part, site, splits.get(part, {}), more)
+                evaluation = final.evaluations.get(site, {}).get(part)
+                _add_scores(scores, which, part, site, splits.get(part, {}), evaluation)
         for site, splits in final.held_out.items():
-            _note(scores, which, "held_out", site, splits.get("all", {}), final.evaluations.get(site, {}).get("all"))
-    for site, metrics in told.final.personal.items():
-        own = told.final.personal_evaluations.get(site)
-        if own is None and not told.final.fine_tuned:  # the best model is each site's own already
-            own = told.final.best.evaluations.get(site, {}).get("test")
-        _note(scores, "personal", "test", site, metrics, own)
-    return _Runs({"": told}, scores)
+            _add_scores(
+                scores, which, "held_out", site, splits.get("all", {}), final.evaluations.get(site, {}).get("all")
+            )
+    for site, metrics in results.final.personal.items():
+        own = results.final.personal_evaluations.get(site)
+        if own is None and not results.final.fine_tuned:  # the best model is already evaluated as each site's own
+            own = results.final.best.evaluations.get(site, {}).get("test")
+        _add_scores(scores, "personal", "test", site, metrics, own)
+    return _CellResults({"": results}, scores)
 
 
-def _leave_one_out(run: Path, cell: Cell) -> _Runs:
+def _leave_one_out(run: Path, cell: Cell) -> _CellResults:
     runs, scores = {}, Scores()
     for site in cell.plan.jobs:
-        told = runs[site] = read_results(run / site)
-        assert told.final is not None
-        for which, final in (("best", told.final.best), ("last", told.final.last)):
+        results = runs[site] = read_results(run / site)
+        assert results.final is not None
+        for which, final in (("best", results.final.best), ("last", results.final.last)):
             for part, name in (("all", "held_out"), ("test", "test")):
-                more = final.evaluations.get(site, {}).get(part)
-                _note(scores, which, name, site, final.held_out.get(site, {}).get(part, {}), more)
-    return _Runs(runs, scores)
+                evaluation = final.evaluations.get(site, {}).get(part)
+                _add_scores(scores, which, name, site, final.held_out.get(site, {}).get(part, {}), evaluation)
+    return _CellResults(runs, scores)
 
 
-def _cross_site(run: Path, cell: Cell) -> _Runs:
+def _cross_site(run: Path, cell: Cell) -> _CellResults:
     record = CrossSite.read(run)
     scores: Scores = {}
     for trained, row in record.scores.items():
         for tested, metrics in row.items():
-            _note(scores, "last", "test", f"{trained}{PAIR}{tested}", metrics, None)
-    return _Runs({"": read_results(run)}, scores)
+            _add_scores(scores, "last", "test", f"{trained}{PAIR_SEPARATOR}{tested}", metrics, None)
+    return _CellResults({"": read_results(run)}, scores)
 
 
-_read: Mapping[str, Callable[[Path, Cell], _Runs]] = {
+_READERS: Mapping[str, Callable[[Path, Cell], _CellResults]] = {
     "federation": _one_run,
     "pooled": _one_run,
     "leave_one_out": _leave_one_out,
@@ -204,25 +209,28 @@ _read: Mapping[str, Callable[[Path, Cell], _Runs]] = {
 }
 
 
-def _note(scores: Scores, which: str, part: str, site: str, metrics: Metrics, more: Evaluation | None) -> None:
-    found = dict(metrics)
-    if more is not None:
-        found |= more.scores
-        if more.calibration is not None:
-            found["ece"] = more.calibration.ece
-        if more.gradient_norm is not None:
-            found["gradient_norm"] = more.gradient_norm
-            found["gradient_norm_squared"] = more.gradient_norm**2
-    if found:
-        scores.setdefault(which, {}).setdefault(part, {})[site] = found
+def _add_scores(
+    scores: Scores, which: str, part: str, site: str, metrics: Metrics, evaluation: Evaluation | None
+) -> None:
+    """Add a site's metrics to ``scores``, with those that its evaluation has in addition."""
+    merged = dict(metrics)
+    if evaluation is not None:
+        merged |= evaluation.scores
+        if evaluation.calibration is not None:
+            merged["ece"] = evaluation.calibration.ece
+        if evaluation.gradient_norm is not None:
+            merged["gradient_norm"] = evaluation.gradient_norm
+            merged["gradient_norm_squared"] = evaluation.gradient_norm**2
+    if merged:
+        scores.setdefault(which, {}).setdefault(part, {})[site] = merged
 
 
-def _left_out(runs: Sequence[Results]) -> list[Left]:
-    """Sites whose answers were refused or did not come; a cell without one of its sites is another experiment."""
-    found: dict[str, tuple[int, str]] = {}
-    for told in runs:
-        for record in (*([told.statistics] if told.statistics else []), *told.rounds, *told.evaluations):
-            said = {fault.site: f"{fault.key}: {fault.reason}" for fault in record.rejected}
-            for site in dict.fromkeys([*said, *record.absent]):
-                found[site] = found.get(site, (0, ""))[0] + 1, said.get(site, "no answer")
-    return [Left(site=site, rounds=rounds, reason=reason) for site, (rounds, reason) in found.items()]
+def _left_out(runs: Sequence[Results]) -> list[LeftOutSite]:
+    """Sites whose answers were rejected or missing: the cell is then not the experiment that was asked for."""
+    left_out: dict[str, tuple[int, str]] = {}
+    for results in runs:
+        for record in (*([results.statistics] if results.statistics else []), *results.rounds, *results.evaluations):
+            reasons = {fault.site: f"{fault.key}: {fault.reason}" for fault in record.rejected}
+            for site in dict.fromkeys([*reasons, *record.absent]):
+                left_out[site] = left_out.get(site, (0, ""))[0] + 1, reasons.get(site, "no answer")
+    return [LeftOutSite(site=site, rounds=rounds, reason=reason) for site, (rounds, reason) in left_out.items()]

@@ -1,4 +1,4 @@
-"""A comparison's validation scores over rounds: one number a line, and a picture with a line for each row."""
+"""A comparison's validation scores over rounds: a CSV file, and a figure with one line per row of the table."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from typing import TYPE_CHECKING
 from fedshift.reporting.comparison.columns import Block, blocks
 from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.record import CellRecord, Comparison
-from fedshift.reporting.comparison.tables import titled
+from fedshift.reporting.comparison.tables import title_with_scale
 from fedshift.schema.files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CSV, PICTURE = "curves.csv", "curves.svg"
-FEWEST_ROUNDS = 2
-"""That make a line."""
+CSV_FILE, SVG_FILE = "curves.csv", "curves.svg"
+MIN_ROUNDS = 2
+"""Rounds needed for a line."""
 _SIDE_BY_SIDE = 3
 _WIDTH, _HEIGHT, _LEGEND_LINE = 400, 300, 17
-"""In pixels, of a panel and of a line of the legend."""
+"""Size of a panel and height of a legend line, in pixels."""
 _UNITS = {"percent": "%", "mm": "mm", "plain": ""}
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row's mean over the seeds that have ended, in the unit that tables print. ``stds`` is of the sample (n - 1),
-    and None with one seed.
+    """A row's mean over the finished seeds, in the unit of the tables.
+
+    ``stds`` are sample standard deviations (n - 1), or None with one seed.
     """
 
     rounds: list[int]
@@ -41,7 +42,7 @@ class Line:
 
 
 def curves_csv(comparison: Comparison) -> str:
-    """One round of one cell a line; rounds without a score are left out."""
+    """CSV text with one line per round and cell; rounds without a score are skipped."""
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n")
     write.writerow([*comparison.axes, "seed", "round", "score", "unit", "metric"])
@@ -49,56 +50,59 @@ def curves_csv(comparison: Comparison) -> str:
         of = measure(cell.metric)
         for number, value in enumerate(cell.curve, 1):
             if value is not None:
-                told = [cell.seed, number, f"{of.scaled(value):.6g}", _UNITS[of.unit], cell.metric]
-                write.writerow([*cell.labels.values(), *told])
+                values = [cell.seed, number, f"{of.scaled(value):.6g}", _UNITS[of.unit], cell.metric]
+                write.writerow([*cell.labels.values(), *values])
     return out.getvalue()
 
 
 def line(cells: Sequence[CellRecord]) -> Line | None:
-    """The line of cells that differ in their seeds, over the rounds that all which ended have scored."""
-    told = [cell for cell in cells if any(value is not None for value in cell.curve)]
-    if not told:
+    """The line of cells that differ only in their seed, over the rounds in which all finished cells have a score.
+
+    None if these are fewer than `MIN_ROUNDS`.
+    """
+    scored = [cell for cell in cells if any(value is not None for value in cell.curve)]
+    if not scored:
         return None
     rounds, means, stds = [], [], []
-    for number, found in enumerate(zip(*(cell.curve for cell in told), strict=False), 1):
-        values = [measure(cell.metric).scaled(v) for cell, v in zip(told, found, strict=True) if v is not None]
-        if len(values) == len(told):
+    for number, scores in enumerate(zip(*(cell.curve for cell in scored), strict=False), 1):
+        values = [measure(cell.metric).scaled(v) for cell, v in zip(scored, scores, strict=True) if v is not None]
+        if len(values) == len(scored):
             rounds.append(number)
             means.append(fmean(values))
             stds.append(stdev(values) if len(values) > 1 else 0.0)
-    return Line(rounds, means, stds if len(told) > 1 else None) if len(rounds) >= FEWEST_ROUNDS else None
+    return Line(rounds, means, stds if len(scored) > 1 else None) if len(rounds) >= MIN_ROUNDS else None
 
 
 def curves_svg(comparison: Comparison) -> str | None:
-    """The picture: a panel for each choice of the further axes; None where no cell has a score in two rounds."""
-    from fedshift.reporting.report import figures
+    """The figure as SVG, one panel per combination of the further axes; None if no row has scores in two rounds."""
+    from fedshift.reporting import figures
 
     first, *_ = comparison.axes
     rows = comparison.axes[first]
     panels: list[tuple[Block, dict[str, Line]]] = []
     for block in blocks(comparison):
-        found = {row: line(comparison.of({first: row, **block.labels})) for row in rows}
-        lines = {row: one for row, one in found.items() if one is not None}
+        row_lines = {row: line(comparison.of({first: row, **block.labels})) for row in rows}
+        lines = {row: one for row, one in row_lines.items() if one is not None}
         if lines:
             panels.append((block, lines))
     if not panels:
         return None
     shown = [row for row in rows if any(row in lines for _, lines in panels)]
     columns = min(len(panels), _SIDE_BY_SIDE)
-    deep = -(-len(panels) // columns)
+    panel_rows = -(-len(panels) // columns)
     width = columns * _WIDTH + 10 + 7 * min(max(len(row) for row in shown), 40)
-    words = _words(comparison, len(comparison.seeds), columns * _WIDTH)
-    height = max(deep * _HEIGHT, len(shown) * _LEGEND_LINE) + 16 * words.count("\n") + 30
+    title = _title(comparison, len(comparison.seeds), columns * _WIDTH)
+    height = max(panel_rows * _HEIGHT, len(shown) * _LEGEND_LINE) + 16 * title.count("\n") + 30
     with figures.style():
-        drawn, axes = figures.drawing(width, height, rows=deep, columns=columns)
+        drawn, axes = figures.drawing(width, height, rows=panel_rows, columns=columns)
         for place, (block, lines) in zip(axes, panels, strict=False):
             _panel(place, comparison, block, {rows.index(row): one for row, one in lines.items()})
         for place in axes[len(panels) :]:
             place.set_visible(False)
-        drawn.suptitle(words, fontsize=11, x=0.01, ha="left")
+        drawn.suptitle(title, fontsize=11, x=0.01, ha="left")
         drawn.legend(
-            handles=[_mark(rows.index(row)) for row in shown],
-            # Matplotlib leaves out what begins with an underscore.
+            handles=[_legend_handle(rows.index(row)) for row in shown],
+            # Matplotlib omits labels that start with an underscore.
             labels=[f" {name}" if name.startswith("_") else name for name in (textwrap.shorten(r, 44) for r in shown)],
             loc="outside right upper",
             frameon=False,
@@ -106,63 +110,66 @@ def curves_svg(comparison: Comparison) -> str | None:
             title=first,
             alignment="left",
         )
-        return figures.standalone(drawn, "curves", words.replace("\n", " "))
+        return figures.standalone(drawn, "curves", title.replace("\n", " "))
 
 
 def write_curves(comparison: Comparison, folder: Path) -> list[Path]:
-    """``curves.csv`` and ``curves.svg``, if any cell has a score in two rounds; else nothing."""
-    picture = curves_svg(comparison)
-    if picture is None:
+    """Write ``curves.csv`` and ``curves.svg`` if any row has scores in two rounds.
+
+    Returns:
+        The written files.
+    """
+    svg = curves_svg(comparison)
+    if svg is None:
         return []
-    write_text(folder / CSV, curves_csv(comparison))
-    write_text(folder / PICTURE, picture)
-    return [folder / CSV, folder / PICTURE]
+    write_text(folder / CSV_FILE, curves_csv(comparison))
+    write_text(folder / SVG_FILE, svg)
+    return [folder / CSV_FILE, folder / SVG_FILE]
 
 
-def _words(comparison: Comparison, seeds: int, width: int) -> str:
-    """What the picture shows, and that data are simulated where they are."""
-    told = "Score on validation samples after each round, mean over sites"
-    told += f" and {seeds} seeds; band: sample standard deviation over seeds" if seeds > 1 else "; one seed"
+def _title(comparison: Comparison, seeds: int, width: int) -> str:
+    """The figure's title, with a note if data are simulated; wrapped to ``width`` pixels."""
+    what = "Score on validation samples after each round, mean over sites"
+    what += f" and {seeds} seeds; band: sample standard deviation over seeds" if seeds > 1 else "; one seed"
     phantom = [note for note in comparison.notes if "phantom" in note]
-    lines = [titled(comparison.title, comparison.scale), f"{told}.", *phantom]
+    lines = [title_with_scale(comparison.title, comparison.scale), f"{what}.", *phantom]
     return "\n".join(part for text in lines for part in textwrap.wrap(text, max(width // 8, 40)))
 
 
 def _panel(axes: Axes, comparison: Comparison, block: Block, lines: dict[int, Line]) -> None:
-    """One line a row; ``lines`` is by the row's number, which gives it its colour and mark in all panels."""
-    from fedshift.reporting.report import figures
-    from fedshift.reporting.report.curves import whole_numbers
+    """Draw one panel. The keys of ``lines`` are row numbers, which set colour and marker in all panels."""
+    from fedshift.reporting import figures
 
-    for number, told in lines.items():
-        every = max(len(told.rounds) // 8, 1)
-        (drawn,) = axes.plot(told.rounds, told.means, markevery=(number % every, every))
-        _dress(drawn, number)
-        if told.stds is not None:
-            low = [mean - std for mean, std in zip(told.means, told.stds, strict=True)]
-            high = [mean + std for mean, std in zip(told.means, told.stds, strict=True)]
-            axes.fill_between(told.rounds, low, high, color=figures.colour(number), alpha=0.15, linewidth=0)
+    for number, row_line in lines.items():
+        mark_every = max(len(row_line.rounds) // 8, 1)
+        (drawn,) = axes.plot(row_line.rounds, row_line.means, markevery=(number % mark_every, mark_every))
+        _style_line(drawn, number)
+        if row_line.stds is not None:
+            low = [mean - std for mean, std in zip(row_line.means, row_line.stds, strict=True)]
+            high = [mean + std for mean, std in zip(row_line.means, row_line.stds, strict=True)]
+            axes.fill_between(row_line.rounds, low, high, color=figures.colour(number), alpha=0.15, linewidth=0)
     cells = [cell for cell in comparison.of(block.labels) if cell.curve]
     names = dict.fromkeys(cell.metric for cell in cells)
     units = dict.fromkeys(_UNITS[measure(name).unit] for name in names)
     axes.set_ylabel(", ".join(filter(None, ["validation " + " or ".join(names), *units])))
     axes.set_xlabel("round")
-    whole_numbers(axes, [number for told in lines.values() for number in told.rounds])
+    figures.integer_ticks(axes, [number for row_line in lines.values() for number in row_line.rounds])
     if block.labels:
         axes.set_title(", ".join(f"{axis} {label}" for axis, label in block.labels.items()), fontsize=11, loc="left")
 
 
-def _mark(number: int) -> object:
+def _legend_handle(number: int) -> object:
     from matplotlib.lines import Line2D
 
     mark = Line2D([], [])
-    _dress(mark, number)
+    _style_line(mark, number)
     return mark
 
 
-def _dress(drawn: object, number: int) -> None:
+def _style_line(drawn: object, number: int) -> None:
     from matplotlib.lines import Line2D
 
-    from fedshift.reporting.report import figures
+    from fedshift.reporting import figures
 
     assert isinstance(drawn, Line2D)
     drawn.set(color=figures.colour(number), linestyle=figures.dashes(number), marker=figures.marker(number))

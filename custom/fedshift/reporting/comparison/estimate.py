@@ -1,9 +1,10 @@
-"""Time and memory of a cell, estimated before it is run.
+"""Estimate a cell's time and memory before it runs.
 
-Three things are measured on this machine and kept beside the cells: once the start of a process, for each network a
-training step, and for each network and its data a trial of one round with one step a site, which has everything else
-that a cell does (data opening, statistics, validation, the last evaluation, files). A large trial is computed from the
-step instead. How much methods add is learned from cells that have ended; until then the estimate is a wide range.
+Three things are measured on this machine and stored beside the cells: the start of a process (once), a training step
+(for each network), and a trial run of one round with one step per site (for each network and its data). The trial
+includes everything else that a cell does: opening data, statistics, validation, the last evaluation and files. If a
+trial would take too long, its time is computed from the training step. The cost of methods is learned from finished
+cells; until then the estimate is a wide range.
 """
 
 from __future__ import annotations
@@ -30,33 +31,33 @@ from fedshift.data.samples import epoch_starts
 from fedshift.federation.footprint import FEW, footprint, noise
 from fedshift.federation.memory import PROCESS, SERVERS, of_training
 from fedshift.reporting.comparison.cells import Cell
-from fedshift.reporting.comparison.plan import Kind
+from fedshift.reporting.comparison.plan import CellKind
 from fedshift.reporting.comparison.spec import Samples
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.files import write_text
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.strict import Strict
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import arrange, autocast, prepare, settled, use_threads
 
 log = logging.getLogger("fedshift")
 
 FILE_NAME = "calibration.json"
-ASSUMED = Samples(train=500, val=200, test=200)
-"""Of a site whose data are not here."""
-MOST_BYTES = 2**30
-"""Activations of a batch that is measured; a larger one is reckoned from a part of it."""
-LONGEST_TRIAL = 20.0
-"""Seconds that a trial may take, by the steps' time; a longer one is not made."""
-KEPT = 30
-"""The latest cells of a kind that are learned from."""
-KNOWN_RANGE, UNKNOWN_RANGE = (0.75, 1.5), (0.75, 2.5)
-"""Factors for the range of an estimate: of cells of a kind that have ended here, and of others."""
+ASSUMED_SAMPLES = Samples(train=500, val=200, test=200)
+"""Default number of samples of a site whose data are missing."""
+MAX_ACTIVATION_BYTES = 2**30
+"""Largest size of activations of a measured batch, in bytes; the time of a larger batch is extrapolated."""
+MAX_TRIAL_SECONDS = 20.0
+"""A trial with a longer expected time, in seconds, is not run."""
+MAX_OBSERVATIONS = 30
+"""Number of finished cells of each kind that are kept, the latest ones."""
+LEARNED_RANGE, UNLEARNED_RANGE = (0.75, 1.5), (0.75, 2.5)
+"""Factors from an estimate to its range: if cells of the same kind have finished here, and otherwise."""
 
 
 class Step(Strict):
-    """Seconds and bytes of activations, of one image, in training and in evaluation; bytes of the network."""
+    """Cost of one image: seconds in training and in evaluation, bytes of activations; and bytes of the network."""
 
     train: float
     evaluate: float
@@ -65,14 +66,20 @@ class Step(Strict):
 
 
 class Trial(Strict):
-    """A run of one round with one training step a site: seconds of the round, and of everything else but the start."""
+    """A run of one round with one training step per site.
+
+    ``round`` is the seconds of the round, ``rest`` those of everything else except the start of the process.
+    """
 
     round: float
     rest: float
 
 
-class Learned(Strict):
-    """What a cell took: its rounds' time divided by the estimate, the rest of its time, and its peak memory."""
+class Observation(Strict):
+    """The measured cost of a finished cell.
+
+    ``ratio`` is its rounds' time divided by the estimate, ``rest`` the seconds outside rounds.
+    """
 
     ratio: float
     rest: float
@@ -80,17 +87,20 @@ class Learned(Strict):
 
 
 class Calibration(Strict):
-    """What has been measured on this machine; ``start`` is the seconds of a process's start."""
+    """Measurements on this machine; ``start`` is the time to start a process in seconds."""
 
     start: float | None = None
     steps: dict[str, Step] = {}
     trials: dict[str, Trial] = {}
-    learned: dict[str, list[Learned]] = {}
+    learned: dict[str, list[Observation]] = {}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of a cell. With ``is_learned`` such cells have ended here; with ``is_assumed`` its data are not here."""
+    """The estimate of a cell.
+
+    ``is_learned``: cells of the same kind have finished here. ``is_assumed``: the cell's data are missing here.
+    """
 
     seconds: float
     peak_bytes: int
@@ -99,53 +109,54 @@ class Estimate:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Seconds that it takes at least and at most, as a rule."""
-        low, high = KNOWN_RANGE if self.is_learned else UNKNOWN_RANGE
+        """The expected range in seconds."""
+        low, high = LEARNED_RANGE if self.is_learned else UNLEARNED_RANGE
         return low * self.seconds, high * self.seconds
 
 
 class Estimator:
-    """Estimates cells, and learns from those that end."""
+    """Estimates the cost of cells, and learns from finished ones."""
 
     def __init__(self, folder: Path, *, device: str, samples: Samples | None = None) -> None:
-        """``folder`` is the store's; ``samples`` are the spec's assumption about sites whose data are not here."""
+        """``folder`` is the store's; ``samples`` are the assumed numbers of samples at sites whose data are missing."""
         self._path, self._device = folder / FILE_NAME, device
-        self._samples = samples or ASSUMED
+        self._samples = samples or ASSUMED_SAMPLES
         self._known = _read(self._path)
         self._counts: dict[str, tuple[dict[str, Samples], bool]] = {}
-        self._without_trial: set[str] = set()
+        self._failed_trials: set[str] = set()
 
     def __call__(self, cell: Cell) -> Estimate:
-        """A cell from its beginning to its end."""
-        rounds, rest, peak, assumed = self._raw(cell)
-        kind, network = _kind(cell, self._device), _network(cell.plan.job, self._device)
-        learned = self._known.learned.get(kind, [])
-        near = learned or [one for key, many in self._known.learned.items() if key.startswith(network) for one in many]
-        if near:
-            rounds, rest = rounds * median(one.ratio for one in near), median(one.rest for one in near)
+        """Estimate the cost of a cell from start to end."""
+        rounds, rest, peak, assumed = self._unscaled(cell)
+        cost_key, step_key = _cost_key(cell, self._device), _step_key(cell.plan.job, self._device)
+        learned = self._known.learned.get(cost_key, [])
+        similar = learned or [
+            one for key, observations in self._known.learned.items() if key.startswith(step_key) for one in observations
+        ]
+        if similar:
+            rounds, rest = rounds * median(one.ratio for one in similar), median(one.rest for one in similar)
         if learned:
             peak = max(one.peak_bytes for one in learned)
         return Estimate(rounds + rest, peak, bool(learned), assumed)
 
     def learn(self, cell: Cell, *, seconds: float, in_rounds: float, peak_bytes: int) -> None:
-        """Note what a cell took; ``in_rounds`` is the part of its seconds that training rounds took."""
-        rounds, _, _, assumed = self._raw(cell)
+        """Store the cost of a finished cell; ``in_rounds`` is the part of its seconds spent in training rounds."""
+        rounds, _, _, assumed = self._unscaled(cell)
         if assumed:
             return
-        one = Learned(ratio=in_rounds / rounds, rest=max(seconds - in_rounds, 0.0), peak_bytes=peak_bytes)
-        kind = _kind(cell, self._device)
-        self._save(learned={kind: [*_read(self._path).learned.get(kind, []), one][-KEPT:]})
+        observation = Observation(ratio=in_rounds / rounds, rest=max(seconds - in_rounds, 0.0), peak_bytes=peak_bytes)
+        key = _cost_key(cell, self._device)
+        observations = [*_read(self._path).learned.get(key, []), observation]
+        self._save(learned={key: observations[-MAX_OBSERVATIONS:]})
 
-    # --- inside -----------------------------------------------------------------------------------
-
-    def _raw(self, cell: Cell) -> tuple[float, float, int, bool]:
-        """Seconds in training rounds and outside them; bytes; whether data are not here. Without what was learned."""
+    def _unscaled(self, cell: Cell) -> tuple[float, float, int, bool]:
+        """The estimate without learned costs: seconds in rounds and outside, peak bytes, whether data are missing."""
         job = cell.plan.job
         step = self._step(job)
-        counts, assumed = self._count(cell)
+        counts, assumed = self._sample_counts(cell)
         trial = self._trial(cell, counts, step)
-        each = [_seconds(job, cell.plan.kind, counts, step, trial) for job in cell.plan.jobs.values()]
-        rounds, rest = sum(one for one, _ in each), self._start() + sum(one for _, one in each)
+        times = [_seconds(job, cell.plan.kind, counts, step, trial) for job in cell.plan.jobs.values()]
+        rounds, rest = sum(in_rounds for in_rounds, _ in times), self._start() + sum(outside for _, outside in times)
         built = build_task(job)
         batch = job.task.schedule.batch_size * (len(job.task.sites) if cell.plan.is_pooled else 1)
         largest = min(batch, max(one.train for one in counts.values()) * len(counts))
@@ -153,7 +164,8 @@ class Estimator:
         peak = PROCESS + SERVERS * step.network + of_training(step.network, step.activations, images=largest, side=side)
         return rounds, rest, peak, assumed
 
-    def _count(self, cell: Cell) -> tuple[dict[str, Samples], bool]:
+    def _sample_counts(self, cell: Cell) -> tuple[dict[str, Samples], bool]:
+        """Number of samples by site, and whether some are assumed."""
         task = cell.plan.job.task
         everyone = tuple(dict.fromkeys(site for job in cell.plan.jobs.values() for site in job.task.everyone))
         key = json.dumps([task.dataset, task.data, everyone, [str(path) for path in cell.data.values()]])
@@ -168,7 +180,7 @@ class Estimator:
         return self._counts[key]
 
     def _assumed(self, images: int | None) -> Samples:
-        """Of a site without data: never more than the job takes of any."""
+        """Assumed samples of a site; at most the ``images`` that the job takes from any site."""
         return self._samples.model_copy(update={"train": min(self._samples.train, images or self._samples.train)})
 
     def _start(self) -> float:
@@ -178,32 +190,34 @@ class Estimator:
         return self._known.start
 
     def _step(self, job: JobSpec) -> Step:
-        key = _network(job, self._device)
+        key = _step_key(job, self._device)
         if key not in self._known.steps:
-            self._save(steps={key: measure(job, self._device)})
+            self._save(steps={key: measure_step(job, self._device)})
         return self._known.steps[key]
 
     def _trial(self, cell: Cell, counts: Mapping[str, Samples], step: Step) -> Trial | None:
-        """The trial of a cell's network and data; None if data are not here, it would be long, or it failed."""
+        """The trial of a cell's network and data; None if data are missing, it would take too long, or it failed."""
         job = cell.plan.job
-        key = f"{_network(job, self._device)} {json.dumps([job.task.dataset, job.task.data, *job.task.everyone])}"
+        key = f"{_step_key(job, self._device)} {json.dumps([job.task.dataset, job.task.data, *job.task.everyone])}"
         if key in self._known.trials:
             return self._known.trials[key]
-        first = _first_round(job)
-        if cell.work is None or key in self._without_trial:
+        trial_job = _trial_job(job)
+        if cell.work is None or key in self._failed_trials:
             return None
-        if sum(_seconds(first, "federation", counts, step, None)) > LONGEST_TRIAL:
+        if sum(_seconds(trial_job, "federation", counts, step, None)) > MAX_TRIAL_SECONDS:
             return None
         try:
-            self._save(trials={key: try_out(first, cell.data, device=self._device, is_pooled=cell.plan.is_pooled)})
-        except FedshiftError as error:  # such as a learning rate that diverges; the run itself reports it
+            self._save(
+                trials={key: run_trial(trial_job, cell.data, device=self._device, is_pooled=cell.plan.is_pooled)}
+            )
+        except FedshiftError as error:  # for example divergence; the run itself will report it
             log.debug("no trial of %s: %s", cell.name, error)
-            self._without_trial.add(key)
+            self._failed_trials.add(key)
             return None
         return self._known.trials[key]
 
     def _save(self, **new: Any) -> None:
-        """Add to what is known; another command may have written to the file in the meantime."""
+        """Merge new measurements into the file, which another command may have changed in the meantime."""
         known = _read(self._path)
         merged = {
             name: {**getattr(known, name), **value} if isinstance(value, dict) else value for name, value in new.items()
@@ -214,15 +228,15 @@ class Estimator:
 
 
 def _read(path: Path) -> Calibration:
-    """What is known; a damaged file, or one from another version, is measured anew."""
+    """Read the measurements; a missing or damaged file, or one of another version, counts as empty."""
     try:
         return Calibration.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError):
         return Calibration()
 
 
-def _network(job: JobSpec, device: str) -> str:
-    """What a step depends on."""
+def _step_key(job: JobSpec, device: str) -> str:
+    """A key of everything that the cost of a training step depends on."""
     task, built = job.task, build_task(job)
     schedule = task.schedule
     return json.dumps(
@@ -236,13 +250,14 @@ def _network(job: JobSpec, device: str) -> str:
     )
 
 
-def _kind(cell: Cell, device: str) -> str:
-    """What a cell's cost depends on besides: its methods, and how it is run."""
-    return f"{_network(cell.plan.job, device)} {cell.plan.kind} {'+'.join(cell.plan.job.methods)}"
+def _cost_key(cell: Cell, device: str) -> str:
+    """A key of everything that a cell's cost depends on: the step, the kind of run and the methods."""
+    return f"{_step_key(cell.plan.job, device)} {cell.plan.kind} {'+'.join(cell.plan.job.methods)}"
 
 
 @cache
 def _processor() -> str:
+    """The processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -250,8 +265,8 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def measure(job: JobSpec, device: str) -> Step:
-    """One step of the job's network on noise, after one that does not count."""
+def measure_step(job: JobSpec, device: str) -> Step:
+    """Measure one training and one evaluation step of the job's network on noise, after a warm-up step."""
     use_threads(job.task.schedule.threads)
     built, place = build_task(job), torch.device(device)
     precision, batch = job.task.schedule.precision, job.task.schedule.batch_size
@@ -263,34 +278,34 @@ def measure(job: JobSpec, device: str) -> Step:
         x, y = noise(net, built, n)
         x, y = arrange(x, precision, place), y.to(place)
         net.train()
-        began = _now(place)
+        start = _clock(place)
         with autocast(precision, place):
             loss = built.loss(net(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        trained = _now(place)
+        trained = _clock(place)
         net.eval()
         with torch.inference_mode(), autocast(precision, place):
             net(x)
-        return trained - began, _now(place) - trained
+        return trained - start, _clock(place) - trained
 
-    n = max(FEW, min(batch, MOST_BYTES // seen.activations))
+    n = max(FEW, min(batch, MAX_ACTIVATION_BYTES // seen.activations))
     step(n)
     train, evaluate = step(n)
     return Step(train=train / n, evaluate=evaluate / n, activations=seen.activations, network=seen.network)
 
 
 def measure_start() -> float:
-    """Seconds until a process that runs a cell has imported what it needs."""
-    began = time.perf_counter()
+    """Seconds to start a process and import everything that running a cell needs."""
+    start = time.perf_counter()
     code = "import fedshift.reporting.comparison.work, fedshift.federation.in_process, fedshift.federation.protocols"
     subprocess.run([sys.executable, "-c", code], check=True, stdin=subprocess.DEVNULL)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def try_out(job: JobSpec, data: Mapping[str, Path], *, device: str, is_pooled: bool) -> Trial:
-    """Run a job of one round in this process and see how long that takes.
+def run_trial(job: JobSpec, data: Mapping[str, Path], *, device: str, is_pooled: bool) -> Trial:
+    """Run a job of one round in this process and measure its time.
 
     Raises:
         FedshiftError: the run failed.
@@ -298,33 +313,38 @@ def try_out(job: JobSpec, data: Mapping[str, Path], *, device: str, is_pooled: b
     from fedshift.federation.in_process import run_in_process, run_pooled
 
     with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
+        start = time.perf_counter()
         run = run_pooled if is_pooled else run_in_process
         results = run(job, data, Path(folder), device=device).results
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
     in_round = sum(record.seconds for record in results.rounds)
     return Trial(round=in_round, rest=max(seconds - in_round, 0.0))
 
 
-def _first_round(job: JobSpec) -> JobSpec:
-    """The job with one round of one step a site."""
+def _trial_job(job: JobSpec) -> JobSpec:
+    """The job with one round of one step per site."""
     schedule = job.task.schedule.model_copy(update={"rounds": 1, "local_steps": 1})
     return job.model_copy(update={"task": job.task.model_copy(update={"schedule": schedule})})
 
 
-def _now(device: torch.device) -> float:
+def _clock(device: torch.device) -> float:
+    """Seconds, after all work on the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def _seconds(
-    job: JobSpec, kind: Kind, counts: Mapping[str, Samples], step: Step, trial: Trial | None
+    job: JobSpec, kind: CellKind, counts: Mapping[str, Samples], step: Step, trial: Trial | None
 ) -> tuple[float, float]:
-    """Of a job's rounds, and of the rest but the start of a process; without a trial from the steps alone."""
+    """Seconds of a job in its rounds and outside them, without the start of the process.
+
+    ``step`` and ``trial`` are measurements; without a trial the time is computed from the step alone.
+    """
     task, schedule = job.task, job.task.schedule
     share = (job.federation.sites_per_round or len(task.sites)) / len(task.sites)
-    trained = one_step = scored = last = 0.0
+    # Numbers of images that pass through the network.
+    trained = one_step = validated = last_evaluation = 0.0
     for site in task.sites:
         n = counts[site]
         starts = epoch_starts(n.train, batch_size=schedule.batch_size, drop_last=schedule.drop_last)
@@ -332,16 +352,16 @@ def _seconds(
         batch = min(schedule.batch_size, n.train)
         trained += steps * batch
         one_step += batch
-        scored += n.val
-        last += 2 * (n.val + n.test)
+        validated += n.val
+        last_evaluation += 2 * (n.val + n.test)
     for site in task.held_out:
         n = counts[site]
-        last += 2 * (n.train + n.val + n.test)
-    crossed = len(task.sites) * sum(counts[site].test for site in task.sites) if kind == "cross_site" else 0
+        last_evaluation += 2 * (n.train + n.val + n.test)
+    cross_site_tests = len(task.sites) * sum(counts[site].test for site in task.sites) if kind == "cross_site" else 0
     if trial is not None:
-        each = trial.round + share * (trained - one_step) * step.train
-        return schedule.rounds * each, trial.rest + crossed * step.evaluate
-    # What is written and checked at every site in every round, and the two models of the server.
-    moved = (8 * len(task.sites) * share + 6) * step.network / 5e8 + 0.02 * len(task.sites) * share
-    each = share * (trained * step.train + scored * step.evaluate) + moved
-    return schedule.rounds * each, (last + crossed) * step.evaluate
+        per_round = trial.round + share * (trained - one_step) * step.train
+        return schedule.rounds * per_round, trial.rest + cross_site_tests * step.evaluate
+    # Seconds per round to write and check weights at every site, and to write the server's two models.
+    transfer = (8 * len(task.sites) * share + 6) * step.network / 5e8 + 0.02 * len(task.sites) * share
+    per_round = share * (trained * step.train + validated * step.evaluate) + transfer
+    return schedule.rounds * per_round, (last_evaluation + cross_site_tests) * step.evaluate

@@ -1,4 +1,4 @@
-"""What a table may show: units, which way is better, how a number is written."""
+"""Scores in tables: unit, number format, and whether higher or lower is better."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ Unit = Literal["percent", "mm", "plain"]
 
 @dataclass(frozen=True)
 class Measure:
-    """A score. ``better`` is None where neither way is: nothing is set in bold then."""
+    """The format of a score. With ``better`` None no value is printed in bold."""
 
     unit: Unit = "percent"
     better: Literal["higher", "lower"] | None = "higher"
 
     def text(self, value: float) -> str:
-        """A number as tables print it."""
+        """The value as printed in tables, without unit."""
         if self.unit == "percent":
             return f"{100 * value:.1f}"
         return f"{value:.2f}" if self.unit == "mm" else f"{value:.3f}"
 
     def scaled(self, value: float) -> float:
-        """In the unit that tables print."""
+        """The value in the unit of the tables."""
         return 100 * value if self.unit == "percent" else value
 
     @property
-    def words(self) -> str:
-        """The unit for a heading."""
+    def unit_text(self) -> str:
+        """The unit as text for a heading."""
         return {"percent": "in percent", "mm": "in mm, lower is better", "plain": ""}[self.unit]
 
 
-KNOWN = {
+KNOWN_MEASURES = {
     "hd95": Measure("mm", "lower"),
     "asd": Measure("mm", "lower"),
     "ece": Measure("percent", "lower"),
@@ -39,9 +39,9 @@ KNOWN = {
     "gradient_norm": Measure("plain", None),
     "gradient_norm_squared": Measure("plain", None),
 }
-"""Beside the scores of a task, which are shares."""
+"""Scores whose format differs from the default, or that a task's own metrics do not include."""
 
 
 def measure(name: str) -> Measure:
-    """Of a score; one that is not in `KNOWN` is a share of 1, and higher is better."""
-    return KNOWN.get(name, Measure())
+    """The format of a score. A score that is not in `KNOWN_MEASURES` is a fraction of 1, and higher is better."""
+    return KNOWN_MEASURES.get(name, Measure())

@@ -1,4 +1,4 @@
-"""A paper's figures, to stand beside ours: ``row,column,value,std,unit,note``."""
+"""Values published in a paper, shown next to ours: CSV files with ``row,column,value,std,unit,note``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FOLDER = "published"
 COLUMNS = ("row", "column", "value", "std", "unit", "note")
 
 
-class Figure(Strict):
-    """A figure as it is printed, under our row and column."""
+class PublishedValue(Strict):
+    """A published value as printed in the paper, with our labels of its row and column."""
 
     row: str
     column: str
@@ -31,48 +31,50 @@ class Figure(Strict):
     @classmethod
     def _number(cls, text: str) -> str:
         if text and not math.isfinite(float(text)):
-            raise ValueError("is no number")
+            raise ValueError("is not a number")
         return text
 
     @property
     def text(self) -> str:
-        """With its deviation, if it has one."""
+        """The value with its standard deviation, if it has one."""
         return f"{self.value} ± {self.std}" if self.std else self.value
 
 
-def read_figures(published: Published, *, folder: Path, rows: Sequence[str], columns: Sequence[str]) -> list[Figure]:
-    """The figures that stand beside our rows and columns.
+def read_published(
+    published: Published, *, folder: Path, rows: Sequence[str], columns: Sequence[str]
+) -> list[PublishedValue]:
+    """Read the published values of our rows and columns.
 
     Args:
-        published: the file, and its labels for ours; the same label where nothing is said.
-        folder: the spec's.
+        published: the file, and its labels of our rows and columns where they differ from ours.
+        folder: the spec's folder.
         rows: our rows.
         columns: keys of our columns.
 
     Raises:
-        ConfigError: no such file or label, or a line that does not fit.
+        ConfigError: the file or a label does not exist, or a line is invalid.
     """
-    found = [path for path in (folder.parent / FOLDER / published.file, folder / published.file) if path.is_file()]
-    if not found:
+    paths = [path for path in (folder.parent / FOLDER / published.file, folder / published.file) if path.is_file()]
+    if not paths:
         raise ConfigError(f"published: there is no {published.file} in {folder.parent / FOLDER} or {folder}")
-    printed = _read(found[0])
+    printed = _read(paths[0])
     for what, labels, theirs in (
         ("rows", published.rows, {row for row, _ in printed}),
         ("columns", published.columns, {column for _, column in printed}),
     ):
         for label in labels.values():
             if label not in theirs:
-                raise ConfigError(f"published.{what}: {found[0]} has no {label!r}{nearest(label, theirs)}")
+                raise ConfigError(f"published.{what}: {paths[0]} has no {label!r}{nearest(label, theirs)}")
     return [
-        figure.model_copy(update={"row": row, "column": column})
+        value.model_copy(update={"row": row, "column": column})
         for row in rows
         for column in columns
-        if (figure := printed.get((published.rows.get(row, row), published.columns.get(column, column)))) is not None
+        if (value := printed.get((published.rows.get(row, row), published.columns.get(column, column)))) is not None
     ]
 
 
-def _read(path: Path) -> dict[tuple[str, str], Figure]:
-    figures: dict[tuple[str, str], Figure] = {}
+def _read(path: Path) -> dict[tuple[str, str], PublishedValue]:
+    values: dict[tuple[str, str], PublishedValue] = {}
     with path.open(encoding="utf-8", newline="") as file:
         lines = csv.reader(file)
         try:
@@ -82,11 +84,11 @@ def _read(path: Path) -> dict[tuple[str, str], Figure]:
             for line in lines:
                 where = f"{path}, line {lines.line_num}"
                 if len(line) != len(COLUMNS):
-                    raise ConfigError(f"{where}: {len(line)} columns in place of {len(COLUMNS)}")
-                figure = Figure.parse(dict(zip(COLUMNS, line, strict=True)), where=where)
-                if (figure.row, figure.column) in figures:
-                    raise ConfigError(f"{where}: {figure.row}, {figure.column} is there twice")
-                figures[figure.row, figure.column] = figure
+                    raise ConfigError(f"{where}: has {len(line)} columns, but {len(COLUMNS)} are needed")
+                value = PublishedValue.parse(dict(zip(COLUMNS, line, strict=True)), where=where)
+                if (value.row, value.column) in values:
+                    raise ConfigError(f"{where}: {value.row}, {value.column} appears twice")
+                values[value.row, value.column] = value
         except (UnicodeDecodeError, csv.Error) as error:
-            raise ConfigError(f"{path} is no CSV file in UTF-8 ({error})") from None
-    return figures
+            raise ConfigError(f"{path} is not a CSV file in UTF-8 ({error})") from None
+    return values

@@ -1,4 +1,4 @@
-"""``cells.json`` (schema 1): a comparison's spec and what came of each cell. All tables are made of it alone."""
+"""``cells.json`` (schema 1): a comparison's spec and each cell's results, from which all tables are made."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from fedshift.reporting.comparison.measures import measure
-from fedshift.reporting.comparison.published import Figure
-from fedshift.reporting.comparison.spec import Model, Part, Summary
+from fedshift.reporting.comparison.published import PublishedValue
+from fedshift.reporting.comparison.spec import ModelName, ScoredPart, Summary
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
 from fedshift.schema.results import FROM_SCRATCH, DataRecord, Metrics
@@ -19,11 +19,11 @@ from fedshift.schema.strict import Strict
 FILE_NAME = "cells.json"
 State = Literal["done", "failed", "missing"]
 Scores = dict[str, dict[str, dict[str, Metrics]]]
-"""Model (best, last, personal) -> part (test, val, held_out) -> site -> metrics."""
+"""ModelName (best, last, personal) -> part (test, val, held_out) -> site -> metrics."""
 
 
-class Left(Strict):
-    """A site whose update was left out of rounds, and why the last time."""
+class LeftOutSite(Strict):
+    """A site whose updates were rejected or missing in some rounds, and the last reason."""
 
     site: str
     rounds: int
@@ -31,7 +31,7 @@ class Left(Strict):
 
 
 class CellRecord(Strict):
-    """A cell. ``curve`` is the mean validation score (``metric``) of each round's aggregate; None where unknown."""
+    """A cell. ``curve`` is the mean validation score (``metric``) of each round's aggregate; None if unknown."""
 
     labels: dict[str, str]
     seed: int
@@ -44,14 +44,14 @@ class CellRecord(Strict):
     seconds: float | None = None
     rounds: int = 0
     selected: dict[str, int] = {}
-    """The round of the best model; by the site that was held out, or under "" for a single run."""
+    """The round of the best model, by held-out site, or under "" for a single run."""
     metric: str = ""
     curve: list[float | None] = []
     scores: Scores = {}
-    shown: dict[Part, list[str]] = {}
-    """The sites of its table, by the part that is scored there; ``A > B`` is the model of A at B."""
+    shown: dict[ScoredPart, list[str]] = {}
+    """The sites of its columns, by scored part; ``A > B`` is the model of A at B."""
     newcomers: list[str] = []
-    left_out: list[Left] = []
+    left_out: list[LeftOutSite] = []
     data: dict[str, DataRecord] = {}
     initial_weights: str = ""
     version: str = ""
@@ -60,20 +60,23 @@ class CellRecord(Strict):
 
     @property
     def name(self) -> str:
-        """``FedFA, 0.17, seed 2``."""
+        """The labels and the seed: ``FedFA, 0.17, seed 2``."""
         return ", ".join([*self.labels.values(), f"seed {self.seed}"])
 
-    def found(self, model: Model, part: Part, metric: str) -> dict[str, float]:
-        """Each site's score. Where there is no personal model it is the best; local models at other sites are last."""
-        for which in dict.fromkeys((model, "best", "last")):
-            sites = self.scores.get(which, {}).get(part)
+    def site_scores(self, model: ModelName, part: ScoredPart, metric: str) -> dict[str, float]:
+        """The score at each site. If the cell has no such model, the best model is used, then the last.
+
+        Cells without personal models use the best one; local models at other sites exist only as last models.
+        """
+        for name in dict.fromkeys((model, "best", "last")):
+            sites = self.scores.get(name, {}).get(part)
             if sites:
                 return {site: values[metric] for site, values in sites.items() if metric in values}
         return {}
 
 
 class Comparison(Strict):
-    """A comparison at a scale."""
+    """A comparison at one scale."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     name: str
@@ -83,12 +86,12 @@ class Comparison(Strict):
     axes: dict[str, list[str]]
     seeds: list[int]
     metric: str
-    model: Model
+    model: ModelName
     summaries: list[Summary]
     tests: list[tuple[str, str]] = []
     tuning: str | dict[str, Any] = ""
     differences: str = ""
-    published: list[Figure] = []
+    published: list[PublishedValue] = []
     spec: dict[str, Any]
     cells: Annotated[list[CellRecord], Field(min_length=1)]
 
@@ -96,13 +99,13 @@ class Comparison(Strict):
     def _fits(self) -> Comparison:
         for cell in self.cells:
             if any(label not in self.axes.get(axis, ()) for axis, label in cell.labels.items()):
-                raise ValueError(f"cell {cell.name} is of no axis")
+                raise ValueError(f"cell {cell.name} has a label of no axis")
             if list(cell.labels) != list(self.axes):
-                raise ValueError(f"cell {cell.name} has not one label of each axis")
+                raise ValueError(f"cell {cell.name} does not have one label of each axis")
         return self
 
     def of(self, labels: Mapping[str, str]) -> list[CellRecord]:
-        """The cells with these labels, by seed."""
+        """The cells with these labels, one per seed."""
         return [cell for cell in self.cells if all(cell.labels[axis] == label for axis, label in labels.items())]
 
     @property
@@ -112,7 +115,7 @@ class Comparison(Strict):
 
     @property
     def notes(self) -> list[str]:
-        """What every output must say."""
+        """Notes that every output must contain: data, weights, versions, faults, missing cells."""
         done = [cell for cell in self.cells if cell.state == "done"]
         kinds = {record.kind for cell in done for record in cell.data.values()}
         weights = sorted({cell.initial_weights for cell in done})
@@ -159,20 +162,20 @@ def _plain(value: Any) -> Any:
 
 
 def _by_site(cells: Iterable[CellRecord]) -> dict[tuple[str, str], set[str]]:
-    found: dict[tuple[str, str], set[str]] = {}
+    manifests: dict[tuple[str, str], set[str]] = {}
     for cell in cells:
         for site, record in cell.data.items():
-            # Further axes may be other data sets with sites of the same name: rows of one column share theirs.
+            # Further axes may be data sets that share names of sites; rows of one column share their data.
             column = " ".join(list(cell.labels.values())[1:])
-            found.setdefault((column, site), set()).add(record.manifest_sha256)
-    return found
+            manifests.setdefault((column, site), set()).add(record.manifest_sha256)
+    return manifests
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> Path:
-    """Write ``folder/cells.json`` (whole or not at all).
+    """Write ``folder/cells.json`` atomically.
 
     Raises:
-        ConfigError: there is no writing there.
+        ConfigError: the file cannot be written.
     """
     path = folder / FILE_NAME
     try:
@@ -184,10 +187,10 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
 
 
 def read_comparison(path: Path) -> Comparison:
-    """Read a ``cells.json`` or the one in a folder.
+    """Read a ``cells.json``, named itself or by its folder.
 
     Raises:
-        ConfigError: not there, or not such a file.
+        ConfigError: the file does not exist or is invalid.
     """
     path = path / FILE_NAME if path.is_dir() else path
     if not path.is_file():
@@ -197,6 +200,8 @@ def read_comparison(path: Path) -> Comparison:
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         place = ".".join(map(str, fault["loc"])) or "content"
-        raise ConfigError(f"{path} is no file of this version ({place}: {fault['msg']}): repeat the command") from None
+        raise ConfigError(
+            f"{path} is not a cells.json of this version ({place}: {fault['msg']}): repeat the command"
+        ) from None
     except ValueError as error:
         raise ConfigError(f"{path} is not text in UTF-8 ({error}): repeat the command") from None

@@ -1,4 +1,4 @@
-"""Runs cells side by side as child processes, as many as cores and memory allow, and leaves nothing behind."""
+"""Run cells in parallel as child processes, within the limits of cores and memory, and stop them all at the end."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ import psutil  # type: ignore[import-untyped]
 
 from fedshift.reporting.comparison.cells import Cell
 from fedshift.reporting.comparison.estimate import Estimate
-from fedshift.reporting.comparison.store import LOG, Store, is_held, read_status
-from fedshift.reporting.comparison.work import BUSY
+from fedshift.reporting.comparison.store import LOG_FILE, Store, is_locked, read_status
+from fedshift.reporting.comparison.work import EXIT_BUSY
 from fedshift.tasks.machine import WORKERS, cores, free_memory, own_cores
 
-LOOK = 0.3
-"""Seconds between two looks at the children."""
-PATIENCE = 5.0
-"""Seconds that a child has to end when it is asked to."""
-SPARE = 0.9
-"""This part of the free memory may be planned with."""
+POLL_INTERVAL = 0.3
+"""Seconds between two checks of the child processes."""
+STOP_TIMEOUT = 5.0
+"""Seconds that a child process has to stop after SIGTERM, before it is killed."""
+USABLE_MEMORY = 0.9
+"""Fraction of the free memory that cells may use."""
 
 State = Literal["waiting", "running", "elsewhere", "done", "failed"]
 
 
 @dataclass
-class Job:
-    """A cell to run; cells that compute the same are one. ``was_done`` before the command began."""
+class QueueEntry:
+    """A cell to run, with all other cells that compute the same.
+
+    ``was_done``: it had finished before this command. ``share`` is the completed fraction.
+    """
 
     cells: list[Cell]
     estimate: Estimate
@@ -45,227 +48,243 @@ class Job:
 
     @property
     def cell(self) -> Cell:
-        """The first of them."""
+        """The first of the cells."""
         return self.cells[0]
 
     @property
     def has_ended(self) -> bool:
-        """Well or not."""
+        """Whether the cell has finished or failed."""
         return self.state in ("done", "failed")
 
 
 @dataclass
-class Moment:
-    """How far a command is."""
+class GridProgress:
+    """Progress of a `compare` command; ``start`` is in seconds of ``clock``."""
 
-    jobs: Sequence[Job]
-    began: float
-    at_a_time: int
+    entries: Sequence[QueueEntry]
+    start: float
+    max_parallel: int
     clock: Callable[[], float] = field(default=time.monotonic)
 
     def count(self, *states: State) -> int:
-        """Cells in these states; cells that compute the same count each."""
-        return sum(len(job.cells) for job in self.jobs if job.state in states)
+        """Number of cells in these states, duplicates included."""
+        return sum(len(entry.cells) for entry in self.entries if entry.state in states)
 
     @property
     def rounds(self) -> tuple[int, int]:
-        """Rounds done, and of how many."""
-        of = [sum(j.task.schedule.rounds for j in job.cell.plan.jobs.values()) for job in self.jobs]
-        shares = [1.0 if job.has_ended else job.share for job in self.jobs]
-        return sum(int(share * n) for share, n in zip(shares, of, strict=True)), sum(of)
+        """Number of finished rounds, and of all rounds."""
+        done = total = 0
+        for entry in self.entries:
+            rounds = sum(job.task.schedule.rounds for job in entry.cell.plan.jobs.values())
+            total += rounds
+            done += int((1.0 if entry.has_ended else entry.share) * rounds)
+        return done, total
 
     @property
     def share(self) -> float:
-        """Of the estimated time of all."""
-        total = sum(job.estimate.seconds for job in self.jobs)
-        done = sum(job.estimate.seconds * (1.0 if job.has_ended else job.share) for job in self.jobs)
+        """The completed fraction of the estimated time of all cells."""
+        total = sum(entry.estimate.seconds for entry in self.entries)
+        done = sum(entry.estimate.seconds * (1.0 if entry.has_ended else entry.share) for entry in self.entries)
         return done / total if total else 1.0
 
     @property
     def seconds_left(self) -> float:
-        """By the estimates, and by how fast this command has been so far."""
-        mine = [job for job in self.jobs if not job.was_done]
-        ahead = sum(job.estimate.seconds * (1 - job.share) for job in mine if not job.has_ended)
-        longest = max((job.estimate.seconds * (1 - job.share) for job in mine if not job.has_ended), default=0.0)
-        done = sum(job.estimate.seconds * job.share for job in mine if job.state in ("done", "running"))
-        took = self.clock() - self.began
-        speed = done / took if done > 0.02 * (done + ahead) and took > 0 else float(max(self.at_a_time, 1))
-        return max(ahead / speed, longest / max(speed, 1.0))
+        """Remaining seconds from the estimates, scaled by this command's speed so far."""
+        todo = [entry for entry in self.entries if not entry.was_done]
+        remaining = [entry.estimate.seconds * (1 - entry.share) for entry in todo if not entry.has_ended]
+        total, longest = sum(remaining), max(remaining, default=0.0)
+        done = sum(entry.estimate.seconds * entry.share for entry in todo if entry.state in ("done", "running"))
+        elapsed = self.clock() - self.start
+        # Estimated seconds per elapsed second; before anything is done, cells in parallel count as that many.
+        speed = float(max(self.max_parallel, 1))
+        if done > 0.02 * (done + total) and elapsed > 0:
+            speed = done / elapsed
+        return max(total / speed, longest / max(speed, 1.0))
 
 
-def gather(cells: Sequence[Cell], store: Store, estimate: Callable[[Cell], Estimate]) -> list[Job]:
-    """Cells as jobs, those that compute the same together; a cell that lacks something has failed already."""
-    jobs: dict[str, Job] = {}
+def make_queue(cells: Sequence[Cell], store: Store, estimate: Callable[[Cell], Estimate]) -> list[QueueEntry]:
+    """Make the queue: cells that compute the same share an entry, and cells with missing inputs count as failed."""
+    entries: dict[str, QueueEntry] = {}
     for number, cell in enumerate(cells):
-        key = cell.work.key if cell.work else f"lacking {number}"
-        if key in jobs:
-            jobs[key].cells.append(cell)
+        key = cell.work.key if cell.work else f"cannot run {number}"
+        if key in entries:
+            entries[key].cells.append(cell)
             continue
-        job = jobs[key] = Job([cell], estimate(cell))
+        entry = entries[key] = QueueEntry([cell], estimate(cell))
         if cell.work is None:
-            job.state, job.reason = "failed", f"lacks {'; '.join(cell.lacking)}"
+            entry.state, entry.reason = "failed", f"missing {'; '.join(cell.missing_inputs)}"
         elif store.is_done(cell.work):
-            job.state, job.share, job.was_done = "done", 1.0, True
-    return list(jobs.values())
+            entry.state, entry.share, entry.was_done = "done", 1.0, True
+    return list(entries.values())
 
 
 def run(
-    jobs: Sequence[Job],
+    entries: Sequence[QueueEntry],
     store: Store,
     *,
-    at_a_time: int,
-    on_look: Callable[[Moment], None],
-    on_end: Callable[[Job], None],
+    max_parallel: int,
+    on_poll: Callable[[GridProgress], None],
+    on_end: Callable[[QueueEntry], None],
     memory: Callable[[], int] | None = None,
 ) -> None:
-    """Run what has not ended, the longest first. On an interrupt the children are ended, and it goes up.
+    """Run the cells that have not ended, the longest first. An interrupt stops all child processes and is raised again.
 
     Args:
-        jobs: as `gather` made them.
-        store: where the cells are.
-        at_a_time: cells side by side, if memory allows; one always runs.
-        on_look: called a few times a second.
-        on_end: called when a job has ended, well or not.
-        memory: free bytes; by default this machine's.
+        entries: from `make_queue`.
+        store: the store of the cells.
+        max_parallel: cells that run at the same time, if memory allows; at least one runs.
+        on_poll: called a few times per second.
+        on_end: called when an entry has finished or failed.
+        memory: returns the free bytes; by default those of this machine.
     """
     free = memory or free_memory
-    moment = Moment(jobs, time.monotonic(), at_a_time)
-    waiting = sorted((job for job in jobs if not job.has_ended), key=lambda job: -job.estimate.seconds)
-    running: list[Job] = []
+    progress = GridProgress(entries, time.monotonic(), max_parallel)
+    waiting = sorted((entry for entry in entries if not entry.has_ended), key=lambda entry: -entry.estimate.seconds)
+    running: list[QueueEntry] = []
     try:
         while waiting or running:
-            for job in list(running):
-                if _look(job, store):
-                    running.remove(job)
-                    if job.state == "elsewhere":
-                        waiting.append(job)
+            for entry in list(running):
+                if _poll(entry, store):
+                    running.remove(entry)
+                    if entry.state == "elsewhere":
+                        waiting.append(entry)
                     else:
-                        on_end(job)
-            for job in list(waiting):
-                if _done_elsewhere(job, store):
-                    waiting.remove(job)
-                    on_end(job)
-                elif len(running) < at_a_time and job.state == "waiting" and _fits(job, running, free):
-                    waiting.remove(job)
-                    _start(job, store, at_a_time)
-                    running.append(job)
-            on_look(moment)
+                        on_end(entry)
+            for entry in list(waiting):
+                if _check_other_process(entry, store):
+                    waiting.remove(entry)
+                    on_end(entry)
+                elif len(running) < max_parallel and entry.state == "waiting" and _fits(entry, running, free):
+                    waiting.remove(entry)
+                    _start(entry, store, max_parallel)
+                    running.append(entry)
+            on_poll(progress)
             if waiting or running:
-                time.sleep(LOOK)
+                time.sleep(POLL_INTERVAL)
     finally:
-        _end([job.process for job in running if job.process is not None])
+        _terminate([entry.process for entry in running if entry.process is not None])
 
 
-def _start(job: Job, store: Store, at_a_time: int) -> None:
-    assert job.cell.work is not None
-    folder = store.prepare(job.cell.work)
-    asked = job.cell.plan.job.task.schedule.threads
-    threads = str(own_cores(at_a_time) if asked == "auto" else asked)
-    with (folder / LOG).open("ab") as log:
-        job.process = subprocess.Popen(
+def _start(entry: QueueEntry, store: Store, max_parallel: int) -> None:
+    assert entry.cell.work is not None
+    folder = store.prepare(entry.cell.work)
+    threads_setting = entry.cell.plan.job.task.schedule.threads
+    threads = str(own_cores(max_parallel) if threads_setting == "auto" else threads_setting)
+    with (folder / LOG_FILE).open("ab") as log:
+        entry.process = subprocess.Popen(
             [sys.executable, "-m", "fedshift.reporting.comparison.work", str(folder.absolute())],
-            stdin=subprocess.PIPE,  # it ends when this closes, whatever becomes of this process
+            stdin=subprocess.PIPE,  # the child ends when this is closed, however this process ends
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Sums depend on the number of threads, and cells side by side would take each other's cores.
-            env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, WORKERS: str(at_a_time)},
+            # Results depend on the number of threads, and parallel cells must not use each other's cores.
+            env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, WORKERS: str(max_parallel)},
             start_new_session=True,
         )
-    job.state = "running"
+    entry.state = "running"
 
 
-def _look(job: Job, store: Store) -> bool:
-    """Whether the child has ended; then the job's state says how."""
-    assert job.process is not None and job.cell.work is not None
-    folder = store.place(job.cell.work)
-    code = job.process.poll()
+def _poll(entry: QueueEntry, store: Store) -> bool:
+    """Update an entry from its child process.
+
+    Returns:
+        Whether the child has ended.
+    """
+    assert entry.process is not None and entry.cell.work is not None
+    folder = store.folder_of(entry.cell.work)
+    code = entry.process.poll()
     status = read_status(folder)
     if code is None:
-        job.share = max(job.share, status.share)
+        entry.share = max(entry.share, status.share)
         return False
-    if job.process.stdin is not None:
-        job.process.stdin.close()
-    if store.is_done(job.cell.work):
-        job.state, job.share = "done", 1.0
-    elif code == BUSY:
-        job.state = "elsewhere"
+    if entry.process.stdin is not None:
+        entry.process.stdin.close()
+    if store.is_done(entry.cell.work):
+        entry.state, entry.share = "done", 1.0
+    elif code == EXIT_BUSY:
+        entry.state = "elsewhere"
     else:
-        job.state, job.reason = "failed", status.failed or _why(code, folder)
+        entry.state, entry.reason = "failed", status.failed or _failure_reason(code, folder)
     return True
 
 
-def _why(code: int, folder: Path) -> str:
-    log = folder / LOG
+def _failure_reason(code: int, folder: Path) -> str:
+    """The reason of a failure from the exit code and the last line of the log."""
+    log = folder / LOG_FILE
     if code == -signal.SIGKILL:
-        return f"was killed, perhaps for want of memory: run fewer at a time with --jobs (log: {log})"
+        return f"was killed, perhaps because memory ran out: run fewer cells in parallel with --jobs (log: {log})"
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")
-    return f"ended with exit code {code}: {said} (log: {log})"
+    last_line = next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")
+    return f"ended with exit code {code}: {last_line} (log: {log})"
 
 
-def _done_elsewhere(job: Job, store: Store) -> bool:
-    """Look at a cell that another process may be running; it is this one's again when that has ended."""
-    assert job.cell.work is not None
-    if store.is_done(job.cell.work):
-        job.state, job.share = "done", 1.0
+def _check_other_process(entry: QueueEntry, store: Store) -> bool:
+    """Check a cell that another process may be running. If that process ended without a result, the cell waits again.
+
+    Returns:
+        Whether the cell is done.
+    """
+    assert entry.cell.work is not None
+    if store.is_done(entry.cell.work):
+        entry.state, entry.share = "done", 1.0
         return True
-    folder = store.place(job.cell.work)
-    job.state = "elsewhere" if is_held(folder) else "waiting"
-    if job.state == "elsewhere":
-        job.share = read_status(folder).share
+    folder = store.folder_of(entry.cell.work)
+    entry.state = "elsewhere" if is_locked(folder) else "waiting"
+    if entry.state == "elsewhere":
+        entry.share = read_status(folder).share
     return False
 
 
-def _fits(job: Job, running: Sequence[Job], free: Callable[[], int]) -> bool:
-    """Whether memory allows one more: what runs may yet grow to its estimate."""
+def _fits(entry: QueueEntry, running: Sequence[QueueEntry], free: Callable[[], int]) -> bool:
+    """Whether memory suffices for one more cell if all running cells grow to their estimates."""
     if not running:
         return True
     growing = sum(max(other.estimate.peak_bytes - _resident(other), 0) for other in running)
-    return job.estimate.peak_bytes + growing < SPARE * free()
+    return entry.estimate.peak_bytes + growing < USABLE_MEMORY * free()
 
 
-def _resident(job: Job) -> int:
+def _resident(entry: QueueEntry) -> int:
+    """Resident memory of the child process in bytes; 0 if unknown."""
     with suppress(psutil.Error):
-        if job.process is not None:
-            return int(psutil.Process(job.process.pid).memory_info().rss)
+        if entry.process is not None:
+            return int(psutil.Process(entry.process.pid).memory_info().rss)
     return 0
 
 
-def side_by_side(jobs: Sequence[Job], *, device: str) -> int:
-    """How many cells at a time by default: as their threads fit the cores (``auto`` shares them); on a GPU one."""
+def default_parallel(entries: Sequence[QueueEntry], *, device: str) -> int:
+    """Default number of parallel cells: as many as their threads fit the cores (``auto`` shares them), on a GPU one."""
     if device != "cpu":
         return 1
-    threads = [job.cell.plan.job.task.schedule.threads for job in jobs]
+    threads = [entry.cell.plan.job.task.schedule.threads for entry in entries]
     return max(1, cores() // max((number for number in threads if number != "auto"), default=1))
 
 
-def total_seconds(jobs: Sequence[Job], at_a_time: int) -> tuple[float, float]:
-    """The range of what jobs take together."""
+def total_seconds(entries: Sequence[QueueEntry], max_parallel: int) -> tuple[float, float]:
+    """The range of the total time of all entries in seconds."""
 
-    def total(each: list[float]) -> float:
-        return max(sum(each) / max(at_a_time, 1), max(each, default=0.0))
+    def total(seconds: list[float]) -> float:
+        return max(sum(seconds) / max(max_parallel, 1), max(seconds, default=0.0))
 
-    ranges = [job.estimate.range for job in jobs]
+    ranges = [entry.estimate.range for entry in entries]
     return total([low for low, _ in ranges]), total([high for _, high in ranges])
 
 
-def by_row(jobs: Sequence[Job]) -> Mapping[str, list[Job]]:
-    """Jobs by their cells' first label."""
-    rows: dict[str, list[Job]] = {}
-    for job in jobs:
-        rows.setdefault(next(iter(job.cell.labels.values())), []).append(job)
+def group_by_row(entries: Sequence[QueueEntry]) -> Mapping[str, list[QueueEntry]]:
+    """Entries by the first label of their cells, which names the row."""
+    rows: dict[str, list[QueueEntry]] = {}
+    for entry in entries:
+        rows.setdefault(next(iter(entry.cell.labels.values())), []).append(entry)
     return rows
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End the children and whatever they started."""
+def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Stop the child processes and all processes that they started."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-    until = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + STOP_TIMEOUT
     for process in processes:
         try:
-            process.wait(max(until - time.monotonic(), 0.1))
+            process.wait(max(deadline - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""Paired t-tests between rows, as FedRDN's Tables 7 and 8 have them.
+"""Paired t-tests between rows, as in Tables 7 and 8 of FedRDN.
 
-The paper says that a paired t-test was made between each method and its own, over three trials; it does not say what
-the pairs are. Here a pair is a site and a seed: both rows' models, trained with this seed, are scored at this site.
-Pairs of one seed share a model and are not independent, so that p is too small rather than too large.
+The paper tests each method against its own with a paired t-test over three trials and does not state what the pairs
+are. Here a pair is a site and a seed: both rows' models, trained with that seed, are evaluated at that site. Pairs of
+one seed share a model and are not independent, so p tends to be too small.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedshift.reporting.comparison.columns import Block, blocks, main, p_value, site_score
+from fedshift.reporting.comparison.columns import Block, blocks, main_sites, p_value, site_score
 from fedshift.reporting.comparison.record import Comparison
 
 
 @dataclass(frozen=True)
 class Paired:
-    """A two-sided paired t-test. ``t`` and ``p`` are None where there are fewer than two pairs, or no differences."""
+    """A two-sided paired t-test. ``t`` and ``p`` are None with fewer than two pairs or constant differences."""
 
     row: str
     against: str
@@ -29,7 +29,7 @@ class Paired:
 
 
 def paired_tests(comparison: Comparison) -> list[Paired]:
-    """All tests of a comparison, in every block; one without pairs is left out."""
+    """All tests of a comparison in every block; tests without pairs are omitted."""
     return [
         found
         for block in blocks(comparison)
@@ -47,7 +47,7 @@ def _test(comparison: Comparison, block: Block, row: str, against: str) -> Paire
             {
                 (cell.seed, site): value
                 for cell in cells
-                for sites in main(cell).values()
+                for sites in main_sites(cell).values()
                 for site in sites
                 if (value := site_score(comparison, cell, site)) is not None
             }
@@ -62,20 +62,20 @@ def _test(comparison: Comparison, block: Block, row: str, against: str) -> Paire
 
 
 def printed_p(test: Paired, comparison: Comparison) -> str:
-    """The paper's p-value as it is printed, at either of the two rows; empty if it has none."""
+    """The published p-value as printed, given at either of the two rows; empty if there is none."""
     prefix = f"{test.block}/" if test.block else ""
-    places = {(test.row, prefix + p_value(test.against)), (test.against, prefix + p_value(test.row))}
-    return next((figure.value for figure in comparison.published if (figure.row, figure.column) in places), "")
+    keys = {(test.row, prefix + p_value(test.against)), (test.against, prefix + p_value(test.row))}
+    return next((value.value for value in comparison.published if (value.row, value.column) in keys), "")
 
 
 def t_test(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, float | None]:
-    """Statistic and two-sided p of paired values; None where they cannot be told."""
+    """The t statistic and two-sided p of paired values; None if they are undefined."""
     if len(a) < 2:
         return None, None
     differences = [x - y for x, y in zip(a, b, strict=True)]
     spread = max(differences) - min(differences)
     if spread <= 1e-12 * max(map(abs, (*a, *b))):
-        return None, None  # the deviation of the differences is 0, and t is nothing or infinite
+        return None, None  # the differences are constant: t is undefined or infinite
     from scipy.stats import ttest_rel
 
     found = ttest_rel(a, b)

@@ -1,4 +1,4 @@
-"""The file that ``fedshift compare`` reads: axes of a grid, what all cells share, scales, what stands beside."""
+"""The spec file of ``fedshift compare``: the axes of a grid, shared settings, scales and published values."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from fedshift.schema.job import Name, read_yaml
 from fedshift.schema.strict import Strict, nearest
 
 RunKind = Literal["federation", "leave_one_out", "cross_site"]
-Model = Literal["best", "last", "personal"]
-Part = Literal["test", "val", "held_out"]
+ModelName = Literal["best", "last", "personal"]
+ScoredPart = Literal["test", "val", "held_out"]
 Summary = Literal["average", "held_out", "everywhere", "spread"]
 FULL = "full"
-"""The scale of a spec that names none but perhaps `QUICK`: the spec as it stands."""
+"""The unchanged spec, as the scale of a spec that defines no scale, or only `QUICK`."""
 QUICK = "quick"
 
 
 def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    twice = [value for number, value in enumerate(values) if value in values[:number]]
-    if twice:
-        raise ValueError(f"{twice[0]} is named twice")
+    duplicates = [value for number, value in enumerate(values) if value in values[:number]]
+    if duplicates:
+        raise ValueError(f"{duplicates[0]} is named twice")
     return values
 
 
 class Settings(Strict):
-    """What makes a cell; given for all cells or for one value of an axis. ``options`` are what ``--set`` takes.
+    """Settings of a cell, given for all cells or for one value of an axis.
 
-    ``weights`` names a file of starting weights, beside the spec, or where jobs look for them.
+    ``options`` are those of ``--set``. ``weights`` names a file of starting weights: in the spec's folder, as a path,
+    or in the folders where jobs look for weights.
     """
 
     task: str | None = None
@@ -45,7 +46,7 @@ class Settings(Strict):
 
 
 class Published(Strict):
-    """A paper's figures: a file in ``published/`` beside the spec's folder, and its labels for ours."""
+    """Published values: a file in ``published/`` next to the spec's folder, and its labels of our rows and columns."""
 
     file: str
     rows: dict[str, str] = {}
@@ -53,7 +54,7 @@ class Published(Strict):
 
 
 class Samples(Strict):
-    """How many samples a site has: only for the estimate, where data are lacking."""
+    """Number of samples at a site, used for the estimate if its data are missing."""
 
     train: int = Field(ge=1)
     val: int = Field(default=0, ge=0)
@@ -67,8 +68,8 @@ class Spec(Settings):
     title: str
     what: str
     metric: str | None = None
-    model: Model = "best"
-    part: Part | Annotated[tuple[Part, ...], Field(min_length=1), AfterValidator(_unique)] | None = None
+    model: ModelName = "best"
+    part: ScoredPart | Annotated[tuple[ScoredPart, ...], Field(min_length=1), AfterValidator(_unique)] | None = None
     axes: Annotated[dict[str, Annotated[dict[str, Settings], Field(min_length=1)]], Field(min_length=1)]
     seeds: Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_unique)] = (0,)
     summaries: Annotated[tuple[Summary, ...], AfterValidator(_unique)] | None = None
@@ -80,24 +81,27 @@ class Spec(Settings):
 
     @property
     def rows(self) -> list[str]:
-        """Labels of the first axis."""
+        """The labels of the first axis."""
         return list(next(iter(self.axes.values())))
 
-    def parts(self, run: str) -> tuple[Part, ...]:
-        """The parts that are scored; by default ``test``, and all of a site that leave-one-out holds out."""
+    def parts(self, run: str) -> tuple[ScoredPart, ...]:
+        """The scored parts for a kind of run; by default ``test``, or ``held_out`` for ``leave_one_out``."""
         if self.part is None:
             return ("held_out",) if run == "leave_one_out" else ("test",)
         return (self.part,) if isinstance(self.part, str) else self.part
 
 
 def read_spec(path: Path, scale: str | None = None) -> tuple[Spec, str]:
-    """A spec at a scale, and the scale's name; by default ``quick`` if the spec has it, else its first.
+    """Read a spec at a scale, by default ``quick`` if the spec has it, otherwise its first scale.
 
-    A spec without scales, or with ``quick`` alone, has the scale ``full``: the spec as it stands. Every scale is
-    checked, also those that are not asked for.
+    A spec without scales, or with only ``quick``, also has the scale ``full``, the unchanged spec. Every scale is
+    checked, not only the selected one.
+
+    Returns:
+        The spec at the scale, and the scale's name.
 
     Raises:
-        ConfigError: no such file, not YAML, no such scale, or a key that does not fit.
+        ConfigError: the file or scale does not exist, or the file is not valid YAML or has an invalid key.
     """
     raw = read_yaml(path)
     scales = raw.pop("scales", None) or {}
@@ -124,7 +128,7 @@ def _parse(raw: Mapping[str, Any], where: str) -> Spec:
     axes = _mapping(raw.get("axes"), f"{where}: axes")
     parsed: dict[str, dict[str, Settings]] = {}
     for axis, values in axes.items():
-        # Labels such as 0.17 or 5 are numbers to YAML.
+        # YAML reads labels such as 0.17 or 5 as numbers.
         parsed[_label(axis, where)] = {
             _label(label, where): Settings.parse(value or {}, where=f"{where}: axes.{axis}.{label}")
             for label, value in _mapping(values, f"{where}: axes.{axis}").items()
@@ -135,7 +139,9 @@ def _parse(raw: Mapping[str, Any], where: str) -> Spec:
         published = Published.parse({**published, **labels}, where=f"{where}: published")
     spec = Spec.parse({**raw, "axes": parsed, "published": published}, where=where)
     if isinstance(spec.part, tuple) and {"test", "val"} <= set(spec.part):
-        raise ConfigError(f"{where}: part: test and val are of the same sites: name one of them, beside held_out")
+        raise ConfigError(
+            f"{where}: part: test and val are both of the training sites: name only one of them (held_out may be added)"
+        )
     for pair in spec.tests:
         for label in pair:
             if label not in spec.rows:
@@ -147,7 +153,7 @@ def _parse(raw: Mapping[str, Any], where: str) -> Spec:
 
 def _label(value: object, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ConfigError(f"{where}: the label {value} is no text to YAML: put it into quotes")
+        raise ConfigError(f"{where}: YAML does not read the label {value} as text: put it in quotes")
     return str(value)
 
 
@@ -159,18 +165,18 @@ def _labels(value: object, where: str) -> Any:
 
 def _mapping(value: object, where: str) -> dict[Any, Any]:
     if not isinstance(value, dict) or not value:
-        raise ConfigError(f"{where} must hold names and settings, not {value!r}")
+        raise ConfigError(f"{where} must map names to settings, not be {value!r}")
     return value
 
 
 def _merge(raw: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A scale's keys over the spec's: options key by key, axes label by label; null takes a label or an axis away."""
+    """The spec's keys overridden by a scale's: options by key, axes by label; null removes a label or an axis."""
     merged = dict(raw)
     for key, value in changes.items():
         if key == "axes":
             merged[key] = _merge_axes(_mapping(raw.get(key), where), _mapping(value, f"{where}: axes"), where)
         else:
-            merged[key] = _over(raw.get(key), value) if key == "options" else value
+            merged[key] = _override(raw.get(key), value) if key == "options" else value
     return merged
 
 
@@ -185,15 +191,16 @@ def _merge_axes(axes: dict[Any, Any], changes: dict[Any, Any], where: str) -> di
             if value is None:
                 if label not in labels:
                     known = nearest(str(label), map(str, labels))
-                    raise ConfigError(f"{where}: axes.{axis}: there is no {label!r} to take away{known}")
+                    raise ConfigError(f"{where}: axes.{axis}: there is no {label!r} to remove{known}")
                 del labels[label]
             else:
                 before = labels.get(label) or {}
-                options = _over(before.get("options"), value.get("options")) if isinstance(value, dict) else None
+                options = _override(before.get("options"), value.get("options")) if isinstance(value, dict) else None
                 labels[label] = {**before, **value, **({"options": options} if options else {})}
         merged[axis] = labels
     return merged
 
 
-def _over(before: Any, value: Any) -> Any:
+def _override(before: Any, value: Any) -> Any:
+    """Merge two mappings; anything else is replaced, unless the new value is empty."""
     return {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value or before

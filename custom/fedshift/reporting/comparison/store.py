@@ -1,4 +1,4 @@
-"""Where cells are kept, each in a folder named by what it computes, so that no two tables run one twice."""
+"""The store of cells: each has a folder named by the hash of what it computes, so that tables share it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from fedshift.reporting.comparison.cells import Work
+from fedshift.reporting.comparison.cells import WorkItem
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
 from fedshift.schema.strict import Strict
 
-WORK, DONE, STATUS, LOCK, LOG, RUN = "cell.json", "done.json", "status.json", "lock", "log.txt", "run"
+WORK_FILE, DONE_FILE, STATUS_FILE, LOCK_FILE, LOG_FILE, RUN_FOLDER = (
+    "cell.json",
+    "done.json",
+    "status.json",
+    "lock",
+    "log.txt",
+    "run",
+)
 
 
 class Done(Strict):
@@ -24,7 +31,7 @@ class Done(Strict):
 
     how: Literal["one process", "FLARE's simulator"]
     seconds: float
-    """Of all its sittings, if it was interrupted."""
+    """Total run time, including that before interruptions."""
     device: str
     peak_bytes: int
     version: str
@@ -33,7 +40,10 @@ class Done(Strict):
 
 
 class Status(Strict):
-    """How far a cell is that runs or failed. ``share`` is of the whole; ``seconds`` are of earlier sittings too."""
+    """Progress of a running or failed cell.
+
+    ``share`` is the completed fraction; ``seconds`` includes the time before interruptions.
+    """
 
     share: float = 0.0
     note: str = ""
@@ -42,65 +52,65 @@ class Status(Strict):
 
 
 class BusyError(ConfigError):
-    """Another process runs the cell."""
+    """Another process is running the cell."""
 
 
 class Store:
-    """A folder of cells."""
+    """The folder that contains the cells' folders."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder`` is made when the first cell is run."""
+        """``folder`` is created when the first cell is run."""
         self.folder = folder
 
-    def place(self, work: Work) -> Path:
+    def folder_of(self, work: WorkItem) -> Path:
         """The folder of a cell."""
         return self.folder / work.key
 
-    def is_done(self, work: Work) -> bool:
-        """Whether the cell has ended well."""
-        return (self.place(work) / DONE).is_file()
+    def is_done(self, work: WorkItem) -> bool:
+        """Whether the cell has finished successfully."""
+        return (self.folder_of(work) / DONE_FILE).is_file()
 
-    def prepare(self, work: Work) -> Path:
-        """Make a cell's folder, if need be, and say in it what it holds.
+    def prepare(self, work: WorkItem) -> Path:
+        """Create a cell's folder and its ``cell.json`` if they do not exist.
 
         Raises:
-            ConfigError: there is something else, or no writing.
+            ConfigError: they cannot be written.
         """
-        folder = self.place(work)
+        folder = self.folder_of(work)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not (folder / WORK).is_file():
-                write_text(folder / WORK, work.model_dump_json(by_alias=True, indent=1))
+            if not (folder / WORK_FILE).is_file():
+                write_text(folder / WORK_FILE, work.model_dump_json(by_alias=True, indent=1))
         except OSError as error:
             raise ConfigError(f"{folder} cannot be written ({error.strerror}): name another --workspace") from None
         return folder
 
 
-def read_work(folder: Path) -> Work:
-    """What a cell's folder says that it holds.
+def read_work(folder: Path) -> WorkItem:
+    """Read a cell's ``cell.json``.
 
     Raises:
-        ConfigError: it says nothing, or what does not fit its name.
+        ConfigError: the file is missing or invalid, or its hash is not the folder's name.
     """
-    work = Work.parse(_json(folder / WORK), where=str(folder / WORK))
+    work = WorkItem.parse(_json(folder / WORK_FILE), where=str(folder / WORK_FILE))
     if work.key != folder.name:
-        raise ConfigError(f"{folder / WORK} was changed: remove the folder and repeat the command")
+        raise ConfigError(f"{folder / WORK_FILE} was changed: remove the folder and repeat the command")
     return work
 
 
 def read_done(folder: Path) -> Done:
-    """How the cell was made.
+    """Read how a finished cell was run.
 
     Raises:
-        ConfigError: it has not ended, or the file is damaged.
+        ConfigError: the cell has not finished, or the file is damaged.
     """
-    return Done.parse(_json(folder / DONE), where=str(folder / DONE))
+    return Done.parse(_json(folder / DONE_FILE), where=str(folder / DONE_FILE))
 
 
 def read_status(folder: Path) -> Status:
-    """How far a cell is; a file that is not there, or from another version, says nothing."""
+    """Read a cell's progress; a missing file or one of another version counts as no progress."""
     try:
-        return Status.model_validate_json((folder / STATUS).read_text(encoding="utf-8"))
+        return Status.model_validate_json((folder / STATUS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return Status()
 
@@ -113,18 +123,18 @@ def _json(path: Path) -> object:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep a cell to this process. The system lets go of it when the process ends, however it ends.
+def lock_cell(folder: Path) -> Iterator[None]:
+    """Lock a cell for this process. The operating system releases the lock when the process ends for any reason.
 
     Raises:
-        BusyError: another process has it.
+        BusyError: another process holds the lock.
     """
-    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+    with (folder / LOCK_FILE).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise BusyError(
-                f"{folder} is run by process {_holder(folder) or '(unknown)'}: wait until it ends"
+                f"{folder} is being run by process {_lock_owner(folder) or '(unknown)'}: wait until it ends"
             ) from None
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid()}) + "\n")
@@ -135,10 +145,10 @@ def held(folder: Path) -> Iterator[None]:
             file.truncate(0)
 
 
-def is_held(folder: Path) -> bool:
-    """Whether some process runs the cell now. A lock that a dead process left behind holds nothing."""
+def is_locked(folder: Path) -> bool:
+    """Whether a process is running the cell now; the lock file of a dead process does not count."""
     try:
-        with (folder / LOCK).open("r", encoding="utf-8") as file:
+        with (folder / LOCK_FILE).open("r", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
@@ -148,18 +158,18 @@ def is_held(folder: Path) -> bool:
     return False
 
 
-def _holder(folder: Path) -> str:
+def _lock_owner(folder: Path) -> str:
     try:
-        return str(json.loads((folder / LOCK).read_text(encoding="utf-8"))["pid"])
+        return str(json.loads((folder / LOCK_FILE).read_text(encoding="utf-8"))["pid"])
     except (OSError, ValueError, KeyError):
         return ""
 
 
-def tidy(folder: Path) -> None:
-    """Remove from a finished cell what only going on with it needs."""
-    for workspace in [*(folder / RUN).glob("flare"), *(folder / RUN).glob("*/flare")]:
+def remove_resume_files(folder: Path) -> None:
+    """Remove the files of a finished cell that are needed only to resume it."""
+    for workspace in [*(folder / RUN_FOLDER).glob("flare"), *(folder / RUN_FOLDER).glob("*/flare")]:
         shutil.rmtree(workspace)
-    for run in (folder / RUN).rglob("results.json"):
+    for run in (folder / RUN_FOLDER).rglob("results.json"):
         for name in ("site_state", "updates"):
             shutil.rmtree(run.parent / name, ignore_errors=True)
         for name in ("server_state.pt", "former_server_state.pt"):

@@ -1,4 +1,4 @@
-"""A comparison's tables: mean and sample standard deviation over seeds, best in bold, published figures beside."""
+"""A comparison's tables: mean and sample standard deviation over seeds, best in bold, published values in brackets."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
-from rich.table import Table as Rich
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedshift.reporting.comparison.columns import MOST_SITES, SUMMED, Block, blocks, p_value, site_score, summary
+from fedshift.reporting.comparison.columns import (
+    MAX_SITES,
+    SUMMARY_HEADINGS,
+    Block,
+    blocks,
+    p_value,
+    site_score,
+    summary,
+)
 from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.record import CellRecord, Comparison
 from fedshift.reporting.comparison.significance import Paired, paired_tests, printed_p
-from fedshift.reporting.comparison.spec import FULL, Summary
+from fedshift.reporting.comparison.spec import FULL
 from fedshift.reporting.table import title_of
 from fedshift.schema.files import write_text
 
@@ -26,7 +34,7 @@ FILES = ("table.md", "table.tex", "table.csv")
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of a table. ``values`` are those of the seeds that have ended, ``of`` is how many there are."""
+    """One number of a table: ``values`` of the finished seeds, out of ``of`` seeds."""
 
     values: tuple[float, ...]
     of: int
@@ -35,23 +43,23 @@ class Entry:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no seed is missing."""
+        """Whether all seeds have finished."""
         return len(self.values) == self.of
 
     @property
     def mean(self) -> float | None:
-        """Over seeds."""
+        """The mean over finished seeds."""
         return fmean(self.values) if self.values else None
 
     @property
     def std(self) -> float | None:
-        """Of the sample (n - 1), if there is more than one seed."""
+        """The sample standard deviation (n - 1), with more than one seed."""
         return stdev(self.values) if len(self.values) > 1 else None
 
 
 @dataclass(frozen=True)
 class Column:
-    """``heading`` is for people, ``key`` for published figures and CSV."""
+    """A column: ``heading`` for readers, ``key`` for published values and CSV."""
 
     key: str
     heading: str
@@ -59,7 +67,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of entries under columns."""
+    """A table; each row has one entry per column."""
 
     title: str
     columns: list[Column]
@@ -67,14 +75,14 @@ class Table:
 
 
 def make_tables(comparison: Comparison) -> list[Table]:
-    """With one axis a table of sites; with more one of what sums them up, then one of sites for each block."""
-    found = blocks(comparison)
+    """The tables: one of all sites with one axis; with more axes first the summaries, then one of sites per block."""
+    all_blocks = blocks(comparison)
     if len(comparison.axes) == 1:
-        return [_table(comparison, "", [(found[0], _columns(comparison, found[0]))])]
+        return [_table(comparison, "", [(all_blocks[0], _columns(comparison, all_blocks[0]))])]
     axes = " and ".join(list(comparison.axes)[1:])
-    over = [(block, _summed(comparison, block, alone=True)) for block in found]
-    tables = [_table(comparison, f"by {axes}", over)]
-    for block in found:
+    overview = [(block, _summary_columns(comparison, block, alone=True)) for block in all_blocks]
+    tables = [_table(comparison, f"by {axes}", overview)]
+    for block in all_blocks:
         columns = _columns(comparison, block)
         if len(columns) > len(comparison.summaries):
             title = ", ".join(f"{axis} {label}" for axis, label in block.labels.items())
@@ -83,20 +91,24 @@ def make_tables(comparison: Comparison) -> list[Table]:
 
 
 def _columns(comparison: Comparison, block: Block) -> list[tuple[str, str]]:
-    sites = [(site, site) for site in block.sites] if len(block.sites) <= MOST_SITES else []
-    return [*sites, *_summed(comparison, block, alone=not sites)]
+    """Keys and headings of a block's columns: sites, unless there are too many, and summaries."""
+    sites = [(site, site) for site in block.sites] if len(block.sites) <= MAX_SITES else []
+    return [*sites, *_summary_columns(comparison, block, alone=not sites)]
 
 
-def _summed(comparison: Comparison, block: Block, *, alone: bool) -> list[tuple[str, str]]:
-    """``alone`` is a summary without the sites beside it; the mean of a single site is no news beside it."""
+def _summary_columns(comparison: Comparison, block: Block, *, alone: bool) -> list[tuple[str, str]]:
+    """Keys and headings of the summaries. Unless ``alone``, the mean of a single held-out site is omitted."""
     return [
-        (what, SUMMED[what]) for what in comparison.summaries if alone or what != "held_out" or len(block.held_out) != 1
+        (what, SUMMARY_HEADINGS[what])
+        for what in comparison.summaries
+        if alone or what != "held_out" or len(block.held_out) != 1
     ]
 
 
 def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list[tuple[str, str]]]]) -> Table:
+    """A table of the given blocks, each with its columns as (key, heading)."""
     first, *_ = comparison.axes
-    figures = {(figure.row, figure.column): figure.text for figure in comparison.published}
+    published = {(value.row, value.column): value.text for value in comparison.published}
     columns: list[Column] = []
     entries: list[list[Entry]] = []
     for block, keys in parts:
@@ -110,9 +122,9 @@ def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list
                 cells = comparison.of({first: row, **block.labels})
                 values = [_value(comparison, cell, key) for cell in cells]
                 names = [block.name(key), *([block.key] if block.key and key == "average" else [])]
-                printed = next((figures[row, name] for name in names if (row, name) in figures), "")
+                printed = next((published[row, name] for name in names if (row, name) in published), "")
                 column.append(Entry(tuple(v for v in values if v is not None), len(comparison.seeds), printed))
-            entries.append(_best(column, measure(comparison.metric) if key != "spread" else Measure(better=None)))
+            entries.append(_mark_best(column, measure(comparison.metric) if key != "spread" else Measure(better=None)))
     rows = {row: [column[number] for column in entries] for number, row in enumerate(comparison.axes[first])}
     return Table(title, columns, rows)
 
@@ -120,53 +132,55 @@ def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list
 def _value(comparison: Comparison, cell: CellRecord, key: str) -> float | None:
     if cell.state != "done":
         return None
-    chosen: Summary | None = next((what for what in SUMMED if what == key), None)
-    return site_score(comparison, cell, key) if chosen is None else summary(comparison, cell, chosen)
+    for name in SUMMARY_HEADINGS:
+        if name == key:
+            return summary(comparison, cell, name)
+    return site_score(comparison, cell, key)
 
 
-def _best(column: list[Entry], of: Measure) -> list[Entry]:
-    """Mark the best of a column, among rows without missing seeds; those that print alike are equally good."""
-    whole = [entry.mean for entry in column if entry.is_complete and entry.mean is not None]
-    if of.better is None or len(whole) < 2:
+def _mark_best(column: list[Entry], of: Measure) -> list[Entry]:
+    """Mark the best entries of a column among rows with all seeds; entries with the same printed value are equal."""
+    complete = [entry.mean for entry in column if entry.is_complete and entry.mean is not None]
+    if of.better is None or len(complete) < 2:
         return column
-    best = of.text(max(whole) if of.better == "higher" else min(whole))
+    best = of.text(max(complete) if of.better == "higher" else min(complete))
     return [
         replace(entry, best=entry.is_complete and entry.mean is not None and of.text(entry.mean) == best)
         for entry in column
     ]
 
 
-# --- words that all forms share -------------------------------------------------------------------
+# --- text that all formats share ------------------------------------------------------------------
 
 
 def heading(comparison: Comparison) -> str:
-    """The title, and what the numbers are."""
-    words = " ".join(filter(None, [comparison.metric, measure(comparison.metric).words]))
+    """The title with scale, metric, unit and model."""
+    metric = " ".join(filter(None, [comparison.metric, measure(comparison.metric).unit_text]))
     model = {"best": "of the best round", "last": "of the last round", "personal": "of sites' own models"}
     which = model[comparison.model]
     if comparison.spec.get("run") == "cross_site":
         which = "of sites' own models of the last round"
-    title = f"{titled(comparison.title, comparison.scale)}: {words}, {which}"
+    title = f"{title_with_scale(comparison.title, comparison.scale)}: {metric}, {which}"
     return title_of(title, phantom=comparison.is_phantom)
 
 
-def titled(title: str, scale: str) -> str:
-    """A comparison's title with its scale, if its spec names scales."""
+def title_with_scale(title: str, scale: str) -> str:
+    """A comparison's title, with its scale if the spec defines scales."""
     return title if scale == FULL else f"{title} ({scale})"
 
 
-def remarks(comparison: Comparison) -> list[str]:
-    """What stands below the tables."""
+def footnotes(comparison: Comparison) -> list[str]:
+    """The notes below the tables."""
     seeds = len(comparison.seeds)
     lines = [f"One seed ({comparison.seeds[0]})."]
     if seeds > 1:
-        named = ", ".join(map(str, comparison.seeds))
+        seed_list = ", ".join(map(str, comparison.seeds))
         lines = [
-            f"Mean ± sample standard deviation (n - 1) over {seeds} seeds ({named}); averages over sites are made for "
-            "each seed first."
+            f"Mean ± sample standard deviation (n - 1) over {seeds} seeds ({seed_list}); averages over sites are "
+            "computed for each seed first."
         ]
     if comparison.published:
-        lines.append("In brackets: the paper's figures.")
+        lines.append("In brackets: the values published in the paper.")
     lines += [test_line(test, comparison) for test in paired_tests(comparison)]
     if comparison.tests:
         lines.append("Tests are paired and two-sided; a pair is a site and a seed.")
@@ -182,15 +196,15 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def test_line(test: Paired, comparison: Comparison) -> str:
-    """A test in words."""
+    """A test as a sentence."""
     shown = measure(comparison.metric)
-    where = f" ({test.block})" if test.block else ""
+    block = f" ({test.block})" if test.block else ""
     sign = "+" if test.difference >= 0 else "−"
-    gap = f"{sign}{shown.text(abs(test.difference))}"
-    told = "no t-test is possible" if test.p is None or test.t is None else f"t = {test.t:.2f}, p = {_p(test.p)}"
+    difference = f"{sign}{shown.text(abs(test.difference))}"
+    statistics = "no t-test is possible" if test.p is None or test.t is None else f"t = {test.t:.2f}, p = {_p(test.p)}"
     printed = printed_p(test, comparison)
-    about = f"n = {test.n}" + (f"; in the paper p = {printed}" if printed else "")
-    return f"{test.row} against {test.against}{where}: {gap}, {told} ({about})."
+    details = f"n = {test.n}" + (f"; in the paper p = {printed}" if printed else "")
+    return f"{test.row} against {test.against}{block}: {difference}, {statistics} ({details})."
 
 
 def _p(p: float) -> str:
@@ -198,33 +212,33 @@ def _p(p: float) -> str:
 
 
 def entry_text(entry: Entry, of: Measure) -> str:
-    """``61.2 ± 0.4``, ``61.2 (1 of 3 seeds)`` or ``-``."""
+    """An entry as text: ``61.2 ± 0.4``, ``61.2 (1 of 3 seeds)`` or ``-``."""
     if entry.mean is None:
         return "-"
-    words = of.text(entry.mean)
+    text = of.text(entry.mean)
     if entry.std is not None:
-        words += f" ± {of.text(entry.std)}"
-    return words if entry.is_complete else f"{words} ({len(entry.values)} of {entry.of} seeds)"
+        text += f" ± {of.text(entry.std)}"
+    return text if entry.is_complete else f"{text} ({len(entry.values)} of {entry.of} seeds)"
 
 
-# --- forms ----------------------------------------------------------------------------------------
+# --- formats --------------------------------------------------------------------------------------
 
 
-def rich_tables(comparison: Comparison) -> list[Rich]:
-    """For the terminal."""
-    shown, found = measure(comparison.metric), []
+def rich_tables(comparison: Comparison) -> list[RichTable]:
+    """The tables for the terminal."""
+    shown, made = measure(comparison.metric), []
     tables = make_tables(comparison)
     for number, table in enumerate(tables):
         last = number == len(tables) - 1
         title = "\n".join(filter(None, [heading(comparison) if not number else "", table.title]))
-        rich = Rich(
+        rich = RichTable(
             title=Text(title),
-            caption=Text("\n".join(remarks(comparison))) if last else None,
+            caption=Text("\n".join(footnotes(comparison))) if last else None,
             title_justify="left",
             caption_justify="left",
         )
         longest = max(len(row) for row in table.rows)
-        rich.add_column(Text(next(iter(comparison.axes))), no_wrap=True, min_width=longest)  # a name is never cut
+        rich.add_column(Text(next(iter(comparison.axes))), no_wrap=True, min_width=longest)  # names are never truncated
         for column in table.columns:
             rich.add_column(Text(column.heading), justify="right")
         for row, entries in table.rows.items():
@@ -232,12 +246,12 @@ def rich_tables(comparison: Comparison) -> list[Rich]:
             for text, entry in zip(words, entries, strict=True):
                 text.append(f" [{entry.published}]" if entry.published else "", style="dim not bold")
             rich.add_row(Text(row), *words)
-        found.append(rich)
-    return found
+        made.append(rich)
+    return made
 
 
 def markdown(comparison: Comparison) -> str:
-    """For a README."""
+    """The tables in Markdown."""
     shown = measure(comparison.metric)
     lines = [f"# {_md(heading(comparison))}", "", _md(" ".join(comparison.what.split())), ""]
     for table in make_tables(comparison):
@@ -254,7 +268,7 @@ def markdown(comparison: Comparison) -> str:
                 words.append(text + (f" [{entry.published}]" if entry.published else ""))
             lines.append(f"| {_md(row)} | " + " | ".join(words) + " |")
         lines.append("")
-    lines += [f"- {_md(line)}" for line in remarks(comparison)]
+    lines += [f"- {_md(line)}" for line in footnotes(comparison)]
     return "\n".join(lines) + "\n"
 
 
@@ -263,7 +277,7 @@ def _md(text: str) -> str:
 
 
 def latex(comparison: Comparison) -> str:
-    """With booktabs."""
+    """The tables in LaTeX, with booktabs."""
     shown = measure(comparison.metric)
     lines = [r"% needs \usepackage{booktabs}"]
     for table in make_tables(comparison):
@@ -280,7 +294,7 @@ def latex(comparison: Comparison) -> str:
                 words.append(text + (rf" {{\scriptsize [{_tex(entry.published)}]}}" if entry.published else ""))
             lines.append(" & ".join(words) + r" \\")
         lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
-    lines += [rf"\noindent {_tex(line)}\par" for line in remarks(comparison)]
+    lines += [rf"\noindent {_tex(line)}\par" for line in footnotes(comparison)]
     return "\n".join(lines) + "\n"
 
 
@@ -308,7 +322,7 @@ def _tex(text: str) -> str:
 
 
 def long_csv(comparison: Comparison) -> str:
-    """One number a line: every row, block and column, then the tests' p-values."""
+    """The tables in CSV with one number per line: every row, block and column, then the tests' p-values."""
     shown, (first, *further) = measure(comparison.metric), comparison.axes
     unit = {"percent": "%", "mm": "mm", "plain": ""}[shown.unit]
     figures = {(figure.row, figure.column): figure for figure in comparison.published}
@@ -340,7 +354,11 @@ def long_csv(comparison: Comparison) -> str:
 
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
-    """``table.md``, ``table.tex`` and ``table.csv``."""
+    """Write ``table.md``, ``table.tex`` and ``table.csv``.
+
+    Returns:
+        The written files.
+    """
     texts = (markdown(comparison), latex(comparison), long_csv(comparison))
     for name, text in zip(FILES, texts, strict=True):
         write_text(folder / name, text)

@@ -1,4 +1,4 @@
-"""Runs one cell in a process of its own that ends with its parent.
+"""Run one cell in its own process, which ends with its parent.
 
 Command: ``python -m fedshift.reporting.comparison.work FOLDER``.
 """
@@ -17,86 +17,93 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedshift.reporting.comparison.store import (
-    DONE,
-    RUN,
-    STATUS,
+    DONE_FILE,
+    RUN_FOLDER,
+    STATUS_FILE,
     BusyError,
     Done,
     Status,
-    held,
+    lock_cell,
     read_status,
     read_work,
-    tidy,
+    remove_resume_files,
 )
 from fedshift.schema.errors import DataError, FedshiftError
 from fedshift.schema.files import write_text
 from fedshift.schema.job import JobSpec
 
-FAILED, BUSY = 2, 3
+EXIT_FAILED, EXIT_BUSY = 2, 3
 """Exit codes."""
 
-Starter = Callable[[JobSpec, Mapping[str, Path], Path, Callable[[float], None]], None]
-"""Runs one job with each site's data in a folder, and tells what share of it is done."""
+JobRunner = Callable[[JobSpec, Mapping[str, Path], Path, Callable[[float], None]], None]
+"""Runs a job: takes the job, each site's data folder, the run's folder, and a callback for the completed fraction."""
 
 
-def perform(folder: Path, start: Starter | None = None) -> None:
-    """Run the cell in ``folder``, or go on with it; nothing is done if it has ended.
+def run_cell(folder: Path, run_federation: JobRunner | None = None) -> None:
+    """Run or resume the cell in ``folder``; do nothing if it has finished.
 
     Args:
-        folder: a cell's, as `Store.prepare` made it.
-        start: runs a federation; by default in this process. Centralised references always run in this process.
+        folder: the cell's folder, made by `Store.prepare`.
+        run_federation: runs a federation; by default in this process. Centralised references and cross-site
+            evaluations always run in this process.
 
     Raises:
-        BusyError: another process runs it.
-        FedshiftError: the run failed; its status says why.
+        BusyError: another process is running the cell.
+        FedshiftError: the run failed; the reason is also in the cell's status.
     """
-    with held(folder):
-        if (folder / DONE).is_file():
+    with lock_cell(folder):
+        if (folder / DONE_FILE).is_file():
             return
-        earlier, own = read_status(folder).seconds, identity()
-        watch = _Watch(folder, earlier)
+        own, status = own_version(), _StatusWriter(folder, earlier_seconds=read_status(folder).seconds)
         try:
-            used = _run(folder, start, watch)
+            in_simulator = _run(folder, run_federation, status)
         except FedshiftError as error:
-            watch.fail(str(error))
+            status.fail(str(error))
             raise
         done = Done(
-            how="FLARE's simulator" if used else "one process",
-            seconds=round(watch.seconds, 3),
+            how="FLARE's simulator" if in_simulator else "one process",
+            seconds=round(status.seconds, 3),
             device=_device(),
             peak_bytes=_peak(),
             **own,
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
-        write_text(folder / DONE, done.model_dump_json(indent=1))
-        tidy(folder)
-        (folder / STATUS).unlink(missing_ok=True)
+        write_text(folder / DONE_FILE, done.model_dump_json(indent=1))
+        remove_resume_files(folder)
+        (folder / STATUS_FILE).unlink(missing_ok=True)
 
 
-class _Watch:
-    """Notes how far the cell is, at most twice a second."""
+class _StatusWriter:
+    """Writes the cell's progress, at most twice per second."""
 
-    def __init__(self, folder: Path, earlier: float) -> None:
-        self._path, self._earlier = folder / STATUS, earlier
-        self._began = self._noted = time.monotonic()
+    def __init__(self, folder: Path, *, earlier_seconds: float) -> None:
+        self._path, self._earlier_seconds = folder / STATUS_FILE, earlier_seconds
+        self._start = self._last_written = time.monotonic()
         self._share = 0.0
 
     @property
     def seconds(self) -> float:
-        return self._earlier + time.monotonic() - self._began
+        return self._earlier_seconds + time.monotonic() - self._start
 
     def share(self, share: float, note: str = "") -> None:
         now = time.monotonic()
-        if now - self._noted > 0.5 or share <= 0:
-            self._noted, self._share = now, share
+        if now - self._last_written > 0.5 or share <= 0:
+            self._last_written, self._share = now, share
             write_text(self._path, Status(share=share, note=note, seconds=self.seconds).model_dump_json())
 
     def fail(self, reason: str) -> None:
         write_text(self._path, Status(share=self._share, seconds=self.seconds, failed=reason).model_dump_json())
 
 
-def _run(folder: Path, start: Starter | None, watch: _Watch) -> bool:
-    """Whether ``start`` has run it."""
+def _run(folder: Path, run_federation: JobRunner | None, status: _StatusWriter) -> bool:
+    """Run or resume a cell.
+
+    Returns:
+        Whether ``run_federation`` was used.
+
+    Raises:
+        FedshiftError: the run failed, or the data have changed.
+    """
     from fedshift.data.local_sites import find_sites
     from fedshift.federation import protocols
     from fedshift.methods import method_set
@@ -108,62 +115,66 @@ def _run(folder: Path, start: Starter | None, watch: _Watch) -> bool:
     data = find_sites(first)
     for site, path in data.items():
         if manifest_sha256(path) != work.data.get(site):
-            raise DataError(f"{path} has changed since the command began: repeat it")
-    device, run, total = own_device(), folder / RUN, len(work.jobs)
+            raise DataError(f"{path} has changed since the command started: repeat the command")
+    device, run, total = own_device(), folder / RUN_FOLDER, len(work.jobs)
     pooled = method_set.pooled_reference(first.methods) is not None
-    begin = _pooled(device) if pooled else start or _federation(device)
-    watch.share(0.0)
+    run_job = _pooled_runner(device) if pooled else run_federation or _federation_runner(device)
+    status.share(0.0)
     if work.kind == "cross_site":
-        # Models are only there while the last round is: an interrupted one begins anew.
+        # Sites' own models are in memory until the end of the run, so an interrupted run starts again.
         shutil.rmtree(run, ignore_errors=True)
-        protocols.cross_site(first, data, run, device=device, on_progress=_tell(watch.share))
+        protocols.cross_site(first, data, run, device=device, on_progress=_report_share(status.share))
     elif work.kind == "leave_one_out":
-        ended = 0
+        n_started = 0
 
         def on_site(site: str, has_ended: bool) -> None:
-            nonlocal ended
-            ended += 1
+            nonlocal n_started
+            n_started += 1
 
-        def one(job: JobSpec, place: Path) -> None:
-            begin(job, data, place, lambda share: watch.share((ended - 1 + share) / total))
+        def run_site_job(job: JobSpec, job_folder: Path) -> None:
+            run_job(job, data, job_folder, lambda share: status.share((n_started - 1 + share) / total))
 
-        protocols.leave_one_out(work.jobs, run, name=work.name, run=one, on_site=on_site)
+        protocols.leave_one_out(work.jobs, run, name=work.name, run=run_site_job, on_site=on_site)
     else:
         protocols.claim(run, first)
-        begin(first, data, run, watch.share)
-    return work.kind != "cross_site" and not pooled and start is not None
+        run_job(first, data, run, status.share)
+    return work.kind != "cross_site" and not pooled and run_federation is not None
 
 
-def _federation(device: str) -> Starter:
-    def start(job: JobSpec, data: Mapping[str, Path], folder: Path, tell: Callable[[float], None]) -> None:
+def _federation_runner(device: str) -> JobRunner:
+    """Runs federations in this process."""
+
+    def run(job: JobSpec, data: Mapping[str, Path], folder: Path, on_share: Callable[[float], None]) -> None:
         from fedshift.federation.in_process import run_in_process
 
-        run_in_process(job, data, folder, device=device, resume=True, on_progress=_tell(tell))
+        run_in_process(job, data, folder, device=device, resume=True, on_progress=_report_share(on_share))
 
-    return start
+    return run
 
 
-def _pooled(device: str) -> Starter:
-    def start(job: JobSpec, data: Mapping[str, Path], folder: Path, tell: Callable[[float], None]) -> None:
+def _pooled_runner(device: str) -> JobRunner:
+    """Runs centralised references in this process."""
+
+    def run(job: JobSpec, data: Mapping[str, Path], folder: Path, on_share: Callable[[float], None]) -> None:
         from fedshift.federation.in_process import run_pooled
 
-        run_pooled(job, data, folder, device=device, resume=True, on_progress=_tell(tell))
+        run_pooled(job, data, folder, device=device, resume=True, on_progress=_report_share(on_share))
 
-    return start
+    return run
 
 
-def _tell(tell: Callable[[float], None]) -> Callable[..., None]:
-    """A coordinator's progress as a share; statistics and evaluation are half a round each."""
+def _report_share(on_share: Callable[[float], None]) -> Callable[..., None]:
+    """A callback that converts a coordinator's progress to a fraction; statistics and evaluation count half a round."""
 
-    def told(coordinator: object) -> None:
+    def report(coordinator: object) -> None:
         from fedshift.federation.server.coordinator import Coordinator
 
         assert isinstance(coordinator, Coordinator)
-        inside = len(coordinator.answered) / max(len(coordinator.invited), 1)
-        done = max(coordinator.round - 1 + inside, 0.0) + (0.5 if coordinator.round else 0.5 * inside)
-        tell(min(done / (coordinator.rounds + 1), 1.0))
+        in_step = len(coordinator.answered) / max(len(coordinator.invited), 1)
+        done = max(coordinator.round - 1 + in_step, 0.0) + (0.5 if coordinator.round else 0.5 * in_step)
+        on_share(min(done / (coordinator.rounds + 1), 1.0))
 
-    return told
+    return report
 
 
 def _device() -> str:
@@ -172,8 +183,8 @@ def _device() -> str:
     return own_device()
 
 
-def identity() -> dict[str, str]:
-    """Version and source of the fedshift that runs."""
+def own_version() -> dict[str, str]:
+    """The running fedshift's version and source hash."""
     from fedshift.schema.identity import own_identity
 
     own = own_identity()
@@ -181,33 +192,37 @@ def identity() -> dict[str, str]:
 
 
 def _peak() -> int:
-    """The most memory that this process has had, in bytes."""
+    """Peak resident memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def _end_with_parent() -> None:
-    """The parent holds the other end of the standard input, and closes it by ending, however it ends."""
+    """End this process when its parent ends, which closes this process's standard input."""
 
     def wait() -> None:
         while os.read(0, 1024):
             pass
-        os._exit(FAILED)  # files are written whole or not at all, and the run goes on from the last round
+        os._exit(EXIT_FAILED)  # safe at any time: files are written atomically, and the run can be resumed
 
     threading.Thread(target=wait, daemon=True).start()
 
 
 def main() -> int:
-    """Run the cell that the command line names; 0 if it is done, else `FAILED` or `BUSY`."""
+    """Run the cell named on the command line.
+
+    Returns:
+        The exit code: 0 if the cell is done, otherwise `EXIT_FAILED` or `EXIT_BUSY`.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     _end_with_parent()
     try:
-        perform(Path(sys.argv[1]))
+        run_cell(Path(sys.argv[1]))
     except BusyError:
-        return BUSY
+        return EXIT_BUSY
     except FedshiftError as error:
         logging.getLogger("fedshift").error("%s", error)
-        return FAILED
+        return EXIT_FAILED
     return 0
 
 

@@ -1,1 +1,1 @@
-"""The HTML report of finished runs: one module a kind of section, put together by `fedshift.reporting.report.page`."""
+"""The HTML report of finished runs: one module per kind of section, assembled by `fedshift.reporting.report.page`."""

@@ -1,45 +1,46 @@
-"""Which classes are taken for which, and whether the model is as often right as it is sure."""
+"""Confusion matrices and calibration of classifiers, and calibration of segmentation models."""
 
 from __future__ import annotations
 
-from fedshift.reporting.report import figures
+from fedshift.reporting import figures
+from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.runs import Run, evaluation
-from fedshift.reporting.report.section import Block, Cell, Column, Figure, Figures, Row, Section, Table, Tables, Text
+from fedshift.reporting.report.section import Block, Cell, Column, Figures, Row, Section, Table, Tables, Text
 from fedshift.reporting.report.wording import metric, short
 from fedshift.schema.evaluation import BINS, Calibration
 
-MOST_SITES = 12
-LARGEST = 26
-"""Classes of a confusion matrix that is still shown whole."""
+MAX_SITES = 12
+MAX_CLASSES = 26
+"""Larger confusion matrices are not shown."""
 
 
 def confusion(run: Run) -> Section | None:
-    """The matrices, and the share of every class that was recognised."""
+    """Confusion matrices, and the fraction of each class that was recognised; None if there are no matrices."""
     final = run.results.final
     if final is None:
         return None
-    told = {
+    matrices = {
         site: found.confusion
         for site in run.results.data
         if (found := evaluation(final.best, site, "test")) and found.confusion
     }
-    if not told:
+    if not matrices:
         return None
-    size = max(len(matrix) for matrix in told.values())
+    size = max(len(matrix) for matrix in matrices.values())
     names = _class_names(run, size)
-    blocks: list[Block] = [_by_class(told, names)]
-    whole = {site: matrix for site, matrix in told.items() if len(matrix) <= LARGEST}
-    if whole:
-        blocks.append(Tables([_matrix(site, matrix, names) for site, matrix in list(whole.items())[:MOST_SITES]]))
-    if len(whole) < len(told):
-        blocks.append(Text(f"Matrices of more than {LARGEST} classes are left out; they are in results.json."))
-    elif len(whole) > MOST_SITES:
-        blocks.append(Text(f"The matrices of {len(whole) - MOST_SITES} more sites are in results.json."))
+    blocks: list[Block] = [_by_class(matrices, names)]
+    shown = {site: matrix for site, matrix in matrices.items() if len(matrix) <= MAX_CLASSES}
+    if shown:
+        blocks.append(Tables([_matrix(site, matrix, names) for site, matrix in list(shown.items())[:MAX_SITES]]))
+    if len(shown) < len(matrices):
+        blocks.append(Text(f"Matrices of more than {MAX_CLASSES} classes are left out; they are in results.json."))
+    elif len(shown) > MAX_SITES:
+        blocks.append(Text(f"The matrices of {len(shown) - MAX_SITES} more sites are in results.json."))
     return Section(
         "confusion",
-        "Classes taken for others",
-        "A row is what a test sample is, a column what the model took it for; a good model has its numbers on the "
-        "diagonal, and colour beside it is a mistake worth looking into.",
+        "Confusion matrices",
+        "Rows are true classes, columns are predicted classes, numbers are test samples. A good model has its "
+        "numbers on the diagonal; colour off the diagonal marks frequent mistakes.",
         blocks,
     )
 
@@ -51,23 +52,23 @@ def _class_names(run: Run, size: int) -> list[str]:
     return [f"class {number}" for number in range(size)]
 
 
-def _by_class(told: dict[str, list[list[int]]], names: list[str]) -> Table:
-    of = metric("accuracy")
+def _by_class(matrices: dict[str, list[list[int]]], names: list[str]) -> Table:
+    accuracy = metric("accuracy")
     rows: list[Row] = []
     for number, name in enumerate(names):
         cells: list[Cell | str] = [name]
-        for matrix in told.values():
-            line = matrix[number] if number < len(matrix) else []
-            total = sum(line)
-            share = line[number] / total if total else None
-            cells.append(Cell(of.number(share), f"of {total}" if total else "", shade=share))
+        for matrix in matrices.values():
+            row = matrix[number] if number < len(matrix) else []
+            total = sum(row)
+            share = row[number] / total if total else None
+            cells.append(Cell(accuracy.number(share), f"of {total}" if total else "", shade=share))
         rows.append(cells)
-    columns = [Column("Class", numeric=False), *(Column(site) for site in told)]
-    return Table(columns, rows, caption="Share of every class that was recognised (%)")
+    columns = [Column("Class", numeric=False), *(Column(site) for site in matrices)]
+    return Table(columns, rows, caption="Recognised samples of each class (%)")
 
 
 def _matrix(site: str, matrix: list[list[int]], names: list[str]) -> Table:
-    columns = [Column("is \\ taken for", numeric=False), *(Column(short(name, 16)) for name in names)]
+    columns = [Column("true \\ predicted", numeric=False), *(Column(short(name, 16)) for name in names)]
     rows: list[Row] = []
     for number, counts in enumerate(matrix):
         total = sum(counts)
@@ -84,31 +85,33 @@ def _matrix(site: str, matrix: list[list[int]], names: list[str]) -> Table:
 
 
 def calibration(run: Run) -> Section | None:
-    """A reliability diagram a site."""
+    """A reliability diagram for each site; None if no site reported calibration."""
     final = run.results.final
     if final is None:
         return None
-    told: dict[str, Calibration] = {}
+    by_site: dict[str, Calibration] = {}
     for site in run.results.data:
         found = evaluation(final.best, site, "test")
         if found is not None and found.calibration is not None and any(found.calibration.counts):
-            told[site] = found.calibration
-    if not told:
+            by_site[site] = found.calibration
+    if not by_site:
         return None
     drawn: list[Figure] = []
     with figures.style():
-        for number, (site, record) in enumerate(list(told.items())[:MOST_SITES]):
+        for number, (site, record) in enumerate(list(by_site.items())[:MAX_SITES]):
             drawn.append(_reliability(f"reliability-{number}", site, record))
-    rows = [[site, metric("accuracy").number(record.ece), f"{sum(record.counts):,}"] for site, record in told.items()]
+    rows = [
+        [site, metric("accuracy").number(record.ece), f"{sum(record.counts):,}"] for site, record in by_site.items()
+    ]
     return Section(
         "calibration",
-        "Is it right as often as it is sure?",
-        "Where bars reach the diagonal the model's probability can be read as a chance of being right; bars below it "
-        "mean that the model is too sure. ECE is the mean gap, 0 being best.",
+        "Calibration",
+        "Bars on the diagonal mean that predicted probabilities equal the fraction of correct predictions. Bars below "
+        "it mean that the model is overconfident. ECE is the mean gap; 0 is best.",
         [
             Figures(drawn, size="third"),
             Table(
-                [Column("Site", numeric=False), Column("ECE (%)"), Column("Samples (pictures or pixels)")],
+                [Column("Site", numeric=False), Column("ECE (%)"), Column("Samples (images or pixels)")],
                 rows,
             ),
         ],
@@ -124,12 +127,12 @@ def _reliability(key: str, site: str, record: Calibration) -> Figure:
     axes.plot([0, 100], [0, 100], color=figures.INK, linestyle="--", linewidth=1.2)
     axes.set_xlim(0, 100)
     axes.set_ylim(0, 100)
-    axes.set_xlabel("how sure (%)")
-    axes.set_ylabel("right (%)")
-    said = metric("accuracy").said(record.ece)
+    axes.set_xlabel("predicted probability (%)")
+    axes.set_ylabel("correct (%)")
+    ece = metric("accuracy").with_unit(record.ece)
     return figures.figure(
         drawn,
         key,
-        title=f"{site}: ECE {said}",
-        description=f"Reliability diagram of {short(site)}, expected calibration error {said}",
+        title=f"{site}: ECE {ece}",
+        description=f"Reliability diagram of {short(site)}, expected calibration error {ece}",
     )

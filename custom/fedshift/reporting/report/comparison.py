@@ -1,4 +1,4 @@
-"""Several runs side by side: means over seeds, the best of each site, and paired differences of cases."""
+"""Comparison of several runs: means over seeds, the best run per site, and paired differences over cases."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from fedshift.reporting.report.runs import Run, distribution, named
+from fedshift.reporting.report.runs import Run, distribution, label_runs
 from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, Text
 from fedshift.reporting.report.wording import Metric, counted, listed, metric
 
-FEWEST_PAIRS = 3
+MIN_PAIRS = 3
+"""Number of cases for a t-test."""
 
 
 @dataclass(frozen=True)
 class _Setting:
-    """Runs that differ in nothing but their seed."""
+    """Runs that differ only in their seed."""
 
     label: str
     runs: Sequence[Run]
 
 
 def compare(runs: Sequence[Run]) -> list[Section]:
-    """A section for each task that more than one run has a result of."""
+    """A section for each task (and metric) that several runs have final scores of."""
     sections = []
     by_task: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
@@ -41,28 +42,26 @@ def compare(runs: Sequence[Run]) -> list[Section]:
 def _section(key: str, task: str, name: str, runs: Sequence[Run]) -> Section:
     settings = _settings(runs)
     sites = list(dict.fromkeys(site for run in runs for site in run.trained))
-    same = [site for site in sites if len(_fingerprints(runs, site)) == 1]
-    other = [site for site in sites if site not in same]
+    same_data = [site for site in sites if len(_fingerprints(runs, site)) == 1]
+    other_data = [site for site in sites if site not in same_data]
     blocks: list[Block] = [_table(name, settings, sites)]
-    if other:
+    if other_data:
         blocks.append(
             Text(
-                f"Not the same data in all runs: {listed(other)} (other manifests). Differences there say nothing "
-                "about "
-                "the methods."
+                f"Not the same data in all runs: {listed(other_data)} (different manifests). Differences there say "
+                "nothing about the methods."
             )
         )
     if any(len(setting.runs) > 1 for setting in settings):
-        blocks.append(Text("After ± the standard deviation over seeds."))
+        blocks.append(Text("± is the standard deviation over seeds."))
     else:
-        blocks.append(Text("One seed each: small differences may be chance."))
-    blocks += _paired(name, settings, same)
+        blocks.append(Text("One seed per run: small differences may be due to chance."))
+    blocks += _paired(name, settings, same_data)
     return Section(
         key,
         f"Comparison on {task}",
-        f"Test {metric(name).heading} of each run's best model; the best of a row is bold, which does not mean that "
-        "it is "
-        "better than chance would have it: see the paired differences where there are any.",
+        f"Test {metric(name).heading} of each run's best model. The best value of a row is bold; this does not mean "
+        "that the difference is significant: see the paired differences, if there are any.",
         blocks,
     )
 
@@ -70,9 +69,9 @@ def _section(key: str, task: str, name: str, runs: Sequence[Run]) -> Section:
 def _settings(runs: Sequence[Run]) -> list[_Setting]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        told = run.results.job.model_dump(mode="json", exclude={"name", "seed"})
-        groups.setdefault(json.dumps([told, run.trained], sort_keys=True), []).append(run)
-    labels = [run.label for run in named([members[0] for members in groups.values()])]
+        job_settings = run.results.job.model_dump(mode="json", exclude={"name", "seed"})
+        groups.setdefault(json.dumps([job_settings, run.trained], sort_keys=True), []).append(run)
+    labels = [run.label for run in label_runs([members[0] for members in groups.values()])]
     return [_Setting(label, members) for label, members in zip(labels, groups.values(), strict=True)]
 
 
@@ -95,7 +94,7 @@ def _table(name: str, settings: Sequence[_Setting], sites: Sequence[str]) -> Tab
     means = []
     for setting in settings:
         by_run = [[_test(run, site, name) for site in sites] for run in setting.runs]
-        # A mean over fewer sites is no mean to compare with.
+        # Means over different sets of sites are not comparable.
         means.append([fmean(v for v in row if v is not None) for row in by_run if None not in row])
     foot: list[Row] = [[Cell("mean", strong=True), *_cells(of, means)]]
     columns = [Column("Site", numeric=False)]
@@ -118,7 +117,7 @@ def _cells(of: Metric, values: Sequence[Sequence[float]]) -> list[Cell]:
 
 
 def _paired(name: str, settings: Sequence[_Setting], sites: Sequence[str]) -> list[Block]:
-    """Every setting against the first, case by case, where both let single scores out and saw the same data."""
+    """Paired tests of every setting against the first, over cases whose scores both have on the same data."""
     of = metric(name)
     first, *others = settings
     rows: list[Row] = []
@@ -126,16 +125,16 @@ def _paired(name: str, settings: Sequence[_Setting], sites: Sequence[str]) -> li
         seeds = {run.results.job.seed for run in first.runs} & {run.results.job.seed for run in setting.runs}
         used, differences = [], []
         for site in sites:
-            pair = [_cases(s, site, name, seeds) for s in (first, setting)]
-            if pair[0] is not None and pair[1] is not None and len(pair[0]) == len(pair[1]):
+            ours, theirs = (_cases(s, site, name, seeds) for s in (setting, first))
+            if ours is not None and theirs is not None and len(ours) == len(theirs):
                 used.append(site)
-                differences.append(pair[1] - pair[0])
+                differences.append(ours - theirs)
         if not differences:
             continue
-        found = np.concatenate(differences)
-        rows.append([setting.label, f"{len(found)}", f"{len(used)}", *_tested(of, found)])
+        cases = np.concatenate(differences)
+        rows.append([setting.label, f"{len(cases)}", f"{len(used)}", *_tested(of, cases)])
     if not rows:
-        return [Text("No paired differences: the records hold no scores of single cases on the same data and seeds.")]
+        return [Text("No paired differences: the records have no scores of single cases on the same data and seeds.")]
     columns = [
         Column(f"Against {first.label}", numeric=False),
         Column("Cases"),
@@ -146,16 +145,15 @@ def _paired(name: str, settings: Sequence[_Setting], sites: Sequence[str]) -> li
     return [
         Table(columns, rows, caption=f"Paired differences of {of.title} by case, all sites together"),
         Text(
-            "The same cases under both, so that easy and hard ones cancel out; over seeds in common a case counts "
-            "once, "
-            "with its mean. The p-values are not corrected for the number of rows, and cases of a site are not quite "
-            "independent."
+            "Both settings are compared on the same cases, so differences in difficulty cancel out. Each case counts "
+            "once, with its mean over the common seeds. The p-values are not corrected for the number of rows, and "
+            "cases of one site are not fully independent."
         ),
     ]
 
 
 def _cases(setting: _Setting, site: str, name: str, seeds: set[int]) -> np.ndarray | None:
-    """Mean scores over seeds of a site's cases, (n,)."""
+    """Mean scores over seeds of a site's cases, (n,); None if they are incomplete."""
     found = []
     for run in setting.runs:
         if run.results.job.seed in seeds:
@@ -171,14 +169,15 @@ def _cases(setting: _Setting, site: str, name: str, seeds: set[int]) -> np.ndarr
 
 
 def _tested(of: Metric, differences: np.ndarray) -> tuple[Cell | str, str]:
+    """Mean difference with its interval, and the p-value."""
     mean = float(differences.mean())
     sign = "+" if mean > 0 else ""
-    if len(differences) < FEWEST_PAIRS or not differences.std():
+    if len(differences) < MIN_PAIRS or not differences.std():
         return f"{sign}{of.number(mean)}", "–"
     from scipy import stats
 
     tested = stats.ttest_1samp(differences, 0.0)
     bounds = tested.confidence_interval(0.95)
     p = float(tested.pvalue)
-    told = f"[{of.number(float(bounds.low))}, {of.number(float(bounds.high))}]"
-    return Cell(f"{sign}{of.number(mean)}", told), "< 0.001" if p < 0.001 else f"{p:.3f}"
+    bounds_text = f"[{of.number(float(bounds.low))}, {of.number(float(bounds.high))}]"
+    return Cell(f"{sign}{of.number(mean)}", bounds_text), "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -1,4 +1,4 @@
-"""Scores and losses over rounds, a line a site."""
+"""Scores and losses over rounds, one line per site."""
 
 from __future__ import annotations
 
@@ -6,71 +6,75 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from fedshift.reporting.report import figures
+from fedshift.reporting import figures
+from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.runs import Run
-from fedshift.reporting.report.section import Figure, Figures, Section, Text
+from fedshift.reporting.report.section import Figures, Section, Text
 from fedshift.reporting.report.wording import Metric, metric, ordered
-from fedshift.schema.results import SiteRound
+from fedshift.schema.results import RoundRecord, SiteRound
 
-MOST_LINES = 12
-"""Sites with a line of their own; of more there are all in grey, and the median."""
-FEWEST_ROUNDS = 3
-"""That make a curve; test parts are often scored in two rounds only."""
-_PLAIN = Metric("", 1.0, "")
+MAX_LINES = 12
+"""With more sites, all lines are grey and their median is added."""
+MIN_ROUNDS = 3
+"""Rounds needed for a curve; test parts are often evaluated in two rounds only."""
+MAX_DRAWN = 1e9
+_LOSS = Metric("", 1.0, "")
 
 Point = tuple[int, float]
 
 
 def over_rounds(run: Run) -> Section | None:
-    """Validation, test where sites tell it, and the training loss."""
+    """Curves of validation scores, test scores (if sites report them) and training loss; None if all are too short."""
     records = run.results.rounds
     sites = run.trained
     drawn: list[Figure] = []
     values: list[tuple[str, str, Metric, Callable[[SiteRound], float | None]]] = []
-    for part, said in (("val", "validation"), ("test", "test")):
-        rounds = [told for record in records for told in record.sites.values()]
-        names = {name for told in rounds for name in (getattr(told, part) or {})}
+    for part, split_name in (("val", "validation"), ("test", "test")):
+        site_rounds = [site_round for record in records for site_round in record.sites.values()]
+        names = {name for site_round in site_rounds for name in (getattr(site_round, part) or {})}
         for name in ordered(names):
             of = metric(name)
-            values.append((f"{of.title}, {said}", f"{part}-{name}", of, _score(part, name)))
-    values.append(("Training loss", "loss", _PLAIN, lambda told: told.train_loss))
+            values.append((f"{of.title}, {split_name}", f"{part}-{name}", of, _score(part, name)))
+    values.append(("Training loss", "loss", _LOSS, lambda site_round: site_round.train_loss))
     with figures.style():
         for number, (title, _, of, take) in enumerate(values):
-            points = {
-                site: [
-                    (record.round, of.factor * value)
-                    for record in records
-                    if site in record.sites
-                    and (value := take(record.sites[site])) is not None
-                    and math.isfinite(value)
-                    and abs(value) < 1e9
-                ]
-                for site in sites
-            }
-            if len({round_ for line in points.values() for round_, _ in line}) >= FEWEST_ROUNDS:
-                best = None if of is _PLAIN or run.results.final is None else run.results.final.best.round
+            points = {site: _points(records, site, of, take) for site in sites}
+            if len({round_ for line in points.values() for round_, _ in line}) >= MIN_ROUNDS:
+                best = None if of is _LOSS or run.results.final is None else run.results.final.best.round
                 drawn.append(_lines(f"curve-{number}", title, of.unit, points, best))
     if not drawn:
         return None
-    many = len(sites) > MOST_LINES
+    many = len(sites) > MAX_LINES
     legend = [] if many else figures.legend(sites)
     note = (
         "Each grey line is a site; the thick line is their median."
         if many
-        else "A dotted upright line marks the round of the best model."
+        else "The dotted vertical line marks the round of the best model."
     )
     return Section(
         "curves",
-        "Over the rounds",
-        "Lines that still rise at the right end say that training was not over; a line far below the others is a site "
-        "that the shared model serves badly.",
+        "Scores over rounds",
+        "If scores still rise at the right end, more rounds may help. A line far below the others is a site for which "
+        "the shared model works badly.",
         [Figures(drawn, legend), Text(note)],
     )
 
 
+def _points(
+    records: Sequence[RoundRecord], site: str, of: Metric, take: Callable[[SiteRound], float | None]
+) -> list[Point]:
+    """A site's rounds and scaled values, without values that are missing, not finite or too large to draw."""
+    points: list[Point] = []
+    for record in records:
+        value = take(record.sites[site]) if site in record.sites else None
+        if value is not None and math.isfinite(value) and abs(value) < MAX_DRAWN:
+            points.append((record.round, of.factor * value))
+    return points
+
+
 def _score(part: str, name: str) -> Callable[[SiteRound], float | None]:
-    def take(told: SiteRound) -> float | None:
-        scores = getattr(told, part) or {}
+    def take(site_round: SiteRound) -> float | None:
+        scores = getattr(site_round, part) or {}
         value: float | None = scores.get(name)
         return value
 
@@ -79,7 +83,7 @@ def _score(part: str, name: str) -> Callable[[SiteRound], float | None]:
 
 def _lines(key: str, title: str, unit: str, points: dict[str, list[Point]], best: int | None) -> Figure:
     drawn, (axes,) = figures.drawing(height=230)
-    many = len(points) > MOST_LINES
+    many = len(points) > MAX_LINES
     for number, line in enumerate(points.values()):
         if not line:
             continue
@@ -101,7 +105,7 @@ def _lines(key: str, title: str, unit: str, points: dict[str, list[Point]], best
         axes.plot(rounds, middle, color=figures.colour(0), linewidth=2.4)
     if best is not None:
         axes.axvline(best, color=figures.FAINT, linestyle=":", linewidth=1.4)
-    whole_numbers(axes, [x for line in points.values() for x, _ in line])
+    figures.integer_ticks(axes, [x for line in points.values() for x, _ in line])
     axes.set_xlabel("round")
     axes.set_ylabel(unit)
     ends = [line[-1][1] for line in points.values() if line]
@@ -109,14 +113,3 @@ def _lines(key: str, title: str, unit: str, points: dict[str, list[Point]], best
         f"{title} by round for {len(points)} sites; at the end between {min(ends):.3g} and {max(ends):.3g} {unit}"
     )
     return figures.figure(drawn, key, title=title, description=description)
-
-
-def whole_numbers(axes: object, values: Sequence[int]) -> None:
-    """Rounds are counted: no ticks between them."""
-    from matplotlib.axes import Axes
-    from matplotlib.ticker import MaxNLocator
-
-    assert isinstance(axes, Axes)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
-    if len(set(values)) == 1:
-        axes.set_xlim(values[0] - 1, values[0] + 1)

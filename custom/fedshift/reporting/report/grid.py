@@ -1,4 +1,4 @@
-"""A comparison that ``fedshift compare`` made: its tables, and the commands that repeat its cells."""
+"""The chapter of a comparison by ``fedshift compare``: its tables, and the commands that repeat its cells."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedshift.reporting.report.section import (
 )
 from fedshift.reporting.report.wording import counted
 
-MOST_COMMANDS = 40
-"""Cells whose commands are shown."""
+MAX_COMMANDS = 40
+"""Number of cells whose commands are shown."""
 
 
 def title(comparison: Comparison) -> str:
-    """The chapter's."""
-    return tables.titled(comparison.title, comparison.scale)
+    """The chapter's title."""
+    return tables.title_with_scale(comparison.title, comparison.scale)
 
 
 def is_phantom(comparison: Comparison) -> bool:
@@ -35,7 +35,7 @@ def is_phantom(comparison: Comparison) -> bool:
 
 
 def sections(comparison: Comparison) -> list[Section]:
-    """What was compared, the tables, and how to repeat it."""
+    """The summary, the tables, and the commands that repeat the cells."""
     done = sum(cell.state == "done" for cell in comparison.cells)
     findings = [
         Finding("result", f"{' '.join(comparison.what.split())} {done} of {len(comparison.cells)} cells are done.")
@@ -45,7 +45,7 @@ def sections(comparison: Comparison) -> list[Section]:
         Finding("caution", f"{cell.name} failed: {cell.reason}.") for cell in comparison.cells if cell.state == "failed"
     ]
     return [
-        Section("summary", "Summary", "Read this first; the tables below hold the numbers.", [Findings(findings)]),
+        Section("summary", "Summary", "Read this first; the tables below contain the numbers.", [Findings(findings)]),
         _tables(comparison),
         _repeat(comparison),
     ]
@@ -61,12 +61,12 @@ def _tables(comparison: Comparison) -> Section:
             for name, entries in table.rows.items()
         ]
         blocks.append(Table(columns, rows, caption=table.title))
-    blocks += [Text(line) for line in tables.remarks(comparison) if line not in comparison.notes]
+    blocks += [Text(line) for line in tables.footnotes(comparison) if line not in comparison.notes]
     return Section(
         "tables",
         "Tables",
-        f"{tables.heading(comparison)}. The best of a column is bold, which does not mean that it is better than "
-        "chance would have it.",
+        f"{tables.heading(comparison)}. The best value of a column is bold; this does not mean that the difference is "
+        "significant.",
         blocks,
     )
 
@@ -77,9 +77,11 @@ def _printed(entry: tables.Entry) -> str:
 
 def _repeat(comparison: Comparison) -> Section:
     blocks: list[Block] = []
-    for cell in comparison.cells[:MOST_COMMANDS]:
+    for cell in comparison.cells[:MAX_COMMANDS]:
         blocks += [Heading(cell.name), Commands(cell.commands)]
-    if len(comparison.cells) > MOST_COMMANDS:
-        left = counted(len(comparison.cells) - MOST_COMMANDS, "more cell")
+    if len(comparison.cells) > MAX_COMMANDS:
+        left = counted(len(comparison.cells) - MAX_COMMANDS, "more cell")
         blocks.append(Text(f"The commands of {left} are in cells.json."))
-    return Section("again", "How to repeat a cell", "Each cell alone; 'fedshift compare' runs all of them.", blocks)
+    return Section(
+        "again", "How to repeat a cell", "Commands for single cells; 'fedshift compare' runs all of them.", blocks
+    )

@@ -1,4 +1,4 @@
-"""Puts a report together and writes it as one HTML file that needs nothing else."""
+"""Build a report and write it as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from markupsafe import Markup
 
 import fedshift
+from fedshift.reporting import figures
 from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.report import (
     classes,
     comparison,
     curves,
     distributions,
-    figures,
     findings,
     grid,
     methods,
@@ -26,20 +26,20 @@ from fedshift.reporting.report import (
     traffic,
     transfer,
 )
-from fedshift.reporting.report.runs import Given, Run, Transfer, named
+from fedshift.reporting.report.runs import ReportInput, Run, Transfer, label_runs
 from fedshift.reporting.report.section import Chapter, Figures, Section
 from fedshift.reporting.report.wording import listed
-from fedshift.reporting.table import PHANTOM
+from fedshift.reporting.table import PHANTOM_NOTE
 from fedshift.schema.errors import ConfigError
 
 COMPARISON = "Comparison"
 Pictures = Callable[[Run | Transfer], Sequence[Section]]
-"""What makes the sections that show images."""
+"""Makes the sections that show images."""
 
 _SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     findings.summary,
     scores.per_site,
-    distributions.of_cases,
+    distributions.score_distributions,
     curves.over_rounds,
     classes.confusion,
     classes.calibration,
@@ -50,9 +50,12 @@ _SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
 )
 
 
-def chapters(given: Sequence[Given], *, pictures: Pictures | None = None) -> list[Chapter]:
-    """A chapter for each run, one before them that compares them, then those of comparisons and of many models."""
-    runs = named([one for one in given if isinstance(one, Run)])
+def chapters(given: Sequence[ReportInput], *, pictures: Pictures | None = None) -> list[Chapter]:
+    """Build the chapters: first the comparison of several runs, then each run, then `compare` and transfer records.
+
+    ``pictures`` adds the sections with images.
+    """
+    runs = label_runs([one for one in given if isinstance(one, Run)])
     made: list[Chapter] = []
     compared = comparison.compare(runs) if len(runs) > 1 else []
     if compared:
@@ -63,7 +66,7 @@ def chapters(given: Sequence[Given], *, pictures: Pictures | None = None) -> lis
         found = [section for make in _SECTIONS if (section := make(run)) is not None]
         found += methods.sections(run)
         shown = list(pictures(run)) if pictures is not None else []
-        found += [*shown, repeat.again(run)]
+        found += [*shown, repeat.repeat_section(run)]
         made.append(Chapter("run", run.label, found, _about(run), run.results.is_phantom, bool(shown)))
     for one in given:
         if isinstance(one, Comparison):
@@ -78,7 +81,7 @@ def chapters(given: Sequence[Given], *, pictures: Pictures | None = None) -> lis
 
 
 def render(made: Sequence[Chapter]) -> str:
-    """The page. Every text is escaped; only figures are markup."""
+    """Render the chapters as HTML. All text is escaped; only figures are inserted as markup."""
     import jinja2
 
     here = Path(__file__).parent
@@ -92,31 +95,31 @@ def render(made: Sequence[Chapter]) -> str:
     return environment.get_template("page.html.j2").render(
         chapters=made,
         heading=_heading(made),
-        phantom=PHANTOM if any(chapter.phantom for chapter in made) else "",
+        phantom=PHANTOM_NOTE if any(chapter.phantom for chapter in made) else "",
         images=any(chapter.images for chapter in made),
-        style=Markup((here / "style.css").read_text(encoding="utf-8")),  # our own
+        style=Markup((here / "style.css").read_text(encoding="utf-8")),  # trusted: the package's own file
         version=fedshift.__version__,
     )
 
 
 def write(html: str, path: Path) -> None:
-    """Write the page, whole or not at all.
+    """Write the page atomically.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(html, encoding="utf-8", errors="replace")
-        beside.replace(path)
+        temporary.write_text(html, encoding="utf-8", errors="replace")
+        temporary.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise ConfigError(f"{path} cannot be written ({error.strerror}): name another file with --out") from None
 
 
 def _heading(made: Sequence[Chapter]) -> str:
-    """What the whole page is about."""
+    """The page's title."""
     return made[0].about if len(made) == 1 or made[0].title == COMPARISON else f"{len(made)} records"
 
 
@@ -125,13 +128,13 @@ def _about(run: Run) -> str:
 
 
 def _unique(chapter: Chapter, prefix: str) -> Chapter:
-    """Ids of sections and figures that no other chapter has."""
+    """The chapter with section and figure ids that start with ``prefix``, so that they are unique in the page."""
     sections = [
         replace(
             section,
             id=f"{prefix}-{section.id}",
             blocks=[
-                replace(block, figures=[figures.placed(figure, prefix) for figure in block.figures])
+                replace(block, figures=[figures.with_id_prefix(figure, prefix) for figure in block.figures])
                 if isinstance(block, Figures)
                 else block
                 for block in section.blocks

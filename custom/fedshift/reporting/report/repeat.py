@@ -1,4 +1,4 @@
-"""The commands that run it again."""
+"""The commands that repeat a run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.results import FROM_SCRATCH, JobRecord
 
 JOB, POOLED, CROSS_SITE = "job", "pooled", "cross-site"
-"""Commands: of a job, which is then run; of a centralised reference, which no federation can run; of models abroad."""
+"""``fedshift`` commands: make a job (which is then run), train a centralised reference, run a cross-site evaluation."""
 
 
-def again(run: Run, *, command: str | None = None) -> Section:
-    """From the job in the model file, or from what the record says of it.
+def repeat_section(run: Run, *, command: str | None = None) -> Section:
+    """The section with the commands, built from the job in the model file or, without that, from the record.
 
-    ``command`` is that which did it all, by default of the methods: ``fedshift job``, and then ``run``, or ``pooled``.
+    ``command`` is the command that made the record. By default it is ``pooled`` for a centralised reference, and
+    otherwise ``job``, followed by ``run``.
     """
     results = run.results
-    job = None if run.model is None else _as_written(run.model.job)
-    methods, options, whole = _words(job, results.job, list(run.trained))
+    job = None if run.model is None else _without_shares(run.model.job)
+    methods, options, is_exact = _command_arguments(job, results.job, list(run.trained))
     command = command or (POOLED if _is_pooled(results.job) else JOB)
     what = [results.job.task, "--methods", methods] if command == CROSS_SITE else [methods, results.job.task]
     lines = [shlex.join(["fedshift", command, *what, *options])]
@@ -34,51 +35,50 @@ def again(run: Run, *, command: str | None = None) -> Section:
     if results.is_phantom:
         lines = ["fedshift data phantom", *lines]
     blocks: list[Block] = [Commands(lines)]
-    if not whole:
+    if not is_exact:
         blocks.append(
             Text(
-                "These commands are put together from what the record says; compare the settings above with the job "
-                "they make."
+                "These commands are reconstructed from the record; compare the job that they make with the settings "
+                "above."
             )
         )
     elif command != POOLED:
-        blocks.append(Text("These commands make the very job that the model file holds."))
+        blocks.append(Text("These commands make exactly the job in the model file."))
     if "auto" in (results.job.precision, results.job.threads):
-        blocks.append(Text("What the job leaves to the machine (auto) is above, as the sites computed."))
+        blocks.append(Text("The values that the job sets to auto are listed above, as used at the sites."))
     if len({machine.precision for machine in results.machines.values()}) > 1:
-        blocks.append(
-            Text("The sites did not compute in one precision: schedule.precision=fp32 is the same everywhere.")
-        )
+        blocks.append(Text("The sites used different precisions: with schedule.precision=fp32 all use the same."))
     if results.job.initial_weights != FROM_SCRATCH:
-        blocks.append(Text(f"The run started from {results.job.initial_weights}: name that file with --weights FILE."))
+        blocks.append(Text(f"The run started from {results.job.initial_weights}: pass that file with --weights FILE."))
     return Section(
         "repeat",
         "How to repeat it",
-        "With the same data, versions, processor type, precision and threads the weights come out the same to the bit.",
+        "With the same data, versions, processor type, precision and number of threads, the weights are "
+        "identical bit for bit.",
         blocks,
     )
 
 
-def _as_written(job: JobSpec) -> JobSpec:
-    """The job before ``fedshift run`` shared its sites out among workers, which changes no number."""
+def _without_shares(job: JobSpec) -> JobSpec:
+    """The job without the assignment of sites to workers by ``fedshift run``, which changes no results."""
     if not job.federation.shares:
         return job
     return job.model_copy(update={"federation": job.federation.model_copy(update={"hosts": None, "shares": ()})})
 
 
-def _words(job: JobSpec | None, record: JobRecord, sites: list[str]) -> tuple[str, list[str], bool]:
-    """A command's methods and options, and whether they were seen to make the same job."""
+def _command_arguments(job: JobSpec | None, record: JobRecord, sites: list[str]) -> tuple[str, list[str], bool]:
+    """A command's methods and arguments, and whether they were verified to make exactly the same job."""
     from fedshift.federation.resolve import resolve
 
-    methods = "+".join(_named([method.name for method in record.methods]))
+    methods = "+".join(_short_methods([method.name for method in record.methods]))
     protocol = None if record.protocol == "default" else record.protocol
-    told = _told(job, record)
-    words: list[str] = []
+    settings = _known_settings(job, record)
+    arguments: list[str] = []
     trained = list(job.task.sites) if job is not None else sites
     held_out = list(job.task.held_out) if job is not None else record.held_out
     chosen: dict[str, Any] = {"protocol": protocol, "seed": record.seed}
     options: list[str] = []
-    whole = False
+    is_exact = False
     try:
         plain = resolve(record.task, methods, **chosen)
         if held_out != list(plain.task.held_out):
@@ -86,29 +86,29 @@ def _words(job: JobSpec | None, record: JobRecord, sites: list[str]) -> tuple[st
         if trained != list(resolve(record.task, methods, **chosen).task.sites):
             chosen["sites"] = trained
         base = resolve(record.task, methods, **chosen)
-        options = _differences(_settings(base), told)
+        options = _differences(_settings(base), settings)
         name = job.name if job is not None else record.name
         made = resolve(record.task, methods, options=options, name=name, **chosen)
-        whole = job is not None and made.dump() == job.dump()
+        is_exact = job is not None and made.dump() == job.dump()
     except (ConfigError, TypeError, ValueError):
-        # The task is somebody's own file, or of another version: the record alone must do.
-        options = options or [f"{path}={_value(value)}" for path, value in _flat(told).items()]
+        # The task is a user's own file or comes from another version: use the settings in the record.
+        options = options or [f"{path}={_value(value)}" for path, value in _flatten(settings).items()]
     if protocol is not None:
-        words += ["--protocol", protocol]
+        arguments += ["--protocol", protocol]
     for key in ("held_out", "sites"):
         if key in chosen:
-            words += [f"--{key.replace('_', '-')}", ",".join(chosen[key])]
+            arguments += [f"--{key.replace('_', '-')}", ",".join(chosen[key])]
     if options:
-        words += ["--set", *options]
-    words += ["--seed", str(record.seed)]
+        arguments += ["--set", *options]
+    arguments += ["--seed", str(record.seed)]
     default = "_".join([*methods.split("+"), record.task])
     if record.name != default:
-        words += ["--name", record.name]
-    return methods, words, whole
+        arguments += ["--name", record.name]
+    return methods, arguments, is_exact
 
 
 def _is_pooled(record: JobRecord) -> bool:
-    """Whether a centralised reference was trained."""
+    """Whether the record is of a centralised reference."""
     from fedshift.methods import method_set
 
     try:
@@ -117,8 +117,8 @@ def _is_pooled(record: JobRecord) -> bool:
         return False
 
 
-def _named(names: list[str]) -> list[str]:
-    """What a person writes: FedAvg is there anyway where nothing else combines updates."""
+def _short_methods(names: list[str]) -> list[str]:
+    """The methods as a user writes them: without FedAvg where it is the default aggregation."""
     from fedshift.methods import method_set
 
     fewer = [name for name in names if name != method_set.DEFAULT_COMBINE]
@@ -129,8 +129,8 @@ def _named(names: list[str]) -> list[str]:
     return fewer if implied else names
 
 
-def _told(job: JobSpec | None, record: JobRecord) -> dict[str, Any]:
-    """Settings that options can make, as far as they are known."""
+def _known_settings(job: JobSpec | None, record: JobRecord) -> dict[str, Any]:
+    """The settings that ``--set`` can change, as far as they are known."""
     if job is not None:
         return _settings(job)
     return {
@@ -148,23 +148,24 @@ def _settings(job: JobSpec) -> dict[str, Any]:
     return {**kept, "federation": job.federation.model_dump(mode="json"), **job.methods}
 
 
-def _differences(base: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
+def _differences(base: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
     """``path=value`` for every setting that differs from its default in ``base``."""
-    had, now = _flat(base), _flat(told)
-    changed = {path: value for path, value in now.items() if path not in had or had[path] != value}
+    defaults, actual = _flatten(base), _flatten(settings)
+    changed = {path: value for path, value in actual.items() if path not in defaults or defaults[path] != value}
     return [f"{path}={_value(changed[path])}" for path in sorted(changed)]
 
 
-def _flat(settings: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def _flatten(settings: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested settings as one mapping with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{path}{key}.")
+            flat |= _flatten(value, f"{path}{key}.")
         elif not isinstance(value, Mapping):
             flat[f"{path}{key}"] = value
     return flat
 
 
 def _value(value: Any) -> str:
-    """As YAML reads it back."""
+    """A value in a form that YAML reads back."""
     return value if isinstance(value, str) else json.dumps(value)

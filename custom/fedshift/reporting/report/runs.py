@@ -1,4 +1,4 @@
-"""What `fedshift report` is given: the folder of a run or of a comparison, or the record in it; read and named."""
+"""Read and label the inputs of ``fedshift report``: folders or records of runs and comparisons."""
 
 from __future__ import annotations
 
@@ -20,66 +20,66 @@ if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
     from fedshift.schema.messages import MethodArrays, Weights
 
-_DEEPEST = 5
-"""Folders below the one that was named: a job that was downloaded from a server has its results four down."""
+_MAX_DEPTH = 5
+"""Levels of subfolders that are searched: in a job downloaded from a server the results are four levels down."""
 
 
 @dataclass(frozen=True)
-class Model:
-    """The best model's file: the job as it was run, and what methods keep beside the weights."""
+class ModelFile:
+    """The best model's file: the job, the weights, and the methods' own arrays."""
 
     path: Path
     job: JobSpec
     round: int
     sites: tuple[str, ...]
-    """Those whose arrays of the statistics round are stacked in ``arrays``, in order."""
+    """The sites whose arrays of the statistics round are stacked in ``arrays``, in order."""
     personal: tuple[str, ...]
-    """Keys of ``weights`` that every site has its own of."""
+    """Keys of ``weights`` that are personal, different at every site."""
     weights: Weights
     arrays: MethodArrays
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, or one that was cut short."""
+    """A run, finished or interrupted."""
 
     source: Path
     """Its ``results.json``."""
     results: Results
-    model: Model | None = None
+    model: ModelFile | None = None
     fault: str = ""
-    """Why the model file that is there could not be read."""
+    """Why the existing model file could not be read."""
     label: str = ""
-    """What it is called beside others."""
+    """The run's name among several runs."""
 
     @property
     def trained(self) -> list[str]:
-        """Sites that took part in training."""
+        """The sites that took part in training."""
         return [site for site in self.results.data if site not in self.results.job.held_out]
 
     @property
     def methods(self) -> str:
-        """Joined by +."""
+        """The methods' names, joined by +."""
         return " + ".join(method.name for method in self.results.job.methods)
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A record of models at sites that they were not trained at."""
+    """A record of models evaluated at sites where they were not trained."""
 
     record: LeaveOneOut | CrossSite
     run: Run
-    """The run beside a cross-site record; else job, versions and data of the record, as a run without rounds."""
+    """The run next to a cross-site record; otherwise a run without rounds, with the record's job, versions and data."""
 
 
-Given = Run | Transfer | Comparison
+ReportInput = Run | Transfer | Comparison
 
 
-def read(path: Path) -> Given:
-    """Read what a person has named.
+def read(path: Path) -> ReportInput:
+    """Read a folder or a record file.
 
     Raises:
-        ConfigError: there is no record there, or several, or one of another version.
+        ConfigError: there is no record, there are several, or the record is of another version.
     """
     if not path.exists():
         raise ConfigError(f"{path} does not exist: name a folder of a run or comparison, or its {FILE_NAME}")
@@ -90,21 +90,21 @@ def read(path: Path) -> Given:
             return _transfer(kind.read(path), path)
     if path.name == CELLS or (path / CELLS).is_file():
         return read_comparison(path)
-    return _read_run(path if path.is_file() else _find(path))
+    return _read_run(path if path.is_file() else _find_results(path))
 
 
 def _transfer(record: LeaveOneOut | CrossSite, folder: Path) -> Transfer:
     source = folder / FILE_NAME
     if isinstance(record, LeaveOneOut):
-        data = {site: told.data for site, told in record.sites.items()}
+        data = {site: site_record.data for site, site_record in record.sites.items()}
     else:
         data = record.data
         if source.is_file():
             run = _read_run(source)
             if run.results.job == record.job and run.results.data == data:
                 return Transfer(record, run)
-    told = Results(job=record.job, versions=record.versions, data=data)
-    return Transfer(record, Run(folder / record.FILE_NAME, told))
+    results = Results(job=record.job, versions=record.versions, data=data)
+    return Transfer(record, Run(folder / record.FILE_NAME, results))
 
 
 def _read_run(source: Path) -> Run:
@@ -113,62 +113,65 @@ def _read_run(source: Path) -> Run:
     if not file.is_file():
         return Run(source, results)
     try:
-        model = _read_model(file)
-    except ConfigError as error:  # a report does without; its words must not hold this machine's folders
+        model = _model_file(file)
+    except ConfigError as error:  # a report works without it; its text must not contain this machine's folders
         return Run(source, results, fault=str(error).replace(str(file), file.name))
-    told, job = results.job, model.job
-    same = (job.task.name, job.seed, [*job.methods]) == (told.task, told.seed, [m.name for m in told.methods])
-    if not same or (results.final is not None and results.final.best.round != model.round):
+    record, job = results.job, model.job
+    same_job = (job.task.name, job.seed, [*job.methods]) == (record.task, record.seed, [m.name for m in record.methods])
+    if not same_job or (results.final is not None and results.final.best.round != model.round):
         return Run(source, results, fault=f"{file.name} is the model of another run")
     return Run(source, results, model)
 
 
-def own_models(given: Transfer) -> dict[str, Model]:
-    """Each site's own model, if a cross-site record has them beside it.
+def own_models(given: Transfer) -> dict[str, ModelFile]:
+    """Each site's own model, if they are stored next to a cross-site record.
 
     Raises:
-        ConfigError: a model file cannot be used.
+        ConfigError: a model file cannot be read.
     """
     if not isinstance(given.record, CrossSite):
         return {}
     files = {site: own_model(given.run.source.parent, site) for site in given.record.data}
-    return {site: _read_model(file) for site, file in files.items() if file.is_file()}
+    return {site: _model_file(file) for site, file in files.items() if file.is_file()}
 
 
-def named(runs: Sequence[Run]) -> list[Run]:
-    """The runs with labels that say what differs: methods, then task, protocol, settings and seed as far as needed."""
+def label_runs(runs: Sequence[Run]) -> list[Run]:
+    """Label the runs by their differences: methods, then as needed task, protocol, settings, seed and folder names."""
     labels = [run.methods for run in runs]
     settings = [_settings(run) for run in runs]
     for key in dict.fromkeys(key for one in settings for key in one):
-        labels = _distinguished(labels, [one.get(key, "") for one in settings])
-    for depth in range(1, _DEEPEST + 1):
-        labels = _distinguished(
-            labels, [run.source.parents[depth - 1].name if depth <= len(run.source.parents) else "" for run in runs]
-        )
-    labels = _distinguished(labels, [f"run {number}" for number in range(1, len(runs) + 1)])
+        labels = _disambiguate(labels, [one.get(key, "") for one in settings])
+    for depth in range(_MAX_DEPTH):
+        parents = [run.source.parents for run in runs]
+        labels = _disambiguate(labels, [folders[depth].name if depth < len(folders) else "" for folders in parents])
+    labels = _disambiguate(labels, [f"run {number}" for number in range(1, len(runs) + 1)])
     return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
 
 
-def _distinguished(labels: list[str], parts: list[str]) -> list[str]:
-    """Labels with parts added where that tells runs of one label apart."""
-    longer = []
+def _disambiguate(labels: list[str], parts: list[str]) -> list[str]:
+    """Append ``parts`` to labels that several runs share, if the parts differ."""
+    extended = []
     for label, part in zip(labels, parts, strict=True):
-        alike = {other for name, other in zip(labels, parts, strict=True) if name == label}
-        longer.append(f"{label}, {part}" if len(alike) > 1 and part else label)
-    return longer
+        values = {other for name, other in zip(labels, parts, strict=True) if name == label}
+        extended.append(f"{label}, {part}" if len(values) > 1 and part else label)
+    return extended
 
 
 def _settings(run: Run) -> dict[str, str]:
-    """What may differ between runs of the same methods, in words by key; the seed comes last."""
+    """Settings that may differ between runs of the same methods, as text by key; the seed comes last."""
     job = run.results.job
     found = {"task": job.task, "protocol": job.protocol}
     for method in job.methods:
-        found |= _words(f"{method.name}.", method.options)
-    found |= _words("network.", job.network) | _words("data.", job.data) | {"rounds": f"rounds {job.rounds}"}
+        found |= _flat_settings(f"{method.name}.", method.options)
+    found |= (
+        _flat_settings("network.", job.network) | _flat_settings("data.", job.data) | {"rounds": f"rounds {job.rounds}"}
+    )
     if run.model is not None:
         task = run.model.job.task
-        found |= _words("schedule.", task.schedule.model_dump(mode="json", exclude={"rounds", "precision", "threads"}))
-        found |= _words("optimizer.", task.optimizer.model_dump(mode="json")) | {"loss": f"loss {task.loss}"}
+        found |= _flat_settings(
+            "schedule.", task.schedule.model_dump(mode="json", exclude={"rounds", "precision", "threads"})
+        )
+        found |= _flat_settings("optimizer.", task.optimizer.model_dump(mode="json")) | {"loss": f"loss {task.loss}"}
     found["weights"] = job.initial_weights
     found["held out"] = f"{listed(job.held_out)} held out" if job.held_out else ""
     found["sites"] = f"sites {listed(run.trained)}" if run.trained else ""
@@ -176,58 +179,65 @@ def _settings(run: Run) -> dict[str, str]:
     return {**found, "seed": f"seed {job.seed}"}
 
 
-def _words(prefix: str, options: Mapping[str, Any]) -> dict[str, str]:
+def _flat_settings(prefix: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Nested options as text, with dotted keys."""
     found: dict[str, str] = {}
     for key, value in options.items():
         if isinstance(value, Mapping):
-            found |= _words(f"{prefix}{key}.", value)
+            found |= _flat_settings(f"{prefix}{key}.", value)
         else:
             found[f"{prefix}{key}"] = f"{prefix}{key} {short(str(value))}"
     return found
 
 
 def evaluation(scores: FinalScores, site: str, part: str) -> Evaluation | None:
-    """A model's evaluation on a part of a site; records of earlier versions have none."""
+    """A model's evaluation on one part of a site's samples; None in records of earlier versions."""
     return scores.evaluations.get(site, {}).get(part)
 
 
 def personal_evaluation(results: Results, site: str) -> Evaluation | None:
-    """Of a site's own model, on its test part."""
+    """The evaluation of a site's own model on its test part, if there is one."""
     return None if results.final is None else results.final.personal_evaluations.get(site)
 
 
 def distribution(scores: FinalScores, site: str, part: str, metric: str) -> Distribution | None:
-    """One score over the cases of a part, if the record has it."""
+    """The distribution of a score over the cases of a part, if the record has it."""
     found = evaluation(scores, site, part)
     return None if found is None else found.distributions.get(metric)
 
 
-def _find(folder: Path) -> Path:
-    """The one ``results.json`` in a folder or below it."""
+def _find_results(folder: Path) -> Path:
+    """Find the only ``results.json`` in a folder or its subfolders.
+
+    Raises:
+        ConfigError: there is none, or more than one.
+    """
     if (folder / FILE_NAME).is_file():
         return folder / FILE_NAME
     found = []
     for place, folders, files in os.walk(folder):
-        if len(Path(place).relative_to(folder).parts) >= _DEEPEST:
+        if len(Path(place).relative_to(folder).parts) >= _MAX_DEPTH:
             folders.clear()
         if FILE_NAME in files:
             found.append(Path(place) / FILE_NAME)
     if not found:
-        raise ConfigError(f"there is no {FILE_NAME} in {folder}: a run writes it into the server's job folder")
+        raise ConfigError(f"there is no {FILE_NAME} in {folder}: name the folder of a run, or the server's job folder")
     if len(found) > 1:
         first, second = sorted(found)[:2]
-        raise ConfigError(f"{folder} holds several runs ({first.parent}, {second.parent}, …): name those you want")
+        raise ConfigError(
+            f"{folder} contains several runs ({first.parent}, {second.parent}, …): name the folder of one"
+        )
     return found[0]
 
 
-def _read_model(path: Path) -> Model:
-    from fedshift.federation.model_files import header_of, load_checkpoint
+def _model_file(path: Path) -> ModelFile:
+    from fedshift.federation.model_files import header_of, read_model_file
 
-    content = load_checkpoint(path)
+    content = read_model_file(path)
     header = header_of(content, where=str(path))
     if header.encrypted:
-        raise ConfigError(f"{path} is encrypted: its arrays can be read at a site only")
-    return Model(
+        raise ConfigError(f"{path} is encrypted: its arrays can be read only at a site")
+    return ModelFile(
         path,
         header.job,
         header.round,

@@ -13,12 +13,12 @@ from fedshift.reporting.report.wording import interval, listed, metric, ordered
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.results import TRAINED_BEFORE, FinalScores, Metrics
 
-FEWEST_FOR_INTERVAL = 5
-"""Cases: the bootstrap of fewer knows too few values, and its interval is too narrow."""
+MIN_CASES_FOR_INTERVAL = 5
+"""With fewer cases no interval is shown, because the bootstrap interval would be too narrow."""
 
 
 def per_site(run: Run) -> Section | None:
-    """What the best model reaches on test parts, then the others beside it."""
+    """Test scores of the best model, then best, last and personal models side by side; None without final scores."""
     final, job = run.results.final, run.results.job
     if final is None:
         return None
@@ -37,22 +37,26 @@ def per_site(run: Run) -> Section | None:
             Text(f"{listed(in_mm)} at {listed(unknown)}: not in mm, as the voxel sizes of scans are unknown there.")
         )
     if not any(evaluation(final.best, site, "test") for site in run.results.data):
-        blocks.append(Text("This record holds no scores of single cases, so there are no intervals."))
+        blocks.append(Text("This record has no scores of single cases, so there are no intervals."))
     return Section(
         "scores",
         "Scores of every site",
-        "In brackets the 95 % interval: how far the mean would move with other cases of the same site (bootstrap); "
-        f"the interval of the mean over sites takes the sites as given. Of fewer than {FEWEST_FOR_INTERVAL} cases "
-        "none is "
-        "shown, as it would be too narrow.",
+        "Brackets show the 95 % interval of a site's mean over other cases of that site (bootstrap). The interval of "
+        "the mean over sites treats the sites as fixed. With fewer than "
+        f"{MIN_CASES_FOR_INTERVAL} cases no interval is shown, because it would be too narrow.",
         blocks,
     )
 
 
 def _names(scores: FinalScores, sites: Sequence[str], part: str) -> list[str]:
-    plain = {name for site in sites for name in scores.sites.get(site, {}).get(part, {})}
-    told = (evaluation(scores, site, part) for site in sites)
-    return ordered(plain | {name for found in told if found is not None for name in found.scores})
+    """All score names of a part, in table order."""
+    names: set[str] = set()
+    for site in sites:
+        names |= scores.sites.get(site, {}).get(part, {}).keys()
+        result = evaluation(scores, site, part)
+        if result is not None:
+            names |= result.scores.keys()
+    return ordered(names)
 
 
 def _best(run: Run, scores: FinalScores) -> Table:
@@ -61,20 +65,20 @@ def _best(run: Run, scores: FinalScores) -> Table:
     with_cases = any(evaluation(scores, site, "test") is not None for site in sites)
     rows: list[Row] = []
     for site in sites:
-        told = evaluation(scores, site, "test")
-        plain = scores.sites.get(site, {}).get("test", {})
-        n = [_cases(told)] if with_cases else []
-        rows.append([site, *n, *(score_cell(name, plain, told) for name in names)])
+        result = evaluation(scores, site, "test")
+        metrics = scores.sites.get(site, {}).get("test", {})
+        n = [_cases(result)] if with_cases else []
+        rows.append([site, *n, *(score_cell(name, metrics, result) for name in names)])
     foot: list[Row] = []
     means: list[Cell | str] = []
     for name in names:
-        found = [value for site in sites if (value := _value(scores, site, name)) is not None]
-        whole = [site for site in sites if name in scores.sites.get(site, {}).get("test", {})]
-        if len(whole) == len(found) == len(sites) and found:
+        values = [value for site in sites if (value := _value(scores, site, name)) is not None]
+        with_score = [site for site in sites if name in scores.sites.get(site, {}).get("test", {})]
+        if len(with_score) == len(values) == len(sites) and values:
             mean, bounds = mean_with_interval(scores, sites, name)
             means.append(Cell(metric(name).number(mean), interval(metric(name), bounds), strong=True))
         else:
-            means.append(Cell(metric(name).number(fmean(found) if found else None), strong=True))
+            means.append(Cell(metric(name).number(fmean(values) if values else None), strong=True))
     if len(sites) > 1:
         foot.append([Cell("mean", strong=True), *([""] if with_cases else []), *means])
     columns = [Column("Site", numeric=False), *([Column("Test cases")] if with_cases else [])]
@@ -82,28 +86,31 @@ def _best(run: Run, scores: FinalScores) -> Table:
     return Table(columns, rows, foot, caption=f"Best aggregated model (round {scores.round}), test part")
 
 
-def _cases(told: Evaluation | None) -> str:
-    counts = [] if told is None else [spread.n for spread in told.distributions.values()]
+def _cases(result: Evaluation | None) -> str:
+    counts = [] if result is None else [spread.n for spread in result.distributions.values()]
     return f"{max(counts):,}" if counts else "–"
 
 
 def _value(scores: FinalScores, site: str, name: str) -> float | None:
-    told = evaluation(scores, site, "test")
+    result = evaluation(scores, site, "test")
     value = scores.sites.get(site, {}).get("test", {}).get(name)
-    if value is None and told is not None:
-        value = told.scores.get(name)
+    if value is None and result is not None:
+        value = result.scores.get(name)
     return value if value is not None and math.isfinite(value) else None
 
 
-def score_cell(name: str, plain: Metrics, told: Evaluation | None) -> Cell:
-    """A score, with its interval where there is one."""
-    value = plain.get(name)
+def score_cell(name: str, metrics: Metrics, result: Evaluation | None) -> Cell:
+    """A score with its interval, if there is one.
+
+    ``metrics`` are the part's scores, ``result`` is its evaluation; a score in ``metrics`` takes precedence.
+    """
+    value = metrics.get(name)
     spread = None
-    if told is not None:
-        value = told.scores.get(name) if value is None else value
-        spread = told.distributions.get(name)
+    if result is not None:
+        value = result.scores.get(name) if value is None else value
+        spread = result.distributions.get(name)
     detail = ""
-    if spread is not None and spread.n >= FEWEST_FOR_INTERVAL:
+    if spread is not None and spread.n >= MIN_CASES_FOR_INTERVAL:
         detail = interval(metric(name), spread.interval)
     return Cell(metric(name).number(value), detail)
 
@@ -161,20 +168,20 @@ def _held_out(run: Run) -> Table:
         ]
         for site in job.held_out
     ]
-    before = job.trained_before(job.held_out)
-    but = f"; {listed(before)} {TRAINED_BEFORE}" if before else ""
-    return Table(columns, rows, caption=f"{of.heading} at sites that did not train in this run{but}")
+    trained_before = job.trained_before(job.held_out)
+    lineage = f"; {listed(trained_before)} {TRAINED_BEFORE}" if trained_before else ""
+    return Table(columns, rows, caption=f"{of.heading} at sites that did not train in this run{lineage}")
 
 
 def _gradient_norms(run: Run) -> Table | None:
-    """How far each site's optimum is from the models, where the job asked for it."""
+    """Gradient norms at the best and last model; None if the job did not ask for them."""
     final = run.results.final
     assert final is not None
     rows: list[Row] = []
     for site in run.results.data:
         part = "all" if site in run.results.job.held_out else "val"
-        found = [evaluation(scores, site, part) for scores in (final.best, final.last)]
-        norms = [None if told is None else told.gradient_norm for told in found]
+        evaluations = [evaluation(scores, site, part) for scores in (final.best, final.last)]
+        norms = [None if result is None else result.gradient_norm for result in evaluations]
         if any(norm is not None for norm in norms):
             cells = [f"{norm:.3g}" if norm is not None else "–" for norm in norms]
             squares = [f"{norm**2:.3g}" if norm is not None else "–" for norm in norms]
@@ -183,6 +190,4 @@ def _gradient_norms(run: Run) -> Table | None:
         return None
     columns = [Column("Site", numeric=False)]
     columns += [Column(text, detail=f"{which} model") for which in ("best", "last") for text in ("Norm", "Squared")]
-    return Table(
-        columns, rows, caption="Norm of the loss's gradient: how far the model is from what the site would choose"
-    )
+    return Table(columns, rows, caption="Norm of the loss gradient: how far the model is from the site's own optimum")

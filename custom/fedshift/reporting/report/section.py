@@ -1,7 +1,6 @@
-"""What a report is made of: sections of sentences, tables, figures, commands. Modules fill them, templates draw them.
+"""The content of a report: sections with text, tables, figures and commands, which the templates render.
 
-Nothing here is HTML: whatever text comes out of a file is escaped where it is drawn. Only `Figure.svg` is markup, and
-`fedshift.reporting.report.figures` is what makes it.
+No text here is HTML: the templates escape it. Only `Figure.svg` is markup, made by `fedshift.reporting.figures`.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from markupsafe import Markup
+from fedshift.reporting.figures import Figure, LegendEntry
 
-LONG = 30
-"""Rows."""
+MAX_ROWS_SHOWN = 30
+"""A table with more rows is scrolled instead of shown in full."""
 
 Tone = Literal["result", "good", "caution", "note"]
 
@@ -22,7 +21,7 @@ Tone = Literal["result", "good", "caution", "note"]
 class Cell:
     """One cell of a table.
 
-    ``detail`` stands below the text in small print, such as an interval. ``shade`` from 0 to 1 colours the cell.
+    ``detail`` is shown below the text in small print, such as an interval. ``shade`` (0 to 1) is the colour intensity.
     """
 
     text: str
@@ -33,7 +32,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading; ``numeric`` columns are set to the right, in figures of equal width."""
+    """A column's heading; ``numeric`` columns are right-aligned with digits of equal width."""
 
     text: str
     numeric: bool = True
@@ -45,7 +44,7 @@ Row = Sequence[Cell | str]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows below their headings. The first cell of a row names it; ``foot`` holds rows that sum up."""
+    """A table. The first cell of a row is its name; ``foot`` has the summary rows."""
 
     columns: Sequence[Column]
     rows: Sequence[Row]
@@ -61,13 +60,13 @@ class Table:
 
     @property
     def sums(self) -> list[list[tuple[Column, Cell]]]:
-        """Those of the foot."""
+        """The summary rows, every cell with its column."""
         return self._with_columns(self.foot)
 
     @property
     def long(self) -> bool:
-        """Whether it is better scrolled than shown whole."""
-        return len(self.rows) > LONG
+        """Whether the table is scrolled instead of shown in full."""
+        return len(self.rows) > MAX_ROWS_SHOWN
 
     def _with_columns(self, rows: Sequence[Row]) -> list[list[tuple[Column, Cell]]]:
         cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
@@ -75,16 +74,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class LegendEntry:
-    """A name, and how it is drawn: ``mark`` is a small drawing."""
-
-    text: str
-    mark: Markup
-
-
-@dataclass(frozen=True)
 class Tables:
-    """Small tables side by side."""
+    """Small tables, shown side by side."""
 
     tables: Sequence[Table]
 
@@ -92,18 +83,8 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A drawing. ``description`` says in words what it shows, for those who do not see it."""
-
-    title: str
-    svg: Markup
-    description: str
-    legend: Sequence[LegendEntry] = ()
-
-
-@dataclass(frozen=True)
 class Figures:
-    """Drawings side by side, as many of their size as there is room for, which share a legend."""
+    """Drawings with a shared legend, as many side by side as fit."""
 
     figures: Sequence[Figure]
     legend: Sequence[LegendEntry] = ()
@@ -114,7 +95,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Finding:
-    """One plain sentence of the summary."""
+    """One sentence of the summary."""
 
     tone: Tone
     text: str
@@ -122,7 +103,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings:
-    """What there is to know before anything else."""
+    """The sentences of the summary."""
 
     findings: Sequence[Finding]
 
@@ -131,7 +112,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values."""
+    """Names with their values."""
 
     facts: Sequence[tuple[str, str]]
 
@@ -140,7 +121,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Commands:
-    """Lines for a terminal."""
+    """Command lines."""
 
     lines: Sequence[str]
 
@@ -158,7 +139,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Heading:
-    """Of a part of a section."""
+    """A heading within a section."""
 
     text: str
 
@@ -170,7 +151,7 @@ Block = Table | Tables | Figures | Findings | Facts | Commands | Text | Heading
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report; ``how`` is one sentence on how to read it."""
+    """A section of a chapter; ``how`` explains how to read it."""
 
     id: str
     title: str
@@ -180,7 +161,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Chapter:
-    """All that is said of one run, or of several together."""
+    """All sections on one run, or on several runs together."""
 
     id: str
     title: str

@@ -1,4 +1,4 @@
-"""What was run, and on what data."""
+"""Settings and data of a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from fedshift.reporting.report.section import Column, Facts, Section, Table, Tex
 
 SPLITS = ("train", "val", "test")
 _RULES = {
-    "case": "by case: a patient is in one split only",
+    "case": "by case: each patient is in one split only",
     "slice-legacy": "slice-legacy: slices of one patient may be in several splits",
 }
 
 
 def what_was_run(run: Run, *, has_rounds: bool = True) -> Section:
-    """Task, methods, network, schedule, seed, versions. Without ``has_rounds`` the record holds none of its rounds."""
+    """Task, methods, network, schedule, seed and versions.
+
+    ``has_rounds`` is False for a record without training rounds; then only their planned number is shown.
+    """
     job, model = run.results.job, run.model
     facts = [
         ("Job", job.name),
@@ -46,13 +49,13 @@ def what_was_run(run: Run, *, has_rounds: bool = True) -> Section:
     return Section(
         "setup",
         "What was run",
-        "Every setting that decides the numbers; options of a method are those it ran with, defaults included.",
+        "All settings that affect the results; method options include the defaults.",
         [Facts(facts), *([Text(f"Without the model file: {run.fault}.")] if run.fault else [])],
     )
 
 
 def data(run: Run, *, role: str = "trains") -> Section | None:
-    """Counts, kinds, splits and fingerprints; ``role`` is that of sites that are not held out."""
+    """Counts, kinds, splits and fingerprints; ``role`` describes sites that are not held out. None without data."""
     results = run.results
     if not results.data:
         return None
@@ -80,8 +83,8 @@ def data(run: Run, *, role: str = "trains") -> Section | None:
     return Section(
         "data",
         "Data",
-        "Samples a split at each site (slices of volumes, or pictures); two runs with the same manifest fingerprint "
-        "had the same data there.",
+        "Samples per split at each site (slices of volumes, or images). Runs with the same manifest fingerprint of a "
+        "site used the same data there.",
         [
             Table(columns, rows, [["all sites", "", "", *totals, "", ""]]),
             Text("Splits: " + "; ".join(_RULES.get(rule, rule) for rule in rules) + "."),
@@ -90,12 +93,14 @@ def data(run: Run, *, role: str = "trains") -> Section | None:
 
 
 def _machines(run: Run) -> list[tuple[str, str]]:
-    """On what the sites computed, those alike together; records of former versions do not say."""
-    by: dict[str, list[str]] = {}
+    """The sites' machines, grouped; empty in records of earlier versions."""
+    sites_by_machine: dict[str, list[str]] = {}
     for site, machine in run.results.machines.items():
-        by.setdefault(f"{machine.device}, {machine.precision}, {_threads(machine.threads)}", []).append(site)
-    told = "; ".join(f"{what}: {', '.join(sites)}" for what, sites in by.items())
-    return [("Sites computed on", told)] if told else []
+        sites_by_machine.setdefault(f"{machine.device}, {machine.precision}, {_threads(machine.threads)}", []).append(
+            site
+        )
+    text = "; ".join(f"{machine}: {', '.join(sites)}" for machine, sites in sites_by_machine.items())
+    return [("Sites computed on", text)] if text else []
 
 
 def _threads(number: int | str) -> str:

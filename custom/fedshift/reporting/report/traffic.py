@@ -1,4 +1,4 @@
-"""What a round costs each site, and what went wrong."""
+"""Communication and time per round at each site, and faults."""
 
 from __future__ import annotations
 
@@ -9,79 +9,78 @@ from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Block, Column, Row, Section, Table, Text
 from fedshift.reporting.report.wording import counted, seconds, size
 
-MOST_FAULTS = 200
+MAX_FAULTS = 200
 
 
 def cost(run: Run) -> Section | None:
-    """Bytes and seconds a round, per site."""
+    """Bytes and seconds per round at each site; None without rounds."""
     records = run.results.rounds
     if not records:
         return None
     rows: list[Row] = []
     total_up = total_down = 0
     for site in run.trained:
-        told = [record.sites[site] for record in records if site in record.sites and record.sites[site].steps]
-        if not told:
+        site_rounds = [record.sites[site] for record in records if site in record.sites and record.sites[site].steps]
+        if not site_rounds:
             rows.append([site, "0", "–", "–", "–", "–", "–"])
             continue
-        up, down = sum(t.bytes_up for t in told), sum(t.bytes_down for t in told)
+        up, down = sum(t.bytes_up for t in site_rounds), sum(t.bytes_down for t in site_rounds)
         total_up, total_down = total_up + up, total_down + down
         rows.append(
             [
                 site,
-                str(len(told)),
-                f"{fmean(t.steps for t in told):.0f}",
-                size(up / len(told)),
-                size(down / len(told)),
-                seconds(fmean(t.seconds for t in told)),
-                seconds(max(t.seconds for t in told)),
+                str(len(site_rounds)),
+                f"{fmean(t.steps for t in site_rounds):.0f}",
+                size(up / len(site_rounds)),
+                size(down / len(site_rounds)),
+                seconds(fmean(t.seconds for t in site_rounds)),
+                seconds(max(t.seconds for t in site_rounds)),
             ]
         )
     columns = [
         Column("Site", numeric=False),
         Column("Rounds trained"),
-        Column("Steps", detail="a round"),
-        Column("Sent", detail="a round"),
-        Column("Received", detail="a round"),
+        Column("Steps", detail="per round"),
+        Column("Sent", detail="per round"),
+        Column("Received", detail="per round"),
         Column("Time", detail="mean round"),
         Column("Time", detail="slowest round"),
     ]
-    whole = sum(record.seconds for record in records)
+    total_seconds = sum(record.seconds for record in records)
     return Section(
         "cost",
         "Bytes and seconds",
-        "Means over the rounds in which a site trained; the slowest site decides how long a round takes. Times depend "
-        "on "
-        "the machine and on what else ran there.",
+        "Means over the rounds in which a site trained. The slowest site determines the time of a round. Times depend "
+        "on the machine and its other load.",
         [
             Table(columns, rows),
             Text(
-                f"In all {size(total_up)} were sent to the server and {size(total_down)} to the sites; "
-                f"{counted(len(records), 'round')} took {seconds(whole)}, "
-                f"{seconds(whole / len(records))} each on average."
+                f"In total {size(total_up)} were sent to the server and {size(total_down)} to the sites; "
+                f"{counted(len(records), 'round')} took {seconds(total_seconds)}, "
+                f"{seconds(total_seconds / len(records))} each on average."
             ),
         ],
     )
 
 
 def faults(run: Run) -> Section | None:
-    """Updates that were left out, and sites that did not answer."""
+    """Rejected answers, and sites that did not answer; None without faults."""
     rows: list[Row] = []
     for record in all_records(run):
         when = "statistics" if record.round == 0 else f"round {record.round}"
         if record.round > run.results.job.rounds or record in run.results.evaluations:
             when = "evaluation"
-        rows += [[when, fault.site, "left out", fault.key, fault.reason] for fault in record.rejected]
-        rows += [[when, site, "absent", "", "no usable answer in time"] for site in record.absent]
+        rows += [[when, fault.site, "rejected", fault.key, fault.reason] for fault in record.rejected]
+        rows += [[when, site, "absent", "", "no accepted answer in time"] for site in record.absent]
     if not rows:
         return None
-    columns = [Column(text, numeric=False) for text in ("When", "Site", "What", "Part", "Reason")]
-    blocks: list[Block] = [Table(columns, rows[:MOST_FAULTS])]
-    if len(rows) > MOST_FAULTS:
-        blocks.append(Text(f"{len(rows) - MOST_FAULTS} more are in results.json."))
+    columns = [Column(text, numeric=False) for text in ("When", "Site", "Fault", "Key", "Reason")]
+    blocks: list[Block] = [Table(columns, rows[:MAX_FAULTS])]
+    if len(rows) > MAX_FAULTS:
+        blocks.append(Text(f"{len(rows) - MAX_FAULTS} more are in results.json."))
     return Section(
         "faults",
         "Faults",
-        "An answer that is left out does not change the model; a site that is absent often has less say in it.",
+        "Rejected answers do not change the model. A site that is often absent has less influence on it.",
         blocks,
     )

@@ -1,4 +1,4 @@
-"""Models at sites that they were not trained at: the matrix of all sites, and every site held out in turn."""
+"""Models evaluated at sites where they were not trained: cross-site and leave-one-site-out records."""
 
 from __future__ import annotations
 
@@ -16,45 +16,54 @@ _PARTS = ("all", "test")
 
 
 def heading(given: Transfer) -> tuple[str, str]:
-    """A chapter's key, which is also the command that made it, and its title."""
+    """The chapter's key, which is also the command that made the record, and its title."""
     if isinstance(given.record, CrossSite):
         return repeat.CROSS_SITE, "Cross-site"
     return "leave-one-out", "Leave one site out"
 
 
 def sections(given: Transfer, pictures: Sequence[Section] = ()) -> list[Section]:
-    """What to be careful about, the scores, then what a run's report says of data, settings and how to repeat it.
+    """Summary with cautions, scores, data, settings, and the commands that repeat the record.
 
-    ``pictures`` stand before the last.
+    ``pictures`` are inserted before the commands.
     """
     record, run = given.record, given.run
     name, sites = metric(record.job.metric), len(run.results.data)
     has_rounds = bool(run.results.rounds)
-    found: list[Section | None]
+    made: list[Section | None]
     if isinstance(record, CrossSite):
-        own, elsewhere = (name.said(mean.get(record.job.metric)) for mean in (record.mean_own, record.mean_elsewhere))
-        told = f"Own models of {sites} sites, mean test {name.word}: {own} at home, {elsewhere} elsewhere."
-        found = [findings.of_many_models(run, told), cross_site(record)]
-        found += [scores.per_site(run), curves.over_rounds(run), setup.data(run)]
-    else:
-        mean = name.said(record.mean["best"].get("all", {}).get(record.job.metric))
-        before = record.job.trained_before(list(record.sites))
-        but = f", but {listed(before)} {TRAINED_BEFORE}" if before else ""
-        told = (
-            f"{sites} sites held out in turn: mean {name.word} {mean} on all samples of a site that did not train{but}."
+        own, elsewhere = (
+            name.with_unit(mean.get(record.job.metric)) for mean in (record.mean_own, record.mean_elsewhere)
         )
-        found = [findings.of_many_models(run, told), leave_one_out(record), setup.data(run, role="held out in turn")]
-    found += [setup.what_was_run(run, has_rounds=has_rounds), traffic.cost(run), traffic.faults(run)]
-    found += [*pictures, repeat.again(run, command=heading(given)[0])]
-    return [section for section in found if section is not None]
+        sentence = (
+            f"Own models of {sites} sites, mean test {name.word}: {own} at their own site, {elsewhere} elsewhere."
+        )
+        made = [findings.multi_model_summary(run, sentence), cross_site(record)]
+        made += [scores.per_site(run), curves.over_rounds(run), setup.data(run)]
+    else:
+        mean = name.with_unit(record.mean["best"].get("all", {}).get(record.job.metric))
+        trained_before = record.job.trained_before(list(record.sites))
+        lineage = f", but {listed(trained_before)} {TRAINED_BEFORE}" if trained_before else ""
+        sentence = (
+            f"{sites} sites held out in turn: mean {name.word} {mean} on all samples of a site that did not train"
+            f"{lineage}."
+        )
+        made = [
+            findings.multi_model_summary(run, sentence),
+            leave_one_out(record),
+            setup.data(run, role="held out in turn"),
+        ]
+    made += [setup.what_was_run(run, has_rounds=has_rounds), traffic.cost(run), traffic.faults(run)]
+    made += [*pictures, repeat.repeat_section(run, command=heading(given)[0])]
+    return [section for section in made if section is not None]
 
 
 def cross_site(record: CrossSite) -> Section:
-    """A coloured table: where a model was trained, and where it is scored."""
+    """A coloured table: rows are training sites, columns are test sites."""
     name = record.job.metric
     of = metric(name)
-    found = [row[name] for by_site in record.scores.values() for row in by_site.values() if name in row]
-    finite = [value for value in found if math.isfinite(value)]
+    values = [row[name] for by_site in record.scores.values() for row in by_site.values() if name in row]
+    finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
 
     def cell(metrics: Metrics, *, own: bool) -> Cell:
@@ -73,44 +82,43 @@ def cross_site(record: CrossSite) -> Section:
         Column("Trained at", numeric=False),
         *(Column(short(site, 16), detail="tested here") for site in record.data),
     ]
-    own, elsewhere = (of.said(mean.get(name)) for mean in (record.mean_own, record.mean_elsewhere))
+    own, elsewhere = (of.with_unit(mean.get(name)) for mean in (record.mean_own, record.mean_elsewhere))
     return Section(
         "cross-site",
         "Every site's own model at every site",
-        "The stronger the colour the better; a row with colour in one cell only is a model that works at home, which "
-        "is what feature shift "
-        "looks like.",
+        "Stronger colour is better. A row with colour in only one cell is a model that works only at its own site: the "
+        "effect of feature shift.",
         [
-            Table(columns, rows, caption=f"Test {of.heading}; bold: at home"),
-            Text(f"Mean at home {own}, elsewhere {elsewhere}."),
+            Table(columns, rows, caption=f"Test {of.heading}; bold: own site"),
+            Text(f"Mean at the own site {own}, elsewhere {elsewhere}."),
         ],
     )
 
 
 def leave_one_out(record: LeaveOneOut) -> Section:
-    """A row a site that was held out."""
-    names = ordered(name for site in record.sites.values() for told in site.best.scores.values() for name in told)
+    """One row per held-out site, one table per score."""
+    names = ordered(name for site in record.sites.values() for part in site.best.scores.values() for name in part)
     columns = [Column("Held out", numeric=False), Column("Samples")]
     columns += [Column(f"{which} model", detail=f"{part} samples") for which in ("best", "last") for part in _PARTS]
     blocks: list[Block] = []
     for name in names:
         of = metric(name)
         rows: list[Row] = []
-        for site, told in record.sites.items():
+        for site, site_record in record.sites.items():
             cells = [
                 scores.score_cell(name, model.scores.get(part, {}), model.evaluations.get(part))
-                for model in (told.best, told.last)
+                for model in (site_record.best, site_record.last)
                 for part in _PARTS
             ]
-            rows.append([site, f"{sum(told.data.n.values()):,}", *cells])
+            rows.append([site, f"{sum(site_record.data.n.values()):,}", *cells])
         means = [mean.get(part, {}).get(name) for mean in (record.mean["best"], record.mean["last"]) for part in _PARTS]
         foot: Row = [Cell("mean", strong=True), "", *(Cell(of.number(value), strong=True) for value in means)]
         blocks.append(Table(columns, rows, [foot], caption=of.heading))
     return Section(
         "leave-one-out",
         "Every site held out in turn",
-        "What a hospital that takes no part can expect of the model: each row is scored by a model that the other "
-        "sites trained. In brackets the 95 % interval over other cases of the same site (bootstrap), "
-        f"from {scores.FEWEST_FOR_INTERVAL} cases on.",
+        "What a hospital outside the federation can expect: each site is evaluated with a model that only the other "
+        "sites trained. Brackets show the 95 % interval over other cases of the same site (bootstrap), for at least "
+        f"{scores.MIN_CASES_FOR_INTERVAL} cases.",
         blocks,
     )

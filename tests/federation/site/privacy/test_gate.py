@@ -43,7 +43,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.messages import Broadcast, Scores, Update
 from fedshift.schema.policy import ArrayKind, Policy
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 SITES = ("BIDMC", "HK", "UCL")
 

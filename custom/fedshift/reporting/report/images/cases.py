@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from fedshift.reporting.report import figures
+from fedshift.reporting import figures
+from fedshift.reporting.figures import Figure, LegendEntry
 from fedshift.reporting.report.images.models import Looked
-from fedshift.reporting.report.section import Block, Figure, Figures, Heading, LegendEntry, Section, Text
+from fedshift.reporting.report.section import Block, Figures, Heading, Section, Text
 from fedshift.reporting.report.wording import listed, metric, short
 from fedshift.schema.manifest import Manifest
 from fedshift.tasks.kinds.segmentation import dice
@@ -102,7 +103,7 @@ def _volumes(site: Looked, number: int) -> list[Figure]:
     for picked in _pick(scores):
         chosen = np.flatnonzero(owner == cases[picked.place])
         chosen = chosen[np.argsort(site.members[chosen])]
-        said = metric("dice").said(float(scores[picked.place]))
+        said = metric("dice").with_unit(float(scores[picked.place]))
         title = f"{picked.word} of {len(cases)}: Dice {said}{_identity(site.data.manifest, int(cases[picked.place]))}"
         drawn.append(_slices(site, chosen, reference, f"case-{number}-{picked.word}", title))
     return drawn
@@ -154,7 +155,7 @@ def _pictures(site: Looked, number: int) -> list[Figure]:
         image = site.data.images(site.members[[picked.place]]).numpy()[0]
         taken = int(site.predicted[picked.place].argmax())
         right = taken == labels[picked.place]
-        sure = metric("accuracy").said(float(site.predicted[picked.place, taken]))
+        sure = metric("accuracy").with_unit(float(site.predicted[picked.place, taken]))
         said = f"recognised ({sure} sure)" if right else f"taken for {names[taken]} ({sure} sure)"
         name = _identity(site.data.manifest, int(site.members[picked.place]))
         title = f"{picked.word} of {len(labels)}: {names[labels[picked.place]]}, {said}{name}"

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedshift.reporting.report import figures
+from fedshift.reporting import figures
+from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.images.models import Looked
-from fedshift.reporting.report.section import Block, Figure, Figures, Section, Text
+from fedshift.reporting.report.section import Block, Figures, Section, Text
 from fedshift.reporting.report.wording import short
 
 BINS = 60

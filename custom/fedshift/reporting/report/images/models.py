@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from fedshift.data.local_sites import find_sites
 from fedshift.federation.in_process import SITE_STATE
 from fedshift.federation.site.site import Site
-from fedshift.reporting.report.runs import Model, Run
+from fedshift.reporting.report.runs import ModelFile, Run
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.manifest import manifest_sha256, read_manifest
 from fedshift.schema.messages import Broadcast
-from fedshift.tasks.base import SiteData, Subset, build_task
+from fedshift.tasks.base import SiteData, Subset
+from fedshift.tasks.kinds import build_task
 
 if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
@@ -68,7 +69,7 @@ def look(
     folders: Mapping[str, Path] | None,
     most_sites: int,
     tell: Callable[[str], None],
-    own: Mapping[str, Model] | None = None,
+    own: Mapping[str, ModelFile] | None = None,
 ) -> list[Looked]:
     """See `fedshift.reporting.report.images.sections`; with ``own`` each site that has one is passed by it."""
     if run.model is None:
@@ -116,7 +117,7 @@ def _state(source: Path, site: str) -> Path | None:
     return None
 
 
-def _pass(at: Site, run: Run, model: Model, site: str, data: SiteData, part: Subset, *, complete: bool) -> Looked:
+def _pass(at: Site, run: Run, model: ModelFile, site: str, data: SiteData, part: Subset, *, complete: bool) -> Looked:
     broadcast = Broadcast(round=model.round + 1, best_round=model.round, weights=model.weights, arrays=model.arrays)
     net = at.network
     seen: dict[str, Tensor] = {}

@@ -6,9 +6,10 @@ import re
 
 import numpy as np
 
-from fedshift.reporting.report import figures
+from fedshift.reporting import figures
+from fedshift.reporting.figures import Figure
 from fedshift.reporting.report.runs import Run
-from fedshift.reporting.report.section import Column, Figure, Figures, Section, Table, Text
+from fedshift.reporting.report.section import Column, Figures, Section, Table, Text
 from fedshift.schema.messages import Arrays
 
 _GAMMA = re.compile(r"gamma_(mean|std)\.(\d{1,4})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedshift.reporting.report import figures
+from fedshift.reporting import figures
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Column, Figures, Row, Section, Table
 from fedshift.reporting.report.wording import short

@@ -1,6 +1,7 @@
-"""Matplotlib's drawings as SVG that takes its colours and its type from the page: light, dark and on paper.
+"""Matplotlib figures as SVG that follows the page's colours and font: light, dark and in print.
 
-Colours are drawn as stand-ins, which become CSS variables afterwards. Text stays text. Equal input gives equal bytes.
+Figures are drawn with placeholder colours, which are then replaced by CSS variables. Text stays text. Equal input gives
+equal bytes.
 """
 
 from __future__ import annotations
@@ -11,31 +12,29 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from fedshift.reporting.report.section import Figure, LegendEntry
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
 INK, FAINT, GRID, GROUND = "#100001", "#100002", "#100003", "#100004"
-SERIES = tuple(f"#20000{number}" for number in range(8))
+SERIES_COLOURS = tuple(f"#20000{number}" for number in range(8))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.")
-OWN = "\ue000"
-"""Begins every id of a figure, until `placed` puts something there that the page has only once."""
+ID_PLACEHOLDER = "\ue000"
+"""Start of every id in a figure, until `with_id_prefix` replaces it with a prefix that is unique in the page."""
 WIDTH = 360
-"""Of a figure in a row of them, in units that a phone shows as pixels."""
+"""Default width of a figure, in CSS pixels."""
 
 _VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--grid)", GROUND: "var(--ground)"}
-_VARIABLES |= {colour: f"var(--series-{number})" for number, colour in enumerate(SERIES)}
-_STAND_IN = re.compile(r"#[12]0000[0-9]")
+_VARIABLES |= {colour: f"var(--series-{number})" for number, colour in enumerate(SERIES_COLOURS)}
+_PLACEHOLDER_COLOUR = re.compile(r"#[12]0000[0-9]")
 _FONT = re.compile(r"font: ([\d.]+)px [^;]*")
 _SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _STYLE: Any = {
@@ -63,24 +62,42 @@ _STYLE: Any = {
 }
 
 
+@dataclass(frozen=True)
+class LegendEntry:
+    """A name and its ``mark``, a small drawing of its line and marker."""
+
+    text: str
+    mark: Markup
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing. ``description`` is its text alternative for screen readers."""
+
+    title: str
+    svg: Markup
+    description: str
+    legend: Sequence[LegendEntry] = ()
+
+
 def colour(number: int) -> str:
-    """A stand-in for the colour of a series; they come again after eight."""
-    return SERIES[number % len(SERIES)]
+    """The placeholder colour of a series; repeats after eight series."""
+    return SERIES_COLOURS[number % len(SERIES_COLOURS)]
 
 
 def marker(number: int) -> str:
-    """A series' mark, so that colour is not all that tells it from others."""
-    return MARKERS[(number + number // len(SERIES)) % len(MARKERS)]
+    """The marker of a series, so that series differ in more than colour."""
+    return MARKERS[(number + number // len(SERIES_COLOURS)) % len(MARKERS)]
 
 
 def dashes(number: int) -> str:
-    """A series' line: solid for the first eight, then others."""
-    return DASHES[number // len(SERIES) % len(DASHES)]
+    """The line style of a series: solid for the first eight, then dashed styles."""
+    return DASHES[number // len(SERIES_COLOURS) % len(DASHES)]
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Matplotlib's settings for the report, and silence about letters that its own fonts do not have."""
+    """Apply the report's Matplotlib settings, and silence warnings about glyphs that Matplotlib's fonts lack."""
     import matplotlib as mpl
 
     log = logging.getLogger("matplotlib")
@@ -97,7 +114,7 @@ def style() -> Iterator[None]:
 def drawing(
     width: float = WIDTH, height: float = 240, *, rows: int = 1, columns: int = 1
 ) -> tuple[Drawing, list[Axes]]:
-    """An empty drawing of ``rows`` x ``columns`` axes; sizes are in pixels of the page. Call it within `style`."""
+    """Create a figure with ``rows`` x ``columns`` axes; width and height in CSS pixels. Call it within `style`."""
     from matplotlib.figure import Figure as Drawing
 
     drawn = Drawing(figsize=(width / 72, height / 72), layout="constrained")
@@ -109,23 +126,23 @@ def drawing(
 
 
 def figure(drawn: Drawing, key: str, *, title: str, description: str, legend: Sequence[LegendEntry] = ()) -> Figure:
-    """Turn a drawing into a part of a page. ``key`` is unique in the page. Call it within `style`."""
+    """Convert a Matplotlib figure to a report figure; ``key`` is unique in its chapter. Call it within `style`."""
     return Figure(title, markup(drawn, key, description), description, legend)
 
 
 def markup(drawn: Drawing, key: str, description: str) -> Markup:
-    """The ``<svg>`` of a drawing, with ids that begin with ``key``."""
+    """The ``<svg>`` element of a Matplotlib figure, with ids that contain ``key``."""
     import matplotlib as mpl
 
     with mpl.rc_context({"svg.hashsalt": key}), io.BytesIO() as file:
         drawn.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-        root = ElementTree.fromstring(file.getvalue())  # matplotlib wrote it
+        root = ElementTree.fromstring(file.getvalue())  # trusted: written by Matplotlib above
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
                 parent.remove(child)
     for element in root.iter():
-        _adopt(element, key)
+        _use_page_style(element, key)
     root.attrib.pop("width", None)
     root.attrib.pop("height", None)
     root.set("role", "img")
@@ -136,9 +153,9 @@ def markup(drawn: Drawing, key: str, description: str) -> Markup:
 
 
 def standalone(drawn: Drawing, key: str, description: str) -> str:
-    """The drawing as a file of its own: the page's light colours on its ground. Call it within `style`."""
-    light = _light()
-    svg = str(markup(drawn, key, description)).replace(OWN, "")
+    """The figure as a stand-alone SVG file in the page's light colour scheme. Call it within `style`."""
+    light = _light_colours()
+    svg = str(markup(drawn, key, description)).replace(ID_PLACEHOLDER, "")
     svg = re.sub(r"var\(--([\w-]+)\)", lambda match: light[match.group(1)], svg)
     _, _, width, height = ElementTree.fromstring(svg).attrib["viewBox"].split()
     family = "font-family: 'DejaVu Sans', Verdana, sans-serif; white-space: pre"
@@ -147,34 +164,34 @@ def standalone(drawn: Drawing, key: str, description: str) -> str:
     return f'{start} width="{width}" height="{height}" style="{family}">{ground}{end}\n'
 
 
-def _light() -> dict[str, str]:
-    """The colours of the page's light scheme, by the names of their variables."""
-    css = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+def _light_colours() -> dict[str, str]:
+    """The colours of the page's light scheme, by the names of their CSS variables."""
+    css = (Path(__file__).parent / "report" / "style.css").read_text(encoding="utf-8")
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", css.partition("@media")[0]))
 
 
-def placed(drawn: Figure, prefix: str) -> Figure:
-    """The figure with ids that begin with ``prefix``."""
-    return replace(drawn, svg=Markup(str(drawn.svg).replace(OWN, f"{prefix}-")))
+def with_id_prefix(drawn: Figure, prefix: str) -> Figure:
+    """The figure with ids that start with ``prefix``."""
+    return replace(drawn, svg=Markup(str(drawn.svg).replace(ID_PLACEHOLDER, f"{prefix}-")))
 
 
-def _adopt(element: ElementTree.Element, key: str) -> None:
-    """Ids of this figure alone; colours and type of the page."""
+def _use_page_style(element: ElementTree.Element, key: str) -> None:
+    """Make the element's ids unique to this figure, and use the page's colours and font."""
     for name, value in list(element.attrib.items()):
         if name == "id":
-            value = f"{OWN}{key}-{value}"
+            value = f"{ID_PLACEHOLDER}{key}-{value}"
         elif name == f"{{{_LINK}}}href" and value.startswith("#"):
-            value = f"#{OWN}{key}-{value[1:]}"
+            value = f"#{ID_PLACEHOLDER}{key}-{value[1:]}"
         elif "url(#" in value:
-            value = value.replace("url(#", f"url(#{OWN}{key}-")
+            value = value.replace("url(#", f"url(#{ID_PLACEHOLDER}{key}-")
         if name == "style":
             value = _FONT.sub(r"font-size: \1px", value)
-            value = _STAND_IN.sub(lambda match: _VARIABLES.get(match.group(), match.group()), value)
+            value = _PLACEHOLDER_COLOUR.sub(lambda match: _VARIABLES.get(match.group(), match.group()), value)
         element.set(name, value)
 
 
 def legend(names: Sequence[str], *, lines: bool = True) -> list[LegendEntry]:
-    """Names with the marks that series 0, 1, … have."""
+    """Legend entries for series 0, 1, … in the order of ``names``; ``lines`` draws the line behind the marker."""
     return [LegendEntry(name, _mark(number, lines=lines)) for number, name in enumerate(names)]
 
 
@@ -192,10 +209,21 @@ _SHAPES = {
 
 
 def _mark(number: int, *, lines: bool) -> Markup:
-    colour_ = f"var(--series-{number % len(SERIES)})"
+    colour_ = f"var(--series-{number % len(SERIES_COLOURS)})"
     line = (
         f'<path d="M1 7h26" fill="none" style="stroke: {colour_}" stroke-width="2" '
         f'stroke-dasharray="{_DASH[dashes(number)]}"/>'
     )
     shape = f'<g style="fill: {colour_}">{_SHAPES[marker(number)]}</g>'
     return Markup(f'<svg viewBox="0 0 28 14" width="28" height="14" aria-hidden="true">{line * lines}{shape}</svg>')
+
+
+def integer_ticks(axes: object, values: Sequence[int]) -> None:
+    """Put ticks of the x axis at whole rounds only."""
+    from matplotlib.axes import Axes
+    from matplotlib.ticker import MaxNLocator
+
+    assert isinstance(axes, Axes)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+    if len(set(values)) == 1:
+        axes.set_xlim(values[0] - 1, values[0] + 1)

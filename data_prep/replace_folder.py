@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def write_whole(target: Path) -> Iterator[Path]:
+def replace_folder(target: Path) -> Iterator[Path]:
     """Yield an empty temporary folder that replaces ``target`` when the block ends without an error.
 
     An existing ``target`` stays unchanged until then, also if anything fails.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.whole import write_whole
+from data_prep.replace_folder import replace_folder
 from fedshift.schema.errors import DataError
 
 
@@ -16,7 +16,7 @@ def listed(folder: Path) -> list[str]:
 
 def test_a_new_site_takes_the_place_of_the_former(tmp_path: Path) -> None:
     for name in ("old", "new"):
-        with write_whole(tmp_path / "HK") as folder:
+        with replace_folder(tmp_path / "HK") as folder:
             (folder / name).touch()
             assert not (tmp_path / "HK" / name).exists()
     assert listed(tmp_path) == ["HK", "HK/new"]
@@ -28,20 +28,20 @@ def test_what_fails_half_way_leaves_the_former_site_and_nothing_else(former: boo
         (tmp_path / "HK").mkdir()
         (tmp_path / "HK" / "old").touch()
     before = listed(tmp_path)
-    with pytest.raises(ZeroDivisionError), write_whole(tmp_path / "HK") as folder:
+    with pytest.raises(ZeroDivisionError), replace_folder(tmp_path / "HK") as folder:
         (folder / "new").touch()
         raise ZeroDivisionError
     assert listed(tmp_path) == before
 
 
 def test_a_full_disk_is_named_with_the_place(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"HK cannot be written \(No space left"), write_whole(tmp_path / "HK"):
+    with pytest.raises(DataError, match=r"HK cannot be written \(No space left"), replace_folder(tmp_path / "HK"):
         raise OSError(28, "No space left on device")
     assert listed(tmp_path) == []
 
 
 def test_a_rename_that_fails_puts_the_former_site_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with write_whole(tmp_path / "HK") as folder:
+    with replace_folder(tmp_path / "HK") as folder:
         (folder / "old").touch()
     rename = Path.rename
 
@@ -51,6 +51,6 @@ def test_a_rename_that_fails_puts_the_former_site_back(tmp_path: Path, monkeypat
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(DataError, match="HK cannot be written"), write_whole(tmp_path / "HK") as folder:
+    with pytest.raises(DataError, match="HK cannot be written"), replace_folder(tmp_path / "HK") as folder:
         (folder / "new").touch()
     assert listed(tmp_path) == ["HK", "HK/old"]
