@@ -18,6 +18,7 @@ from pydantic import (
 
 from fedshift.schema.compression import WeightsAs
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.names import ClassName
 from fedshift.schema.strict import Strict
 
 FILE_NAME = "fedshift.yaml"
@@ -104,7 +105,7 @@ class TaskSpec(Strict):
     protocol: str = "default"
     sites: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_unique)]
     held_out: Annotated[tuple[Name, ...], AfterValidator(_unique)] = ()
-    classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=256), AfterValidator(_unique)]
+    classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=256), AfterValidator(_unique)]
     data: dict[str, Any] = {}
     network: NetworkSpec
     loss: str

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
+from fedshift.schema.names import ClassName
 from fedshift.schema.strict import Strict
 
 Split = Literal["train", "val", "test"]
@@ -94,7 +95,7 @@ class Manifest(Strict):
     site: str
     kind: Literal["patients", "images", "phantom"]
     preparation: dict[str, Any]
-    classes: tuple[str, ...]
+    classes: tuple[ClassName, ...]
     counts: Counts | None = None
     cases: tuple[Case, ...] = ()
     pictures: tuple[Picture, ...] = ()
