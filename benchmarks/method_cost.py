@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from data_prep.phantom import make_phantom
+from fedshift.data.blocks import write_hashes
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator, payload_bytes
 from fedshift.federation.site.site import PooledSite, Site
@@ -197,6 +198,7 @@ def noise_site(root: Path, site: str, *, n: int = 320, size: int = 32) -> Path:
     np.save(arrays / "images.npy", rng.integers(0, 256, (n, 3, size, size), dtype=np.uint8))
     labels = rng.integers(0, 10, n)
     np.save(arrays / "labels.npy", labels.astype(np.uint8))
+    hashes = write_hashes(arrays)
     pictures = [
         {"id": str(i), "sha256": f"{site}{i}", "label": str(labels[i]), "split": "val" if i % 10 == 0 else "train"}
         for i in range(n)
@@ -210,6 +212,7 @@ def noise_site(root: Path, site: str, *, n: int = 320, size: int = 32) -> Path:
             "preparation": {"source": "random numbers"},
             "classes": [str(digit) for digit in range(10)],
             "pictures": pictures,
+            "arrays": {str(size): hashes},
             "licence": "Apache-2.0",
             "citation": "none",
         },

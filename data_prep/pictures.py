@@ -24,6 +24,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from data_prep.decode import picture_sha256, resize_picture
 from data_prep.replace_folder import replace_folder
+from fedshift.data.blocks import write_hashes
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import FILE_NAME, Manifest, Picture, Split, count
 
@@ -166,6 +167,7 @@ def write_pictures(
                 },
                 classes=of.classes,
                 counts=count(pictures, of.classes),
+                arrays={str(size): write_hashes(beside / "arrays" / str(size)) for size in sorted(set(sizes))},
                 pictures=tuple(pictures),
                 licence=of.licence,
                 citation=of.citation,

@@ -87,9 +87,8 @@ def write_site(
             licence=licence,
             citation=citation,
         )
-        manifest.write(beside)
-        for matrix in matrices:
-            build_arrays(beside, manifest, matrix)
+        arrays = {str(matrix): build_arrays(beside, manifest, matrix) for matrix in matrices}
+        manifest.model_copy(update={"arrays": arrays}).write(beside)
     return target
 
 

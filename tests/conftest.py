@@ -16,6 +16,7 @@ import torch
 from kits import provision
 from torch.nn import functional
 
+from fedshift.data.blocks import write_hashes
 from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site
@@ -112,6 +113,7 @@ def make_site(
     arrays.mkdir(parents=True)
     np.save(arrays / "images.npy", np.stack(images))
     np.save(arrays / "labels.npy", np.stack(labels))
+    hashes = write_hashes(arrays)
     (folder / "volumes").mkdir()
     for number, record in enumerate(records):
         mask = SimpleITK.GetImageFromArray(np.stack(labels[number * depth :][:depth])[:, ::-1, ::-1])
@@ -127,6 +129,7 @@ def make_site(
             "preparation": {"source": "made by the tests"},
             "classes": ["background", "prostate"],
             "cases": records,
+            "arrays": {str(matrix): hashes},
             "licence": "Apache-2.0",
             "citation": "none",
         },
@@ -175,6 +178,7 @@ def make_image_site(
     arrays.mkdir(parents=True)
     np.save(arrays / "images.npy", np.stack(pictures))
     np.save(arrays / "labels.npy", np.array(labels, np.uint8))
+    hashes = write_hashes(arrays)
     Manifest.parse(
         {
             "schema": 1,
@@ -184,6 +188,7 @@ def make_image_site(
             "preparation": {"source": "made by the tests"},
             "classes": SHAPE_CLASSES,
             "pictures": records,
+            "arrays": {str(size): hashes},
             "licence": "Apache-2.0",
             "citation": "none",
         },

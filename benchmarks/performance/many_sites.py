@@ -29,6 +29,7 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks.performance import record
 from benchmarks.performance.flare_overhead import environment
 from benchmarks.performance.many_rounds import memory
+from fedshift.data.blocks import write_hashes
 from fedshift.federation.resolve import resolve
 from fedshift.flare.export import write_job
 from fedshift.schema.job import JobSpec
@@ -105,6 +106,7 @@ def noise_site(folder: Path, job: JobSpec, site: str) -> None:
     labels = rng.integers(0, len(task.classes), len(splits))
     np.save(arrays / "images.npy", rng.integers(0, 256, (len(splits), channels, size, size), dtype=np.uint8))
     np.save(arrays / "labels.npy", labels.astype(np.uint8))
+    hashes = write_hashes(arrays)
     pictures = [
         {"id": str(i), "sha256": f"{site}{i}", "label": task.classes[labels[i]], "split": split}
         for i, split in enumerate(splits)
@@ -118,6 +120,7 @@ def noise_site(folder: Path, job: JobSpec, site: str) -> None:
             "preparation": {"source": "random numbers"},
             "classes": list(task.classes),
             "pictures": pictures,
+            "arrays": {str(size): hashes},
             "licence": "Apache-2.0",
             "citation": "none",
         },

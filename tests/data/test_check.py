@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import shutil
+import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +18,10 @@ from scanfiles import rotation, volume, write_dicom, write_pair
 from data_prep.prostate import prepare_prostate
 from data_prep.volumes import CaseFiles, write_site
 from fedshift.cli import data
+from fedshift.data.blocks import write_hashes
 from fedshift.data.casefiles import Finding
 from fedshift.data.check import check
+from fedshift.data.integrity import fault
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import FILE_NAME
 
@@ -101,6 +106,13 @@ def remake(path: Path, **options: object) -> None:
     sitk.WriteImage(mask, str(path.with_name("Case01_segmentation.nii.gz")))
 
 
+def claim(path: Path, *shape: int) -> None:
+    """Leave a file's voxels as they are, and give its header another shape."""
+    content = bytearray(gzip.decompress(path.read_bytes()))
+    struct.pack_into("<4h", content, 40, 3, *shape)
+    path.write_bytes(gzip.compress(content))
+
+
 IMAGE, MASK = "Case01.nii.gz", "Case01_segmentation.nii.gz"
 ERRORS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "missing mask": (lambda d: (d / MASK).unlink(), IMAGE, "has no mask"),
@@ -116,6 +128,11 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda d: edit(d / MASK, lambda v: v * 0.5, dtype=np.float32),
         MASK,
         "has fractional values such as 0.5",
+    ),
+    "a few bytes that stand for many gigabytes": (
+        lambda d: claim(d / IMAGE, 2000, 2000, 2000),
+        IMAGE,
+        "has 2000 x 2000 x 2000 voxels, at most 1,073,741,824 are read",
     ),
     "NaN in the mask": (
         lambda d: edit(d / MASK, lambda v: np.where(v > 0, np.nan, 0.0), dtype=np.float32),
@@ -229,6 +246,17 @@ def test_preparation_refuses_what_check_calls_an_error(scans: Path, tmp_path: Pa
         prepare_prostate(scans.parent, tmp_path / "out")
     assert {file: file.read_bytes() for file in site.rglob("*") if file.is_file()} == before
     assert [entry.name for entry in site.parent.iterdir()] == ["HK"]
+
+
+def test_a_file_is_unpacked_in_small_pieces(scans: Path) -> None:
+    """What follows the voxels may be compressed a thousandfold."""
+    path = scans / IMAGE
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(96 << 20)))
+    tracemalloc.start()
+    assert fault(path) is None
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert path.stat().st_size < 1 << 20 and peak < 48 << 20
 
 
 WARNINGS: dict[str, tuple[Callable[[Path], object], str, str]] = {
@@ -390,6 +418,18 @@ PREPARED: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
         "16",
         "images.npy is truncated",
     ),
+    "arrays overwritten": (
+        lambda s: flip_byte(s / "arrays" / "16" / "images.npy"),
+        "error",
+        "16",
+        "images.npy has changed since it was written",
+    ),
+    "arrays overwritten, with their hashes": (
+        lambda s: (flip_byte(s / "arrays" / "16" / "images.npy"), write_hashes(s / "arrays" / "16")),
+        "error",
+        "16",
+        "hashes.json has changed since the site was prepared",
+    ),
     "manifest broken": (lambda s: cut(s / FILE_NAME, 0.5), "error", FILE_NAME, "not valid JSON"),
     "unknown key": (
         lambda s: change_manifest(s, lambda m: m.update(licens="x")),
@@ -440,7 +480,8 @@ def test_same_content_in_two_splits(scans: Path, tmp_path: Path) -> None:
         second.update({key: first[key] for key in ("sha256_image", "sha256_label")})
 
     change_manifest(site, copy_case)
-    (finding,) = check(site)
+    stale, finding = check(site)
+    assert stale.file.parent.name == "arrays" and "other slices of Case01 than its volumes" in stale.message
     splits = {case["id"]: case["split"] for case in json.loads((site / FILE_NAME).read_text(encoding="utf-8"))["cases"]}
     assert f"one for {splits['Case00']} and one for {splits['Case01']}" in finding.message
 

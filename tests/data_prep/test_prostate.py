@@ -151,7 +151,7 @@ def test_same_download_same_bytes(tmp_path: Path) -> None:
         {f.relative_to(tmp_path / root): f.read_bytes() for f in (tmp_path / root).rglob("*") if f.is_file()}
         for root in ("one", "two")
     ]
-    assert files[0] == files[1] and len(files[0]) == 9
+    assert files[0] == files[1] and len(files[0]) == 10
 
 
 @pytest.mark.parametrize(

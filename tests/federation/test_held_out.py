@@ -183,7 +183,7 @@ def test_data_of_another_kind_are_not_scored(three_image_sites: dict[str, Path],
     path.write_text(path.read_text(encoding="utf-8").replace('"phantom"', '"images"'), encoding="utf-8")
     results = run(job_without("C"), three_image_sites, tmp_path / "mixed")
     assert results.final is not None and results.final.last.held_out == {}
-    assert "either simulated data everywhere or nowhere" in results.evaluations[0].rejected[0].reason
+    assert "does not mix simulated and real" in results.evaluations[0].rejected[0].reason
     assert set(results.data) == {"A", "B"}
 
 

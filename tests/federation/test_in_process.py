@@ -20,7 +20,7 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.selection import Selection
 from fedshift.federation.site import local_training
 from fedshift.federation.site.site import Site
-from fedshift.schema.errors import ConfigError, DataError, MixedDataError, QuorumError
+from fedshift.schema.errors import ConfigError, DataError, QuorumError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
 from fedshift.schema.results import BEST, LAST, read_results
@@ -296,8 +296,10 @@ def test_a_folder_of_another_site_is_refused(three_sites: dict[str, Path], tmp_p
 def test_simulated_and_real_data_do_not_meet(three_sites: dict[str, Path], tmp_path: Path) -> None:
     manifest = three_sites["HK"] / "manifest.json"
     manifest.write_text(manifest.read_text(encoding="utf-8").replace('"phantom"', '"patients"'))
-    with pytest.raises(MixedDataError, match="site HK has data of kind patients and site BIDMC of kind phantom"):
-        run_in_process(small_job("fedavg"), three_sites, tmp_path / "run")
+    run_in_process(small_job("fedavg"), three_sites, tmp_path / "run")
+    results = read_results(tmp_path / "run")
+    assert list(results.data) == ["BIDMC", "UCL"] and [r.absent for r in results.rounds] == [["HK"], ["HK"]]
+    assert "kind patients and the others of kind phantom" in results.statistics.rejected[0].reason
 
 
 def test_a_site_that_breaks_in_the_last_step_keeps_its_old_state(

@@ -17,7 +17,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from fedshift.federation.site.site import Site
 from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
-from fedshift.schema.errors import ConfigError, QuorumError
+from fedshift.schema.errors import QuorumError
 from fedshift.schema.identity import Identity
 from fedshift.schema.messages import Scores, SiteInfo, Update
 from fedshift.schema.results import Rejection
@@ -84,10 +84,11 @@ def test_a_sites_own_reason_is_kept(aggregator: FedshiftAggregator) -> None:
     assert faults(aggregator) == [Rejection(site="HK", key="statistics", reason="the disk is full")]
 
 
-def test_mixing_simulated_and_real_data_ends_the_job(aggregator: FedshiftAggregator) -> None:
-    send(aggregator, codec.encode_answers([statistics("BIDMC")]), client="BIDMC", task=codec.STATISTICS)
-    with pytest.raises(ConfigError, match="simulated data everywhere or nowhere"):
-        send(aggregator, codec.encode_answers([statistics("HK", "patients")]), client="HK", task=codec.STATISTICS)
+def test_a_site_with_other_data_than_the_others_is_left_out(aggregator: FedshiftAggregator) -> None:
+    for site, kind in (("HK", "patients"), ("BIDMC", "phantom"), ("UCL", "phantom")):
+        send(aggregator, codec.encode_answers([statistics(site, kind)]), client=site, task=codec.STATISTICS)
+    aggregator.coordinator.close()
+    assert [(fault.site, fault.key) for fault in aggregator.coordinator.results.statistics.rejected] == [("HK", "info")]
 
 
 def test_an_unknown_kind_of_data_is_left_out(aggregator: FedshiftAggregator) -> None:

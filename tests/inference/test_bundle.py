@@ -20,6 +20,7 @@ from scanfiles import rotation
 import fedshift
 from fedshift.cli import main
 from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import read_model_file
 from fedshift.inference import export
 from fedshift.inference.bundle import script
 from fedshift.inference.model import Choice, make_ready, open_model
@@ -89,6 +90,42 @@ def test_a_bundle_says_what_it_is_and_names_no_site(trained: Run, tmp_path: Path
     needed = {"version", "monai_version", "pytorch_version", "numpy_version", "task", "description", "authors"}
     assert needed <= metadata.keys()
     assert main(["export", str(model), "--bundle", str(bundle), "--site", "HK"]) == 2, "the folder exists"
+
+
+def expressions(content: Any) -> list[str]:
+    """Texts that MONAI would execute."""
+    if isinstance(content, dict | list):
+        return [
+            text for part in (content.values() if isinstance(content, dict) else content) for text in expressions(part)
+        ]
+    return [content] if isinstance(content, str) and content.startswith("$") else []
+
+
+def test_nothing_from_a_model_file_is_executed_or_is_markup(tmp_path: Path) -> None:
+    """MONAI executes every text of a bundle's configuration that begins with ``$``."""
+    hostile = "$__import__('os').system('id') | <script>alert(1)</script>"
+    paths = {"hostile": hostile, "plain": "from scratch"}
+    written = {}
+    for name, initial in paths.items():
+        file = save_model(tmp_path / f"{name}.pt", small_job("fedavg"), initial_weights=initial)
+        assert main(["export", str(file), "--bundle", str(tmp_path / name), "--device", "cpu"]) == 0
+        texts = {
+            p.name: p.read_text(encoding="utf-8") for p in (tmp_path / name).rglob("*") if p.suffix in (".json", ".md")
+        }
+        written[name] = texts
+        assert expressions(json.loads(texts["metadata.json"])) == []
+    assert written["hostile"]["inference.json"] == written["plain"]["inference.json"]
+    card = written["hostile"]["README.md"]
+    assert "<script>" not in card and "| <" not in card and r"\| \<script\>" in card
+
+
+def test_a_class_named_like_code_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = save_model(tmp_path / "model.pt", small_job("fedavg"))
+    content = read_model_file(file)
+    content["job"]["task"]["classes"] = ["background", "$__import__('os').system('id')"]
+    torch.save(content, file)
+    assert main(["export", str(file), "--bundle", str(tmp_path / "bundle"), "--device", "cpu"]) == 2
+    assert "cannot be the name of a class" in capsys.readouterr().err and not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize("methods", ["fedavg", "fedfa+fedrdn", "harmofl"])

@@ -38,6 +38,7 @@ ELSEWHERE = {
     "federation/refusals": "federation/test_resolve.py",
     "federation/server/global_model": "federation/server/test_coordinator.py",
     "federation/server/inbound": "federation/server/test_update_check.py",
+    "federation/server/replaced_update": "federation/server/test_clipping.py",
     "federation/server/run_record": "federation/server/test_run_files.py",
     "federation/server/spool": "federation/server/test_robust.py",
     "federation/server/state_files": "federation/server/test_run_files.py",

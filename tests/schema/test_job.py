@@ -82,7 +82,8 @@ def test_a_file_that_is_no_job_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         read_job(tmp_path / "none.yaml")
     path = tmp_path / "job.yaml"
-    for text, reason in (("- a\n", "mapping|keys"), ("a: [", "not valid YAML")):
+    deep = "a: " + "[" * 5000 + "]" * 5000
+    for text, reason in (("- a\n", "mapping|keys"), ("a: [", "not valid YAML"), (deep, "nested too deeply")):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=reason):
             read_job(path)

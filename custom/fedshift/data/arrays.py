@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedshift.data import blocks
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Manifest, read_manifest
 
@@ -39,16 +40,20 @@ class SliceArrays:
     matrix: int
 
 
-def open_arrays(site_dir: Path, *, matrix: int, clip_above_quantile: float = CLIP_ABOVE_QUANTILE) -> SliceArrays:
+def open_arrays(
+    site_dir: Path, *, matrix: int, clip_above_quantile: float = CLIP_ABOVE_QUANTILE, full: bool = False
+) -> SliceArrays:
     """Open a site's slices at ``matrix`` x ``matrix`` pixels; build the arrays from its volumes if they are missing.
 
     Args:
         site_dir: the prepared site.
         matrix: rows and columns of a slice.
         clip_above_quantile: intensities of a volume are clipped above this quantile.
+        full: compare all bytes with their hashes, not only as many as take no time (`fedshift.data.blocks.verify`).
 
     Raises:
-        DataError: no prepared site there, an unreadable volume, or arrays that do not match the manifest.
+        DataError: no prepared site there, an unreadable volume, arrays that do not match the manifest, or arrays that
+            have changed since they were written.
     """
     manifest = read_manifest(site_dir)
     folder = arrays_dir(site_dir, manifest, matrix, clip_above_quantile)
@@ -56,6 +61,7 @@ def open_arrays(site_dir: Path, *, matrix: int, clip_above_quantile: float = CLI
         build_arrays(site_dir, manifest, matrix, clip_above_quantile)
     slices = sum(case.shape[0] for case in manifest.cases)
     images, labels = (_open(folder / name, slices, matrix) for name in ("images.npy", "labels.npy"))
+    blocks.verify(folder, manifest.arrays.get(folder.name), fix=rebuilt(folder), full=full)
     return SliceArrays(images=images, labels=labels, manifest=manifest, matrix=matrix)
 
 
@@ -81,8 +87,12 @@ def arrays_dir(
 
 def build_arrays(
     site_dir: Path, manifest: Manifest, matrix: int, clip_above_quantile: float = CLIP_ABOVE_QUANTILE
-) -> None:
-    """Write the folder of arrays under a temporary name, then rename it; another process may be faster."""
+) -> str:
+    """Write the folder of arrays under a temporary name, then rename it; another process may be faster.
+
+    Returns:
+        The hash of its ``hashes.json``: `fedshift.data.blocks.write_hashes`.
+    """
     from fedshift.data.scans import read_scan  # imports SimpleITK, which training does not need
 
     target = arrays_dir(site_dir, manifest, matrix, clip_above_quantile)
@@ -98,22 +108,21 @@ def build_arrays(
             part = slice(case.offset, case.offset + case.shape[0])
             for stack, end in zip(stacks, ("", "_mask"), strict=True):
                 path = site_dir / "volumes" / f"{case.id}{end}.nii.gz"
-                voxels = radiological(read_scan(path).voxels)
+                voxels = read_scan(path).voxels
                 if voxels.shape != case.shape:
                     raise DataError(
                         f"{path} has shape {voxels.shape}, the manifest says {case.shape}: prepare the site again"
                     )
-                if end:
-                    stack[part] = resize_labels(voxels, matrix)
-                else:
-                    stack[part] = resize_images(to_uint8(voxels, clip_above_quantile), matrix)
+                stack[part] = labels_of(voxels, matrix) if end else slices_of(voxels, matrix, clip_above_quantile)
         for stack in stacks:
             stack.flush()
+        written = blocks.write_hashes(beside)
         try:
             beside.rename(target)
         except OSError:
             if not target.is_dir():  # otherwise another process was first, with the same bytes
                 raise
+        return written
     except OSError as error:
         raise DataError(
             f"{target} cannot be written ({error.strerror}): make room or give write permission, "
@@ -121,6 +130,16 @@ def build_arrays(
         ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def slices_of(voxels: np.ndarray, matrix: int, clip_above_quantile: float) -> np.ndarray:
+    """The cached slices uint8 ``[z, matrix, matrix]`` of a volume ``[z, y, x]`` in RAS orientation."""
+    return resize_images(to_uint8(radiological(voxels), clip_above_quantile), matrix)
+
+
+def labels_of(voxels: np.ndarray, matrix: int) -> np.ndarray:
+    """The cached labels uint8 ``[z, matrix, matrix]`` of a mask ``[z, y, x]`` in RAS orientation."""
+    return resize_labels(radiological(voxels), matrix)
 
 
 def radiological(voxels: np.ndarray) -> np.ndarray:
@@ -209,8 +228,13 @@ def resize_weights(before: int, after: int) -> np.ndarray:
     return np.asarray(np.clip(1 - np.abs(centres[:, None] - np.arange(before)[None, :]), 0, 1))
 
 
+def rebuilt(folder: Path) -> str:
+    """What to do about a folder of arrays that cannot be used."""
+    return f"delete the folder {folder}, it will be rebuilt"
+
+
 def _open(path: Path, slices: int, matrix: int) -> np.ndarray:
-    again = f"delete the folder {path.parent}, it will be rebuilt"
+    again = rebuilt(path.parent)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.arrays import cached_arrays, open_arrays
+from fedshift.data.arrays import SliceArrays, cached_arrays, labels_of, open_arrays, slices_of
 from fedshift.data.casefiles import CaseFiles, CasePair, Finding, dummy_finding, is_dummy, read_case, structure_of
 from fedshift.data.images import open_images
 from fedshift.data.scans import content_hash
@@ -119,6 +119,9 @@ def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iter
     if manifest.pictures:
         yield from _check_pictures(site, manifest, seen, tell)
         return
+    opened = list(_opened_arrays(site))
+    yield from (found for found in opened if isinstance(found, Finding))
+    caches = {found.folder: found for found in opened if isinstance(found, _Cache)}
     dummies = 0
     for case in manifest.cases:
         tell(f"{manifest.site} {case.id}")
@@ -127,10 +130,15 @@ def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iter
         yield from findings
         if pair is not None:
             dummies += is_dummy(pair.image)
-            yield from _fits_manifest(files, pair, case)
+            changed = list(_fits_manifest(files, pair, case))
+            yield from changed
+            stale = [folder for folder, cache in caches.items() if not changed and not cache.is_of(pair, case)]
+            for folder in stale:
+                del caches[folder]
+                what = f"has other slices of {case.id} than its volumes"
+                yield Finding("error", folder, what, "delete it, it is made again")
             yield from _twice(files, pair, case.split, seen)
     yield from _not_listed(site, manifest)
-    yield from _unusable_arrays(site, manifest)
     for split in ("train", "val", "test"):
         if split not in {case.split for case in manifest.cases}:
             yield Finding("warning", site, f"has no {split} case", "add cases, three are the least")
@@ -154,7 +162,7 @@ def _check_pictures(site: Path, manifest: Manifest, seen: _Seen, tell: Progress)
     for folder in sorted((site / "arrays").glob("*")):
         if folder.name.isdigit():
             try:
-                open_images(site, size=int(folder.name), channels=_channels(folder / "images.npy"))
+                open_images(site, size=int(folder.name), channels=_channels(folder / "images.npy"), full=True)
             except DataError as error:
                 what = f"cannot be used ({str(error).split(': ')[0]})"
                 yield Finding("error", folder, what, "prepare the site again")
@@ -220,10 +228,27 @@ def _not_listed(site: Path, manifest: Manifest) -> Iterator[Finding]:
             yield Finding("warning", file, "is not in the manifest and is not used", "delete it")
 
 
-def _unusable_arrays(site: Path, manifest: Manifest) -> Iterator[Finding]:
+@dataclass(frozen=True)
+class _Cache:
+    """Cached slices of a site, which can be compared with its volumes."""
+
+    folder: Path
+    arrays: SliceArrays
+    clip_above_quantile: float
+
+    def is_of(self, pair: CasePair, case: Case) -> bool:
+        """Whether the slices are those that the volumes give."""
+        rows = slice(case.offset, case.offset + case.shape[0])
+        images = slices_of(pair.image.voxels, self.arrays.matrix, self.clip_above_quantile)
+        labels = labels_of(pair.mask.voxels, self.arrays.matrix)
+        return np.array_equal(self.arrays.images[rows], images) and np.array_equal(self.arrays.labels[rows], labels)
+
+
+def _opened_arrays(site: Path) -> Iterator[_Cache | Finding]:
     for folder, matrix, clip_above_quantile in cached_arrays(site):
         try:
-            open_arrays(site, matrix=matrix, clip_above_quantile=clip_above_quantile)
+            arrays = open_arrays(site, matrix=matrix, clip_above_quantile=clip_above_quantile, full=True)
+            yield _Cache(folder, arrays, clip_above_quantile)
         except DataError as error:
             what = f"cannot be used ({str(error).split(': ')[0]})"
             yield Finding("error", folder, what, "delete it, it is made again")

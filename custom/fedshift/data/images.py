@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedshift.data import blocks
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Manifest, read_manifest
 
@@ -20,11 +21,18 @@ class ImageArrays:
     manifest: Manifest
 
 
-def open_images(folder: Path, *, size: int, channels: int) -> ImageArrays:
+def open_images(folder: Path, *, size: int, channels: int, full: bool = False) -> ImageArrays:
     """Open a site's images at ``size`` x ``size`` pixels.
 
+    Args:
+        folder: the prepared site.
+        size: rows and columns of an image.
+        channels: 3 for RGB, 1 for grey.
+        full: compare all bytes with their hashes, not only as many as take no time (`fedshift.data.blocks.verify`).
+
     Raises:
-        DataError: no prepared site there, none of that size, or arrays that do not fit the manifest.
+        DataError: no prepared site there, none of that size, arrays that do not fit the manifest, or arrays that have
+            changed since they were written.
     """
     manifest = read_manifest(folder)
     if manifest.cases:
@@ -48,6 +56,10 @@ def open_images(folder: Path, *, size: int, channels: int) -> ImageArrays:
             f"{arrays / 'labels.npy'} says {manifest.classes[labels[row]]} of picture {manifest.pictures[row].id}, the "
             f"manifest {manifest.pictures[row].label}: prepare the site again"
         )
+    known = manifest.arrays.get(str(size))
+    if known is None:
+        raise DataError(f"{folder / 'manifest.json'} has no hash of {arrays}: prepare the site again")
+    blocks.verify(arrays, known, fix="prepare the site again", full=full)
     return ImageArrays(images, labels, manifest)
 
 

@@ -15,6 +15,8 @@ from nibabel.filebasedimages import ImageFileError
 from nibabel.spatialimages import HeaderDataError
 
 CHUNK = 1 << 20
+MOST_AT_ONCE = 16 << 20
+"""Bytes that are decompressed at a time; a chunk can hold a thousand times its own length."""
 
 
 def fault(path: Path) -> str | None:
@@ -94,8 +96,8 @@ def _unpacked_length(path: Path, window: int, start: int = 0) -> int:
         file.seek(start)
         while chunk := file.read(CHUNK):
             while chunk:
-                length += len(unpack.decompress(chunk))
-                chunk = unpack.unused_data
+                length += len(unpack.decompress(chunk, MOST_AT_ONCE))
+                chunk = unpack.unused_data if unpack.eof else unpack.unconsumed_tail
                 if unpack.eof:
                     if window == 0 or not chunk.startswith(b"\x1f\x8b"):
                         return length  # what follows the stream's end is padding

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ quiet_itk()
 
 SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 ORIENTATION = "RAS"
+MOST_VOXELS = 2**30
+"""A scan with more voxels is refused before it is decoded, which takes up to 32 bytes of memory for each voxel."""
 
 
 class ScanError(DataError):
@@ -75,9 +78,16 @@ def read_scan(path: Path, *, channel: int | None = None, direction: tuple[float,
         direction: replaces the direction in the file, for headers that are known to be wrong.
 
     Raises:
-        ScanError: unreadable, truncated, NaN, 4D, several values per voxel, fewer than three slices.
+        ScanError: unreadable, truncated, NaN, 4D, several values per voxel, fewer than three slices, too large.
     """
     require_text(path)
+    try:
+        return _read_oriented(path, channel, direction)
+    except MemoryError:
+        raise ScanError(path, "does not fit into this machine's memory", "crop it, or use a larger machine") from None
+
+
+def _read_oriented(path: Path, channel: int | None, direction: tuple[float, ...] | None) -> Scan:
     image = _read_series(path) if path.is_dir() else _read_file(path)
     components = image.GetNumberOfComponentsPerPixel()
     if components != 1:
@@ -138,6 +148,7 @@ def _read_file(path: Path) -> sitk.Image:
         raise ScanError(path, "does not exist", "name a scan that is there")
     if path.stat().st_size == 0:
         raise ScanError(path, "is an empty file", again)
+    _refuse_too_large(path)
     if damage := fault(path):
         raise ScanError(path, f"cannot be read, {damage}", again)
     try:
@@ -148,6 +159,24 @@ def _read_file(path: Path) -> sitk.Image:
                 path, "has a sheared coordinate system", "resample it onto a grid with right angles"
             ) from None
         raise ScanError(path, "cannot be read, it is damaged, truncated or not an image", again) from None
+
+
+def _refuse_too_large(path: Path) -> None:
+    """Refuse a file whose header names too many voxels; a small compressed file may hold very many.
+
+    Raises:
+        ScanError: there are too many.
+    """
+    reader = sitk.ImageFileReader()
+    reader.SetFileName(str(path))
+    try:
+        reader.ReadImageInformation()
+    except RuntimeError:  # no valid header: what is wrong with it is found by whoever reads the file
+        return
+    voxels = math.prod(reader.GetSize()) * reader.GetNumberOfComponents()
+    if voxels > MOST_VOXELS:
+        size = " x ".join(map(str, reader.GetSize()))
+        raise ScanError(path, f"has {size} voxels, at most {MOST_VOXELS:,} are read", "crop or resample it")
 
 
 def _read_series(folder: Path) -> sitk.Image:

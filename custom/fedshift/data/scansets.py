@@ -94,7 +94,7 @@ def pair_msd(folder: Path) -> ScanSet:
             content = json.loads(description.read_text(encoding="utf-8"))
             names = {str(name).lower(): int(index) for index, name in content.get("modality", {}).items()}
             listed = [folder / entry["image"] for entry in content.get("training", [])]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{description} cannot be parsed ({error}): download it again or remove it") from None
         if names and "t2" not in names:
             raise DataError(f"{description} names the channels {', '.join(names)}, not T2: it is not the prostate task")

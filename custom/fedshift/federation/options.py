@@ -71,7 +71,7 @@ def _parse(text: str) -> Option:
         keys[0] = keys[0].lower()
     try:
         return Option(text, tuple(keys), yaml.safe_load(value))
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         raise ConfigError(f"--set {text}: the value is not valid YAML, such as 0.3, name or [1, 2]") from None
 
 

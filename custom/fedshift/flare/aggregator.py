@@ -19,7 +19,7 @@ from fedshift.flare.hosts import hosts
 from fedshift.flare.keys import SERVER_KEYS, read_keys
 from fedshift.flare.patches.numpy_arrays import laid_out
 from fedshift.methods import method_set
-from fedshift.schema.errors import MixedDataError
+from fedshift.schema.errors import DiskFull
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Scores, Update
 from fedshift.schema.results import Rejection
@@ -43,6 +43,7 @@ class FedshiftAggregator(FLComponent):
         on_progress: Callable[[Coordinator], None],
         on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
         startup: Path | None = None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make the coordinator, with the initial model or with what an interrupted run left in ``folder``.
 
@@ -52,14 +53,19 @@ class FedshiftAggregator(FLComponent):
             on_progress: called whenever there is something new to show.
             on_reject: called for each rejected answer, with its round.
             startup: the kit's ``startup`` folder, where an encrypted job finds the server's keys.
+            stopped: whether the job was aborted.
         """
         method_set.require_federation(job)
         self._tell, self._message = on_progress, False
         if job.federation.encryption is None:
-            self.coordinator = Coordinator(job, folder, on_progress=self._note, on_reject=on_reject, lay_out=laid_out)
+            self.coordinator = Coordinator(
+                job, folder, on_progress=self._note, on_reject=on_reject, lay_out=laid_out, stopped=stopped
+            )
         else:
             keys = read_keys(startup or folder, SERVER_KEYS)
-            self.coordinator = EncryptedCoordinator(job, folder, keys=keys, on_progress=self._note, on_reject=on_reject)
+            self.coordinator = EncryptedCoordinator(
+                job, folder, keys=keys, on_progress=self._note, on_reject=on_reject, stopped=stopped
+            )
         self._hosts = hosts(job)
         self.coordinator.resume()
 
@@ -69,14 +75,13 @@ class FedshiftAggregator(FLComponent):
         The workflow has put the client's name, as FLARE authenticated it, into the peer's properties.
 
         Raises:
-            MixedDataError: the job mixes simulated and real data, so it can't go on.
-            OSError: the answer can't be stored on this machine.
+            DiskFull, OSError: the answer can't be stored on this machine.
         """
         client = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "")
         self._message = True
         try:
             return self._accept(client, shareable)
-        except (MixedDataError, OSError):
+        except (DiskFull, OSError):
             raise
         except Exception as error:  # a malformed answer must not end the job
             log.exception("the answer of %s cannot be read", client)

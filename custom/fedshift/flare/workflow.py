@@ -145,7 +145,14 @@ class FedshiftWorkflow(Controller):
         try:
             startup = Path(fl_ctx.get_workspace().get_startup_kit_dir())
             audit = partial(_audit, fl_ctx.get_job_id())
-            aggregator.begin(job, folder, on_progress=progress.update, on_reject=audit, startup=startup)
+            aggregator.begin(
+                job,
+                folder,
+                on_progress=progress.update,
+                on_reject=audit,
+                startup=startup,
+                stopped=lambda: bool(abort_signal.triggered),
+            )
             coordinator = aggregator.coordinator
             events.update(coordinator.results)  # after a restart the curves are written again from round 1
             if coordinator.results.final is not None:
@@ -189,7 +196,7 @@ class FedshiftWorkflow(Controller):
 
         Raises:
             Stopped: the job was aborted.
-            ConfigError: the job mixes simulated and real data.
+            DiskFull, OSError: an answer can't be stored on this machine.
         """
         coordinator = self._aggregator.coordinator
         invited = set(coordinator.invited)
@@ -200,7 +207,7 @@ class FedshiftWorkflow(Controller):
         task = Task(name, data=data, result_received_cb=self._receive)
         share_data(task)
         share(data, clients=len(asked))
-        started = time.monotonic()
+        started = time.monotonic() - coordinator.waited
         quorum_after: float | None = None
         with self._changed:
             self._open, self._answered = True, set()
@@ -213,7 +220,7 @@ class FedshiftWorkflow(Controller):
                 events.update(coordinator.results)
             with self._changed:
                 while self._fault is None:
-                    elapsed = time.monotonic() - started
+                    elapsed = time.monotonic() - started - coordinator.waited
                     usable = coordinator.usable
                     if quorum_after is None and usable >= patience.min_sites:
                         quorum_after = elapsed
@@ -266,7 +273,10 @@ class FedshiftWorkflow(Controller):
     def _fail(self, reason: str, progress: ProgressFile, fl_ctx: FLContext) -> None:
         coordinator = getattr(self._aggregator, "coordinator", None)
         if coordinator is not None:
-            coordinator.results.write(coordinator.folder)
+            try:
+                coordinator.results.write(coordinator.folder)
+            except OSError as error:
+                log.warning("results.json is that of the last saved round, because it cannot be written: %s", error)
         progress.fail(reason)
         log.error("%s", reason)
         self.system_panic(reason, fl_ctx)

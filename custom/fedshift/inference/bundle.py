@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shutil
 import uuid
 from importlib import metadata as packages
@@ -123,7 +124,7 @@ def write_bundle(model: Model, ready: ReadyModel, folder: Path) -> None:
             (staging / part).mkdir(parents=True)
         write_torchscript(model, ready, staging / "models" / "model.ts")
         texts = {
-            "configs/metadata.json": _json(_metadata(model, ready)),
+            "configs/metadata.json": _json(_plain(_metadata(model, ready), model.path)),
             "configs/inference.json": _json(_inference(model)),
             "docs/README.md": model_card(model, ready),
             "scripts/__init__.py": '"""Functions that the configuration calls."""\n',
@@ -148,6 +149,19 @@ def script() -> str:
 
 def _json(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _plain(content: Any, path: Path) -> Any:
+    """Refuse metadata that MONAI would execute or resolve: it takes texts that begin with $, @ or % for more than text.
+
+    Raises:
+        ConfigError: the model file has such a text.
+    """
+    for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        _plain(value, path)
+    if isinstance(content, str) and content.lstrip().startswith(("$", "@", "%")):
+        raise ConfigError(f"{path} names something {content[:40]!r}, which MONAI would execute: it is not exported")
+    return content
 
 
 def _inference(model: Model) -> dict[str, Any]:
@@ -231,7 +245,7 @@ def _metadata(model: Model, ready: ReadyModel) -> dict[str, Any]:
         "pytorch_version": torch.__version__.partition("+")[0],
         "numpy_version": np.__version__,
         "required_packages_version": {"nibabel": packages.version("nibabel")},
-        "name": f"{target} segmentation, {'+'.join(job.methods)}",
+        "name": f"Segmentation of the {target}, {'+'.join(job.methods)}",
         "task": f"Segmentation of the {target} in volumes, slice by slice",
         "description": f"{_training_sentence(header)} {_ORIGIN} {_statistics_sentence(ready)}",
         "authors": "the federation that trained the model; exported by fedshift",
@@ -270,7 +284,7 @@ def _metadata(model: Model, ready: ReadyModel) -> dict[str, Any]:
                     "dtype": "float32",
                     "value_range": [],
                     "is_patch_data": False,
-                    "channel_def": {"0": f"{background} (logit)", "1": f"{target} (logit)"},
+                    "channel_def": {"0": f"logit of {background}", "1": f"logit of {target}"},
                 }
             },
         },
@@ -313,15 +327,15 @@ def model_card(model: Model, ready: ReadyModel) -> str:
     """The text of the bundle's ``docs/README.md``."""
     header, data, job = model.header, model.data, model.header.job
     target = job.task.classes[1]
-    scores = "".join(f"| {name} | {value:.4f} |\n" for name, value in header.scores.items()) or "| unknown | |\n"
+    scores = "".join(f"| {_text(name)} | {value:.4f} |\n" for name, value in header.scores.items()) or "| unknown | |\n"
     warning = (
         "> **Simulated data.** This model was trained on a phantom, not on patients, to show that the software works.\n"
         "> Do not use it on real scans.\n\n"
         if header.kind == "phantom"
         else ""
     )
-    options = "".join(f"- `{name}`: {_options(given)}\n" for name, given in job.methods.items())
-    notes = "".join(f"- {note[0].upper()}{note[1:]}.\n" for note in ready.notes)
+    options = "".join(f"- {_text(name)}: {_options(given)}\n" for name, given in job.methods.items())
+    notes = "".join(f"- {_text(note[0].upper() + note[1:])}.\n" for note in ready.notes)
     return f"""# Segmentation of the {target}: {"+".join(job.methods)}
 
 {warning}**Research use only. This is not a medical device; do not use it for diagnosis or treatment.**
@@ -344,12 +358,12 @@ needs `monai`, `torch`, `nibabel` and `fire`. The masks are the same as those of
 |---|---|
 | sites | {len(header.sites)} (their names are not part of this bundle) |
 | data | {_DATA_DESCRIPTIONS[header.kind]} |
-| network | `{job.task.network.name}`, {_options(job.task.network.options)} |
-| initial weights | {header.initial_weights} |
+| network | {_text(job.task.network.name)}, {_options(job.task.network.options)} |
+| initial weights | {_text(header.initial_weights)} |
 | round | {header.round} of {job.task.schedule.rounds} |
 | precision | {_PRECISION_DESCRIPTIONS[job.task.schedule.precision]} |
 | seed | {job.seed} |
-| fedshift | {header.fedshift} |
+| fedshift | {_text(header.fedshift)} |
 
 Methods, with their options:
 
@@ -379,7 +393,12 @@ and by the licences of its data.
 
 
 def _options(given: dict[str, Any]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in given.items()) or "no options"
+    return ", ".join(f"{_text(key)} = {_text(str(value))}" for key, value in given.items()) or "no options"
+
+
+def _text(text: str) -> str:
+    """A text of the model file for a Markdown table: one line, in which nothing is markup."""
+    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", " ".join(text.split()))
 
 
 def _licence_text() -> str:

@@ -7,8 +7,10 @@ round of the evaluated model: ``test_best/<metric>/<site>`` and ``test_last/<met
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -17,6 +19,8 @@ from fedshift.schema.results import Results
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+log = logging.getLogger("fedshift")
 
 FOLDER = "tb_events"
 
@@ -35,6 +39,7 @@ class Events:
         self._writer: SummaryWriter | None = None
         self._written: set[tuple[str, int]] = set()
         self._n_written_records = 0
+        self._failed = False
 
     def prepare(self) -> None:
         """Create the event files, which takes about a second. `update` does this if it has not been done."""
@@ -43,7 +48,16 @@ class Events:
         self._writer = SummaryWriter(str(self._folder))
 
     def update(self, results: Results) -> None:
-        """Write the points that are new since the last call."""
+        """Write the points that are new since the last call. A full disk ends the curves, not the run."""
+        if self._failed:
+            return
+        try:
+            self._update(results)
+        except OSError as error:
+            self._failed = True
+            log.warning("curves for TensorBoard are written no more: %s", error)
+
+    def _update(self, results: Results) -> None:
         # The last evaluation adds points to earlier rounds.
         start = self._n_written_records if results.final is None else 0
         new = [p for p in scalars(results, start=start) if p[:2] not in self._written]
@@ -62,7 +76,8 @@ class Events:
     def close(self) -> None:
         """Close the event files."""
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):  # the disk is full, which `update` has said
+                self._writer.close()
 
 
 def scalars(results: Results, *, start: int = 0) -> Iterator[Scalar]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,12 @@ from fedshift.schema.files import write_text
 if TYPE_CHECKING:
     from fedshift.federation.server.coordinator import Coordinator
 
+log = logging.getLogger("fedshift")
+
 FILE_NAME = "progress.json"
 STOPPED = "stopped by the user"
+RESERVE, RESERVED = ".reserved", 1 << 16
+"""A file of so many bytes that gives its room to the last ``progress.json`` of a run whose disk is full."""
 EVALUATION_FRACTION = 0.5
 """Estimated time of the last evaluation, as a fraction of a training round."""
 
@@ -67,6 +72,7 @@ class ProgressFile:
         self._path, self._clock = folder / FILE_NAME, clock
         self._round, self._round_start = -1, clock()
         self._last: tuple[Progress, float] | None = None
+        self._reserve, self._warned = folder / RESERVE, False
 
     def latest(self) -> Progress | None:
         """The last written progress with ``seconds_left`` reduced by the time since; None before the first update."""
@@ -132,9 +138,19 @@ class ProgressFile:
         self._write(last.model_copy(update={"state": state, "reason": reason, "seconds_left": None}))
 
     def _write(self, progress: Progress) -> None:
+        """Write a moment. A full disk does not end the run here: for its last moment, there is room in reserve."""
         self._last = progress, self._clock()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self._path, progress.model_dump_json(indent=1))
+        try:
+            if progress.state != "running":
+                self._reserve.unlink(missing_ok=True)
+            elif not self._reserve.exists():
+                self._reserve.write_bytes(bytes(RESERVED))
+            write_text(self._path, progress.model_dump_json(indent=1))
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                log.warning("%s cannot be written, so it shows an earlier moment of the run: %s", self._path, error)
 
 
 def mark_stopped(folder: Path) -> None:

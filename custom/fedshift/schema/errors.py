@@ -13,12 +13,12 @@ class PolicyError(ConfigError):
     """A request that the site's policy forbids. The message is sent to the server and says nothing about the data."""
 
 
-class MixedDataError(ConfigError):
-    """Simulated and real data in one job. The job ends, whatever the quorum."""
-
-
 class DataError(FedshiftError):
     """A scan, mask, manifest or site folder that cannot be used."""
+
+
+class DiskFull(FedshiftError):
+    """A file of a run could not be written because there was no room for too long."""
 
 
 class TooLittleMemory(FedshiftError):

@@ -18,6 +18,7 @@ from pydantic import (
 
 from fedshift.schema.compression import WeightsAs
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.names import ClassName
 from fedshift.schema.strict import Strict
 
 FILE_NAME = "fedshift.yaml"
@@ -104,7 +105,7 @@ class TaskSpec(Strict):
     protocol: str = "default"
     sites: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_unique)]
     held_out: Annotated[tuple[Name, ...], AfterValidator(_unique)] = ()
-    classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=256), AfterValidator(_unique)]
+    classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=256), AfterValidator(_unique)]
     data: dict[str, Any] = {}
     network: NetworkSpec
     loss: str
@@ -161,9 +162,14 @@ class FederationSpec(Strict):
     number of steps), or if its site reports more than ``max_sample_ratio`` times the median number of samples. None
     disables either limit.
 
-    ``robust`` limits the influence of each accepted update. ``encryption`` makes the server add updates that it cannot
-    read (`fedshift.federation.encryption`). ``weights_as`` sends weights in fewer bytes, in both directions
-    (`fedshift.schema.compression`).
+    An accepted update is limited, so that no site alone decides what the model is: with at least three updates, a
+    change of the parameters or of the running statistics larger than ``clip_norm_ratio`` times that median is scaled
+    down to it, and no site's update counts for more than ``clip_sample_ratio`` times the median number of samples. Each
+    limit that is met is logged. None disables a limit.
+
+    ``robust`` limits the influence of each accepted update further, in place of these two limits. ``encryption`` makes
+    the server add updates that it cannot read (`fedshift.federation.encryption`). ``weights_as`` sends weights in fewer
+    bytes, in both directions (`fedshift.schema.compression`).
     """
 
     min_sites: int = Field(ge=1)
@@ -175,6 +181,8 @@ class FederationSpec(Strict):
     max_update_norm: float = Field(default=10.0, gt=0)
     max_norm_ratio: float | None = Field(default=20.0, ge=1)
     max_sample_ratio: float | None = Field(default=1000.0, ge=1)
+    clip_norm_ratio: float | None = Field(default=5.0, ge=1)
+    clip_sample_ratio: float | None = Field(default=10.0, ge=1)
     robust: RobustSpec | None = None
     encryption: Literal["ckks"] | None = None
     weights_as: WeightsAs = "fp32"
@@ -184,7 +192,8 @@ class FederationSpec(Strict):
         """Leave out options at their default, so that job files stay short."""
         content: dict[str, Any] = serialise(self)
         fields = type(self).model_fields
-        optional = ("shares", "max_norm_ratio", "max_sample_ratio", "robust", "encryption", "weights_as")
+        ratios = ("max_norm_ratio", "max_sample_ratio", "clip_norm_ratio", "clip_sample_ratio")
+        optional = ("shares", *ratios, "robust", "encryption", "weights_as")
         kept = {key for key in content if key not in optional or getattr(self, key) != fields[key].default}
         return {key: value for key, value in content.items() if key in kept}
 
@@ -267,6 +276,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not UTF-8 text: save it in that encoding") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply: write it with fewer levels") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold keys and values, not {type(raw).__name__}")
     return raw

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
+from fedshift.schema.names import ClassName
 from fedshift.schema.strict import Strict
 
 Split = Literal["train", "val", "test"]
@@ -85,6 +86,8 @@ class Manifest(Strict):
     """Description of a prepared site, written once by data_prep.
 
     A site has either volumes (``cases``) or ``pictures``. ``counts``: number of pictures by split and class.
+    ``arrays``: for each folder of arrays that preparation wrote, by its name below ``arrays/``, the hash of its
+    ``hashes.json`` (`fedshift.data.blocks`). Slices of volumes may also be cached later and are not listed then.
     """
 
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -92,10 +95,11 @@ class Manifest(Strict):
     site: str
     kind: Literal["patients", "images", "phantom"]
     preparation: dict[str, Any]
-    classes: tuple[str, ...]
+    classes: tuple[ClassName, ...]
     counts: Counts | None = None
     cases: tuple[Case, ...] = ()
     pictures: tuple[Picture, ...] = ()
+    arrays: dict[str, str] = {}
     licence: str
     citation: str
 
@@ -156,6 +160,7 @@ class Manifest(Strict):
     def write(self, folder: Path) -> None:
         """Write ``folder/manifest.json`` atomically."""
         absent = {"pictures" if self.cases else "cases", *(("counts",) if self.counts is None else ())}
+        absent |= set() if self.arrays else {"arrays"}
         content = self.model_dump(by_alias=True, exclude=absent)
         write_text(folder / FILE_NAME, json.dumps(content, indent=1))
 
@@ -173,6 +178,8 @@ def read_manifest(folder: Path) -> Manifest:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({error}): prepare the site again") from None
+    except RecursionError:
+        raise DataError(f"{path} is nested too deeply: prepare the site again") from None
     return Manifest.parse(raw, where=str(path))
 
 

@@ -14,6 +14,7 @@ from conftest import small_image_job
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.coordinator import Coordinator, Request
 from fedshift.federation.server.global_model import GlobalModel
+from fedshift.federation.server.update_check import Rejected
 from fedshift.schema import compression
 from fedshift.schema.compression import feed_back
 from fedshift.schema.errors import ConfigError, QuorumError
@@ -128,6 +129,36 @@ def test_no_validation_data_are_found_missing_before_the_first_training_round(tm
         assert server.accept(Update(site, 0, 8, 0))
     with pytest.raises(ConfigError, match="validation data"):
         next(requests)
+
+
+def test_a_site_whose_data_are_of_another_kind_is_left_out(tmp_path: Path) -> None:
+    """Whatever the order of the answers: the smaller part is left out, and the run goes on."""
+    server = coordinator(tmp_path, "federation.min_sites=2")
+    requests = server.requests()
+    next(requests)
+    for site, kind in (("A", "phantom"), ("B", "patients"), ("C", "patients")):
+        server.register(SiteInfo(site, kind, 8, 2, 2, "0" * 64, "by hand"))
+        assert server.accept(Update(site, 0, 8, 0))
+    request = next(requests)
+    (rejection,) = server.results.statistics.rejected
+    assert rejection.site == "A" and "data of kind phantom and the others of kind patients" in rejection.reason
+    assert sorted(server.results.data) == sorted(server.results.machines) == ["B", "C"]
+    with pytest.raises(Rejected, match="does not mix"):
+        server.register(SiteInfo("A", "phantom", 8, 2, 2, "0" * 64, "by hand"))
+    answer(server, request, sites="BC")
+    next(requests)
+    assert list(server.results.rounds[0].sites) == ["B", "C"]
+
+
+def test_of_as_many_simulated_as_real_sites_the_real_ones_stay(tmp_path: Path) -> None:
+    server = coordinator(tmp_path, "federation.min_sites=1")
+    requests = server.requests()
+    next(requests)
+    for site, kind in (("A", "phantom"), ("B", "images")):
+        server.register(SiteInfo(site, kind, 8, 2, 2, "0" * 64, "by hand"))
+    assert server.accept(Update("B", 0, 8, 0)) and not server.accept(Update("A", 0, 7, 0))
+    next(requests)
+    assert list(server.results.data) == ["B"]
 
 
 @pytest.mark.parametrize("interrupted", [*range(ROUNDS + 1), ROUNDS + 1, ROUNDS + 2])

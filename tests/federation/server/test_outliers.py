@@ -52,7 +52,7 @@ def test_what_was_usual_in_an_earlier_round_stays_allowed() -> None:
         return [Waiting(name, Change(size, arrays={"fedfa": size})) for name, size in zip("ABC", sizes, strict=False)]
 
     usual = medians(sent(0.5, 1, 2), {})
-    assert usual == {"weights": 1, "fedfa": 1}
+    assert usual == {"weights": 1, "buffers": 0, "fedfa": 1}
     late = sent(0.01, 0.01, 0.5)
     assert medians(late, usual) == usual and medians(sent(9, 9), usual) == usual, "two say nothing"
     assert left_out(*late) == {"C": "weights"}
@@ -60,7 +60,14 @@ def test_what_was_usual_in_an_earlier_round_stays_allowed() -> None:
     assert left_out(*sent(0.01, 0.01, 30), usual=usual) == {"C": "weights"}
     arrays = [Waiting(name, Change(0, arrays={"fedfa": size})) for name, size in zip("ABC", (0, 0, 30), strict=True)]
     assert left_out(*arrays, usual=usual) == {"C": "fedfa"}
-    assert medians(sent(3, 4, 5), usual) == {"weights": 4, "fedfa": 4}
+    assert medians(sent(3, 4, 5), usual) == {"weights": 4, "buffers": 0, "fedfa": 4}
+
+
+def test_running_statistics_far_from_the_others_are_left_out() -> None:
+    """Such as variances of a million times, once: no training brings a model back from them."""
+    others = [Waiting(name, Change(1.0, buffers=size)) for name, size in (("A", 0.8), ("B", 1.0), ("C", 1.3))]
+    assert left_out(*others, Waiting("D", Change(1.0, buffers=20))) == {}
+    assert left_out(*others, Waiting("D", Change(1.0, buffers=30))) == {"D": "buffers"}
 
 
 def test_a_site_with_more_steps_may_move_further() -> None:
@@ -146,7 +153,7 @@ def test_a_state_without_medians_is_gone_on_from(tmp_path: Path) -> None:
     begun(job, tmp_path)
     path = tmp_path / STATE_FILE
     content = torch.load(path, weights_only=True)
-    assert content.pop("medians") == {"weights": pytest.approx(1, rel=1e-3)}
+    assert content.pop("medians") == {"weights": pytest.approx(1, rel=1e-3), "buffers": 0}
     torch.save(content, path)
     coordinator = Coordinator(job, tmp_path)
     assert coordinator.resume() == 1

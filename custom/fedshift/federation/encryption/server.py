@@ -10,6 +10,7 @@ import numpy as np
 
 from fedshift.federation.encryption.keys import Keys
 from fedshift.federation.encryption.shared import COUNTS, OPTION, PREFIX, Layout
+from fedshift.federation.server.clipping import Limits
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.global_model import GlobalModel
 from fedshift.federation.server.inbound import Inbound
@@ -34,6 +35,7 @@ class EncryptedCoordinator(Coordinator):
         keys: Keys,
         on_progress: Callable[[Coordinator], None] | None = None,
         on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """``keys`` are the server's; the rest as for `Coordinator`.
 
@@ -46,7 +48,7 @@ class EncryptedCoordinator(Coordinator):
                 "copy a site's context to the server"
             )
         self._keys, self._layout = keys, Layout(job, keys.slots)
-        super().__init__(job, folder, on_progress=on_progress, on_reject=on_reject)
+        super().__init__(job, folder, on_progress=on_progress, on_reject=on_reject, stopped=stopped)
 
     def _make_model(self, methods: MethodSet) -> GlobalModel:
         return EncryptedModel(methods, keys=self._keys, layout=self._layout)
@@ -63,10 +65,10 @@ class EncryptedModel(GlobalModel):
         self._keys, self._layout = keys, layout
         super().__init__(methods)
 
-    def _combine(self, stored: Sequence[SpooledUpdate], round_: int) -> None:
-        """Add the ciphertexts in site order."""
+    def _combine(self, stored: Sequence[SpooledUpdate], round_: int, limits: Limits | None) -> None:
+        """Add the ciphertexts in site order. Limits can't be applied to what the server can't read."""
         if round_ == 0:
-            super()._combine(stored, round_)
+            super()._combine(stored, round_, limits)
             return
         layout = self._layout
         factors = sum(layout.factor(update.n_samples) for update in stored)

@@ -10,7 +10,7 @@ sites, and the sum doesn't depend on the order of arrival.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,9 +18,11 @@ from typing import Literal
 import numpy as np
 
 from fedshift.federation import refusals
+from fedshift.federation.server.clipping import Limits, exceeded, usual_limits
 from fedshift.federation.server.global_model import GlobalModel
 from fedshift.federation.server.inbound import Inbound
 from fedshift.federation.server.quorum import Quorum
+from fedshift.federation.server.room import Room
 from fedshift.federation.server.run_files import NEXT_BEST, RunFiles
 from fedshift.federation.server.run_record import RunRecord
 from fedshift.federation.server.spool import SpooledUpdate
@@ -54,6 +56,7 @@ class Coordinator:
         on_progress: Callable[[Coordinator], None] | None = None,
         on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
         lay_out: Callable[[np.ndarray], np.ndarray] = lambda array: array,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make the initial model.
 
@@ -63,6 +66,7 @@ class Coordinator:
             on_progress: called whenever there is something new to show.
             on_reject: called for each rejected answer, with its round.
             lay_out: moves an array of weights to the place in memory from which it is sent.
+            stopped: whether the run was stopped from outside while it waits for room on a full disk.
         """
         self.job = job
         self.folder = folder
@@ -73,6 +77,7 @@ class Coordinator:
         self._on_progress = on_progress or (lambda coordinator: None)
         self._on_reject = on_reject
         self._lay_out = lay_out
+        self._room = Room(folder, patience=job.federation.round_timeout, stopped=stopped)
         self._task = build_task(job)
         self.metric = self._task.metric
         self.quorum = Quorum(job)
@@ -113,6 +118,11 @@ class Coordinator:
     def rejected(self) -> dict[str, str]:
         """Sites rejected in the open round, with the reason."""
         return self.record.rejected
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the run has waited for room on a full disk; they do not count for a round's deadline."""
+        return self._room.waited
 
     @property
     def needed(self) -> int:
@@ -207,13 +217,16 @@ class Coordinator:
         """Record a site's data and machine, which it reports with its first answer.
 
         Raises:
-            MixedDataError: the job would mix simulated and real data.
-            Rejected: the site's data have changed, or it is held out and its data are of another kind.
+            Rejected: the site's data have changed, or the job would mix simulated and real data.
         """
         self.record.add_site(info)
 
     def accept(self, update: Update) -> bool:
-        """Check an update and store it until the round is closed; False if it was rejected."""
+        """Check an update and store it until the round is closed; False if it was rejected.
+
+        Raises:
+            DiskFull: it could not be stored.
+        """
         try:
             if update.site in self.job.task.held_out:
                 raise Rejected("site", "is held out: it scores the final models and takes no part in training")
@@ -235,7 +248,8 @@ class Coordinator:
             log.exception("the update of site %s cannot be checked", update.site)
             self.reject(update.site, "update", f"cannot be checked ({type(error).__name__})")
             return False
-        self._updates[update.site] = self.files.store_update(update, change)
+        what = f"the update of site {update.site}"
+        self._updates[update.site] = self._room.write(what, lambda: self.files.store_update(update, change))
         self.record.add_update(update, bytes_up=bytes_up, bytes_down=self._down_bytes)
         self._on_progress(self)
         return True
@@ -254,6 +268,8 @@ class Coordinator:
             ConfigError: no site has validation data.
         """
         self.record.stop_clock()
+        if self.round == 0:
+            self._reject_mixed_data()
         self._reject_outliers()
         self.record.close_round(self.invited)
         stored = [self._updates[s] for s in self.job.task.sites if s in self._updates]
@@ -266,13 +282,13 @@ class Coordinator:
             self._require_validation_data()
         if self.round > 1:
             self._select(self.round - 1)
-        self.model.combine(stored, self.round)
+        self.model.combine(stored, self.round, limits=self._limits(stored))
         if self.round:
             self._save_model(LAST, self.round)
         for update in stored:
             update.close()
         self.discard_waiting()
-        self.results.write(self.folder)
+        self._write_results()
         self._save_state(self.round)
         self.next_round = self.round + 1
         self._on_progress(self)
@@ -340,7 +356,7 @@ class Coordinator:
             self._close_evaluation("the evaluation of the best model")
         self.record.set_final(last_round=self.rounds, own_models=self._own_models)
         self._save_state(self.rounds)
-        self.results.write(self.folder)
+        self._write_results()
         self._on_progress(self)
 
     # --- steps of a round -------------------------------------------------------------------------
@@ -358,13 +374,39 @@ class Coordinator:
             self.results.job.initial_weights, self.results.job.lineage = loaded
         log.info("job %s: initial weights: %s", self.job.name, self.results.job.initial_weights)
 
+    def _reject_mixed_data(self) -> None:
+        """Reject sites with simulated data if the others have real data, or the other way round."""
+        for site, fault in self.record.mixed_data():
+            self.record.forget_site(site)
+            if site in self._updates:
+                self._reject_accepted(site, fault)
+
     def _reject_outliers(self) -> None:
         """Reject updates that are far from the others."""
         stored = [self._updates[s] for s in self.job.task.sites if s in self._updates]
         for site, fault in list(self.inbound.outliers(stored, self.round)):
-            self._updates.pop(site).close()
-            self.record.remove_update(site)
-            self.reject(site, fault.key, fault.reason)
+            self._reject_accepted(site, fault)
+
+    def _reject_accepted(self, site: str, fault: Rejected) -> None:
+        """Reject an update that had been accepted, now that those of the other sites are known."""
+        self._updates.pop(site).close()
+        self.record.remove_update(site)
+        self.reject(site, fault.key, fault.reason)
+
+    def _limits(self, stored: Sequence[SpooledUpdate]) -> Limits | None:
+        """The limits of the round's updates; logs those that are met."""
+        federation = self.job.federation
+        if federation.robust is not None or federation.encryption is not None:
+            return None
+        limits = usual_limits(
+            stored,
+            self.inbound.medians if self.round else {},
+            norm_ratio=federation.clip_norm_ratio,
+            sample_ratio=federation.clip_sample_ratio,
+        )
+        for site, what in exceeded(stored, limits) if limits else ():
+            log.warning("round %d: site %s: %s", self.round, site, what)
+        return limits
 
     def _require(self, n_usable: int, what: str) -> None:
         self.quorum.require(self.round, n_usable, answered=self.answered, rejected=self.rejected, what=what)
@@ -385,14 +427,19 @@ class Coordinator:
 
     def _record_selection(self) -> None:
         self.record.select()
-        self.results.write(self.folder)
+        self._write_results()
+
+    def _write_results(self) -> None:
+        self._room.write("results.json", lambda: self.results.write(self.folder))
 
     def _save_model(self, name: str, round_: int) -> None:
         """Write the model that ``round_`` made, as the next round sends it."""
-        self.files.save_model(name, round_, *self.model.as_sent(round_ + 1))
+        weights, arrays = self.model.as_sent(round_ + 1)
+        self._room.write(name, lambda: self.files.save_model(name, round_, weights, arrays))
 
     def _save_state(self, round_: int) -> None:
-        self.files.save_state(round_, self.model.weights, self.model.method_state, self.inbound.medians)
+        model, medians = self.model, self.inbound.medians
+        self._room.write("the state", lambda: self.files.save_state(round_, model.weights, model.method_state, medians))
 
 
 def payload_bytes(message: Broadcast | Update) -> int:

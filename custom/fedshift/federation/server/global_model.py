@@ -9,9 +9,10 @@ import numpy as np
 from torch import nn
 
 from fedshift.federation.server import robust
+from fedshift.federation.server.clipping import Limits, clip
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.weights import read_weights
-from fedshift.methods.base import ServerContext
+from fedshift.methods.base import ServerContext, SiteUpdate
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema import compression
 from fedshift.schema.compression import Packed, packed_keys
@@ -99,31 +100,38 @@ class GlobalModel:
         outgoing = self._outgoing_for(round_)
         return {**self.weights, **{k: packed.unpack() for k, packed in outgoing.packed.items()}}, outgoing.arrays
 
-    def combine(self, stored: Sequence[SpooledUpdate], round_: int) -> None:
+    def combine(self, stored: Sequence[SpooledUpdate], round_: int, *, limits: Limits | None = None) -> None:
         """Pass a round's updates to the methods and replace the weights; round 0 has only the methods' arrays.
+
+        Args:
+            stored: the accepted updates, in site order.
+            round_: the round that is closed.
+            limits: limits of the updates, for jobs without ``federation.robust``.
 
         Raises:
             QuorumError: the result is not finite.
         """
         self._outgoing = None
-        self._combine(stored, round_)
+        self._combine(stored, round_, limits)
         if round_:
             self._check_aggregate(round_)
 
-    def _combine(self, stored: Sequence[SpooledUpdate], round_: int) -> None:
+    def _combine(self, stored: Sequence[SpooledUpdate], round_: int, limits: Limits | None) -> None:
         context = self._context(round_)
-        updates = robust.present(
-            stored,
-            self._job.federation.robust,
-            weights=self.weights,
-            trainable=self.trainable,
-            specs=self._specs,
-        )
+        updates = self._within_limits(stored, limits)
         for _, half in self.halves:
             half.receive(updates, context)
         if round_:
             owner = next(half for _, half in self.halves if "combine" in half.owns)
             self.weights = owner.combine(self.weights, updates, context)
+
+    def _within_limits(self, stored: Sequence[SpooledUpdate], limits: Limits | None) -> Sequence[SiteUpdate]:
+        rule, trainable, specs = self._job.federation.robust, self.trainable, self._specs
+        if rule is not None:
+            return robust.present(stored, rule, weights=self.weights, trainable=trainable, specs=specs)
+        if limits is not None:
+            return clip(stored, limits, weights=self.weights, trainable=trainable, specs=specs)
+        return stored
 
     def _start(self, net: nn.Module) -> None:
         for _, half in self.halves:

@@ -14,6 +14,9 @@ from fedshift.methods.base import ArraySpec
 PARAMETERS = "weights"
 """Name for the change of the parameters in `medians`, beside the names of methods."""
 
+BUFFERS = "buffers"
+"""Name for the change of the floating buffers (running statistics) in `medians`."""
+
 FEWEST_TO_COMPARE = 3
 """Smallest number of updates in a round that can be compared with each other."""
 
@@ -45,7 +48,10 @@ def medians(updates: Sequence[Measured], earlier: Mapping[str, float]) -> dict[s
     """
     if len(updates) < FEWEST_TO_COMPARE:
         return dict(earlier)
-    sizes = [{PARAMETERS: update.change.parameters, **update.change.arrays} for update in updates]
+    sizes = [
+        {PARAMETERS: change.parameters, BUFFERS: change.buffers, **change.arrays}
+        for change in (update.change for update in updates)
+    ]
     now = {name: float(statistics.median(size[name] for size in sizes)) for name in sizes[0]}
     return {**earlier, **{name: max(size, earlier.get(name, 0.0)) for name, size in now.items()}}
 
@@ -75,7 +81,7 @@ def outliers(
         return
     samples = statistics.median(update.n_samples for update in updates)
     steps = max(1.0, statistics.median(update.n_steps for update in updates))
-    moved, methods = usual[PARAMETERS], list(updates[0].change.arrays)
+    methods = list(updates[0].change.arrays)
     middle = {
         (method, name): np.median([update.arrays[method][name] for update in updates], axis=0)
         for method, named in specs.items()
@@ -94,13 +100,13 @@ def outliers(
             return None
         advice = "; if that is right, raise federation.max_norm_ratio"
         allowed = max_norm_ratio * max(1.0, update.n_steps / steps)
-        change = update.change.parameters
-        if moved > 0 and not change <= allowed * moved:
-            return Rejected(
-                "weights",
-                f"moved by {change:.3g} in this round, the largest median of a round so far is {moved:.3g} and "
-                f"{allowed:g} times that is allowed{advice}",
-            )
+        for name, change in ((PARAMETERS, update.change.parameters), (BUFFERS, update.change.buffers)):
+            if usual[name] > 0 and not change <= allowed * usual[name]:
+                return Rejected(
+                    name,
+                    f"moved by {change:.3g} in this round, the largest median of a round so far is {usual[name]:.3g} "
+                    f"and {allowed:g} times that is allowed{advice}",
+                )
         for method in methods:
             norm, size = update.change.arrays[method], usual[method]
             if size > 0 and not norm <= max_norm_ratio * size:

@@ -29,14 +29,14 @@ One tensor of all sites is in memory at a time.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import ceil
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedshift.federation.server.clipping import clip, limits_of_round
 from fedshift.federation.server.outliers import FEWEST_TO_COMPARE
+from fedshift.federation.server.replaced_update import Arrays, ReplacedUpdate
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.methods.base import ArraySpec, SiteUpdate
 from fedshift.schema.errors import ConfigError
@@ -46,7 +46,6 @@ from fedshift.schema.messages import Weights
 if TYPE_CHECKING:
     from fedshift.methods.method_set import MethodSet
 
-Arrays = Mapping[str, np.ndarray]
 ArraysOf = Callable[[SiteUpdate], Arrays]
 """The weights of an update, or the arrays of one method."""
 
@@ -108,8 +107,7 @@ def present(
         return updates
     averaged = {(m, name): s.averaged for m, named in specs.items() for name, s in named.items() if s.averaged}
     if spec.rule == "norm_clipping":
-        changes = {place for place, what in averaged.items() if what == "changes"}
-        return _clipped(updates, spec.clip, weights, trainable, changes)
+        return clip(updates, limits_of_round(updates, spec.clip), weights=weights, trainable=trainable, specs=specs)
     trim = (len(updates) - 1) // 2 if spec.rule == "median" else spec.trim
     if 2 * trim >= len(updates):
         raise ConfigError(f"{OPTION}: rule {_described(spec)} leaves nothing of {len(updates)} updates")
@@ -122,47 +120,7 @@ def trimmed_mean(values: np.ndarray, trim: int) -> np.ndarray:
     return np.asarray(kept.mean(axis=0, dtype=np.float64), values.dtype)
 
 
-def clip_factors(norms: Sequence[float], clip: float) -> list[float]:
-    """What each change is multiplied by so that none is larger than ``clip`` times their median."""
-    limit = clip * statistics.median(norms)
-    return [1.0 if norm <= limit else limit / norm for norm in norms]
-
-
 # --- the rules ------------------------------------------------------------------------------------------
-
-
-def _clipped(
-    updates: Sequence[SpooledUpdate],
-    clip: float,
-    weights: Weights,
-    trainable: frozenset[str],
-    changes: set[tuple[str, str]],
-) -> list[SiteUpdate]:
-    most_samples = clip * statistics.median(update.n_samples for update in updates)
-    by_parameters = clip_factors([update.change.parameters for update in updates], clip)
-    by_buffers = clip_factors([update.change.buffers for update in updates], clip)
-    by_arrays = {
-        method: clip_factors([update.change.arrays[method] for update in updates], clip)
-        for method in sorted({method for method, _ in changes} & set(updates[0].change.arrays))
-    }
-
-    def presented(number: int, update: SpooledUpdate) -> SiteUpdate:
-        def weight(key: str) -> np.ndarray:
-            own, factor = update.weights[key], (by_parameters if key in trainable else by_buffers)[number]
-            if factor == 1 or np.issubdtype(own.dtype, np.integer):
-                return own
-            old = weights[key].astype(np.float64)
-            return np.asarray((1 - factor) * old + factor * own, own.dtype)
-
-        def array(method: str, name: str) -> np.ndarray:
-            own = update.arrays[method][name]
-            factor = by_arrays[method][number] if (method, name) in changes and method in by_arrays else 1.0
-            return own if factor == 1 else np.asarray(factor * own, own.dtype)
-
-        n_samples = update.n_samples if update.n_samples <= most_samples else ceil(most_samples)
-        return _Presented(update, weight, array, n_samples=n_samples)
-
-    return [presented(number, update) for number, update in enumerate(updates)]
 
 
 def _trimmed(
@@ -188,62 +146,10 @@ def _trimmed(
                 return own.arrays[method][name]
             return middle((f"arrays/{method}", name), lambda update: update.arrays[method])
 
-        return _Presented(own, weight, array)
+        return ReplacedUpdate(own, weight, array)
 
     return [presented(update) for update in updates]
 
 
 def _described(spec: RobustSpec) -> str:
     return f"trimmed_mean with trim {spec.trim}" if spec.rule == "trimmed_mean" else spec.rule
-
-
-class _Presented:
-    """An update whose arrays are computed when they are read."""
-
-    def __init__(
-        self,
-        own: SpooledUpdate,
-        weight: Callable[[str], np.ndarray],
-        array: Callable[[str, str], np.ndarray],
-        *,
-        n_samples: int | None = None,
-    ) -> None:
-        self.site, self.n_steps, self.metrics = own.site, own.n_steps, own.metrics
-        self.n_samples = own.n_samples if n_samples is None else n_samples
-        self._own, self._weight, self._array = own, weight, array
-
-    @property
-    def weights(self) -> Arrays:
-        """Network keys to arrays."""
-        return _Made(self._own.weights, self._weight)
-
-    @property
-    def arrays(self) -> Mapping[str, Arrays]:
-        """Method to its arrays by name."""
-        own = self._own.arrays
-
-        def of(method: str) -> Arrays:
-            return _Made(own[method], lambda name: self._array(method, name))
-
-        return {method: of(method) for method in own}
-
-
-class _Made(Mapping[str, np.ndarray]):
-    """The keys of ``own`` with values computed by ``make``."""
-
-    def __init__(self, own: Arrays, make: Callable[[str], np.ndarray]) -> None:
-        self._own, self._make = own, make
-
-    def __getitem__(self, key: str) -> np.ndarray:
-        if key not in self._own:
-            raise KeyError(key)
-        return self._make(key)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._own
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._own)
-
-    def __len__(self) -> int:
-        return len(self._own)

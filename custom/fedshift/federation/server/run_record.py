@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from fedshift.federation.server.quorum import Quorum
 from fedshift.federation.server.selection import Selection
 from fedshift.federation.server.update_check import TRAINING, Rejected
-from fedshift.schema.errors import MixedDataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Scores, SiteInfo, Update
@@ -93,9 +93,8 @@ class RunRecord:
         """Record a site's data and machine, which it reports with its first answer.
 
         Raises:
-            MixedDataError: the job would mix simulated and real data.
-            Rejected: the site reported other data before; or it is a held-out site whose data would be mixed with
-                those of the training, which is over by then.
+            Rejected: the site reported other data before; or its data are simulated and those of the job are real, or
+                the other way round. In the statistics round `mixed_data` decides that for all sites together.
         """
         record = DataRecord.model_validate(
             {
@@ -109,17 +108,31 @@ class RunRecord:
         machine = MachineRecord(device=info.device, precision=info.precision, threads=info.threads)  # type: ignore[arg-type]
         if self.results.data.get(info.site, record) != record:
             raise Rejected("info", "the site's data have changed since the run began; start the run again")
-        for site, other in self.results.data.items():
-            if (other.kind == "phantom") != (record.kind == "phantom"):
-                mixed = (
-                    f"site {info.site} has data of kind {record.kind} and site {site} of kind {other.kind}: "
-                    "a job uses either simulated data everywhere or nowhere"
-                )
-                raise Rejected("info", mixed) if info.site in self._job.task.held_out else MixedDataError(mixed)
+        if self.current.round or info.site in self._job.task.held_out:
+            others = [other for site, other in self.results.data.items() if site != info.site]
+            if any((other.kind == "phantom") != (record.kind == "phantom") for other in others):
+                raise _mixed(record.kind, others)
         known = {**self.results.data, info.site: record}
         self.results.data = {site: known[site] for site in self._job.task.everyone if site in known}
         machines = {**self.results.machines, info.site: machine}
         self.results.machines = {site: machines[site] for site in self.results.data if site in machines}
+
+    def mixed_data(self) -> list[tuple[str, Rejected]]:
+        """The sites to reject because the job would mix simulated and real data, and why.
+
+        They are the smaller part of those that told what their data are; if both parts are equally large, those with
+        simulated data.
+        """
+        data = self.results.data
+        simulated = [site for site, record in data.items() if record.kind == "phantom"]
+        real = [site for site in data if site not in simulated]
+        wrong, right = (simulated, real) if len(simulated) <= len(real) else (real, simulated)
+        return [(site, _mixed(data[site].kind, [data[other] for other in right])) for site in wrong]
+
+    def forget_site(self, site: str) -> None:
+        """Undo `add_site`."""
+        self.results.data.pop(site, None)
+        self.results.machines.pop(site, None)
 
     def add_update(self, update: Update, *, bytes_up: int, bytes_down: int) -> None:
         """Record an accepted update."""
@@ -228,3 +241,11 @@ class RunRecord:
         more = self._evaluations.get(round_, {})
         evaluations = {site: more[site] for site in self._job.task.everyone if more.get(site)}
         return FinalScores(round=round_, sites=self.selection.of(round_), held_out=held_out, evaluations=evaluations)
+
+
+def _mixed(kind: str, others: Sequence[DataRecord]) -> Rejected:
+    kinds = " and ".join(sorted({other.kind for other in others}))
+    return Rejected(
+        "info",
+        f"the site has data of kind {kind} and the others of kind {kinds}: a job does not mix simulated and real",
+    )

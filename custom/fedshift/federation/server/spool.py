@@ -26,7 +26,11 @@ class SpooledUpdate:
     """An accepted update whose arrays are on disk. Each access reads an array; nothing is cached."""
 
     def __init__(self, update: Update, path: Path, change: Change) -> None:
-        """Write the arrays of ``update`` to ``path``; ``change`` is the result of its check."""
+        """Write the arrays of ``update`` to ``path``; ``change`` is the result of its check.
+
+        Raises:
+            OSError: they cannot be written; nothing is left behind.
+        """
         self.change = change
         self.site, self.n_samples, self.n_steps = update.site, update.n_samples, update.n_steps
         self.metrics: Mapping[str, float] = update.metrics
@@ -35,13 +39,17 @@ class SpooledUpdate:
         self._path = path
         self._file: BufferedReader | None = None
         self._index: dict[str, dict[str, _Place]] = {}
-        with path.open("wb") as file:
-            for part, named in parts.items():
-                self._index[part] = {}
-                for key, value in named.items():
-                    array = np.asarray(value, order="C")
-                    self._index[part][key] = _Place(file.tell(), array.dtype, array.shape)
-                    file.write(_bytes(array))
+        try:
+            with path.open("wb") as file:
+                for part, named in parts.items():
+                    self._index[part] = {}
+                    for key, value in named.items():
+                        array = np.asarray(value, order="C")
+                        self._index[part][key] = _Place(file.tell(), array.dtype, array.shape)
+                        file.write(_bytes(array))
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
 
     @property
     def weights(self) -> Mapping[str, np.ndarray]:

@@ -23,6 +23,7 @@ from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
 
+from fedshift.data.blocks import write_hashes
 from fedshift.data.locate import read_settings
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
@@ -39,6 +40,7 @@ from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError, DataError, PolicyError, QuorumError
 from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import read_manifest
 from fedshift.schema.messages import Broadcast, Scores, Update
 from fedshift.schema.policy import ArrayKind, Policy
 from fedshift.tasks.kinds import build_task
@@ -291,6 +293,8 @@ def test_one_case_cannot_move_image_statistics_by_more_than_the_noise_is_made_fo
         images[:8] = 0
         images[:8, ::2] = fill
         np.save(path, images)
+        hashes = write_hashes(path.parent)
+        read_manifest(data).model_copy(update={"arrays": {"32": hashes}}).write(data)
         sent.append(Site(job, "HK", data=data, state=tmp_path / f"{name} state").statistics().arrays["fedrdn"])
     population = Population.of(build_task(job).open(data, "HK"))  # type: ignore[arg-type]
     share = population.largest / population.images

@@ -1,0 +1,86 @@
+"""Hashes of cached arrays, so that a change on disk is noticed.
+
+``hashes.json`` lies beside the arrays of a folder and has the SHA-256 of every block of every ``.npy`` file. The
+manifest has the SHA-256 of ``hashes.json`` (``Manifest.arrays``) for the folders that preparation wrote. So as long as
+a site's manifest has the same fingerprint, these arrays have the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedshift.schema.errors import DataError
+from fedshift.schema.files import write_text
+
+FILE_NAME = "hashes.json"
+BLOCK = 1 << 20
+"""Bytes that one hash covers."""
+CHECKED_AT_OPENING = 256
+"""Blocks of a file that are verified each time a site opens; of a longer file a random choice of them."""
+
+ANY = random.SystemRandom()
+"""A generator of its own: opening a site must not change what a seed gives."""
+
+
+def write_hashes(folder: Path) -> str:
+    """Write ``hashes.json`` for the ``.npy`` files of a folder.
+
+    Returns:
+        The SHA-256 of ``hashes.json``, for `fedshift.schema.manifest.Manifest.arrays`.
+    """
+    found = {path.name: [digest.hex() for digest in _digests(path)] for path in sorted(folder.glob("*.npy"))}
+    write_text(folder / FILE_NAME, json.dumps({"block": BLOCK, "files": found}))
+    return _sha256(folder / FILE_NAME)
+
+
+def verify(folder: Path, known: str | None, *, fix: str, full: bool = False) -> None:
+    """Compare the arrays of a folder with their hashes.
+
+    Args:
+        folder: a folder that `write_hashes` has seen.
+        known: what the manifest has as the hash of ``hashes.json``; None if the arrays were made after the manifest.
+        fix: what a user can do about an error.
+        full: verify every block; otherwise at most ``CHECKED_AT_OPENING`` of each file.
+
+    Raises:
+        DataError: ``hashes.json`` or an array is missing, damaged, or not as it was written.
+    """
+    path = folder / FILE_NAME
+    try:
+        if known is not None and _sha256(path) != known:
+            raise DataError(f"{path} has changed since the site was prepared: {fix}")
+        files = _read(path)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing, so the arrays beside it cannot be verified: {fix}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise DataError(f"{path} is damaged: {fix}") from None
+    for name, hashes in files.items():
+        # A length that differs changes the number of the last block or its hash.
+        numbers = range(len(hashes))
+        chosen = numbers if full else sorted(ANY.sample(numbers, min(len(hashes), CHECKED_AT_OPENING)))
+        with (folder / name).open("rb") as file:
+            for number in chosen:
+                file.seek(number * BLOCK)
+                if hashlib.sha256(file.read(BLOCK)).hexdigest() != hashes[number]:
+                    where = f"{folder / name} has changed since it was written, at byte {number * BLOCK}"
+                    raise DataError(f"{where} or after it: {fix}")
+
+
+def _read(path: Path) -> Mapping[str, list[str]]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content["block"] != BLOCK:
+        raise ValueError("another block size")
+    return {str(name): [str(digest) for digest in digests] for name, digests in content["files"].items()}
+
+
+def _digests(path: Path) -> list[bytes]:
+    with path.open("rb") as file:
+        return [hashlib.sha256(block).digest() for block in iter(lambda: file.read(BLOCK), b"")]
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

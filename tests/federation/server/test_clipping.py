@@ -1,0 +1,125 @@
+"""The limits that every job has: what one site of several can do is bounded, and honest sites do not meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_image_job
+
+from fedshift.federation.server.clipping import Limits, clip, exceeded, limits_of_round, usual_limits
+from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.server.outliers import medians
+from fedshift.schema.messages import SiteInfo, Update
+
+from .test_robust import RECEIVED, SPECS, TRAINABLE, stored
+
+
+def test_limits_are_the_ratio_times_the_largest_median_so_far(tmp_path: Path) -> None:
+    updates = stored(tmp_path, (0.1, 0.2, 0.8), n_samples=(10, 20, 1000))
+    usual = medians(updates, {"weights": 1.0, "buffers": 0.1, "scaffold": 0.3})
+    limits = usual_limits(updates, usual, norm_ratio=5, sample_ratio=10)
+    assert limits is not None
+    assert limits.parameters == [5.0] * 3, "of an earlier round"
+    assert limits.buffers == pytest.approx([5 * 0.2 * 2**0.5] * 3), "of this one"
+    assert limits.arrays == {"scaffold": [1.5] * 3} and limits.samples == 200
+    assert usual_limits(updates[:2], usual, norm_ratio=5, sample_ratio=10) is None, "two have no majority"
+    assert usual_limits(updates, usual, norm_ratio=None, sample_ratio=None) == Limits(
+        [np.inf] * 3, [np.inf] * 3, {"scaffold": [np.inf] * 3}
+    )
+    assert usual_limits(updates, {}, norm_ratio=5, sample_ratio=None).parameters == [np.inf] * 3  # type: ignore[union-attr]
+
+
+def test_a_site_with_more_steps_may_move_further(tmp_path: Path) -> None:
+    updates = stored(tmp_path, (0.5, 0.5, 0.5))
+    updates[2].n_steps = 4
+    limits = usual_limits(updates, medians(updates, {}), norm_ratio=5, sample_ratio=10)
+    assert limits is not None and limits.parameters == [5, 5, 20]
+
+
+def test_what_is_beyond_a_limit_is_scaled_down_and_named(tmp_path: Path) -> None:
+    updates = stored(tmp_path, (0.5, 0.5, 0.5, 6), n_samples=(10, 10, 10, 1000))
+    limits = limits_of_round(updates, 3)
+    within = clip(updates, limits, weights=RECEIVED, trainable=TRAINABLE, specs=SPECS)
+    assert list(within[:3]) == updates[:3]
+    far = within[3]
+    np.testing.assert_allclose(far.weights["w"], 1.5)
+    np.testing.assert_allclose(far.weights["running_var"], 2.5)
+    assert far.weights["counter"] == 11 and far.n_samples == 30
+    assert far.arrays["scaffold"]["c"] == 1.5 and far.arrays["scaffold"]["g"] == 6, "only what is a change"
+    told = dict.fromkeys(site for site, _ in exceeded(updates, limits))
+    assert list(told) == ["S3"]
+    sentences = " / ".join(sentence for _, sentence in exceeded(updates, limits))
+    assert "weights is scaled down to 0.25" in sentences and "30 samples in place of 1000" in sentences
+
+
+# --- in a job ---------------------------------------------------------------------------------------------
+
+
+Attack = Callable[[Update, dict[str, np.ndarray]], Update]
+
+
+def reverse(update: Update, received: dict[str, np.ndarray]) -> Update:
+    """The change reversed and fifteen times as large: below what is refused."""
+    weights = {k: received[k] - 15 * (v - received[k]) if v.dtype.kind == "f" else v for k, v in update.weights.items()}
+    return replace(update, weights={**update.weights, **weights})
+
+
+def train(folder: Path, *options: str, attack: Attack | None = None, n_samples: int = 12) -> Coordinator:
+    """Two rounds of three sites that move all floating arrays by 0.01; C attacks in the second round."""
+    job = small_image_job("fedavg", "schedule.rounds=2", "federation.max_update_norm=1000", *options)
+    server = Coordinator(job, folder)
+    counts = {"A": 12, "B": 12, "C": n_samples}
+    for round_ in range(3):
+        broadcast = server.open(round_)
+        for site, n in counts.items():
+            if round_ == 0:
+                server.register(SiteInfo(site, "images", n, 2, 2, "0" * 64, "by hand"))
+                assert server.accept(Update(site, 0, n, 0))
+                continue
+            received = broadcast.weights
+            moved = {k: v + np.float32(0.01) if v.dtype.kind == "f" else v for k, v in received.items()}
+            metrics = {"train_loss": 1.0, **(dict.fromkeys(server._task.metrics, 0.5) if round_ > 1 else {})}
+            update = Update(site, round_, n, server.inbound.steps(n) or 1, moved, metrics)
+            if attack is not None and (site, round_) == ("C", 2):
+                update = attack(update, received)
+            assert server.accept(update)
+        server.close()
+    return server
+
+
+def moved(server: Coordinator, honest: Coordinator) -> float:
+    """How far the model is from that of honest sites, in multiples of what a round moves it."""
+    keys = server.model.trainable
+    distance = sum(float(np.square(server.model.weights[k] - honest.model.weights[k]).sum()) for k in keys) ** 0.5
+    return distance / (0.01 * sum(honest.model.weights[k].size for k in keys) ** 0.5)
+
+
+def test_a_reversed_change_can_do_no_more_than_the_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    honest = train(tmp_path / "honest")
+    assert not caplog.records
+    limited = train(tmp_path / "limited", attack=reverse)
+    assert "round 2: site C: its change of weights is scaled down to 0.33 of it" in caplog.text
+    free = train(tmp_path / "free", "federation.clip_norm_ratio=null", attack=reverse)
+    assert not limited.results.rounds[-1].rejected and not free.results.rounds[-1].rejected
+    assert moved(free, honest) == pytest.approx(16 / 3, rel=1e-3), "one of three sites, reversed and times 15"
+    assert moved(limited, honest) == pytest.approx(6 / 3, rel=1e-3), "reversed and times 5"
+
+
+def test_a_thousandfold_sample_count_weighs_as_ten_sites_from_the_first_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = train(tmp_path, attack=reverse, n_samples=12000)
+    assert "round 0: site C: it counts for 120 samples in place of 12000" in caplog.text
+    free = train(tmp_path / "free", "federation.clip_sample_ratio=null", attack=reverse, n_samples=12000)
+    honest = train(tmp_path / "honest")
+    assert moved(free, honest) > moved(server, honest)
+
+
+def test_limits_that_nobody_meets_change_no_bit(tmp_path: Path) -> None:
+    ours = train(tmp_path / "ours")
+    free = train(tmp_path / "free", "federation.clip_norm_ratio=null", "federation.clip_sample_ratio=null")
+    assert all(ours.model.weights[key].tobytes() == value.tobytes() for key, value in free.model.weights.items())
