@@ -32,7 +32,7 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
 from fedshift.schema.job import FederationSpec, JobSpec
 from fedshift.schema.messages import Broadcast, Update
-from fedshift.tasks.base import build_task
+from fedshift.tasks.kinds import build_task
 
 RESULT = Path(__file__).resolve().parent / "results" / "honest_updates.json"
 METHODS = ("fedavg", "fedprox", "fedbn", "fedfa+fedrdn", "afl")
