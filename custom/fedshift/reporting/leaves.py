@@ -68,6 +68,12 @@ ROWS_OF_EVERY_JOB = (
     ),
     ("fedshift version and source hash", "2 strings", "every answer", "the software version at the site"),
     (
+        "the machine's address in the site's own network, as NVFlare registers it",
+        "1 string",
+        "when the site connects, and again after a restart",
+        "which of the site's machines takes part; it is in the server's log",
+    ),
+    (
         "answer to `show_stats ID client`",
         "a few words",
         "when an administrator asks",
