@@ -545,4 +545,4 @@ def test_a_dry_run_shows_what_would_leave(tmp_path: Path) -> None:
     section = leaves_section("fedavg", job)
     network = [item for name, item in items.items() if name.startswith(("packed/", "weights/"))]
     assert f", {sum(item.bytes for item in network)} bytes" in section
-    assert f"{len(codes)} of them as changes in int8" in section
+    assert f"{len(codes)} of them as differences in int8" in section
