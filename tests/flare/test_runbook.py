@@ -305,13 +305,13 @@ def listens(port: int) -> bool:
 
 def hand_out(book: Typist, number: str, *parties: str) -> None:
     """Kits, packed by the coordinator and unpacked by their owners."""
-    pack = "tar -czf HK.tgz -C workspace/fedshift_prostate/prod_00 HK"
+    pack = "(umask 077 && tar -czf HK.tgz -C workspace/fedshift_prostate/prod_00 HK)"
     for party in parties:
         if number == "prod_00":
             book.type(pack, party, at=book.home)
+            assert (book.home / f"{party}.tgz").stat().st_mode & 0o777 == 0o600, "a kit has a private key"
         else:
-            words = shlex.split(book.meant(pack, party).replace("prod_00", number))
-            subprocess.run(words, cwd=book.home, check=True)
+            subprocess.run(["bash", "-c", book.meant(pack, party).replace("prod_00", number)], cwd=book.home, check=True)
         (book.folder / party).mkdir()
         shutil.move(book.home / f"{party}.tgz", book.folder / party)
         book.type("tar -xpzf HK.tgz", party)
