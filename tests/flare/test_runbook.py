@@ -311,7 +311,9 @@ def hand_out(book: Typist, number: str, *parties: str) -> None:
             book.type(pack, party, at=book.home)
             assert (book.home / f"{party}.tgz").stat().st_mode & 0o777 == 0o600, "a kit has a private key"
         else:
-            subprocess.run(["bash", "-c", book.meant(pack, party).replace("prod_00", number)], cwd=book.home, check=True)
+            subprocess.run(
+                ["bash", "-c", book.meant(pack, party).replace("prod_00", number)], cwd=book.home, check=True
+            )
         (book.folder / party).mkdir()
         shutil.move(book.home / f"{party}.tgz", book.folder / party)
         book.type("tar -xpzf HK.tgz", party)
