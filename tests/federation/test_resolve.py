@@ -12,6 +12,7 @@ from fedshift.federation.resolve import resolve, tasks
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import WeightsSpec, read_job
+from fedshift.tasks.kinds import build_task
 
 
 def test_names_become_a_job_that_survives_yaml(tmp_path: Path) -> None:
@@ -33,6 +34,16 @@ def test_the_papers_protocols() -> None:
     assert (fedrdn.task.schedule.rounds, fedrdn.task.schedule.local_epochs) == (200, 5)
     assert fedrdn.task.optimizer.lr == 1e-3 and fedrdn.task.loss == "dice" and not fedrdn.task.optimizer.keep
     assert "prostate" in tasks()
+
+
+def test_the_papers_select_the_round_by_the_dice_that_they_print() -> None:
+    for protocol in ("fedfa", "fedrdn"):
+        assert build_task(resolve("prostate", "fedavg", protocol=protocol)).metric == "dice_papers"
+    assert build_task(resolve("prostate", "fedavg")).metric == "dice"
+    with pytest.raises(ConfigError, match=r"rounds of task prostate have no score 'dice_paper'; did you mean 'dice_pa"):
+        resolve("prostate", "fedavg", options=["evaluation.metric=dice_paper"])
+    with pytest.raises(ConfigError, match="no score 'hd95'"):  # of final models only
+        resolve("prostate", "fedavg", options=["evaluation.metric=hd95"])
 
 
 def test_another_network_starts_from_its_own_defaults() -> None:

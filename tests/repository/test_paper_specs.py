@@ -133,6 +133,17 @@ def test_a_papers_spec_resolves_and_finds_the_printed_numbers(
 
 
 @pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_the_score_of_a_table_selects_its_rounds(
+    path: Path, scale: str, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]]
+) -> None:
+    """As far as a table is of the best round."""
+    spec, cells = cells_of(path, scale)
+    if spec.model != "last" and spec.metric is not None:
+        assert {cell.plan.metric for cell in cells} == {spec.metric}
+
+
+@pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", ["fedrdn_table7_office", "fedrdn_table7_domainnet", "fedrdn_table8"])
 def test_every_paired_test_of_a_paper_finds_the_printed_p_value(
     name: str, scale: str, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]], tmp_path: Path

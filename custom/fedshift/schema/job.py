@@ -203,13 +203,20 @@ class FederationSpec(Strict):
 
 
 class EvaluationSpec(Strict):
-    """Optional measurements of the final models.
+    """How rounds and final models are scored.
 
+    ``metric``: the validation score that selects the best round, one of the task's; None for the task's first.
     ``gradient_norm``: norm of the gradient of the loss on a site's validation images (on all its images if it is held
     out), a measure of how far the site's optimum is from the model.
     """
 
+    metric: str | None = None
     gradient_norm: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if value != type(self).model_fields[key].default}
 
 
 class JobSpec(Strict):

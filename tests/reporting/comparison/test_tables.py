@@ -209,6 +209,17 @@ def test_every_form_says_what_the_data_and_the_weights_are() -> None:
     assert [line["column"] for line in lines if line["method"] == "FedFA"][-1] == "p-value against FedAvg"
 
 
+def test_a_round_selected_by_another_score_than_the_tables_is_told_of() -> None:
+    comparison = made(FULL)
+    for cell in comparison.cells:
+        object.__setattr__(cell, "selected_by", "accuracy")
+    assert not any("selected" in line for line in footnotes(comparison))
+    object.__setattr__(comparison.cells[0], "selected_by", "dice")
+    assert "The best round is selected by dice, not by the score shown here." in footnotes(comparison)
+    last = comparison.model_copy(update={"model": "last"})
+    assert not any("selected" in line for line in footnotes(last))
+
+
 def test_cells_of_different_versions_data_or_kinds_are_told_of() -> None:
     comparison = made(FULL)
     assert not any("different" in line for line in footnotes(comparison))

@@ -88,7 +88,7 @@ class Collector:
             return record
         key = cell.work.key
         if key not in self._finished:
-            self._finished[key] = _read_finished(cell, self._store.folder_of(cell.work))
+            self._finished[key] = _read_finished(cell, self._store.folder_of(cell.work), metric=self._spec.metric)
         return record.model_copy(update=self._finished[key])
 
 
@@ -96,11 +96,16 @@ def _summaries(parts: set[ScoredPart]) -> tuple[Summary, ...]:
     return ("average", "held_out") if "held_out" in parts and len(parts) > 1 else ("average",)
 
 
-def _read_finished(cell: Cell, folder: Path) -> dict[str, Any]:
-    """The fields of a finished cell's record that are the same for all cells with its key."""
+def _read_finished(cell: Cell, folder: Path, *, metric: str | None) -> dict[str, Any]:
+    """The fields of a finished cell's record that are the same for all cells with its key.
+
+    The curve is of the table's ``metric`` if rounds have that score, else of the one that selects the round.
+    """
     done, run = read_done(folder), folder / RUN_FOLDER
     results = _READERS[cell.plan.kind](run, cell)
+    runs = list(results.runs.values())
     first = results.runs[min(results.runs)]
+    shown = shown_score(runs, metric)
     return {
         "state": "done",
         "reason": "",
@@ -109,11 +114,12 @@ def _read_finished(cell: Cell, folder: Path) -> dict[str, Any]:
         "seconds": done.seconds,
         "rounds": first.job.rounds,
         "selected": {site: one.selected.round for site, one in results.runs.items() if one.selected},
-        "metric": first.job.metric,
-        "curve": curve(list(results.runs.values())),
+        "metric": shown,
+        "selected_by": first.job.metric,
+        "curve": curve(runs, shown),
         "scores": results.scores,
         "newcomers": sorted({site for one in results.runs.values() if one.final for site in one.final.newcomers}),
-        "left_out": _left_out(list(results.runs.values())),
+        "left_out": _left_out(runs),
         "data": {site: data for one in results.runs.values() for site, data in one.data.items()},
         "initial_weights": first.job.initial_weights,
         "version": done.version,
@@ -140,11 +146,19 @@ def shown_sites(cell: Cell, part: ScoredPart) -> list[str]:
     return list(task.held_out if part == "held_out" else task.sites)
 
 
-def curve(runs: Sequence[Results]) -> list[float | None]:
+def shown_score(runs: Sequence[Results], metric: str | None) -> str:
+    """The score to draw: ``metric`` if every run's rounds have it, else the one that selects the best round."""
+
+    def scored(run: Results) -> bool:
+        return any(metric in site.val for record in run.rounds for site in record.sites.values())
+
+    return metric if metric is not None and all(map(scored, runs)) else runs[0].job.metric
+
+
+def curve(runs: Sequence[Results], metric: str) -> list[float | None]:
     """Validation score of each round's aggregate: mean over sites, then over runs. None for rounds without scores."""
     rounds: list[list[float]] = [[] for _ in range(runs[0].job.rounds)]
     for results in runs:
-        metric = results.job.metric
         for record in results.rounds:
             values = [site.val[metric] for site in record.sites.values() if metric in site.val]
             if values and record.round <= len(rounds):

@@ -31,7 +31,10 @@ class LeftOutSite(Strict):
 
 
 class CellRecord(Strict):
-    """A cell. ``curve`` is the mean validation score (``metric``) of each round's aggregate; None if unknown."""
+    """A cell. ``curve`` is the mean validation score (``metric``) of each round's aggregate; None if unknown.
+
+    ``selected_by`` is the score that selected the best round; empty in files from before it was recorded.
+    """
 
     labels: dict[str, str]
     seed: int
@@ -46,6 +49,7 @@ class CellRecord(Strict):
     selected: dict[str, int] = {}
     """The round of the best model, by held-out site, or under "" for a single run."""
     metric: str = ""
+    selected_by: str = ""
     curve: list[float | None] = []
     scores: Scores = {}
     shown: dict[ScoredPart, list[str]] = {}
@@ -128,6 +132,10 @@ class Comparison(Strict):
             notes.append("All networks start from scratch (random weights).")
         elif weights:
             notes.append(f"Initial weights: {'; '.join(weights)}.")
+        if self.model != "last" and self.spec.get("run") != "cross_site":
+            by = {cell.selected_by for cell in done} - {"", self.metric}
+            if by:
+                notes.append(f"The best round is selected by {' or '.join(sorted(by))}, not by the score shown here.")
         lost = sorted({site for cell in done for site, record in cell.data.items() if record.unknown_spacing})
         if lost and measure(self.metric).unit == "mm":
             notes.append(f"Voxel sizes are unknown at {', '.join(lost)}: distances there are not in mm.")

@@ -20,7 +20,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
-from fedshift.tasks.base import SiteData, Subset, initial_network, sizes
+from fedshift.tasks.base import SiteData, Subset, initial_network, selecting, sizes
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.precision import precise
@@ -87,7 +87,6 @@ class Task:
     """Classification of the task's classes; the score is the accuracy over a split's images."""
 
     images_are_slices = False
-    metric = "accuracy"
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
         {"accuracy": (0, 1), "macro_accuracy": (0, 1)}
     )
@@ -96,6 +95,7 @@ class Task:
     def __init__(self, job: JobSpec) -> None:
         """Check the parts of the job that only this kind understands."""
         self._job = job
+        self.metric = selecting(job, ("accuracy",))
         where = f"task {job.task.name}"
         self._data = DataSpec.parse(job.task.data, where=f"{where}: data")
         self.sizes = sizes(self._data.size, len(job.task.classes))

@@ -21,7 +21,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Case, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
-from fedshift.tasks.base import SiteData, Subset, initial_network, sizes
+from fedshift.tasks.base import SiteData, Subset, initial_network, selecting, sizes
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.evaluation.surfaces import surface_distances
@@ -192,7 +192,6 @@ class Task:
     """Segmentation of the task's classes; the score is the mean foreground Dice over cases."""
 
     images_are_slices = True
-    metric = "dice"
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
         {"dice": (0, 1), "dice_papers": (0, 1), "hd95": (0, MAX_MILLIMETRES), "asd": (0, MAX_MILLIMETRES)}
     )
@@ -201,6 +200,7 @@ class Task:
     def __init__(self, job: JobSpec) -> None:
         """Check the parts of the job that only this kind understands."""
         self._job = job
+        self.metric = selecting(job, ("dice", "dice_papers"))
         self._data = DataSpec.parse(job.task.data, where=f"task {job.task.name}: data")
         self.sizes = sizes(self._data.matrix, len(job.task.classes))
         self.intensities = (0.0, self._data.scale)
