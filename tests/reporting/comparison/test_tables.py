@@ -21,6 +21,10 @@ FULL: dict[Any, Any] = {
     ("FedAvg",): [{"A": 0.50, "B": 0.70}, {"A": 0.54, "B": 0.72}],
     ("FedFA",): [{"A": 0.60, "B": 0.69}, {"A": 0.62, "B": 0.71}],
 }
+THREE: dict[Any, Any] = {
+    ("FedAvg",): [*FULL[("FedAvg",)], {"A": 0.51, "B": 0.66}],
+    ("FedFA",): [*FULL[("FedFA",)], {"A": 0.60, "B": 0.71}],
+}
 
 
 def terminal(comparison: Comparison, *, width: int = 200) -> str:
@@ -125,11 +129,11 @@ def test_published_figures_stand_beside_ours_as_they_are_printed() -> None:
 )
 def test_the_papers_p_value_stands_beside_ours_at_whichever_row_it_is_printed(row: str, column: str) -> None:
     printed = [{"row": row, "column": column, "value": "0.0128"}]
-    numbers = {**FULL, ("FedProx",): [{"A": 0.51, "B": 0.70}, {"A": 0.55, "B": 0.73}]}
+    numbers = {**THREE, ("FedProx",): [{"A": 0.51, "B": 0.70}, {"A": 0.55, "B": 0.73}, {"A": 0.5, "B": 0.66}]}
     comparison = made(numbers, tests=[("FedFA", "FedAvg"), ("FedFA", "FedProx")], published=printed)
     (with_theirs, without) = [line for line in footnotes(comparison) if line.startswith("FedFA against")]
-    assert re.search(r"p = 0\.\d{4} \(n = 4; in the paper p = 0\.0128\)\.$", with_theirs)
-    assert without.endswith("(n = 4).") and "paper" not in without
+    assert re.search(r"p = 0\.\d{4} \(n = 3; in the paper p = 0\.0128\)\.$", with_theirs)
+    assert without.endswith("(n = 3).") and "paper" not in without
     lines = csv.DictReader(io.StringIO(long_csv(comparison)))
     values = {line["column"]: line["published"] for line in lines if line["column"].startswith("p-value")}
     assert values == {"p-value against FedAvg": "0.0128", "p-value against FedProx": ""}
@@ -141,7 +145,7 @@ def test_the_papers_p_value_is_that_of_the_tests_own_block() -> None:
     axes = {"method": ["X", "Y"], "size": ["5%", "all"]}
     comparison = made(numbers, axes=axes, tests=[("X", "Y")], published=printed)
     small, every = (line for line in footnotes(comparison) if line.startswith("X against"))
-    assert "(n = 2)." in small and "(n = 2; in the paper p = 0.03)." in every
+    assert "(n = 1)." in small and "(n = 1; in the paper p = 0.03)." in every
 
 
 def test_further_axes_are_columns_and_then_tables_of_their_own() -> None:
@@ -197,13 +201,13 @@ def test_markdown_keeps_labels_that_look_like_markup() -> None:
 
 
 def test_every_form_says_what_the_data_and_the_weights_are() -> None:
-    comparison = made(FULL, differences="Fewer rounds.", tuning={"all": "none"}, tests=[("FedFA", "FedAvg")])
+    comparison = made(THREE, differences="Fewer rounds.", tuning={"all": "none"}, tests=[("FedFA", "FedAvg")])
     for cell in comparison.cells:
         cell.data.update({site: record(site, "phantom") for site in cell.data})
     for text in (terminal(comparison), markdown(comparison), latex(comparison)):
         assert "The data are the phantom: simulated scans, no patients." in " ".join(text.split())
         assert "from scratch" in text and "Fewer rounds." in text and "Tuning: all: none" in text
-        assert "p = 0." in text and "(n = 4)" in text
+        assert "p = 0." in text and "(n = 3)" in text
     lines = list(csv.DictReader(io.StringIO(long_csv(comparison))))
     assert {(line["data"], line["initial weights"]) for line in lines} == {("phantom", "from scratch")}
     assert [line["column"] for line in lines if line["method"] == "FedFA"][-1] == "p-value against FedAvg"

@@ -62,6 +62,7 @@ class Collector:
             model=spec.model,
             summaries=list(_summaries(parts) if spec.summaries is None else spec.summaries),
             tests=list(spec.tests),
+            pairs=spec.pairs,
             tuning=spec.tuning,
             differences=spec.differences,
             spec=spec.model_dump(mode="json", exclude_unset=True),

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.published import PublishedValue
-from fedshift.reporting.comparison.spec import ModelName, ScoredPart, Summary
+from fedshift.reporting.comparison.spec import ModelName, Pairs, ScoredPart, Summary
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
 from fedshift.schema.results import FROM_SCRATCH, DataRecord, Metrics
@@ -93,6 +93,7 @@ class Comparison(Strict):
     model: ModelName
     summaries: list[Summary]
     tests: list[tuple[str, str]] = []
+    pairs: Pairs = "seeds"
     tuning: str | dict[str, Any] = ""
     differences: str = ""
     published: list[PublishedValue] = []
