@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from fedshift.data.arrays import open_arrays
 from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.manifest import LISTED, ORDER
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.kinds.classification import Images, Task
 
@@ -43,27 +44,36 @@ def test_images_are_scaled_and_normalised_and_come_with_their_labels(site: Path)
     )
 
 
-def test_a_fraction_of_the_training_images_is_drawn_by_seed(site: Path) -> None:
-    def drawn(seed: int) -> list[int]:
-        job = small_image_job("fedavg", "data.fraction=0.25", seed=seed)
-        data = build_task(job).open(site, "A")
-        assert isinstance(data, Images)
-        return list(data.members("train"))
+def drawn(*options: str, seed: int = 0, folder: Path) -> list[int]:
+    data = build_task(small_image_job("fedavg", *options, seed=seed)).open(folder, "A")
+    assert isinstance(data, Images)
+    return list(data.members("train"))
 
-    assert len(drawn(0)) == 9 and set(drawn(0)) <= set(task().open(site, "A").members("train"))
-    assert drawn(0) == drawn(0) != drawn(1)
+
+@pytest.mark.parametrize("portion", ["data.fraction=0.25", "data.images=9"])
+def test_a_portion_of_the_training_images_is_drawn_by_a_seed_of_its_own(site: Path, portion: str) -> None:
+    first = drawn(portion, folder=site)
+    assert len(first) == 9 and set(first) <= set(task().open(site, "A").members("train"))
+    assert drawn(portion, seed=1, folder=site) == first, "another seed of the job, but the same images"
+    assert drawn(portion, "data.seed=1", folder=site) != first
 
 
 def test_at_most_so_many_training_images(site: Path) -> None:
-    def drawn(*options: str, seed: int = 0) -> list[int]:
-        data = build_task(small_image_job("fedavg", *options, seed=seed)).open(site, "A")
-        assert isinstance(data, Images)
-        return list(data.members("train"))
+    assert len(drawn("data.images=7", folder=site)) == 7 and len(drawn("data.images=99", folder=site)) == 36
+    quarter = drawn("data.fraction=0.25", folder=site)
+    assert drawn("data.images=20", "data.fraction=0.25", folder=site) == quarter, "both hold"
+    assert len(drawn("data.images=5", "data.fraction=0.25", folder=site)) == 5
 
-    assert len(drawn("data.images=7")) == 7 and len(drawn("data.images=99")) == 36
-    assert drawn("data.images=7") == drawn("data.images=7") != drawn("data.images=7", seed=1)
-    assert drawn("data.images=20", "data.fraction=0.25") == drawn("data.fraction=0.25"), "both hold"
-    assert len(drawn("data.images=5", "data.fraction=0.25")) == 5
+
+def test_the_first_images_of_a_list_need_a_list(site: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.choose=first needs pictures in the order of a published list"):
+        drawn("data.choose=first", "data.images=5", folder=site)
+    path = site / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["preparation"][ORDER] = LISTED
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    every = list(task().open(site, "A").members("train"))
+    assert drawn("data.choose=first", "data.images=5", "data.seed=3", folder=site) == every[:5]
 
 
 def test_accuracy_counts_right_answers(site: Path) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.data.images import open_images
-from fedshift.schema.errors import ConfigError
+from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
-from fedshift.schema.manifest import Split
+from fedshift.schema.manifest import LISTED, ORDER, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
 from fedshift.tasks.base import SiteData, Subset, initial_network, selecting, sizes
@@ -31,7 +31,8 @@ class DataSpec(Strict):
 
     ``size``: height and width in pixels. ``channels``: 1 for grey, 3 for colour. Intensities are scaled to [0, 1], then
     normalised by ``mean`` and ``std`` (one number, or one per channel). ``fraction``: fraction of the training images
-    to use; ``images``: at most that many. Both are sampled by seed.
+    to use; ``images``: at most that many. ``choose``: which ones, drawn at random, or the first of a published list.
+    ``seed`` of that draw is apart from the job's, so that runs that differ in their seed train on the same images.
     """
 
     size: int = Field(ge=8)
@@ -40,6 +41,8 @@ class DataSpec(Strict):
     std: tuple[float, ...] = (1.0,)
     fraction: float = Field(default=1.0, gt=0, le=1)
     images: int | None = Field(default=None, ge=1)
+    choose: Literal["random", "first"] = "random"
+    seed: int = Field(default=0, ge=0)
 
 
 class Images(SiteData):
@@ -47,11 +50,12 @@ class Images(SiteData):
 
     eval_batch = 64
 
-    def __init__(self, folder: Path, spec: DataSpec, *, site: str, seed: int) -> None:
+    def __init__(self, folder: Path, spec: DataSpec, *, site: str) -> None:
         """Open the arrays.
 
         Raises:
-            DataError: arrays or manifest are missing or damaged.
+            DataError: arrays or manifest are missing or damaged, or the first of a list are asked for where there is
+                none.
         """
         arrays = open_images(folder, size=spec.size, channels=spec.channels)
         self.manifest = arrays.manifest
@@ -65,9 +69,15 @@ class Images(SiteData):
         self._members["all"] = np.arange(len(splits))
         train = self._members["train"]
         keep = min(max(1, round(spec.fraction * len(train))), spec.images or len(train))
+        if spec.choose == "first" and self.manifest.preparation.get(ORDER) != LISTED:
+            raise DataError(
+                f"{folder}: data.choose=first needs pictures in the order of a published list: prepare the data set "
+                "(again) with --split papers, or set data.choose=random"
+            )
         if keep < len(train):
-            rng = np.random.default_rng(derive_seed(seed, site, 0, "fraction"))
-            self._members["train"] = np.sort(rng.permutation(train)[:keep])
+            rng = np.random.default_rng(derive_seed(spec.seed, site, 0, "fraction"))
+            chosen = train if spec.choose == "first" else rng.permutation(train)
+            self._members["train"] = np.sort(chosen[:keep])
 
     def members(self, subset: Subset) -> np.ndarray:
         """Image numbers of a split in ascending order; ``all`` includes those that ``fraction`` leaves out."""
@@ -130,7 +140,7 @@ class Task:
         Raises:
             DataError: the folder is damaged, or not what the job expects (`SiteData.check_fits`).
         """
-        data = Images(folder, self._data, site=site, seed=self._job.seed)
+        data = Images(folder, self._data, site=site)
         data.check_fits(self._job, folder, site)
         return data
 
