@@ -58,6 +58,28 @@ def test_a_portion_of_the_training_images_is_drawn_by_a_seed_of_its_own(site: Pa
     assert drawn(portion, "data.seed=1", folder=site) != first
 
 
+def test_a_fraction_of_the_site_counts_all_its_images_and_cuts_validation(site: Path) -> None:
+    """48 images: 36 for training, 6 for validation, 6 for testing."""
+
+    def counts(*options: str) -> list[int]:
+        data = task("data.fraction_of=site", *options).open(site, "A")
+        return [data.count(split) for split in ("train", "val", "test")]
+
+    assert counts("data.fraction=0.5") == [24, 3, 6], "half of 48, not of 36"
+    assert counts("data.fraction=0.1") == [5, 1, 6] and counts("data.fraction=0.01") == [1, 1, 6]
+    assert counts() == [36, 6, 6] and counts("data.fraction=0.9") == [36, 5, 6], "no more than there are"
+    data = task("data.fraction_of=site", "data.fraction=0.5").open(site, "A")
+    assert set(data.members("val")) <= set(task().open(site, "A").members("val"))
+
+
+def test_a_job_can_divide_a_site_by_other_shares(site: Path) -> None:
+    data = task("data.shares=[0.5, 0.25, 0.25]").open(site, "A")
+    assert [data.count(split) for split in ("train", "val", "test")] == [24, 12, 12]
+    assert data.split_rule == "the job's: by content 50/25/25"
+    index = np.concatenate([data.members(split) for split in ("train", "val", "test")])
+    assert sorted(index) == list(range(48))
+
+
 def test_at_most_so_many_training_images(site: Path) -> None:
     assert len(drawn("data.images=7", folder=site)) == 7 and len(drawn("data.images=99", folder=site)) == 36
     quarter = drawn("data.fraction=0.25", folder=site)
@@ -99,6 +121,8 @@ def test_the_loss_takes_soft_targets() -> None:
         (["data.sise=32"], "unknown key 'sise'; did you mean 'size'"),
         (["data.channels=2"], "channels"),
         (["data.images=0"], "images"),
+        (["data.shares=[0.8, 0.1, 0.2]"], "must be fractions for training, validation and testing that sum to 1"),
+        (["data.shares=[0, 0.5, 0.5]"], "must be fractions"),
     ],
 )
 def test_bad_options_are_named(options: list[str], message: str) -> None:
