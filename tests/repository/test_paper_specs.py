@@ -144,6 +144,20 @@ def test_the_score_of_a_table_selects_its_rounds(
 
 
 @pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_centralised_references_have_the_images_and_splits_of_the_federation_beside_them(
+    path: Path, scale: str, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]]
+) -> None:
+    by_column: dict[tuple[str, ...], set[str]] = {}
+    for cell in cells_of(path, scale)[1]:
+        task = cell.plan.job.task
+        images = json.dumps([task.dataset, task.sites, task.held_out, task.data])
+        by_column.setdefault(tuple(cell.labels.values())[1:], set()).add(images)
+    pooled = any(cell.plan.is_pooled for cell in cells_of(path, scale)[1])
+    assert not pooled or all(len(images) == 1 for images in by_column.values())
+
+
+@pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", ["fedrdn_table7_office", "fedrdn_table7_domainnet", "fedrdn_table8"])
 def test_every_paired_test_of_a_paper_finds_the_printed_p_value(
     name: str, scale: str, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]], tmp_path: Path

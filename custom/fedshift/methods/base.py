@@ -125,6 +125,8 @@ class Run:
     n_classes: int
     images_are_slices: bool = False
     """Whether channels are neighbouring slices of a volume, not colours."""
+    n_domains: int = 0
+    """Domains whose images are in equal parts of a centralised reference's batch; 0 for as many as sites."""
     step: int = 0
     """Optimiser steps taken in this round."""
     replay: bool = False

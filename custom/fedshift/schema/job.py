@@ -96,7 +96,8 @@ class ScheduleSpec(Strict):
 class TaskSpec(Strict):
     """What is learned. The task's kind (``fedshift.tasks.kinds.<kind>``) checks ``data``.
 
-    Sites in ``held_out`` do not train: they only score the final models.
+    Sites in ``held_out`` do not train: they only score the final models. ``domains``: name → sites that are parts of
+    one domain, which a centralised reference trains on as one (`groups`); sites that it does not name stand alone.
     """
 
     name: Name
@@ -105,6 +106,7 @@ class TaskSpec(Strict):
     protocol: str = "default"
     sites: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_unique)]
     held_out: Annotated[tuple[Name, ...], AfterValidator(_unique)] = ()
+    domains: dict[Name, tuple[Name, ...]] = {}
     classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=256), AfterValidator(_unique)]
     data: dict[str, Any] = {}
     network: NetworkSpec
@@ -117,12 +119,28 @@ class TaskSpec(Strict):
         both = [site for site in self.sites if site in self.held_out]
         if both:
             raise ValueError(f"{', '.join(both)} cannot both train ('sites') and be held out ('held_out')")
+        _unique(tuple(site for sites in self.domains.values() for site in sites))
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if key != "domains" or value}
 
     @property
     def everyone(self) -> tuple[str, ...]:
         """Training sites followed by held-out sites."""
         return (*self.sites, *self.held_out)
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The training sites by domain, in the order of their first sites."""
+        domain_of = {site: name for name, sites in self.domains.items() for site in sites}
+        found: dict[tuple[str, str], list[str]] = {}
+        for site in self.sites:
+            domain = domain_of.get(site)
+            found.setdefault(("site", site) if domain is None else ("domain", domain), []).append(site)
+        return tuple(tuple(sites) for sites in found.values())
 
 
 class RobustSpec(Strict):

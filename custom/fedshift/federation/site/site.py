@@ -392,6 +392,7 @@ class Site:
             round=round_,
             rounds=job.task.schedule.rounds,
             sites=job.task.sites,
+            n_domains=len(job.task.groups),
             net=self._net,
             objective=self._task.loss,
             n_classes=len(job.task.classes),
@@ -423,9 +424,9 @@ class PooledSite(Site):
     def __init__(self, job: JobSpec, *, data: Mapping[str, Path], state: Path, device: str = "auto") -> None:
         """``data``: each site's prepared folder; the rest as for `Site`."""
         task = build_task(job)
-        parts = [task.open(data[site], site) for site in job.task.sites]
+        domains = [Union([task.open(data[site], site) for site in sites]) for sites in job.task.groups]
         reference = pooled_reference(job.methods)
         mixed = reference is not None and reference.client().trains_on == "union"
         self._data = None
-        self._set_up(job, "all sites", Union(parts) if mixed else EverySite(parts), state, device)
+        self._set_up(job, "all sites", Union(domains) if mixed else EverySite(domains), state, device)
         self._outbound = Outbound(self._methods)

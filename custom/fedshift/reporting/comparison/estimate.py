@@ -158,7 +158,7 @@ class Estimator:
         times = [_seconds(job, cell.plan.kind, counts, step, trial) for job in cell.plan.jobs.values()]
         rounds, rest = sum(in_rounds for in_rounds, _ in times), self._start() + sum(outside for _, outside in times)
         built = build_task(job)
-        batch = job.task.schedule.batch_size * (len(job.task.sites) if cell.plan.is_pooled else 1)
+        batch = job.task.schedule.batch_size * (len(job.task.groups) if cell.plan.is_pooled else 1)
         largest = min(batch, max(one.train for one in counts.values()) * len(counts))
         side = built.sizes["rows"] * built.sizes["columns"] * 4
         peak = PROCESS + SERVERS * step.network + of_training(step.network, step.activations, images=largest, side=side)
