@@ -97,8 +97,11 @@ class TrainingSamples(Protocol):
         """Number of training samples."""
         ...
 
-    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield training images (B, C, H, W) float32 and targets (see `Batch`) in order, without augmentation."""
+    def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield training images (B, C, H, W) float32 and targets (see `Batch`) without augmentation.
+
+        In order, class after class or case after case; where a batch's own statistics matter, shuffle by ``order``.
+        """
         ...
 
 
