@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -98,12 +99,14 @@ class TaskSpec(Strict):
 
     Sites in ``held_out`` do not train: they only score the final models. ``domains``: name → sites that are parts of
     one domain, which a centralised reference trains on as one (`groups`); sites that it does not name stand alone.
+    ``departures``: sentences on what ``protocol`` has and this job has not (`ProtocolExpects`).
     """
 
     name: Name
     kind: str
     dataset: Name
     protocol: str = "default"
+    departures: tuple[str, ...] = ()
     sites: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_unique)]
     held_out: Annotated[tuple[Name, ...], AfterValidator(_unique)] = ()
     domains: dict[Name, tuple[Name, ...]] = {}
@@ -125,7 +128,7 @@ class TaskSpec(Strict):
     @model_serializer(mode="wrap")
     def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = serialise(self)
-        return {key: value for key, value in content.items() if key != "domains" or value}
+        return {key: value for key, value in content.items() if key not in ("domains", "departures") or value}
 
     @property
     def everyone(self) -> tuple[str, ...]:
@@ -141,6 +144,28 @@ class TaskSpec(Strict):
             domain = domain_of.get(site)
             found.setdefault(("site", site) if domain is None else ("domain", domain), []).append(site)
         return tuple(tuple(sites) for sites in found.values())
+
+
+class ProtocolExpects(Strict):
+    """What a task file's protocol has besides settings: methods, and a file of starting weights."""
+
+    methods: tuple[str, ...] = ()
+    weights: Name | None = None
+
+    def departures(self, protocol: str, *, methods: Collection[str], weights: WeightsSpec | None) -> tuple[str, ...]:
+        """A sentence on each thing that a job with these methods and starting weights lacks."""
+        lacks = [
+            f"protocol {protocol} has the method {method}, this job has not: add +{method}"
+            for method in self.methods
+            if method not in methods
+        ]
+        if self.weights is not None and (weights is None or weights.file != self.weights):
+            begins = "random ones" if weights is None else weights.file
+            lacks.append(
+                f"protocol {protocol} starts from the weights {self.weights}, this job from {begins}: give them with "
+                "--weights"
+            )
+        return tuple(lacks)
 
 
 class RobustSpec(Strict):

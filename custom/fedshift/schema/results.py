@@ -46,6 +46,8 @@ class JobRecord(_Model):
     task: str
     dataset: str = ""
     protocol: str
+    departures: list[str] = []
+    """What the protocol has and this job has not."""
     methods: list[MethodRecord]
     seed: int
     precision: str
@@ -207,6 +209,7 @@ def new_results(job: JobSpec, *, metric: str) -> Results:
             task=job.task.name,
             dataset=job.task.dataset,
             protocol=job.task.protocol,
+            departures=list(job.task.departures),
             methods=[
                 MethodRecord(name=name, variant=options.get("variant"), options=options)
                 for name, options in job.methods.items()

@@ -224,6 +224,18 @@ def test_a_round_selected_by_another_score_than_the_tables_is_told_of() -> None:
     assert not any("selected" in line for line in footnotes(last))
 
 
+def test_rows_that_are_not_the_protocol_are_named() -> None:
+    comparison = made(FULL)
+    assert not any("Not the protocol" in line for line in footnotes(comparison))
+    for cell in comparison.cells:
+        object.__setattr__(cell, "departures", ["it starts elsewhere"])
+    comparison.cells[0].departures.append("it has a method more")
+    assert [line for line in footnotes(comparison) if "Not the protocol" in line] == [
+        "Not the protocol: it starts elsewhere.",
+        "Not the protocol at FedAvg: it has a method more.",
+    ]
+
+
 def test_cells_of_different_versions_data_or_kinds_are_told_of() -> None:
     comparison = made(FULL)
     assert not any("different" in line for line in footnotes(comparison))

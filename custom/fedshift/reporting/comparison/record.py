@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -58,6 +58,8 @@ class CellRecord(Strict):
     left_out: list[LeftOutSite] = []
     data: dict[str, DataRecord] = {}
     initial_weights: str = ""
+    departures: list[str] = []
+    """What the cell's protocol has and its job has not."""
     version: str = ""
     source: str = ""
     versions: dict[str, str] = {}
@@ -137,6 +139,7 @@ class Comparison(Strict):
             by = {cell.selected_by for cell in done} - {"", self.metric}
             if by:
                 notes.append(f"The best round is selected by {' or '.join(sorted(by))}, not by the score shown here.")
+        notes += _departures(done)
         lost = sorted({site for cell in done for site, record in cell.data.items() if record.unknown_spacing})
         if lost and measure(self.metric).unit == "mm":
             notes.append(f"Voxel sizes are unknown at {', '.join(lost)}: distances there are not in mm.")
@@ -168,6 +171,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Strict):
         return value.model_dump(mode="json", exclude_defaults=True)
     return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def _departures(cells: Sequence[CellRecord]) -> list[str]:
+    """What protocols have and cells have not, each with the first labels of its cells, unless it is all of them."""
+    found: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        for departure in cell.departures:
+            found.setdefault(departure, {})[next(iter(cell.labels.values()))] = None
+    rows = {next(iter(cell.labels.values())) for cell in cells}
+    return [
+        f"Not the protocol{'' if set(labels) == rows else ' at ' + ', '.join(labels)}: {departure}."
+        for departure, labels in found.items()
+    ]
 
 
 def _by_site(cells: Iterable[CellRecord]) -> dict[tuple[str, str], set[str]]:
