@@ -157,6 +157,20 @@ def test_centralised_references_have_the_images_and_splits_of_the_federation_bes
     assert not pooled or all(len(images) == 1 for images in by_column.values())
 
 
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", ["fraug_table2_pacs", "fraug_table2_officehome", "fraug_table2_digits"])
+def test_all_sees_as_many_images_a_round_as_the_federation(
+    name: str, scale: str, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]]
+) -> None:
+    seen = {}
+    for cell in cells_of(BENCHMARKS / "papers" / f"{name}.yaml", scale)[1]:
+        task = cell.plan.job.task
+        assert task.schedule.local_steps is not None
+        trainers = 1 if cell.plan.is_pooled else len(task.sites)
+        seen[cell.labels["method"]] = trainers * task.schedule.local_steps * task.schedule.batch_size
+    assert "All" in seen and len(set(seen.values())) == 1, seen
+
+
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_at_the_papers_scale_a_cell_is_its_protocol(
     path: Path, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]]
