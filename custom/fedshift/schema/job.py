@@ -249,11 +249,14 @@ class EvaluationSpec(Strict):
     """How rounds and final models are scored.
 
     ``metric``: the validation score that selects the best round, one of the task's; None for the task's first.
-    ``gradient_norm``: norm of the gradient of the loss on a site's validation images (on all its images if it is held
-    out), a measure of how far the site's optimum is from the model.
+    ``every``: training sites also score the aggregate of each so-many-th round on their test parts, for curves of test
+    scores (the last and the best one are scored at the end anyway); with 1 also the round that is best for each site.
+    Test scores never select the best round. ``gradient_norm``: norm of the gradient of the loss on a site's validation
+    images (on all its images if it is held out), a measure of how far the site's optimum is from the model.
     """
 
     metric: str | None = None
+    every: int | None = Field(default=None, ge=1)
     gradient_norm: bool = False
 
     @model_serializer(mode="wrap")

@@ -100,6 +100,19 @@ def test_the_job_says_which_score_selects_the_round(metric: str | None, best: in
     assert server.results.job.metric == name and f"validation {name};" in server.results.selected.rule
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_test_scores_of_a_round_are_taken_only_if_the_job_asks_for_them(asked: bool, tmp_path: Path) -> None:
+    server = coordinator(tmp_path, *(["evaluation.every=2"] if asked else []))
+    requests = server.requests()
+    for _ in range(2):
+        answer(server, next(requests))
+    weights = next(requests).broadcast.weights
+    metrics = {"train_loss": 1.0, "accuracy": 0.5, "test_accuracy": 0.25}
+    assert server.accept(Update("A", 2, 8, 1, weights, metrics)) is asked
+    assert server.rejected == ({} if asked else {"A": "metrics.test_accuracy: is not expected"})
+    assert not server.accept(Update("B", 2, 8, 1, weights, {**metrics, "test_accuracy": 1.5}))
+
+
 def test_a_round_is_closed_when_the_next_request_is_taken(tmp_path: Path) -> None:
     server = coordinator(tmp_path)
     requests = server.requests()

@@ -180,6 +180,30 @@ def test_held_out_sites_have_an_average_of_their_own() -> None:
     assert means["D"] == 0.3
 
 
+def test_averages_can_be_over_samples() -> None:
+    """A test set that is dealt to sites: 10 of 40 images right at A and 12 of 15 at B are 22 of 55."""
+    comparison = made({("X",): [{"A": 10 / 40, "B": 12 / 15}]}, summaries=["average", "everywhere"], average="samples")
+    (cell,) = comparison.cells
+    for site, n in (("A", 40), ("B", 15), ("C", 0)):
+        counts = {"train": 9, "val": 5, "test": n}
+        cell.data[site] = record(site).model_copy(update={"n": counts})
+    cell.shown["held_out"], cell.scores["best"]["held_out"] = ["C"], {"C": {"accuracy": 1.0}}
+    (table,) = make_tables(comparison)
+    means = {column.heading: entry.mean for column, entry in zip(table.columns, table.rows["X"], strict=True)}
+    assert means["average"] == pytest.approx(22 / 55)
+    assert means["all sites"] == pytest.approx((22 + 14) / (55 + 14)), "a held-out site is scored on all it has"
+    assert "Averages over sites weigh each site by the samples that it is scored on." in footnotes(comparison)
+
+
+def test_each_sites_own_best_round_or_what_a_cell_has_in_its_place() -> None:
+    comparison = made({("X",): [{"A": 0.5, "B": 0.7}], ("Y",): [{"A": 0.5, "B": 0.7}]}, model="own_best")
+    x, y = comparison.cells
+    x.scores["own_best"] = {"test": {"A": {"accuracy": 0.6}, "B": {"accuracy": 0.8}}}
+    y.scores["personal"] = {"test": {"A": {"accuracy": 0.1}, "B": {"accuracy": 0.2}}}
+    assert [rows(comparison)[row][0] for row in "XY"] == ["**60.0**", "10.0"]
+    assert heading(comparison).endswith("of each site's own best round")
+
+
 def test_of_very_many_sites_there_is_the_average_only() -> None:
     comparison = made({("X",): [{f"s{n}": n / 100 for n in range(50)}]})
     assert rows(comparison)["X"] == ["24.5"]

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.published import PublishedValue
-from fedshift.reporting.comparison.spec import ModelName, Pairs, ScoredPart, Summary
+from fedshift.reporting.comparison.spec import Average, ModelName, Pairs, ScoredPart, Summary
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
 from fedshift.schema.results import FROM_SCRATCH, DataRecord, Metrics
@@ -19,7 +19,7 @@ from fedshift.schema.strict import Strict
 FILE_NAME = "cells.json"
 State = Literal["done", "failed", "missing"]
 Scores = dict[str, dict[str, dict[str, Metrics]]]
-"""ModelName (best, last, personal) -> part (test, val, held_out) -> site -> metrics."""
+"""ModelName (best, last, personal, own_best) -> part (test, val, held_out) -> site -> metrics."""
 
 
 class LeftOutSite(Strict):
@@ -32,6 +32,8 @@ class LeftOutSite(Strict):
 
 class CellRecord(Strict):
     """A cell. ``curve`` is the mean validation score (``metric``) of each round's aggregate; None if unknown.
+
+    ``test_curve`` is that on test samples, if the job has it of rounds (``evaluation.every``), otherwise empty.
 
     ``selected_by`` is the score that selected the best round; empty in files from before it was recorded.
     """
@@ -51,6 +53,7 @@ class CellRecord(Strict):
     metric: str = ""
     selected_by: str = ""
     curve: list[float | None] = []
+    test_curve: list[float | None] = []
     scores: Scores = {}
     shown: dict[ScoredPart, list[str]] = {}
     """The sites of its columns, by scored part; ``A > B`` is the model of A at B."""
@@ -72,9 +75,11 @@ class CellRecord(Strict):
     def site_scores(self, model: ModelName, part: ScoredPart, metric: str) -> dict[str, float]:
         """The score at each site. If the cell has no such model, the best model is used, then the last.
 
-        Cells without personal models use the best one; local models at other sites exist only as last models.
+        Cells without personal models use the best one; local models at other sites exist only as last models. For each
+        site's own best round, cells that fine-tune use their personal models, which exist of one round only.
         """
-        for name in dict.fromkeys((model, "best", "last")):
+        others = ("personal", "best", "last") if model == "own_best" else ("best", "last")
+        for name in dict.fromkeys((model, *others)):
             sites = self.scores.get(name, {}).get(part)
             if sites:
                 return {site: values[metric] for site, values in sites.items() if metric in values}
@@ -96,6 +101,7 @@ class Comparison(Strict):
     summaries: list[Summary]
     tests: list[tuple[str, str]] = []
     pairs: Pairs = "seeds"
+    average: Average = "sites"
     tuning: str | dict[str, Any] = ""
     differences: str = ""
     published: list[PublishedValue] = []

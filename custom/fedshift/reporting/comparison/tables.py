@@ -162,7 +162,12 @@ def _mark_best(column: list[Entry], of: Measure) -> list[Entry]:
 def heading(comparison: Comparison) -> str:
     """The title with scale, metric, unit and model."""
     metric = " ".join(filter(None, [comparison.metric, measure(comparison.metric).unit_text]))
-    model = {"best": "of the best round", "last": "of the last round", "personal": "of sites' own models"}
+    model = {
+        "best": "of the best round",
+        "last": "of the last round",
+        "personal": "of sites' own models",
+        "own_best": "of each site's own best round",
+    }
     which = model[comparison.model]
     if comparison.spec.get("run") == "cross_site":
         which = "of sites' own models of the last round"
@@ -185,6 +190,8 @@ def footnotes(comparison: Comparison) -> list[str]:
             f"Mean ± sample standard deviation (n - 1) over {seeds} seeds ({seed_list}); averages over sites are "
             "computed for each seed first."
         ]
+    if comparison.average == "samples":
+        lines.append("Averages over sites weigh each site by the samples that it is scored on.")
     if comparison.published:
         lines.append("In brackets: the values published in the paper.")
     lines += [test_line(test, comparison) for test in paired_tests(comparison)]
