@@ -49,12 +49,12 @@ from typing import Literal
 import numpy as np
 
 from data_prep.dealing import BY_CONTENT, deal_counts, deal_official
-from data_prep.lists import PARTS, Part, ids_of, keep_listed, read_fedbn, split_of
+from data_prep.lists import PARTS, Part, ids_of, in_order, keep_listed, read_fedbn, split_of
 from data_prep.partition import require_seed
 from data_prep.pictures import Dealing, Found, Hashed, PictureSet, Plan
 from data_prep.trees import Tree
 from fedshift.schema.errors import DataError
-from fedshift.schema.manifest import Split
+from fedshift.schema.manifest import LISTED, ORDER, Split
 
 DOMAINNET = PictureSet(
     dataset="domainnet",
@@ -121,7 +121,8 @@ def plan(source: Path, *, split: Literal["papers", "hash", "seeded"] = "hash", s
     found = keep_listed(found, listed, source=tree.top, name=name, otherwise=otherwise)
     if split == "papers":
         of = replace(DOMAINNET, dataset=f"{DOMAINNET.dataset}_papers")
-        return Plan(of, found, SIZES, Dealing(lambda site, _: listed[site], PAPERS_RULE, keep_copies=True))
+        dealing = Dealing(lambda site, _: listed[site], PAPERS_RULE, keep_copies=True, notes={ORDER: LISTED})
+        return Plan(of, in_order(found, listed), SIZES, dealing)
 
     def deal(site: str, pictures: Hashed) -> dict[str, Split]:
         return deal_official(site, pictures, is_test=lambda picture: listed[site][picture] == "test", one_in=5)

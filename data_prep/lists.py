@@ -95,6 +95,15 @@ def keep_listed(
     return kept
 
 
+def in_order(found: Found, listed: Mapping[str, Mapping[str, Split]]) -> Found:
+    """The pictures of each site in the order of its list, which `split_of` keeps.
+
+    So the first pictures of a list, which FedBN and FedRDN train on, can be told from the manifest.
+    """
+    by_id = {site: {picture.id: picture for picture in found[site]} for site in listed}
+    return {site: [by_id[site][picture] for picture in splits] for site, splits in listed.items()}
+
+
 def _read_pickled(tree: Tree, name: str, site: str, instead: str | None) -> list[str]:
     if name not in tree.files():
         which = f"neither {name} nor {instead}" if instead else f"no {name}"

@@ -7,10 +7,11 @@ Shi, Sha, Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CV
 
 There are two splits. ``hash`` (the default) goes by content, see `data_prep.dealing`; the data contain duplicates,
 mostly at amazon. ``papers`` is FedFA's split, as a separate data set ``office_caltech_papers``: the first 60 % of the
-training part of FedBN's lists are for training, the rest for validation. Copies of a picture may then be in several
-splits; the manifest records how many. The lists must be in the same folder as the domains, either as FedBN publishes
-them, ``<domain>_train.pkl`` and ``<domain>_test.pkl``, or together as ``fedbn_split.json``:
-``{domain: {"train": [...], "test": [...]}}`` with paths ``<domain>/<class>/<file>`` in the same order.
+training part of FedBN's lists are for training, the rest for validation; pictures are in the order of the lists. Copies
+of a picture may then be in several splits; the manifest records how many. The lists must be in the same folder as the
+domains, either as FedBN publishes them, ``<domain>_train.pkl`` and ``<domain>_test.pkl``, or together as
+``fedbn_split.json``: ``{domain: {"train": [...], "test": [...]}}`` with paths ``<domain>/<class>/<file>`` in the same
+order.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from pathlib import Path
 from typing import Literal
 
 from data_prep.dealing import BY_CONTENT
-from data_prep.lists import PARTS, Part, ids_of, keep_listed, read_fedbn, split_of
+from data_prep.lists import PARTS, Part, ids_of, in_order, keep_listed, read_fedbn, split_of
 from data_prep.pictures import Dealing, PictureSet, Plan
 from data_prep.trees import Tree
 from fedshift.schema.errors import DataError
-from fedshift.schema.manifest import Split
+from fedshift.schema.manifest import LISTED, ORDER, Split
 
 OFFICE_CALTECH = PictureSet(
     dataset="office_caltech",
@@ -83,7 +84,8 @@ def plan(source: Path, *, split: Literal["papers", "hash"] = "hash") -> Plan:
     splits = {site: split_of(site, _papers(parts), name) for site, parts in listed.items()}
     found = keep_listed(found, splits, source=tree.top, name=name, otherwise="use --split hash")
     of = replace(OFFICE_CALTECH, dataset=f"{OFFICE_CALTECH.dataset}_papers")
-    return Plan(of, found, SIZES, Dealing(lambda site, _: splits[site], SPLIT_RULE, keep_copies=True))
+    dealing = Dealing(lambda site, _: splits[site], SPLIT_RULE, keep_copies=True, notes={ORDER: LISTED})
+    return Plan(of, in_order(found, splits), SIZES, dealing)
 
 
 def _read_json(tree: Tree) -> dict[str, dict[Part, list[str]]]:

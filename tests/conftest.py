@@ -223,8 +223,9 @@ class Samples:
         self.y = torch.zeros(len(self.x), dtype=torch.int64) if y is None else torch.as_tensor(y)
         self.n_train = len(self.x)
 
-    def chunks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        yield from zip(self.x.split(2), self.y.split(2), strict=True)
+    def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        index = torch.arange(len(self.x)) if order is None else torch.randperm(len(self.x), generator=order)
+        yield from zip(self.x[index].split(2), self.y[index].split(2), strict=True)
 
 
 def make_context(method: str, net: torch.nn.Module | None = None, **changes: Any) -> base.Context:

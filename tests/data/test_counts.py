@@ -16,7 +16,14 @@ SLICES = ("data.train_slices=all", "data.fraction=1.0", "data.split=case")
 
 def test_pictures_are_counted_exactly(tmp_path: Path) -> None:
     folder = make_image_site(tmp_path, "A")
-    for options in ((), ("data.fraction=0.25",), ("data.images=5",)):
+    site = "data.fraction_of=site"
+    for options in (
+        (),
+        ("data.fraction=0.25",),
+        ("data.images=5",),
+        ("data.fraction=0.5", site),
+        ("data.fraction=0.9", site, "data.shares=[0.8, 0.1, 0.1]"),
+    ):
         job = small_image_job("fedavg", *options, sites=("A",))
         data = build_task(job).open(folder, "A")
         estimate = about_counts(read_manifest(folder), job.task.data)

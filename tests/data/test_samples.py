@@ -47,6 +47,17 @@ def test_a_union_shows_every_sample_of_every_site_once() -> None:
     assert flat(y.tolist() for _, y in union.chunks()) == flat(batches)
 
 
+def test_chunks_are_in_order_or_shuffled_by_a_seed() -> None:
+    data = Numbers(0, 70)
+
+    def chunks(order: torch.Generator | None = None) -> list[list[int]]:
+        return [y.tolist() for _, y in data.chunks(order)]
+
+    assert chunks() == [list(range(32)), list(range(32, 64)), list(range(64, 70))]
+    one, again, other = (chunks(torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
+    assert one == again != other and flat(one) == list(range(70)) and [len(chunk) for chunk in one] == [32, 32, 6]
+
+
 def test_every_site_has_an_equal_part_of_each_batch_in_order() -> None:
     data = EverySite([Numbers(0, 9), Numbers(100, 4)])
     batches = list(epoch(data, 3))

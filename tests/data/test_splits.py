@@ -1,11 +1,14 @@
-"""The papers' split by slice."""
+"""The papers' split by slice, and pictures by shares."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from fedshift.data.splits import legacy_split
+from data_prep.dealing import deal_by_content
+from data_prep.pictures import Source
+from fedshift.data.splits import legacy_split, split_by_content
+from fedshift.schema.manifest import Picture
 
 SLICES = np.arange(1000, 1200)
 
@@ -24,3 +27,27 @@ def test_the_order_is_the_sites_own_and_a_share_is_the_first_of_the_whole() -> N
     half = legacy_split(SLICES, fraction=0.5, site="HK")
     np.testing.assert_array_equal(half["train"], one["train"][:60])
     np.testing.assert_array_equal(half["test"], one["test"])
+
+
+def pictures(n: int) -> list[Picture]:
+    """Every tenth picture is a copy of the one before it; two classes."""
+    return [
+        Picture(id=f"{k:03d}", sha256=f"{(k - (k % 10 == 9)) * 7919 % 1009:04d}", label="ab"[k // 200], split="train")
+        for k in range(n)
+    ]
+
+
+def test_shares_of_pictures_keep_copies_together_and_are_those_of_preparation() -> None:
+    found = pictures(400)
+    split = split_by_content(found, (0.6, 0.2, 0.2))
+    hashed = [(Source(p.id, p.label, read=lambda: pytest.fail("not read")), p.sha256) for p in found]
+    assert dict(zip((p.id for p in found), split, strict=True)) == deal_by_content("A", hashed)
+    most = split_by_content(found, (0.9, 0.05, 0.05))
+    counts = {part: int((most == part).sum()) for part in ("train", "val", "test")}
+    assert 350 <= counts["train"] <= 370 and 15 <= counts["val"] <= 25 and 15 <= counts["test"] <= 25
+    by_content: dict[str, set[str]] = {}
+    for picture, part in zip(found, most, strict=True):
+        by_content.setdefault(picture.sha256, set()).add(str(part))
+    assert all(len(parts) == 1 for parts in by_content.values())
+    assert set(split_by_content(found, (0.9, 0.1, 0.0))) == {"train", "val"}
+    assert set(split_by_content(found[:2], (0.5, 0.25, 0.25))) == {"train"}

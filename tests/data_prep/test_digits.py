@@ -326,7 +326,11 @@ def test_the_protocols_are_the_papers(downloads: Path, tmp_path: Path) -> None:
     fraug = resolve("digits", "fraug", protocol="fraug")
     schedule, options = fraug.task.schedule, fraug.methods["fraug"]
     assert (schedule.rounds, schedule.local_steps, schedule.batch_size) == (300, 20, 64)
-    assert fraug.task.data["fraction"] == 0.01 and fraug.task.optimizer.momentum == 0.5
+    assert (
+        fraug.task.data["fraction"] == 0.01
+        and fraug.task.data["fraction_of"] == "site"
+        and fraug.task.optimizer.momentum == 0.5
+    )
     assert (options["generator_distance"], options["rtnet_distance"]) == ("l2", "mmd")
     assert (options["interpolate"], options["gamma_syn"]) == (False, 0.002)
     assert sum(p.numel() for p in build_task(fraug).network().parameters()) == 18_151_370

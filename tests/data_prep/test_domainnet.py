@@ -234,7 +234,12 @@ def test_the_seeded_split_is_written(folders: Path, tmp_path: Path, monkeypatch:
     whales = {splits(prepared[5])[f"whale/{name_of('sketch', 'whale', k)}"] for k in range(EACH)}
     assert len(whales) == 1
     assert splits(prepared[0])[f"zebra/{zebra.name}"] == splits(prepared[4])[f"zebra/{name_of('real', 'zebra', 0)}"]
-    job = resolve("domainnet", "fedavg", protocol="fedfa", options=["dataset=domainnet_seeded", "data.size=64"])
+    job = resolve(
+        "domainnet",
+        "fedavg",
+        protocol="fedfa",
+        options=["dataset=domainnet_seeded", "data.choose=random", "data.size=64"],
+    )
     x, _ = next(build_task(job).open(prepared[2], "painting").chunks())
     assert x.shape == (13, 3, 64, 64), "0.4 of 32"
 

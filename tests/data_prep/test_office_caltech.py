@@ -169,6 +169,9 @@ def test_the_tasks_protocols_are_the_papers(office: Path, tmp_path: Path) -> Non
     assert fedprox.methods["fedprox"]["mu"] == 0.001
     folders = write_pictures(plan(office, split="papers"), tmp_path / "out", sizes=[64])
     data = build_task(job).open(folders[0], "amazon")
+    lists = json.loads((office / LISTS).read_text(encoding="utf-8"))
+    first = [data.manifest.pictures[number].id for number in data.members("train")]
+    assert first == [path.removeprefix("amazon/") for path in lists["amazon"]["train"][:7]]
     assert isinstance(data, Images) and data.count("train") == 7 and data.count("val") == 16
     assert data.split_rule.startswith("papers")
 

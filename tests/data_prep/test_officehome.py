@@ -68,6 +68,7 @@ def test_fraug_s_protocol() -> None:
         10,
         300,
     )
-    assert fraug.task.data["fraction"] == 0.1 and not fraug.methods["fraug"]["share_generator_bn"]
+    assert (fraug.task.data["fraction"], fraug.task.data["fraction_of"]) == (0.1, "site")
+    assert not fraug.methods["fraug"]["share_generator_bn"]
     assert fraug.methods["fraug"]["generator_distance"] == fraug.methods["fraug"]["rtnet_distance"] == "mmd"
     assert (fraug.methods["fraug"]["lr_generator"], fraug.methods["fraug"]["lr_rtnet"]) == (0.05, 0.025)

@@ -42,7 +42,11 @@ def test_of_many_sites_the_pictures_that_were_written_are_counted(
 
 def test_fraug_s_protocol() -> None:
     fraug = resolve("pacs", "fraug", protocol="fraug")
-    assert fraug.task.schedule.local_steps == 5 and fraug.task.data["fraction"] == 0.1
+    assert (
+        fraug.task.schedule.local_steps == 5
+        and fraug.task.data["fraction"] == 0.1
+        and fraug.task.data["fraction_of"] == "site"
+    )
     assert fraug.methods["fraug"]["rtnet_distance"] == "l2"
     assert "sketch" not in resolve("pacs", "afl+fedrdn", protocol="augmentation").task.sites
 

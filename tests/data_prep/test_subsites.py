@@ -173,6 +173,8 @@ def test_the_augmentation_papers_protocols(name: str, protocol: str) -> None:
         name, "afl+augmentation+fedrdn", protocol=protocol, options=["augmentation.level=moderate", "data.size=96"]
     )
     assert (job.task.dataset, list(job.task.sites), job.task.held_out) == (dataset, list(sites), (HELD_OUT[name],))
+    wanted = [(d,) for d in domains] if protocol.endswith("domains") else list(zip(*[iter(sites)] * 4, strict=True))
+    assert list(job.task.groups) == wanted, "centralised references train on three domains"
     schedule = job.task.schedule
     assert (schedule.rounds, schedule.local_steps, schedule.batch_size, job.task.optimizer.lr) == (80, 200, 32, 5e-5)
     assert job.task.data["mean"] == [0] and job.task.network.options["norm"] == "group"

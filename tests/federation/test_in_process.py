@@ -13,17 +13,19 @@ import pytest
 import torch
 from conftest import make_site, small_image_job, small_job
 
-from fedshift.federation.in_process import run_in_process
+from fedshift import cli
+from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server import run_files
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.selection import Selection
 from fedshift.federation.site import local_training
 from fedshift.federation.site.site import Site
+from fedshift.reporting.table import scores_table
 from fedshift.schema.errors import ConfigError, DataError, QuorumError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
-from fedshift.schema.results import BEST, LAST, read_results
+from fedshift.schema.results import BEST, LAST, Results, read_results
 
 
 def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, torch.Tensor]:
@@ -42,6 +44,49 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(three_sites: di
     np.random.seed(5)
     assert same(first, final_weights(small_job("fedrdn+fedfa"), three_sites, tmp_path / "b"))
     assert not same(first, final_weights(small_job("fedfa+fedrdn", seed=1), three_sites, tmp_path / "c"))
+
+
+def test_test_scores_of_rounds_are_recorded_and_select_nothing(
+    three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    options = ["schedule.rounds=5", "optimizer.lr=0.02"]
+    plain = run_in_process(small_image_job("fedbn", *options), three_image_sites, tmp_path / "plain").results
+    job = small_image_job("fedbn", *options, "evaluation.every=1")
+    every = run_in_process(job, three_image_sites, tmp_path / "every").results
+    second = small_image_job("fedbn", *options, "evaluation.every=2")
+    some = run_in_process(second, three_image_sites, tmp_path / "some").results
+    assert same(*(read_model_file(tmp_path / name / LAST)["weights"] for name in ("plain", "every")))
+    assert plain.final is not None and every.final is not None and some.final is not None
+    assert plain.selected == every.selected and plain.final.best.sites == every.final.best.sites
+    ends = {plain.final.best.round, plain.final.last.round}
+
+    def tested(results: Results) -> set[int]:
+        return {record.round for record in results.rounds if all(site.test for site in record.sites.values())}
+
+    assert tested(plain) == ends and tested(every) == {1, 2, 3, 4, 5} and tested(some) == {2, 4} | ends
+    for told, known in zip(every.rounds, plain.rounds, strict=True):
+        assert {s: one.val for s, one in told.sites.items()} == {s: one.val for s, one in known.sites.items()}
+    assert plain.final.own_best == some.final.own_best == {} and set(every.final.own_best) == {"A", "B", "C"}
+    for site, best in every.final.own_best.items():
+        values = [record.sites[site].val["accuracy"] for record in every.rounds]
+        assert best.round == 1 + values.index(max(values)) and best.val["accuracy"] == max(values)
+        assert best.test == every.rounds[best.round - 1].sites[site].test
+
+
+def test_a_pooled_reference_has_test_scores_of_rounds_too(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_image_job("all", "schedule.rounds=3", "evaluation.every=1")
+    results = run_pooled(job, three_image_sites, tmp_path).results
+    assert all(site.test for record in results.rounds for site in record.sites.values())
+
+
+def test_sites_without_a_test_part_are_scored_on_validation(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_image_job("fedbn", "data.shares=[0.75, 0.25, 0]", "evaluation.every=1", "schedule.rounds=3")
+    results = run_in_process(job, three_image_sites, tmp_path).results
+    assert results.final is not None and not results.final.own_best and not results.final.personal
+    assert all(set(splits) == {"val"} for splits in results.final.best.sites.values())
+    assert results.data["A"].n == {"train": 36, "val": 12, "test": 0}
+    assert scores_table(results).row_count == 4
+    assert cli.main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 0
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from fedshift.federation.resolve import resolve, tasks
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import WeightsSpec, read_job
+from fedshift.schema.results import new_results
+from fedshift.tasks.kinds import build_task
 
 
 def test_names_become_a_job_that_survives_yaml(tmp_path: Path) -> None:
@@ -33,6 +35,39 @@ def test_the_papers_protocols() -> None:
     assert (fedrdn.task.schedule.rounds, fedrdn.task.schedule.local_epochs) == (200, 5)
     assert fedrdn.task.optimizer.lr == 1e-3 and fedrdn.task.loss == "dice" and not fedrdn.task.optimizer.keep
     assert "prostate" in tasks()
+
+
+def test_the_papers_select_the_round_by_the_dice_that_they_print() -> None:
+    for protocol in ("fedfa", "fedrdn"):
+        assert build_task(resolve("prostate", "fedavg", protocol=protocol)).metric == "dice_papers"
+    assert build_task(resolve("prostate", "fedavg")).metric == "dice"
+    with pytest.raises(ConfigError, match=r"rounds of task prostate have no score 'dice_paper'; did you mean 'dice_pa"):
+        resolve("prostate", "fedavg", options=["evaluation.metric=dice_paper"])
+    with pytest.raises(ConfigError, match="no score 'hd95'"):  # of final models only
+        resolve("prostate", "fedavg", options=["evaluation.metric=hd95"])
+
+
+def test_a_job_says_what_its_protocol_has_and_it_has_not(tmp_path: Path) -> None:
+    def lacks(task: str, methods: str, protocol: str, weights: WeightsSpec | None = None) -> tuple[str, ...]:
+        return resolve(task, methods, protocol=protocol, weights=weights).task.departures
+
+    for task, protocol in [(task, p) for task in ("domainnet", "office_caltech") for p in ("fedfa", "fedrdn", "fedbn")]:
+        (lack,) = lacks(task, "fedavg", protocol)
+        assert lack == f"protocol {protocol} has the method augmentation, this job has not: add +augmentation"
+        assert lacks(task, "fedavg+augmentation", protocol) == ()
+    imagenet = WeightsSpec(file="resnet18-f37072fd.pth", sha256=64 * "f")
+    for task in ("pacs", "officehome"):
+        for methods, protocol in (("afl+fedrdn", "augmentation"), ("fraug", "fraug")):
+            (lack,) = lacks(task, methods, protocol)
+            assert "starts from the weights resnet18-f37072fd.pth, this job from random ones" in lack
+            assert lacks(task, methods, protocol, imagenet) == ()
+    (lack,) = lacks("pacs", "fraug", "fraug", WeightsSpec(file="mine.pth", sha256=64 * "0"))
+    assert "this job from mine.pth" in lack
+    job = resolve("domainnet", "fedavg", protocol="fedfa")
+    path = tmp_path / "fedshift.yaml"
+    path.write_text(yaml.safe_dump(job.dump()), encoding="utf-8")
+    assert read_job(path) == job and new_results(job, metric="accuracy").job.departures == list(job.task.departures)
+    assert "departures" not in resolve("domainnet", "fedavg").dump()["task"]
 
 
 def test_another_network_starts_from_its_own_defaults() -> None:

@@ -12,6 +12,7 @@ import torch
 from conftest import Samples, Sent, golden, make_context, make_image_site, server_context, small_image_job
 from torch import Tensor, nn
 
+from fedshift.data import samples as data_samples
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.coordinator import Coordinator
@@ -20,6 +21,7 @@ from fedshift.methods import fedavg, fedbn
 from fedshift.methods.shared import norms
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import LAST
+from fedshift.schema.seeding import generator
 from fedshift.tasks import networks
 
 SHIFTS = {"A": (1.0, 0.0), "B": (0.15, 0.0), "C": (-0.8, 255.0)}
@@ -142,12 +144,33 @@ def test_running_statistics_are_those_of_the_sites_own_images() -> None:
     assert torch.equal(net[1].running_mean, torch.zeros(3)), "it uses the received average"
     fedbn.Client(fedbn.Config()).newcomer(Samples(x), ctx)
     assert isinstance(net[1].running_mean, Tensor) and isinstance(net[1].running_var, Tensor)
-    used = x[:6] / 2  # chunks of two: the last has one image
+    order = torch.randperm(7, generator=generator(ctx.run.seed, ctx.run.site, ctx.run.round, "running statistics"))
+    used = x[order[:6]] / 2  # chunks of two: the last has one image
     torch.testing.assert_close(net[1].running_mean, used.mean((0, 2, 3)))
     within = torch.stack([part.var((0, 2, 3)) for part in used.split(2)]).mean(0)
     torch.testing.assert_close(net[1].running_var, within)
     assert net[1].momentum == 0.3 and not net.training and torch.equal(net[1].weight, torch.full((3,), 2.0))
     fedbn.Client(fedbn.Config()).newcomer(Samples(x), make_context("fedbn", nn.Conv2d(3, 1, 1)))
+
+
+def test_running_statistics_do_not_depend_on_how_a_site_is_sorted() -> None:
+    """Sorted by class, batches in order would be of one class each, and lose the variance between classes."""
+
+    class Sorted(data_samples.Samples):
+        n_train = 256
+
+        def train_samples(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+            y = torch.from_numpy(index // 64)  # four classes, far from each other
+            noise = torch.randn(256, 1, 2, 2, generator=torch.Generator().manual_seed(0))[index]
+            return noise + 10 * y[:, None, None, None], y
+
+    data, net = Sorted(), nn.Sequential(nn.BatchNorm2d(1))
+    every = torch.cat([x for x, _ in data.chunks()])
+    within = torch.stack([x.var() for x, _ in data.chunks()]).mean()
+    norms.re_estimate(net, data, make_context("fedbn", net).run)
+    estimated = net[0].running_var
+    assert isinstance(estimated, torch.Tensor) and within < 2
+    torch.testing.assert_close(estimated, every.var().reshape(1), rtol=0.05, atol=0)
 
 
 @pytest.mark.parametrize("unseen", ["re-estimated", "averaged"])
@@ -203,8 +226,8 @@ def test_it_helps_where_sites_differ_in_brightness_and_contrast(tmp_path: Path) 
 
 def test_a_site_whose_images_cannot_be_read_leaves_the_network_as_it_was() -> None:
     class Broken(Samples):
-        def chunks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-            yield from super().chunks()
+        def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            yield from super().chunks(order)
             raise OSError("the disk is gone")
 
     net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2)).train()

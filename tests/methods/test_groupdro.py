@@ -13,9 +13,12 @@ from torch.nn import functional
 from fedshift.federation.in_process import run_pooled
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.site import PooledSite
+from fedshift.federation.site.state import StateStore
 from fedshift.methods import base, groupdro
 from fedshift.methods.shared.domains import site_losses
 from fedshift.schema.results import LAST
+from fedshift.tasks.kinds import build_task
 
 from .domains import ERM, fitted, golden_step, losses, turned
 
@@ -39,6 +42,26 @@ def test_losses_are_those_of_each_site_and_soft_targets_count() -> None:
     torch.testing.assert_close(soft, each)
     with pytest.raises(ValueError, match="a batch of 4 does not hold equally many samples of 3 sites"):
         site_losses(base.Batch(torch.zeros(4), y[:4]), logits[:4], run)
+
+
+def test_sites_of_one_domain_share_a_loss_and_a_part_of_the_batch(
+    three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = small_image_job("groupdro", "domains={near: [A, B]}", "schedule.rounds=1")
+    run_pooled(job, three_image_sites, tmp_path)
+    state = StateStore(tmp_path / "site_state" / "all sites").before(2)
+    assert state is not None and state.methods["groupdro"]["log_q"].shape == (2,), "two domains, not three sites"
+    trainer = PooledSite(job, data=three_image_sites, state=tmp_path / "other")
+    order, augmentation = torch.Generator(), torch.Generator()
+    x, _ = next(trainer._training.train_batches(batch_size=8, order=order, augmentation=augmentation))
+    site_of = {
+        image.numpy().tobytes(): site
+        for site, folder in three_image_sites.items()
+        for images, _ in build_task(job).open(folder, site).chunks()
+        for image in images
+    }
+    found = [site_of[image.numpy().tobytes()] for image in x]
+    assert set(found[:8]) == {"A", "B"} and found[8:] == ["C"] * 8
 
 
 def test_weights_go_on_in_a_new_object_and_rest_in_a_replay() -> None:

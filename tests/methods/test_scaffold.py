@@ -11,7 +11,9 @@ import pytest
 import torch
 from conftest import Samples, Sent, golden, make_context, server_context, small_image_job
 from torch import Tensor, nn
+from torch.nn import functional
 
+from fedshift.data import samples as data_samples
 from fedshift.federation.in_process import run_in_process
 from fedshift.methods import base, fedfa, method_set, scaffold
 from fedshift.schema.job import OptimizerSpec
@@ -204,6 +206,28 @@ def test_the_full_gradient_normalises_images_and_leaves_no_trace() -> None:
     normalised = scaffold.mean_gradient(ctx, Samples(x, y))
     assert all(torch.equal(normalised[name], by_hand[name]) for name in by_hand)
     assert not torch.allclose(normalised["0.weight"], gradient["0.weight"])
+
+
+def test_the_full_gradient_does_not_depend_on_how_a_site_is_sorted() -> None:
+    """Batch norm normalises by the batch: sorted by class, it would take the classes' difference away."""
+
+    class Sorted(data_samples.Samples):
+        n_train = 128
+
+        def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
+            y = torch.from_numpy(index // 32).long()
+            noise = torch.randn(128, 4, generator=torch.Generator().manual_seed(0))[index]
+            return noise + 3 * functional.one_hot(y, 4), y
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))
+    ctx, data = make_context("scaffold", net, n_classes=4), Sorted()
+    x, y = data.train_samples(np.arange(128))
+    net.train()
+    whole = torch.autograd.grad(functional.cross_entropy(net(x), y), list(net.parameters()))
+    found = scaffold.mean_gradient(ctx, data)
+    for (name, _), wanted in zip(net.named_parameters(), whole, strict=True):
+        assert (found[name] - wanted).norm() < 0.2 * wanted.norm(), name
 
 
 def test_the_full_gradient_is_that_of_the_mean_loss() -> None:

@@ -133,6 +133,55 @@ def test_a_papers_spec_resolves_and_finds_the_printed_numbers(
 
 
 @pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_the_score_of_a_table_selects_its_rounds(
+    path: Path, scale: str, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]]
+) -> None:
+    """As far as a table is of the best round."""
+    spec, cells = cells_of(path, scale)
+    if spec.model != "last" and spec.metric is not None:
+        assert {cell.plan.metric for cell in cells} == {spec.metric}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_centralised_references_have_the_images_and_splits_of_the_federation_beside_them(
+    path: Path, scale: str, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]]
+) -> None:
+    by_column: dict[tuple[str, ...], set[str]] = {}
+    for cell in cells_of(path, scale)[1]:
+        task = cell.plan.job.task
+        images = json.dumps([task.dataset, task.sites, task.held_out, task.data])
+        by_column.setdefault(tuple(cell.labels.values())[1:], set()).add(images)
+    pooled = any(cell.plan.is_pooled for cell in cells_of(path, scale)[1])
+    assert not pooled or all(len(images) == 1 for images in by_column.values())
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", ["fraug_table2_pacs", "fraug_table2_officehome", "fraug_table2_digits"])
+def test_all_sees_as_many_images_a_round_as_the_federation(
+    name: str, scale: str, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]]
+) -> None:
+    seen = {}
+    for cell in cells_of(BENCHMARKS / "papers" / f"{name}.yaml", scale)[1]:
+        task = cell.plan.job.task
+        assert task.schedule.local_steps is not None
+        trainers = 1 if cell.plan.is_pooled else len(task.sites)
+        seen[cell.labels["method"]] = trainers * task.schedule.local_steps * task.schedule.batch_size
+    assert "All" in seen and len(set(seen.values())) == 1, seen
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_at_the_papers_scale_a_cell_is_its_protocol(
+    path: Path, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]]
+) -> None:
+    """But for starting weights that the spec names and this machine does not have."""
+    for cell in cells_of(path, "paper")[1]:
+        absent = cell.settings.weights is not None
+        assert not [lack for lack in cell.plan.job.task.departures if not absent or "weights" not in lack]
+
+
+@pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", ["fedrdn_table7_office", "fedrdn_table7_domainnet", "fedrdn_table8"])
 def test_every_paired_test_of_a_paper_finds_the_printed_p_value(
     name: str, scale: str, cells_of: Callable[[Path, str], tuple[Spec, list[Cell]]], tmp_path: Path

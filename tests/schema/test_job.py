@@ -37,6 +37,13 @@ def test_options_at_their_default_are_not_written() -> None:
     assert raw["schema"] == 1
 
 
+def test_sites_of_a_domain_are_a_group_and_others_stand_alone() -> None:
+    task = small_image_job("fedavg").task
+    assert task.groups == (("A",), ("B",), ("C",)) and "domains" not in task.model_dump()
+    grouped = task.model_copy(update={"domains": {"near": ("C", "A", "absent")}})
+    assert grouped.groups == (("A", "C"), ("B",)) and grouped.model_dump()["domains"] == grouped.domains
+
+
 @pytest.mark.parametrize(
     ("path", "value", "reason"),
     [
@@ -48,6 +55,7 @@ def test_options_at_their_default_are_not_written() -> None:
         ("task.sites", ["A/../B"], "sites"),
         ("task.held_out", ["A"], "A cannot both train"),
         ("task.classes", ["one"], "classes"),
+        ("task.domains", {"a": ["A"], "b": ["A", "B"]}, "A is named twice"),
         ("task.schedule.threads", 0, "must be a whole number from 1, or auto"),
         ("task.schedule.threads", True, "must be a whole number from 1, or auto"),
         ("task.schedule.rounds", 0, "rounds"),

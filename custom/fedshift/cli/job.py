@@ -93,5 +93,7 @@ def write(args: argparse.Namespace) -> int:
     require_no_run_inside(args.out / job.name, force=args.force)
     folder = write_job(job, args.out / job.name, production=args.production, with_code=args.with_code)
     out = f"; held out: {', '.join(job.task.held_out)}" if job.task.held_out else ""
+    for departure in job.task.departures:
+        print(f"not the protocol: {departure}")
     print(f"{folder}: {job.task.schedule.rounds} rounds at {site_names(job.task.sites)}{out}")
     return 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
-from fedshift.schema.manifest import Manifest
+from fedshift.data.splits import split_by_content
+from fedshift.schema.manifest import Manifest, Split
 
 FOREGROUND = 0.6
 """Assumed fraction of a volume's slices that contain foreground (on which the papers' protocols train)."""
@@ -13,19 +14,46 @@ FEWEST = 32
 """Minimum number of training slices when ``data.fraction`` is set."""
 
 
+def used_pictures(
+    sizes: Mapping[Split, int], *, fraction: float, of_site: bool, images: int | None
+) -> dict[Split, int]:
+    """Number of pictures that a job uses of each split.
+
+    Args:
+        sizes: the pictures in each split.
+        fraction: of the training pictures; or of all pictures, with ``of_site``, which cuts validation as well.
+        of_site: see ``fraction``.
+        images: at most that many training pictures.
+    """
+    kept = dict(sizes)
+    whole = sum(sizes.values()) if of_site else sizes["train"]
+    kept["train"] = min(sizes["train"], max(1, round(fraction * whole)), images or sizes["train"])
+    if of_site and sizes["val"]:
+        kept["val"] = max(1, round(fraction * sizes["val"]))
+    return kept
+
+
 def about_counts(manifest: Manifest, data: Mapping[str, Any]) -> dict[str, int]:
-    """Estimated number of samples in each split; ``data`` is the ``data`` section of the task."""
+    """Estimated number of samples in each split; ``data`` is the ``data`` section of the task. Exact for pictures."""
+    if manifest.pictures:
+        splits = [picture.split for picture in manifest.pictures]
+        if data.get("shares"):
+            splits = split_by_content(manifest.pictures, data["shares"]).tolist()
+        used = used_pictures(
+            {split: splits.count(split) for split in get_args(Split)},
+            fraction=float(data.get("fraction") or 1.0),
+            of_site=data.get("fraction_of") == "site",
+            images=data.get("images"),
+        )
+        return {split: max(n, split == "train") for split, n in used.items()}
     sizes = {"train": 0.0, "val": 0.0, "test": 0.0}
     for case in manifest.cases:
         sizes[case.split] += case.shape[0]
-    for picture in manifest.pictures:
-        sizes[picture.split] += 1
     if data.get("split") == "slice-legacy":
         every = FOREGROUND * sum(sizes.values())
         sizes = {"train": 0.6 * every, "val": 0.2 * every, "test": 0.2 * every}
     elif data.get("train_slices") == "foreground":
         sizes["train"] *= FOREGROUND
-    few = min(sizes["train"], FEWEST) if manifest.cases else 1.0
+    few = min(sizes["train"], FEWEST)
     sizes["train"] = max(few, sizes["train"] * float(data.get("fraction") or 1.0))
-    sizes["train"] = min(sizes["train"], data.get("images") or float("inf"))
     return {"train": max(round(sizes["train"]), 1), "val": round(sizes["val"]), "test": round(sizes["test"])}

@@ -36,10 +36,14 @@ class Samples(ABC):
         """Apply the task's own augmentation; by default none."""
         return x, y
 
-    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All training samples in order, without augmentation."""
+    def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """All training samples without augmentation, one after another, or shuffled by ``order``.
+
+        Prepared sites are sorted by class or case, so that a chunk in order is no sample of the site.
+        """
+        index = np.arange(self.n_train) if order is None else torch.randperm(self.n_train, generator=order).numpy()
         for start in range(0, self.n_train, CHUNK):
-            yield self.train_samples(np.arange(start, min(start + CHUNK, self.n_train)))
+            yield self.train_samples(index[start : start + CHUNK])
 
     def train_batches(
         self, *, batch_size: int, order: torch.Generator, augmentation: torch.Generator, drop_last: bool = True

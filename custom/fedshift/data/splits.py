@@ -1,13 +1,22 @@
-"""The papers' split by slice, for reproduction only: slices of one patient are in training and test."""
+"""Splits that a job makes in place of the prepared ones.
+
+`legacy_split` is the papers' split by slice, for reproduction only: slices of one patient are in training and test.
+`split_by_content` divides pictures by shares.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+
 import numpy as np
 
-from fedshift.schema.manifest import Split
+from fedshift.schema.manifest import Picture, Split
 from fedshift.schema.seeding import derive_seed
 
 TRAIN_SHARE, HELD_OUT_SHARE, TRAIN_FLOOR = 0.6, 0.2, 32
+FEWEST_CONTENTS = 3
+"""A class with fewer contents is for training only."""
 
 
 def legacy_split(slices: np.ndarray, *, fraction: float, site: str) -> dict[Split, np.ndarray]:
@@ -37,3 +46,34 @@ def legacy_split(slices: np.ndarray, *, fraction: float, site: str) -> dict[Spli
         "val": order[start : start + held_out],
         "test": order[n - held_out :],
     }
+
+
+def split_by_content(pictures: Sequence[Picture], shares: Sequence[float]) -> np.ndarray:
+    """Divide pictures by shares within each class, by content: pictures with the same content stay together.
+
+    The contents of a class (of its first label, if it has two) are sorted by hash; the first are for testing, the next
+    for validation, the others for training: ``round(share · n)`` of n contents, and at least one where the share is not
+    0. A class with fewer than three contents is for training only. With shares of 0.6, 0.2 and 0.2 this is the split by
+    content that preparation makes.
+
+    Args:
+        pictures: a site's.
+        shares: fractions for training, validation and testing.
+
+    Returns:
+        The split of each picture, (n,) str.
+    """
+    labels: dict[str, str] = {}
+    for picture in pictures:
+        labels.setdefault(picture.sha256, picture.label)
+    classes: dict[str, list[str]] = defaultdict(list)
+    for sha in sorted(labels):
+        classes[labels[sha]].append(sha)
+    split_of: dict[str, Split] = dict.fromkeys(labels, "train")
+    for contents in classes.values():
+        if len(contents) < FEWEST_CONTENTS:
+            continue
+        val, test = (max(1, round(share * len(contents))) if share else 0 for share in shares[1:])
+        split_of.update(dict.fromkeys(contents[:test], "test"))
+        split_of.update(dict.fromkeys(contents[test : test + val], "val"))
+    return np.array([split_of[picture.sha256] for picture in pictures])

@@ -125,7 +125,7 @@ def run_pooled(
             return _answer(sites[name], request)
         if not trained or trained[0].round != broadcast.round:
             trained[:] = [trainer.train(broadcast)]
-        scores = sites[name].score(broadcast, "val") if broadcast.round > 1 else {}
+        scores = sites[name].round_scores(broadcast)
         n_samples = coordinator.results.data[name].n["train"]
         return replace(trained[0], site=name, n_samples=n_samples, metrics={**trained[0].metrics, **scores})
 

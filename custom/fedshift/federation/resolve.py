@@ -14,7 +14,15 @@ from fedshift.federation.options import APART, apply_options
 from fedshift.methods import method_set
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import EvaluationSpec, FederationSpec, JobSpec, TaskSpec, WeightsSpec, read_yaml
+from fedshift.schema.job import (
+    EvaluationSpec,
+    FederationSpec,
+    JobSpec,
+    ProtocolExpects,
+    TaskSpec,
+    WeightsSpec,
+    read_yaml,
+)
 from fedshift.schema.strict import nearest
 from fedshift.schema.task_files import Numbered, apps_dir, tasks
 from fedshift.tasks.base import Task
@@ -53,6 +61,7 @@ def resolve(
         ConfigError: any name, key or value that does not fit.
     """
     raw, where = _read_task(task)
+    expects = ProtocolExpects()
     protocols: dict[str, Any] = raw.pop("protocols", None) or {}
     if not isinstance(protocols, dict) or not all(isinstance(changes, dict) for changes in protocols.values()):
         raise ConfigError(f"{where}: 'protocols' must map names to settings")
@@ -69,6 +78,7 @@ def resolve(
                 f"protocol {protocol} of task {raw['name']} needs the method {absent[0]}: write "
                 f"{'+'.join([method_names, *absent])}"
             )
+        expects = ProtocolExpects.parse(changes.pop("expects", {}), where=f"{where}: protocol {protocol}: expects")
         for method, method_options in changes.pop("methods", {}).items():
             if method in chosen:
                 chosen[method].update(method_options)
@@ -84,6 +94,8 @@ def resolve(
     if weights is not None and isinstance(raw.get("network"), dict):
         raw["network"] = raw["network"] | {"weights": weights.model_dump()}
     spec = TaskSpec.parse(raw, where=where)
+    departures = expects.departures(spec.protocol, methods=chosen, weights=spec.network.weights)
+    spec = spec.model_copy(update={"departures": departures})
     loaded = method_set.load(chosen)
     federation_spec = _federation(apart["federation"], len(spec.sites))
     raw_job = {

@@ -105,10 +105,18 @@ class Images:
         self._batches = batches
         self.n_train = sum(len(batch) for batch in batches)
 
-    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches in order, each with zero targets."""
-        for batch in self._batches:
-            yield batch, torch.zeros(len(batch), dtype=torch.int64)
+    def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches, or as large ones of the images shuffled by ``order``, each with zero targets."""
+        if order is None:
+            for batch in self._batches:
+                yield batch, torch.zeros(len(batch), dtype=torch.int64)
+            return
+        places = [(batch, row) for batch in self._batches for row in range(len(batch))]
+        shuffled = torch.randperm(self.n_train, generator=order).tolist()
+        size = max(len(batch) for batch in self._batches)
+        for start in range(0, self.n_train, size):
+            picked = [places[number] for number in shuffled[start : start + size]]
+            yield torch.stack([batch[row] for batch, row in picked]), torch.zeros(len(picked), dtype=torch.int64)
 
     @classmethod
     def of_scans(cls, scans: Sequence[np.ndarray], *, context: int, scale: float) -> Images:

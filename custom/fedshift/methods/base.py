@@ -97,8 +97,11 @@ class TrainingSamples(Protocol):
         """Number of training samples."""
         ...
 
-    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield training images (B, C, H, W) float32 and targets (see `Batch`) in order, without augmentation."""
+    def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield training images (B, C, H, W) float32 and targets (see `Batch`) without augmentation.
+
+        In order, class after class or case after case; where a batch's own statistics matter, shuffle by ``order``.
+        """
         ...
 
 
@@ -125,6 +128,8 @@ class Run:
     n_classes: int
     images_are_slices: bool = False
     """Whether channels are neighbouring slices of a volume, not colours."""
+    n_domains: int = 0
+    """Domains whose images are in equal parts of a centralised reference's batch; 0 for as many as sites."""
     step: int = 0
     """Optimiser steps taken in this round."""
     replay: bool = False

@@ -47,7 +47,7 @@ from fedshift.methods.shared.passes import frozen_statistics
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Weights
-from fedshift.schema.seeding import derive_seed, seeded_global
+from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.schema.strict import Strict
 
 
@@ -88,7 +88,7 @@ def mean_gradient(ctx: base.Context, data: base.TrainingSamples) -> dict[str, Te
     run.replay = True  # layers of other methods must not update their running values
     try:
         with frozen_statistics(run.net), seeded_global(derive_seed(run.seed, run.site, run.round, "scaffold.layers")):
-            for x, y in data.chunks():
+            for x, y in data.chunks(generator(run.seed, run.site, run.round, "scaffold.order")):
                 if len(x) == 1 < data.n_train:
                     continue  # batch norm cannot normalise a last chunk of one sample
                 logits = run.net(run.normalise(x.to(parameters[0].device), training=True))

@@ -25,6 +25,12 @@ ROWS_OF_EVERY_JOB = (
         "how well the model works at the site",
     ),
     (
+        "test scores",
+        "a few numbers",
+        "every so-many-th round, if the job has `evaluation.every`",
+        "how well the model works at the site",
+    ),
+    (
         "validation and test scores",
         "a few numbers",
         "at the end",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
-from fedshift.reporting.table import PHANTOM_NOTE, lineage_notes, title_of
+from fedshift.reporting.table import PHANTOM_NOTE, departure_notes, lineage_notes, title_of
 from fedshift.schema.protocol_results import CrossSite, LeaveOneOut, mean_metrics
 from fedshift.schema.results import DataRecord, Metrics
 
@@ -55,7 +55,12 @@ def _table(record: LeaveOneOut | CrossSite, what: str, data: Iterable[DataRecord
     """An empty table with its title, and notes below; ``more`` are further notes."""
     job = record.job
     phantom = any(site.kind == "phantom" for site in data)
-    notes = [f"Initial weights: {job.initial_weights}.", *more, *([PHANTOM_NOTE] if phantom else [])]
+    notes = [
+        f"Initial weights: {job.initial_weights}.",
+        *departure_notes(job),
+        *more,
+        *([PHANTOM_NOTE] if phantom else []),
+    ]
     methods = " + ".join(method.name for method in job.methods)
     return Table(
         title=title_of(f"{methods} on {job.task}, {what}, {job.metric} in percent", phantom=phantom),

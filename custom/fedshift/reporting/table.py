@@ -83,6 +83,11 @@ def title_of(title: str, *, phantom: bool) -> str:
     return f"PHANTOM, no patients: {title}" if phantom else title
 
 
+def departure_notes(job: JobRecord) -> list[str]:
+    """What the job's protocol has and the job has not."""
+    return [f"Not the protocol: {departure}." for departure in job.departures]
+
+
 def lineage_notes(job: JobRecord, sites: Sequence[str]) -> list[str]:
     """A warning about sites that this run does not train but that trained its starting weights."""
     before = job.trained_before(sites)
@@ -101,6 +106,7 @@ def _counts(record: DataRecord) -> str:
 def _notes(results: Results) -> list[str]:
     final, notes = results.final, [f"Initial weights: {results.job.initial_weights}."]
     assert final is not None
+    notes += departure_notes(results.job)
     if final.personal and not final.fine_tuned:
         notes.append("Every site is evaluated with its own personal model.")
     if results.job.held_out:

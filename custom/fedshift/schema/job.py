@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -96,15 +97,19 @@ class ScheduleSpec(Strict):
 class TaskSpec(Strict):
     """What is learned. The task's kind (``fedshift.tasks.kinds.<kind>``) checks ``data``.
 
-    Sites in ``held_out`` do not train: they only score the final models.
+    Sites in ``held_out`` do not train: they only score the final models. ``domains``: name → sites that are parts of
+    one domain, which a centralised reference trains on as one (`groups`); sites that it does not name stand alone.
+    ``departures``: sentences on what ``protocol`` has and this job has not (`ProtocolExpects`).
     """
 
     name: Name
     kind: str
     dataset: Name
     protocol: str = "default"
+    departures: tuple[str, ...] = ()
     sites: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_unique)]
     held_out: Annotated[tuple[Name, ...], AfterValidator(_unique)] = ()
+    domains: dict[Name, tuple[Name, ...]] = {}
     classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=256), AfterValidator(_unique)]
     data: dict[str, Any] = {}
     network: NetworkSpec
@@ -117,12 +122,50 @@ class TaskSpec(Strict):
         both = [site for site in self.sites if site in self.held_out]
         if both:
             raise ValueError(f"{', '.join(both)} cannot both train ('sites') and be held out ('held_out')")
+        _unique(tuple(site for sites in self.domains.values() for site in sites))
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if key not in ("domains", "departures") or value}
 
     @property
     def everyone(self) -> tuple[str, ...]:
         """Training sites followed by held-out sites."""
         return (*self.sites, *self.held_out)
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The training sites by domain, in the order of their first sites."""
+        domain_of = {site: name for name, sites in self.domains.items() for site in sites}
+        found: dict[tuple[str, str], list[str]] = {}
+        for site in self.sites:
+            domain = domain_of.get(site)
+            found.setdefault(("site", site) if domain is None else ("domain", domain), []).append(site)
+        return tuple(tuple(sites) for sites in found.values())
+
+
+class ProtocolExpects(Strict):
+    """What a task file's protocol has besides settings: methods, and a file of starting weights."""
+
+    methods: tuple[str, ...] = ()
+    weights: Name | None = None
+
+    def departures(self, protocol: str, *, methods: Collection[str], weights: WeightsSpec | None) -> tuple[str, ...]:
+        """A sentence on each thing that a job with these methods and starting weights lacks."""
+        lacks = [
+            f"protocol {protocol} has the method {method}, this job has not: add +{method}"
+            for method in self.methods
+            if method not in methods
+        ]
+        if self.weights is not None and (weights is None or weights.file != self.weights):
+            begins = "random ones" if weights is None else weights.file
+            lacks.append(
+                f"protocol {protocol} starts from the weights {self.weights}, this job from {begins}: give them with "
+                "--weights"
+            )
+        return tuple(lacks)
 
 
 class RobustSpec(Strict):
@@ -203,13 +246,23 @@ class FederationSpec(Strict):
 
 
 class EvaluationSpec(Strict):
-    """Optional measurements of the final models.
+    """How rounds and final models are scored.
 
-    ``gradient_norm``: norm of the gradient of the loss on a site's validation images (on all its images if it is held
-    out), a measure of how far the site's optimum is from the model.
+    ``metric``: the validation score that selects the best round, one of the task's; None for the task's first.
+    ``every``: training sites also score the aggregate of each so-many-th round on their test parts, for curves of test
+    scores (the last and the best one are scored at the end anyway); with 1 also the round that is best for each site.
+    Test scores never select the best round. ``gradient_norm``: norm of the gradient of the loss on a site's validation
+    images (on all its images if it is held out), a measure of how far the site's optimum is from the model.
     """
 
+    metric: str | None = None
+    every: int | None = Field(default=None, ge=1)
     gradient_norm: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if value != type(self).model_fields[key].default}
 
 
 class JobSpec(Strict):

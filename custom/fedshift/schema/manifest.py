@@ -23,6 +23,8 @@ SPACING_TOLERANCE = 1e-3
 """Millimetres; headers in single precision and decimal DICOM strings differ by less."""
 DIRECTION_TOLERANCE = 1e-3
 """Of a direction cosine, about 0.06 degrees."""
+ORDER, LISTED = "order", "of the list"
+"""Key and value in ``preparation`` of pictures that are in the order of a published list, training part first."""
 Counts = dict[Split, dict[str, int]]
 """Split -> class -> number of pictures, including zeros."""
 

@@ -47,11 +47,16 @@ class Broadcast:
         return replace(self, weights={**self.weights, **opened}, packed={})
 
 
+TEST_PREFIX = "test_"
+"""Before the name of a test score in `Update.metrics`."""
+
+
 @dataclass(frozen=True)
 class Update:
     """One site's result of a round.
 
-    ``metrics``: scores of the *received* model on the validation split, and ``train_loss``. ``weights``: without the
+    ``metrics``: scores of the *received* model on the validation split, and ``train_loss``; where the job has test
+    scores of rounds, these too, with `TEST_PREFIX` before their names. ``weights``: without the
     keys that a method withholds. ``packed``: for keys that are not in ``weights``, the packed change relative to the
     received weights (`fedshift.schema.compression`).
     """

@@ -46,6 +46,8 @@ class JobRecord(_Model):
     task: str
     dataset: str = ""
     protocol: str
+    departures: list[str] = []
+    """What the protocol has and this job has not."""
     methods: list[MethodRecord]
     seed: int
     precision: str
@@ -89,6 +91,8 @@ class MachineRecord(_Model):
 
 class SiteRound(_Model):
     """One site in one round. ``val`` and ``test`` are scores of the round's aggregate at the site.
+
+    ``test`` is of the rounds that the job asks for (``evaluation.every``), and of the best and the last one.
 
     A site that missed the round but scored its aggregate later has only scores.
     """
@@ -141,6 +145,14 @@ class FinalScores(_Model):
     evaluations: dict[str, dict[str, Evaluation]] = {}
 
 
+class OwnBest(_Model):
+    """The round whose aggregate, with the site's own parts, is best on the site's validation samples."""
+
+    round: int
+    val: Metrics
+    test: Metrics
+
+
 class Final(_Model):
     """Scores of the best and the last aggregate.
 
@@ -148,6 +160,7 @@ class Final(_Model):
     parts (so are ``best`` and ``last`` then; the model files hold none of these parts); or, with ``fine_tuned``, with
     the best model as the site trained it on (``best`` and ``last`` are then of the model itself). ``newcomers`` had not
     trained up to the best round: they had no parts of their own, and the methods' options say what they used instead.
+    ``own_best``: each site's own best round, if the job has test scores of every round.
     """
 
     best: FinalScores
@@ -156,6 +169,7 @@ class Final(_Model):
     personal_evaluations: dict[str, Evaluation] = {}
     fine_tuned: bool = False
     newcomers: list[str] = []
+    own_best: dict[str, OwnBest] = {}
 
 
 class Results(_Model):
@@ -207,6 +221,7 @@ def new_results(job: JobSpec, *, metric: str) -> Results:
             task=job.task.name,
             dataset=job.task.dataset,
             protocol=job.task.protocol,
+            departures=list(job.task.departures),
             methods=[
                 MethodRecord(name=name, variant=options.get("variant"), options=options)
                 for name, options in job.methods.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -11,11 +11,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedshift.data.samples import Samples
-from fedshift.schema.errors import DataError
+from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Manifest, Split
 from fedshift.schema.seeding import derive_seed
+from fedshift.schema.strict import nearest
 from fedshift.tasks import networks
 
 Subset = Split | Literal["all"]
@@ -110,7 +111,7 @@ class Task(Protocol):
     sizes: Mapping[str, int]
     """What words in a method's array shapes stand for: rows, columns, half columns (of a real spectrum), classes."""
     metric: str
-    """The score that selects the best round; higher is better."""
+    """The score that selects the best round; higher is better. One of `scores`, as the job says (`selecting`)."""
     metrics: Mapping[str, tuple[float, float]]
     """Every score and its range; sites may send no others."""
     per_case: tuple[str, ...]
@@ -160,6 +161,24 @@ class Task(Protocol):
             share_cases: whether scores of single cases may leave.
         """
         ...
+
+
+def selecting(job: JobSpec, known: Sequence[str]) -> str:
+    """The score that selects the best round.
+
+    Args:
+        job: names it, or leaves it to the task.
+        known: the scores of every round (`Task.scores`), the task's own choice first.
+
+    Raises:
+        ConfigError: no round has the score that the job names.
+    """
+    name = job.evaluation.metric
+    if name is not None and name not in known:
+        raise ConfigError(
+            f"evaluation.metric: rounds of task {job.task.name} have no score {name!r}{nearest(name, known)}"
+        )
+    return name or known[0]
 
 
 def sizes(side: int, n_classes: int) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import small_image_job
+from conftest import small_image_job, small_job
 
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.coordinator import Coordinator, Request
@@ -76,6 +76,41 @@ def test_the_best_model_is_evaluated_after_the_last_unless_it_is_the_last(tmp_pa
         assert final is not None and (final.best.round, final.last.round) == (best, ROUNDS)
         assert read_model_file(server.folder / BEST)["round"] == best
         assert read_model_file(server.folder / LAST)["round"] == ROUNDS
+
+
+@pytest.mark.parametrize(("metric", "best"), [(None, 1), ("dice_papers", ROUNDS)])
+def test_the_job_says_which_score_selects_the_round(metric: str | None, best: int, tmp_path: Path) -> None:
+    """The foreground Dice falls from round to round, the papers' Dice rises."""
+    options = [f"schedule.rounds={ROUNDS}", *([f"evaluation.metric={metric}"] if metric else [])]
+    server = Coordinator(small_job("fedavg", *options), tmp_path)
+    for request in server.requests():
+        for site in server.invited:
+            round_ = request.broadcast.round
+            metrics = {"dice": BEST_FIRST[round_ - 2], "dice_papers": BEST_LAST[round_ - 2]} if round_ > 1 else {}
+            if request.task == "statistics":
+                server.register(SiteInfo(site, "images", 8, 2, 2, "0" * 64, "by hand"))
+                assert server.accept(Update(site, 0, 8, 0))
+            elif request.task == "train":
+                weights = request.broadcast.weights
+                assert server.accept(Update(site, round_, 8, 1, weights, {"train_loss": 1.0, **metrics}))
+            else:
+                assert server.add_scores(Scores(site, round_ - 1, {"val": metrics, "test": metrics}))
+    assert server.results.selected is not None and server.results.selected.round == best
+    name = metric or "dice"
+    assert server.results.job.metric == name and f"validation {name};" in server.results.selected.rule
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_test_scores_of_a_round_are_taken_only_if_the_job_asks_for_them(asked: bool, tmp_path: Path) -> None:
+    server = coordinator(tmp_path, *(["evaluation.every=2"] if asked else []))
+    requests = server.requests()
+    for _ in range(2):
+        answer(server, next(requests))
+    weights = next(requests).broadcast.weights
+    metrics = {"train_loss": 1.0, "accuracy": 0.5, "test_accuracy": 0.25}
+    assert server.accept(Update("A", 2, 8, 1, weights, metrics)) is asked
+    assert server.rejected == ({} if asked else {"A": "metrics.test_accuracy: is not expected"})
+    assert not server.accept(Update("B", 2, 8, 1, weights, {**metrics, "test_accuracy": 1.5}))
 
 
 def test_a_round_is_closed_when_the_next_request_is_taken(tmp_path: Path) -> None:

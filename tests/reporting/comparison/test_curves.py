@@ -10,9 +10,12 @@ from statistics import stdev
 from xml.etree import ElementTree
 
 import pytest
+from conftest import small_job
 
+from fedshift.reporting.comparison.collect import curve, shown_score
 from fedshift.reporting.comparison.curves import CSV_FILE, SVG_FILE, curves_csv, curves_svg, line, write_curves
 from fedshift.reporting.comparison.record import Comparison
+from fedshift.schema.results import RoundRecord, new_results
 
 from .made import made, record
 
@@ -43,6 +46,37 @@ def test_every_score_of_every_cell_is_a_line_of_the_file() -> None:
         ("Y", "0", "1", "40"),
     ]
     assert len(lines) == 8 and {one["unit"] for one in lines} == {"%"} and {o["metric"] for o in lines} == {"accuracy"}
+
+
+def test_a_cells_curve_is_of_the_score_that_the_table_shows() -> None:
+    told = [
+        {"round": 1, "sites": {"A": {"val": {"dice": 0.4, "dice_papers": 0.7}}, "B": {"val": {"dice": 0.6}}}},
+        {"round": 2, "sites": {"A": {"val": {"dice": 0.5, "dice_papers": 0.8}}}},
+    ]
+    run = new_results(small_job("fedavg"), metric="dice").model_copy(
+        update={"rounds": [RoundRecord.model_validate(one) for one in told]}
+    )
+    assert curve([run], shown_score([run], "dice_papers"), "val") == [0.7, 0.8]
+    assert curve([run], shown_score([run], "hd95"), "val") == [0.5, 0.5], "no round has it: the score that selects"
+    assert curve([run], shown_score([run], None), "val") == [0.5, 0.5]
+
+
+def test_test_scores_are_drawn_where_all_cells_have_them() -> None:
+    told = curved({("X",): [[0.1, 0.2]], ("Y",): [[0.3, 0.4]]})
+    of_test = [cell.model_copy(update={"test_curve": [0.5, 0.6]}) for cell in told.cells]
+    svg = curves_svg(told.model_copy(update={"cells": of_test}))
+    assert svg is not None and "test accuracy, %" in words(svg) and "Score on test samples" in " ".join(words(svg))
+    found = line(of_test[:1], test=True)
+    assert found is not None and found.means == pytest.approx([50, 60])
+    lines = list(csv.DictReader(io.StringIO(curves_csv(told.model_copy(update={"cells": of_test})))))
+    assert [(one["part"], one["score"]) for one in lines[:4]] == [
+        ("val", "10"),
+        ("val", "20"),
+        ("test", "50"),
+        ("test", "60"),
+    ]
+    mixed = curves_svg(told.model_copy(update={"cells": [of_test[0], told.cells[1]]}))
+    assert mixed is not None and "validation accuracy, %" in words(mixed)
 
 
 def test_a_line_is_the_mean_of_the_seeds_that_ended_where_all_of_them_have_a_score() -> None:

@@ -5,32 +5,65 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
+from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.significance import paired_tests, t_test
+from fedshift.reporting.comparison.tables import footnotes
 
 from .made import made
 
+OURS = [{"A": 0.61, "B": 0.80}, {"A": 0.66, "B": 0.84}, {"A": 0.63, "B": 0.79}]
+THEIRS = [{"A": 0.58, "B": 0.79}, {"A": 0.60, "B": 0.80}, {"A": 0.64, "B": 0.75}]
 
-def test_a_pair_is_a_site_and_a_seed() -> None:
-    ours = [{"A": 0.61, "B": 0.80}, {"A": 0.66, "B": 0.84}, {"A": 0.63, "B": 0.79}]
-    theirs = [{"A": 0.58, "B": 0.79}, {"A": 0.60, "B": 0.80}, {"A": 0.64, "B": 0.75}]
-    comparison = made({("FedFA",): ours, ("FedAvg",): theirs}, tests=[("FedFA", "FedAvg")])
-    (test,) = paired_tests(comparison)
-    flat = [[told[site] for told in row for site in "AB"] for row in (ours, theirs)]
-    assert test.n == 6 and test.t is not None and test.p is not None
-    expected = stats.ttest_rel(*flat)
+
+def three_seeds(**changes: str) -> Comparison:
+    return made({("FedFA",): OURS, ("FedAvg",): THEIRS}, tests=[("FedFA", "FedAvg")], **changes)
+
+
+def test_a_pair_is_a_seed_with_the_averages_over_sites() -> None:
+    (test,) = paired_tests(three_seeds())
+    averages = [[(told["A"] + told["B"]) / 2 for told in row] for row in (OURS, THEIRS)]
+    assert test.n == 3 and test.t is not None and test.p is not None
+    expected = stats.ttest_rel(*averages)
     assert (test.t, test.p) == pytest.approx((expected.statistic, expected.pvalue))
     # By hand: the mean of the differences by its standard error.
-    gaps = [a - b for a, b in zip(*flat, strict=True)]
-    mean = sum(gaps) / 6
-    error = (sum((gap - mean) ** 2 for gap in gaps) / 5 / 6) ** 0.5
+    gaps = [a - b for a, b in zip(*averages, strict=True)]
+    mean = sum(gaps) / 3
+    error = (sum((gap - mean) ** 2 for gap in gaps) / 2 / 3) ** 0.5
     assert test.difference == pytest.approx(mean) and test.t == pytest.approx(mean / error)
+    assert "Tests are paired and two-sided; a pair is a seed: the averages over sites of the two rows." in footnotes(
+        three_seeds()
+    )
+
+
+def test_a_pair_can_be_a_site_and_a_seed_and_is_called_dependent() -> None:
+    comparison = three_seeds(pairs="sites_and_seeds")
+    (test,) = paired_tests(comparison)
+    flat = [[told[site] for told in row for site in "AB"] for row in (OURS, THEIRS)]
+    expected = stats.ttest_rel(*flat)
+    assert test.n == 6 and (test.t, test.p) == pytest.approx((expected.statistic, expected.pvalue))
+    (note,) = (line for line in footnotes(comparison) if line.startswith("Tests are paired"))
+    assert "a pair is a site and a seed" in note and "not independent" in note
+
+
+def test_two_seeds_are_too_few_for_a_p_value() -> None:
+    numbers = {("FedFA",): OURS[:2], ("FedAvg",): THEIRS[:2]}
+    comparison = made(numbers, tests=[("FedFA", "FedAvg")])
+    (test,) = paired_tests(comparison)
+    assert (test.n, test.t, test.p) == (2, None, None) and test.difference == pytest.approx(0.035)
+    assert "FedFA against FedAvg: +3.5, too few pairs for a test (n = 2)." in footnotes(comparison)
 
 
 def test_only_what_both_rows_have_makes_pairs() -> None:
     ours = [{"A": 0.6, "B": 0.8}, None, {"A": 0.5, "B": 0.7}]
     theirs = [{"A": 0.5, "B": 0.75}, {"A": 0.6, "B": 0.8}, {"A": 0.45, "B": 0.72}]
-    (test,) = paired_tests(made({("X",): ours, ("Y",): theirs}, tests=[("X", "Y")]))
+    rows = {("X",): ours, ("Y",): theirs}
+    (test,) = paired_tests(made(rows, tests=[("X", "Y")]))
+    assert test.n == 2
+    (test,) = paired_tests(made(rows, tests=[("X", "Y")], pairs="sites_and_seeds"))
     assert test.n == 4
+    del theirs[2]["B"]  # an average over fewer sites is no average of the row
+    (test,) = paired_tests(made(rows, tests=[("X", "Y")]))
+    assert test.n == 1
     assert paired_tests(made({("X",): [None], ("Y",): [{"A": 0.1}]}, tests=[("X", "Y")])) == []
 
 
@@ -41,6 +74,8 @@ def test_every_further_label_has_a_test_of_its_own() -> None:
     assert [(test.block, test.n, test.p) for test in tests] == [("small", 1, None), ("large", 1, None)]
 
 
-@pytest.mark.parametrize(("a", "b"), [([0.5], [0.4]), ([0.5, 0.6], [0.5, 0.6]), ([0.5, 0.7], [0.4, 0.6])])
-def test_one_pair_or_one_and_the_same_difference_has_no_test(a: list[float], b: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("a", "b"), [([0.5], [0.4]), ([0.5, 0.6], [0.4, 0.3]), ([0.5, 0.6, 0.7], [0.5, 0.6, 0.7]), ([5, 7, 6], [4, 6, 5])]
+)
+def test_few_pairs_or_one_and_the_same_difference_have_no_test(a: list[float], b: list[float]) -> None:
     assert t_test(a, b) == (None, None)

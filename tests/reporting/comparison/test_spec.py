@@ -60,7 +60,7 @@ def test_a_spec_without_scales_is_as_it_stands(tmp_path: Path) -> None:
     [
         ({"seed": [0]}, "unknown key 'seed'; did you mean 'seeds'?"),
         ({"seeds": [1, 1]}, "1 is named twice"),
-        ({"model": "newest"}, "'model' input should be 'best', 'last' or 'personal'"),
+        ({"model": "newest"}, "'model' input should be 'best', 'last', 'personal' or 'own_best'"),
         ({"part": ["test", "val"]}, "test and val are both of the training sites"),
         ({"axes": {}}, "axes must map names to settings"),
         (

@@ -21,6 +21,10 @@ FULL: dict[Any, Any] = {
     ("FedAvg",): [{"A": 0.50, "B": 0.70}, {"A": 0.54, "B": 0.72}],
     ("FedFA",): [{"A": 0.60, "B": 0.69}, {"A": 0.62, "B": 0.71}],
 }
+THREE: dict[Any, Any] = {
+    ("FedAvg",): [*FULL[("FedAvg",)], {"A": 0.51, "B": 0.66}],
+    ("FedFA",): [*FULL[("FedFA",)], {"A": 0.60, "B": 0.71}],
+}
 
 
 def terminal(comparison: Comparison, *, width: int = 200) -> str:
@@ -125,11 +129,11 @@ def test_published_figures_stand_beside_ours_as_they_are_printed() -> None:
 )
 def test_the_papers_p_value_stands_beside_ours_at_whichever_row_it_is_printed(row: str, column: str) -> None:
     printed = [{"row": row, "column": column, "value": "0.0128"}]
-    numbers = {**FULL, ("FedProx",): [{"A": 0.51, "B": 0.70}, {"A": 0.55, "B": 0.73}]}
+    numbers = {**THREE, ("FedProx",): [{"A": 0.51, "B": 0.70}, {"A": 0.55, "B": 0.73}, {"A": 0.5, "B": 0.66}]}
     comparison = made(numbers, tests=[("FedFA", "FedAvg"), ("FedFA", "FedProx")], published=printed)
     (with_theirs, without) = [line for line in footnotes(comparison) if line.startswith("FedFA against")]
-    assert re.search(r"p = 0\.\d{4} \(n = 4; in the paper p = 0\.0128\)\.$", with_theirs)
-    assert without.endswith("(n = 4).") and "paper" not in without
+    assert re.search(r"p = 0\.\d{4} \(n = 3; in the paper p = 0\.0128\)\.$", with_theirs)
+    assert without.endswith("(n = 3).") and "paper" not in without
     lines = csv.DictReader(io.StringIO(long_csv(comparison)))
     values = {line["column"]: line["published"] for line in lines if line["column"].startswith("p-value")}
     assert values == {"p-value against FedAvg": "0.0128", "p-value against FedProx": ""}
@@ -141,7 +145,7 @@ def test_the_papers_p_value_is_that_of_the_tests_own_block() -> None:
     axes = {"method": ["X", "Y"], "size": ["5%", "all"]}
     comparison = made(numbers, axes=axes, tests=[("X", "Y")], published=printed)
     small, every = (line for line in footnotes(comparison) if line.startswith("X against"))
-    assert "(n = 2)." in small and "(n = 2; in the paper p = 0.03)." in every
+    assert "(n = 1)." in small and "(n = 1; in the paper p = 0.03)." in every
 
 
 def test_further_axes_are_columns_and_then_tables_of_their_own() -> None:
@@ -176,6 +180,30 @@ def test_held_out_sites_have_an_average_of_their_own() -> None:
     assert means["D"] == 0.3
 
 
+def test_averages_can_be_over_samples() -> None:
+    """A test set that is dealt to sites: 10 of 40 images right at A and 12 of 15 at B are 22 of 55."""
+    comparison = made({("X",): [{"A": 10 / 40, "B": 12 / 15}]}, summaries=["average", "everywhere"], average="samples")
+    (cell,) = comparison.cells
+    for site, n in (("A", 40), ("B", 15), ("C", 0)):
+        counts = {"train": 9, "val": 5, "test": n}
+        cell.data[site] = record(site).model_copy(update={"n": counts})
+    cell.shown["held_out"], cell.scores["best"]["held_out"] = ["C"], {"C": {"accuracy": 1.0}}
+    (table,) = make_tables(comparison)
+    means = {column.heading: entry.mean for column, entry in zip(table.columns, table.rows["X"], strict=True)}
+    assert means["average"] == pytest.approx(22 / 55)
+    assert means["all sites"] == pytest.approx((22 + 14) / (55 + 14)), "a held-out site is scored on all it has"
+    assert "Averages over sites weigh each site by the samples that it is scored on." in footnotes(comparison)
+
+
+def test_each_sites_own_best_round_or_what_a_cell_has_in_its_place() -> None:
+    comparison = made({("X",): [{"A": 0.5, "B": 0.7}], ("Y",): [{"A": 0.5, "B": 0.7}]}, model="own_best")
+    x, y = comparison.cells
+    x.scores["own_best"] = {"test": {"A": {"accuracy": 0.6}, "B": {"accuracy": 0.8}}}
+    y.scores["personal"] = {"test": {"A": {"accuracy": 0.1}, "B": {"accuracy": 0.2}}}
+    assert [rows(comparison)[row][0] for row in "XY"] == ["**60.0**", "10.0"]
+    assert heading(comparison).endswith("of each site's own best round")
+
+
 def test_of_very_many_sites_there_is_the_average_only() -> None:
     comparison = made({("X",): [{f"s{n}": n / 100 for n in range(50)}]})
     assert rows(comparison)["X"] == ["24.5"]
@@ -197,16 +225,39 @@ def test_markdown_keeps_labels_that_look_like_markup() -> None:
 
 
 def test_every_form_says_what_the_data_and_the_weights_are() -> None:
-    comparison = made(FULL, differences="Fewer rounds.", tuning={"all": "none"}, tests=[("FedFA", "FedAvg")])
+    comparison = made(THREE, differences="Fewer rounds.", tuning={"all": "none"}, tests=[("FedFA", "FedAvg")])
     for cell in comparison.cells:
         cell.data.update({site: record(site, "phantom") for site in cell.data})
     for text in (terminal(comparison), markdown(comparison), latex(comparison)):
         assert "The data are the phantom: simulated scans, no patients." in " ".join(text.split())
         assert "from scratch" in text and "Fewer rounds." in text and "Tuning: all: none" in text
-        assert "p = 0." in text and "(n = 4)" in text
+        assert "p = 0." in text and "(n = 3)" in text
     lines = list(csv.DictReader(io.StringIO(long_csv(comparison))))
     assert {(line["data"], line["initial weights"]) for line in lines} == {("phantom", "from scratch")}
     assert [line["column"] for line in lines if line["method"] == "FedFA"][-1] == "p-value against FedAvg"
+
+
+def test_a_round_selected_by_another_score_than_the_tables_is_told_of() -> None:
+    comparison = made(FULL)
+    for cell in comparison.cells:
+        object.__setattr__(cell, "selected_by", "accuracy")
+    assert not any("selected" in line for line in footnotes(comparison))
+    object.__setattr__(comparison.cells[0], "selected_by", "dice")
+    assert "The best round is selected by dice, not by the score shown here." in footnotes(comparison)
+    last = comparison.model_copy(update={"model": "last"})
+    assert not any("selected" in line for line in footnotes(last))
+
+
+def test_rows_that_are_not_the_protocol_are_named() -> None:
+    comparison = made(FULL)
+    assert not any("Not the protocol" in line for line in footnotes(comparison))
+    for cell in comparison.cells:
+        object.__setattr__(cell, "departures", ["it starts elsewhere"])
+    comparison.cells[0].departures.append("it has a method more")
+    assert [line for line in footnotes(comparison) if "Not the protocol" in line] == [
+        "Not the protocol: it starts elsewhere.",
+        "Not the protocol at FedAvg: it has a method more.",
+    ]
 
 
 def test_cells_of_different_versions_data_or_kinds_are_told_of() -> None:

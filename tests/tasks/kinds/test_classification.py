@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from fedshift.data.arrays import open_arrays
 from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.manifest import LISTED, ORDER
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.kinds.classification import Images, Task
 
@@ -43,27 +44,58 @@ def test_images_are_scaled_and_normalised_and_come_with_their_labels(site: Path)
     )
 
 
-def test_a_fraction_of_the_training_images_is_drawn_by_seed(site: Path) -> None:
-    def drawn(seed: int) -> list[int]:
-        job = small_image_job("fedavg", "data.fraction=0.25", seed=seed)
-        data = build_task(job).open(site, "A")
-        assert isinstance(data, Images)
-        return list(data.members("train"))
+def drawn(*options: str, seed: int = 0, folder: Path) -> list[int]:
+    data = build_task(small_image_job("fedavg", *options, seed=seed)).open(folder, "A")
+    assert isinstance(data, Images)
+    return list(data.members("train"))
 
-    assert len(drawn(0)) == 9 and set(drawn(0)) <= set(task().open(site, "A").members("train"))
-    assert drawn(0) == drawn(0) != drawn(1)
+
+@pytest.mark.parametrize("portion", ["data.fraction=0.25", "data.images=9"])
+def test_a_portion_of_the_training_images_is_drawn_by_a_seed_of_its_own(site: Path, portion: str) -> None:
+    first = drawn(portion, folder=site)
+    assert len(first) == 9 and set(first) <= set(task().open(site, "A").members("train"))
+    assert drawn(portion, seed=1, folder=site) == first, "another seed of the job, but the same images"
+    assert drawn(portion, "data.seed=1", folder=site) != first
+
+
+def test_a_fraction_of_the_site_counts_all_its_images_and_cuts_validation(site: Path) -> None:
+    """48 images: 36 for training, 6 for validation, 6 for testing."""
+
+    def counts(*options: str) -> list[int]:
+        data = task("data.fraction_of=site", *options).open(site, "A")
+        return [data.count(split) for split in ("train", "val", "test")]
+
+    assert counts("data.fraction=0.5") == [24, 3, 6], "half of 48, not of 36"
+    assert counts("data.fraction=0.1") == [5, 1, 6] and counts("data.fraction=0.01") == [1, 1, 6]
+    assert counts() == [36, 6, 6] and counts("data.fraction=0.9") == [36, 5, 6], "no more than there are"
+    data = task("data.fraction_of=site", "data.fraction=0.5").open(site, "A")
+    assert set(data.members("val")) <= set(task().open(site, "A").members("val"))
+
+
+def test_a_job_can_divide_a_site_by_other_shares(site: Path) -> None:
+    data = task("data.shares=[0.5, 0.25, 0.25]").open(site, "A")
+    assert [data.count(split) for split in ("train", "val", "test")] == [24, 12, 12]
+    assert data.split_rule == "the job's: by content 50/25/25"
+    index = np.concatenate([data.members(split) for split in ("train", "val", "test")])
+    assert sorted(index) == list(range(48))
 
 
 def test_at_most_so_many_training_images(site: Path) -> None:
-    def drawn(*options: str, seed: int = 0) -> list[int]:
-        data = build_task(small_image_job("fedavg", *options, seed=seed)).open(site, "A")
-        assert isinstance(data, Images)
-        return list(data.members("train"))
+    assert len(drawn("data.images=7", folder=site)) == 7 and len(drawn("data.images=99", folder=site)) == 36
+    quarter = drawn("data.fraction=0.25", folder=site)
+    assert drawn("data.images=20", "data.fraction=0.25", folder=site) == quarter, "both hold"
+    assert len(drawn("data.images=5", "data.fraction=0.25", folder=site)) == 5
 
-    assert len(drawn("data.images=7")) == 7 and len(drawn("data.images=99")) == 36
-    assert drawn("data.images=7") == drawn("data.images=7") != drawn("data.images=7", seed=1)
-    assert drawn("data.images=20", "data.fraction=0.25") == drawn("data.fraction=0.25"), "both hold"
-    assert len(drawn("data.images=5", "data.fraction=0.25")) == 5
+
+def test_the_first_images_of_a_list_need_a_list(site: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.choose=first needs pictures in the order of a published list"):
+        drawn("data.choose=first", "data.images=5", folder=site)
+    path = site / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["preparation"][ORDER] = LISTED
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    every = list(task().open(site, "A").members("train"))
+    assert drawn("data.choose=first", "data.images=5", "data.seed=3", folder=site) == every[:5]
 
 
 def test_accuracy_counts_right_answers(site: Path) -> None:
@@ -89,6 +121,8 @@ def test_the_loss_takes_soft_targets() -> None:
         (["data.sise=32"], "unknown key 'sise'; did you mean 'size'"),
         (["data.channels=2"], "channels"),
         (["data.images=0"], "images"),
+        (["data.shares=[0.8, 0.1, 0.2]"], "must be fractions for training, validation and testing that sum to 1"),
+        (["data.shares=[0, 0.5, 0.5]"], "must be fractions"),
     ],
 )
 def test_bad_options_are_named(options: list[str], message: str) -> None:

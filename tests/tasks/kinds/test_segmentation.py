@@ -25,7 +25,7 @@ from fedshift.tasks.kinds.segmentation import (
 
 
 def slices(folder: Path, **options: object) -> Slices:
-    return Slices(folder, DataSpec(matrix=32, **options), site="BIDMC", seed=0)
+    return Slices(folder, DataSpec(matrix=32, **options), site="BIDMC")
 
 
 def counts(p: torch.Tensor, r: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -89,6 +89,16 @@ def test_case_split_follows_the_manifest_and_slice_legacy_has_the_papers_counts(
     assert set(legacy.case_of[legacy.members("train")]) & set(legacy.case_of[legacy.members("test")])
     members = np.concatenate([legacy.members(s) for s in ("train", "val", "test")])
     assert len(np.unique(members)) == len(members)
+
+
+def test_the_slices_of_a_fraction_do_not_depend_on_the_jobs_seed(tmp_path: Path) -> None:
+    folder = make_site(tmp_path, "BIDMC", cases=6, depth=30)
+
+    def drawn(*options: str, seed: int = 0) -> list[int]:
+        job = small_job("fedavg", "data.fraction=0.5", *options, sites=("BIDMC",), seed=seed)
+        return list(build_task(job).open(folder, "BIDMC").members("train"))
+
+    assert len(drawn()) == 60 and drawn(seed=1) == drawn() != drawn("data.seed=1")
 
 
 @pytest.mark.parametrize(("n", "train"), [(261, 156), (157, 94), (468, 280), (384, 230), (411, 246), (175, 105)])

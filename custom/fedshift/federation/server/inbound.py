@@ -9,10 +9,10 @@ from fedshift.federation.server.global_model import GlobalModel
 from fedshift.federation.server.outliers import medians, outliers
 from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.spool import SpooledUpdate
-from fedshift.federation.server.update_check import Change, Received, Rejected, check_packed, check_update
+from fedshift.federation.server.update_check import Change, Ranges, Received, Rejected, check_packed, check_update
 from fedshift.federation.site.site import SCORED, SCORED_IF_HELD_OUT
 from fedshift.methods.method_set import MethodSet
-from fedshift.schema.messages import Scores, Update
+from fedshift.schema.messages import TEST_PREFIX, Scores, Update
 from fedshift.tasks.base import Task
 
 
@@ -95,6 +95,11 @@ class Inbound:
         starts = epoch_starts(n_samples, batch_size=schedule.batch_size, drop_last=schedule.drop_last)
         return schedule.local_epochs * len(starts)
 
+    def _round_metrics(self) -> Ranges:
+        """The scores that updates may have; test scores only if the job has them of rounds."""
+        of_test = {f"{TEST_PREFIX}{name}": bounds for name, bounds in self._task.metrics.items()}
+        return {**self._task.metrics, **(of_test if self._job.evaluation.every is not None else {})}
+
     def _compared_with(self) -> Received:
         return Received(self._model.weights, trainable=self._model.trainable, withheld=self._withheld)
 
@@ -104,7 +109,7 @@ class Inbound:
             round_=round_,
             received=self._received,
             specs=self.specs,
-            metrics=self._task.metrics,
+            metrics=self._round_metrics(),
             n_samples=n_samples,
             max_norm=self._job.federation.max_update_norm,
             n_steps=self.steps(n_samples),

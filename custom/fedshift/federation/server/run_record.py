@@ -11,12 +11,13 @@ from fedshift.federation.server.selection import Selection
 from fedshift.federation.server.update_check import TRAINING, Rejected
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Scores, SiteInfo, Update
+from fedshift.schema.messages import TEST_PREFIX, Scores, SiteInfo, Update
 from fedshift.schema.results import (
     DataRecord,
     Final,
     FinalScores,
     MachineRecord,
+    OwnBest,
     Rejection,
     Results,
     RoundRecord,
@@ -167,10 +168,14 @@ class RunRecord:
         return rejection
 
     def add_validation(self, site: str, round_: int, metrics: dict[str, float]) -> None:
-        """Record the validation scores of a round's model that a site sent with its next update, if it sent any."""
-        scores = {name: value for name, value in metrics.items() if name not in TRAINING}
-        if scores:
-            self._note(Scores(site, round_, {"val": scores}))
+        """Record the scores of a round's model that a site sent with its next update, if it sent any."""
+        splits: dict[str, dict[str, float]] = {}
+        for name, value in metrics.items():
+            if name not in TRAINING:
+                split = "test" if name.startswith(TEST_PREFIX) else "val"
+                splits.setdefault(split, {})[name.removeprefix(TEST_PREFIX)] = value
+        if splits:
+            self._note(Scores(site, round_, splits))
 
     def add_scores(self, scores: Scores) -> None:
         """Record a site's scores from the final evaluation."""
@@ -217,6 +222,7 @@ class RunRecord:
             best=best,
             last=last,
             personal={site: own[site]["test"] for site in self._job.task.sites if own.get(site, {}).get("test")},
+            own_best=self._own_best(),
             personal_evaluations={
                 site: self._own_evaluations[best_round, site]
                 for site in self._job.task.sites
@@ -226,6 +232,23 @@ class RunRecord:
             newcomers=[site for site in self._job.task.sites if site in best.sites and site not in trained],
         )
 
+    def _own_best(self) -> dict[str, OwnBest]:
+        """Each site's round of the highest validation score, the earlier of equals, with its scores there.
+
+        Only of sites that have a test score of every round that they scored (``evaluation.every: 1``).
+        """
+        found: dict[str, OwnBest] = {}
+        if self._job.evaluation.every != 1:
+            return found
+        metric = self.results.job.metric
+        for site in self._job.task.sites:
+            told = {record.round: record.sites[site] for record in self.results.rounds if site in record.sites}
+            scored = {number: one for number, one in told.items() if metric in one.val}
+            if scored and all(one.test for one in scored.values()):
+                best = max(scored, key=lambda number: (scored[number].val[metric], -number))
+                found[site] = OwnBest(round=best, val=scored[best].val, test=scored[best].test or {})
+        return found
+
     def _note(self, scores: Scores) -> None:
         self.selection.note(scores)
         values = self.selection.of(scores.round)[scores.site]
@@ -233,7 +256,9 @@ class RunRecord:
             if record.round == scores.round:
                 # A site also scores models of rounds in which it took no part.
                 site = record.sites.setdefault(scores.site, SiteRound())
-                site.val, site.test = values.get("val", {}), values.get("test")
+                site.val = values.get("val", {})
+                if site.test is None:  # that of a final model may be on another grid than those of other rounds
+                    site.test = values.get("test")
 
     def _scores(self, round_: int) -> FinalScores:
         told = self._held_out_scores

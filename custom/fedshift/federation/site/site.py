@@ -28,7 +28,7 @@ from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import MAX_NUMBER, Evaluation
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import manifest_sha256
-from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
+from fedshift.schema.messages import TEST_PREFIX, Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.schema.policy import Policy
 from fedshift.schema.seeding import derive_seed
 from fedshift.tasks.base import Everything, SiteData, Subset
@@ -221,7 +221,7 @@ class Site:
             run.stop = stop
             if broadcast.round > 1 and not self._store.has_trained(broadcast.round):
                 chain.newcomer(self._training)
-            metrics = self._scores(chain, "val") if broadcast.round > 1 else {}
+            metrics = self._round_scores(chain, broadcast.round - 1)
             run.optimizer = local_training.make_optimizer(self._net, self._job.task.optimizer)
             if session.state.optimizer is not None:
                 run.optimizer.load_state_dict(session.state.optimizer)
@@ -261,6 +261,12 @@ class Site:
                 best_round=broadcast.best_round,
             )
         return update
+
+    def round_scores(self, broadcast: Broadcast) -> dict[str, float]:
+        """Scores of a received model as an update has them in its ``metrics``; none of the initial model."""
+        broadcast = self._outbound.open(broadcast)
+        with self._session(broadcast, self._state_before(broadcast.round)) as session:
+            return self._round_scores(session.chain, broadcast.round - 1)
 
     def score(self, broadcast: Broadcast, subset: Subset) -> dict[str, float]:
         """Score a received model on one subset of the site, as `validate` does."""
@@ -384,6 +390,15 @@ class Site:
         predictions = local_training.predict(self._data, chain, self._net, subset, self._job.task.schedule)
         return self._task.scores(predictions, self._data, subset)
 
+    def _round_scores(self, chain: ClientChain, scored: int) -> dict[str, float]:
+        """Validation scores of the aggregate of round ``scored``, and test scores if the job has them of this round."""
+        if not scored:
+            return {}
+        found, every = self._scores(chain, "val"), self._job.evaluation.every
+        if every is not None and scored % every == 0:
+            found |= {f"{TEST_PREFIX}{name}": value for name, value in self._scores(chain, "test").items()}
+        return found
+
     def _run(self, round_: int, received: Weights) -> Run:
         job = self._job
         return Run(
@@ -392,6 +407,7 @@ class Site:
             round=round_,
             rounds=job.task.schedule.rounds,
             sites=job.task.sites,
+            n_domains=len(job.task.groups),
             net=self._net,
             objective=self._task.loss,
             n_classes=len(job.task.classes),
@@ -423,9 +439,9 @@ class PooledSite(Site):
     def __init__(self, job: JobSpec, *, data: Mapping[str, Path], state: Path, device: str = "auto") -> None:
         """``data``: each site's prepared folder; the rest as for `Site`."""
         task = build_task(job)
-        parts = [task.open(data[site], site) for site in job.task.sites]
+        domains = [Union([task.open(data[site], site) for site in sites]) for sites in job.task.groups]
         reference = pooled_reference(job.methods)
         mixed = reference is not None and reference.client().trains_on == "union"
         self._data = None
-        self._set_up(job, "all sites", Union(parts) if mixed else EverySite(parts), state, device)
+        self._set_up(job, "all sites", Union(domains) if mixed else EverySite(domains), state, device)
         self._outbound = Outbound(self._methods)

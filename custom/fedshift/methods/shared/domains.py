@@ -1,4 +1,7 @@
-"""Losses of each site in a batch that holds equally many samples of all sites, for the centralised references."""
+"""Losses of each domain in a batch with equally many samples of all domains, for the centralised references.
+
+A domain is a site, unless the job says that several sites are parts of one (`fedshift.schema.job.TaskSpec.domains`).
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ from fedshift.schema.errors import ConfigError
 
 
 def by_site(batch: Batch, logits: Tensor, run: Run) -> list[tuple[Tensor, Tensor]]:
-    """Logits and targets of each site, in the order of ``run.sites``."""
-    if len(logits) % len(run.sites):
-        raise ValueError(f"a batch of {len(logits)} does not hold equally many samples of {len(run.sites)} sites")
-    return list(zip(logits.chunk(len(run.sites)), batch.y.chunk(len(run.sites)), strict=True))
+    """Logits and targets of each domain, in the order of their first sites in ``run.sites``."""
+    domains = run.n_domains or len(run.sites)
+    if len(logits) % domains:
+        raise ValueError(f"a batch of {len(logits)} does not hold equally many samples of {domains} sites")
+    return list(zip(logits.chunk(domains), batch.y.chunk(domains), strict=True))
 
 
 def site_losses(batch: Batch, logits: Tensor, run: Run) -> Tensor:
-    """The task's loss of each site's samples, (K,)."""
+    """The task's loss of each domain's samples, (K,)."""
     return torch.stack([run.objective(part, y) for part, y in by_site(batch, logits, run)])
 
 

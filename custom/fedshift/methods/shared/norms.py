@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedshift.methods.base import Run, TrainingSamples
+from fedshift.schema.seeding import generator
 
 Norms = Literal["batch", "all"]
 """``batch``: batch norm and modules with the buffers running_mean and running_var; ``all``: all other norms too."""
@@ -42,7 +43,7 @@ def norm_keys(net: nn.Module, norms: Norms) -> frozenset[str]:
 
 @torch.no_grad()
 def re_estimate(net: nn.Module, data: TrainingSamples, run: Run) -> None:
-    """Set running statistics to the mean of the batches' statistics over the site's training images.
+    """Set running statistics to the mean of the batches' statistics over the site's training images, shuffled by seed.
 
     Only normalisation layers are in training mode. Dropout and other methods' layers stay in evaluation mode.
     """
@@ -56,7 +57,7 @@ def re_estimate(net: nn.Module, data: TrainingSamples, run: Run) -> None:
         norm.train()
     seen = 0
     try:
-        for x, _ in data.chunks():
+        for x, _ in data.chunks(generator(run.seed, run.site, run.round, "running statistics")):
             if seen and len(x) == 1:
                 continue  # one image has no variance after pooling, and BatchNorm1d refuses it
             seen += len(x)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from fedshift.reporting.comparison.cells import Cell
-from fedshift.reporting.comparison.columns import column_keys
+from fedshift.reporting.comparison.columns import PAIR_SEPARATOR, column_keys
 from fedshift.reporting.comparison.published import PublishedValue, read_published
 from fedshift.reporting.comparison.record import CellRecord, Comparison, LeftOutSite, Scores
 from fedshift.reporting.comparison.spec import ScoredPart, Spec, Summary
@@ -16,9 +16,6 @@ from fedshift.reporting.comparison.store import RUN_FOLDER, Store, read_done
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.protocol_results import CrossSite
 from fedshift.schema.results import Metrics, Results, read_results
-
-PAIR_SEPARATOR = " > "
-"""Separates the training site and the test site in a column's name."""
 
 
 class Collector:
@@ -62,6 +59,8 @@ class Collector:
             model=spec.model,
             summaries=list(_summaries(parts) if spec.summaries is None else spec.summaries),
             tests=list(spec.tests),
+            pairs=spec.pairs,
+            average=spec.average,
             tuning=spec.tuning,
             differences=spec.differences,
             spec=spec.model_dump(mode="json", exclude_unset=True),
@@ -88,7 +87,7 @@ class Collector:
             return record
         key = cell.work.key
         if key not in self._finished:
-            self._finished[key] = _read_finished(cell, self._store.folder_of(cell.work))
+            self._finished[key] = _read_finished(cell, self._store.folder_of(cell.work), metric=self._spec.metric)
         return record.model_copy(update=self._finished[key])
 
 
@@ -96,11 +95,16 @@ def _summaries(parts: set[ScoredPart]) -> tuple[Summary, ...]:
     return ("average", "held_out") if "held_out" in parts and len(parts) > 1 else ("average",)
 
 
-def _read_finished(cell: Cell, folder: Path) -> dict[str, Any]:
-    """The fields of a finished cell's record that are the same for all cells with its key."""
+def _read_finished(cell: Cell, folder: Path, *, metric: str | None) -> dict[str, Any]:
+    """The fields of a finished cell's record that are the same for all cells with its key.
+
+    The curve is of the table's ``metric`` if rounds have that score, else of the one that selects the round.
+    """
     done, run = read_done(folder), folder / RUN_FOLDER
     results = _READERS[cell.plan.kind](run, cell)
+    runs = list(results.runs.values())
     first = results.runs[min(results.runs)]
+    shown = shown_score(runs, metric)
     return {
         "state": "done",
         "reason": "",
@@ -109,13 +113,16 @@ def _read_finished(cell: Cell, folder: Path) -> dict[str, Any]:
         "seconds": done.seconds,
         "rounds": first.job.rounds,
         "selected": {site: one.selected.round for site, one in results.runs.items() if one.selected},
-        "metric": first.job.metric,
-        "curve": curve(list(results.runs.values())),
+        "metric": shown,
+        "selected_by": first.job.metric,
+        "curve": curve(runs, shown, "val"),
+        "test_curve": _test_curve(cell, runs, shown),
         "scores": results.scores,
         "newcomers": sorted({site for one in results.runs.values() if one.final for site in one.final.newcomers}),
-        "left_out": _left_out(list(results.runs.values())),
+        "left_out": _left_out(runs),
         "data": {site: data for one in results.runs.values() for site, data in one.data.items()},
         "initial_weights": first.job.initial_weights,
+        "departures": first.job.departures,
         "version": done.version,
         "source": done.source,
         "versions": first.versions,
@@ -140,13 +147,26 @@ def shown_sites(cell: Cell, part: ScoredPart) -> list[str]:
     return list(task.held_out if part == "held_out" else task.sites)
 
 
-def curve(runs: Sequence[Results]) -> list[float | None]:
-    """Validation score of each round's aggregate: mean over sites, then over runs. None for rounds without scores."""
+def shown_score(runs: Sequence[Results], metric: str | None) -> str:
+    """The score to draw: ``metric`` if every run's rounds have it, else the one that selects the best round."""
+
+    def scored(run: Results) -> bool:
+        return any(metric in site.val for record in run.rounds for site in record.sites.values())
+
+    return metric if metric is not None and all(map(scored, runs)) else runs[0].job.metric
+
+
+def _test_curve(cell: Cell, runs: Sequence[Results], metric: str) -> list[float | None]:
+    return curve(runs, metric, "test") if cell.plan.job.evaluation.every is not None else []
+
+
+def curve(runs: Sequence[Results], metric: str, part: Literal["val", "test"]) -> list[float | None]:
+    """Score of each round's aggregate: mean over sites, then over runs. None for rounds without scores."""
     rounds: list[list[float]] = [[] for _ in range(runs[0].job.rounds)]
     for results in runs:
-        metric = results.job.metric
         for record in results.rounds:
-            values = [site.val[metric] for site in record.sites.values() if metric in site.val]
+            told = [(site.val if part == "val" else site.test) or {} for site in record.sites.values()]
+            values = [scores[metric] for scores in told if metric in scores]
             if values and record.round <= len(rounds):
                 rounds[record.round - 1].append(fmean(values))
     return [fmean(values) if values else None for values in rounds]
@@ -177,6 +197,10 @@ def _one_run(run: Path, cell: Cell) -> _CellResults:
         if own is None and not results.final.fine_tuned:  # the best model is already evaluated as each site's own
             own = results.final.best.evaluations.get(site, {}).get("test")
         _add_scores(scores, "personal", "test", site, metrics, own)
+    if not results.final.fine_tuned:
+        for site, best in results.final.own_best.items():
+            _add_scores(scores, "own_best", "val", site, best.val, None)
+            _add_scores(scores, "own_best", "test", site, best.test, None)
     return _CellResults({"": results}, scores)
 
 

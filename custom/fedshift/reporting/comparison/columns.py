@@ -9,6 +9,8 @@ from statistics import fmean, stdev
 from fedshift.reporting.comparison.record import CellRecord, Comparison
 from fedshift.reporting.comparison.spec import ScoredPart, Summary
 
+PAIR_SEPARATOR = " > "
+"""Separates the training site and the test site in a column's name."""
 MAX_SITES = 20
 """With more sites, only the summaries are shown."""
 SUMMARY_HEADINGS: dict[Summary, str] = {
@@ -104,7 +106,14 @@ def summary(comparison: Comparison, cell: CellRecord, what: Summary) -> float | 
         return None
     if what == "spread":
         return stdev(values) if len(values) > 1 else None
-    return fmean(values)
+    return fmean(values, weights=[_samples(cell, site) for site in sites] if comparison.average == "samples" else None)
+
+
+def _samples(cell: CellRecord, site: str) -> int:
+    """Number of samples that a site's score is of; of ``A > B`` those of B."""
+    counts = cell.data[site.rpartition(PAIR_SEPARATOR)[2]].n
+    parts = [part for part, sites in cell.shown.items() if site in sites]
+    return sum(counts.values()) if parts == ["held_out"] else counts.get(parts[0], 0)
 
 
 def _scores(comparison: Comparison, cell: CellRecord) -> dict[str, float]:

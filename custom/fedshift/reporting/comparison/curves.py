@@ -1,4 +1,7 @@
-"""A comparison's validation scores over rounds: a CSV file, and a figure with one line per row of the table."""
+"""A comparison's scores over rounds: a CSV file, and a figure with one line per row of the table.
+
+The figure is of test samples if the jobs have test scores of rounds (``evaluation.every``), otherwise of validation.
+"""
 
 from __future__ import annotations
 
@@ -42,29 +45,38 @@ class Line:
 
 
 def curves_csv(comparison: Comparison) -> str:
-    """CSV text with one line per round and cell; rounds without a score are skipped."""
+    """CSV text with one line per round, part and cell; rounds without a score are skipped."""
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n")
-    write.writerow([*comparison.axes, "seed", "round", "score", "unit", "metric"])
+    write.writerow([*comparison.axes, "seed", "round", "score", "unit", "metric", "part"])
     for cell in comparison.cells:
         of = measure(cell.metric)
-        for number, value in enumerate(cell.curve, 1):
-            if value is not None:
-                values = [cell.seed, number, f"{of.scaled(value):.6g}", _UNITS[of.unit], cell.metric]
-                write.writerow([*cell.labels.values(), *values])
+        for part, scores in (("val", cell.curve), ("test", cell.test_curve)):
+            for number, value in enumerate(scores, 1):
+                if value is not None:
+                    values = [cell.seed, number, f"{of.scaled(value):.6g}", _UNITS[of.unit], cell.metric, part]
+                    write.writerow([*cell.labels.values(), *values])
     return out.getvalue()
 
 
-def line(cells: Sequence[CellRecord]) -> Line | None:
+def shows_test(comparison: Comparison) -> bool:
+    """Whether all cells with scores of rounds have them on test samples, so that the figure shows these."""
+    scored = [cell for cell in comparison.cells if cell.curve]
+    return bool(scored) and all(cell.test_curve for cell in scored)
+
+
+def line(cells: Sequence[CellRecord], *, test: bool = False) -> Line | None:
     """The line of cells that differ only in their seed, over the rounds in which all finished cells have a score.
 
-    None if these are fewer than `MIN_ROUNDS`.
+    None if these are fewer than `MIN_ROUNDS`. With ``test`` scores are of test samples.
     """
-    scored = [cell for cell in cells if any(value is not None for value in cell.curve)]
+    curves = [(cell, cell.test_curve if test else cell.curve) for cell in cells]
+    curves = [(cell, values) for cell, values in curves if any(value is not None for value in values)]
+    scored = [cell for cell, _ in curves]
     if not scored:
         return None
     rounds, means, stds = [], [], []
-    for number, scores in enumerate(zip(*(cell.curve for cell in scored), strict=False), 1):
+    for number, scores in enumerate(zip(*(values for _, values in curves), strict=False), 1):
         values = [measure(cell.metric).scaled(v) for cell, v in zip(scored, scores, strict=True) if v is not None]
         if len(values) == len(scored):
             rounds.append(number)
@@ -79,9 +91,10 @@ def curves_svg(comparison: Comparison) -> str | None:
 
     first, *_ = comparison.axes
     rows = comparison.axes[first]
+    test = shows_test(comparison)
     panels: list[tuple[Block, dict[str, Line]]] = []
     for block in blocks(comparison):
-        row_lines = {row: line(comparison.of({first: row, **block.labels})) for row in rows}
+        row_lines = {row: line(comparison.of({first: row, **block.labels}), test=test) for row in rows}
         lines = {row: one for row, one in row_lines.items() if one is not None}
         if lines:
             panels.append((block, lines))
@@ -129,7 +142,7 @@ def write_curves(comparison: Comparison, folder: Path) -> list[Path]:
 
 def _title(comparison: Comparison, seeds: int, width: int) -> str:
     """The figure's title, with a note if data are simulated; wrapped to ``width`` pixels."""
-    what = "Score on validation samples after each round, mean over sites"
+    what = f"Score on {'test' if shows_test(comparison) else 'validation'} samples after each round, mean over sites"
     what += f" and {seeds} seeds; band: sample standard deviation over seeds" if seeds > 1 else "; one seed"
     phantom = [note for note in comparison.notes if "phantom" in note]
     lines = [title_with_scale(comparison.title, comparison.scale), f"{what}.", *phantom]
@@ -151,7 +164,8 @@ def _panel(axes: Axes, comparison: Comparison, block: Block, lines: dict[int, Li
     cells = [cell for cell in comparison.of(block.labels) if cell.curve]
     names = dict.fromkeys(cell.metric for cell in cells)
     units = dict.fromkeys(_UNITS[measure(name).unit] for name in names)
-    axes.set_ylabel(", ".join(filter(None, ["validation " + " or ".join(names), *units])))
+    part = "test" if shows_test(comparison) else "validation"
+    axes.set_ylabel(", ".join(filter(None, [f"{part} " + " or ".join(names), *units])))
     axes.set_xlabel("round")
     figures.integer_ticks(axes, [number for row_line in lines.values() for number in row_line.rounds])
     if block.labels:

@@ -158,7 +158,7 @@ class Estimator:
         times = [_seconds(job, cell.plan.kind, counts, step, trial) for job in cell.plan.jobs.values()]
         rounds, rest = sum(in_rounds for in_rounds, _ in times), self._start() + sum(outside for _, outside in times)
         built = build_task(job)
-        batch = job.task.schedule.batch_size * (len(job.task.sites) if cell.plan.is_pooled else 1)
+        batch = job.task.schedule.batch_size * (len(job.task.groups) if cell.plan.is_pooled else 1)
         largest = min(batch, max(one.train for one in counts.values()) * len(counts))
         side = built.sizes["rows"] * built.sizes["columns"] * 4
         peak = PROCESS + SERVERS * step.network + of_training(step.network, step.activations, images=largest, side=side)
@@ -344,7 +344,7 @@ def _seconds(
     task, schedule = job.task, job.task.schedule
     share = (job.federation.sites_per_round or len(task.sites)) / len(task.sites)
     # Numbers of images that pass through the network.
-    trained = one_step = validated = last_evaluation = 0.0
+    trained = one_step = validated = tested = last_evaluation = 0.0
     for site in task.sites:
         n = counts[site]
         starts = epoch_starts(n.train, batch_size=schedule.batch_size, drop_last=schedule.drop_last)
@@ -353,15 +353,16 @@ def _seconds(
         trained += steps * batch
         one_step += batch
         validated += n.val
+        tested += n.test / job.evaluation.every if job.evaluation.every is not None else 0
         last_evaluation += 2 * (n.val + n.test)
     for site in task.held_out:
         n = counts[site]
         last_evaluation += 2 * (n.train + n.val + n.test)
     cross_site_tests = len(task.sites) * sum(counts[site].test for site in task.sites) if kind == "cross_site" else 0
     if trial is not None:
-        per_round = trial.round + share * (trained - one_step) * step.train
+        per_round = trial.round + share * ((trained - one_step) * step.train + tested * step.evaluate)
         return schedule.rounds * per_round, trial.rest + cross_site_tests * step.evaluate
     # Seconds per round to write and check weights at every site, and to write the server's two models.
     transfer = (8 * len(task.sites) * share + 6) * step.network / 5e8 + 0.02 * len(task.sites) * share
-    per_round = share * (trained * step.train + validated * step.evaluate) + transfer
+    per_round = share * (trained * step.train + (validated + tested) * step.evaluate) + transfer
     return schedule.rounds * per_round, (last_evaluation + cross_site_tests) * step.evaluate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.published import PublishedValue
-from fedshift.reporting.comparison.spec import ModelName, ScoredPart, Summary
+from fedshift.reporting.comparison.spec import Average, ModelName, Pairs, ScoredPart, Summary
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
 from fedshift.schema.results import FROM_SCRATCH, DataRecord, Metrics
@@ -19,7 +19,7 @@ from fedshift.schema.strict import Strict
 FILE_NAME = "cells.json"
 State = Literal["done", "failed", "missing"]
 Scores = dict[str, dict[str, dict[str, Metrics]]]
-"""ModelName (best, last, personal) -> part (test, val, held_out) -> site -> metrics."""
+"""ModelName (best, last, personal, own_best) -> part (test, val, held_out) -> site -> metrics."""
 
 
 class LeftOutSite(Strict):
@@ -31,7 +31,12 @@ class LeftOutSite(Strict):
 
 
 class CellRecord(Strict):
-    """A cell. ``curve`` is the mean validation score (``metric``) of each round's aggregate; None if unknown."""
+    """A cell. ``curve`` is the mean validation score (``metric``) of each round's aggregate; None if unknown.
+
+    ``test_curve`` is that on test samples, if the job has it of rounds (``evaluation.every``), otherwise empty.
+
+    ``selected_by`` is the score that selected the best round; empty in files from before it was recorded.
+    """
 
     labels: dict[str, str]
     seed: int
@@ -46,7 +51,9 @@ class CellRecord(Strict):
     selected: dict[str, int] = {}
     """The round of the best model, by held-out site, or under "" for a single run."""
     metric: str = ""
+    selected_by: str = ""
     curve: list[float | None] = []
+    test_curve: list[float | None] = []
     scores: Scores = {}
     shown: dict[ScoredPart, list[str]] = {}
     """The sites of its columns, by scored part; ``A > B`` is the model of A at B."""
@@ -54,6 +61,8 @@ class CellRecord(Strict):
     left_out: list[LeftOutSite] = []
     data: dict[str, DataRecord] = {}
     initial_weights: str = ""
+    departures: list[str] = []
+    """What the cell's protocol has and its job has not."""
     version: str = ""
     source: str = ""
     versions: dict[str, str] = {}
@@ -66,9 +75,11 @@ class CellRecord(Strict):
     def site_scores(self, model: ModelName, part: ScoredPart, metric: str) -> dict[str, float]:
         """The score at each site. If the cell has no such model, the best model is used, then the last.
 
-        Cells without personal models use the best one; local models at other sites exist only as last models.
+        Cells without personal models use the best one; local models at other sites exist only as last models. For each
+        site's own best round, cells that fine-tune use their personal models, which exist of one round only.
         """
-        for name in dict.fromkeys((model, "best", "last")):
+        others = ("personal", "best", "last") if model == "own_best" else ("best", "last")
+        for name in dict.fromkeys((model, *others)):
             sites = self.scores.get(name, {}).get(part)
             if sites:
                 return {site: values[metric] for site, values in sites.items() if metric in values}
@@ -89,6 +100,8 @@ class Comparison(Strict):
     model: ModelName
     summaries: list[Summary]
     tests: list[tuple[str, str]] = []
+    pairs: Pairs = "seeds"
+    average: Average = "sites"
     tuning: str | dict[str, Any] = ""
     differences: str = ""
     published: list[PublishedValue] = []
@@ -128,6 +141,11 @@ class Comparison(Strict):
             notes.append("All networks start from scratch (random weights).")
         elif weights:
             notes.append(f"Initial weights: {'; '.join(weights)}.")
+        if self.model != "last" and self.spec.get("run") != "cross_site":
+            by = {cell.selected_by for cell in done} - {"", self.metric}
+            if by:
+                notes.append(f"The best round is selected by {' or '.join(sorted(by))}, not by the score shown here.")
+        notes += _departures(done)
         lost = sorted({site for cell in done for site, record in cell.data.items() if record.unknown_spacing})
         if lost and measure(self.metric).unit == "mm":
             notes.append(f"Voxel sizes are unknown at {', '.join(lost)}: distances there are not in mm.")
@@ -159,6 +177,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Strict):
         return value.model_dump(mode="json", exclude_defaults=True)
     return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def _departures(cells: Sequence[CellRecord]) -> list[str]:
+    """What protocols have and cells have not, each with the first labels of its cells, unless it is all of them."""
+    found: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        for departure in cell.departures:
+            found.setdefault(departure, {})[next(iter(cell.labels.values()))] = None
+    rows = {next(iter(cell.labels.values())) for cell in cells}
+    return [
+        f"Not the protocol{'' if set(labels) == rows else ' at ' + ', '.join(labels)}: {departure}."
+        for departure, labels in found.items()
+    ]
 
 
 def _by_site(cells: Iterable[CellRecord]) -> dict[tuple[str, str], set[str]]:

@@ -1,8 +1,9 @@
 """Paired t-tests between rows, as in Tables 7 and 8 of FedRDN.
 
-The paper tests each method against its own with a paired t-test over three trials and does not state what the pairs
-are. Here a pair is a site and a seed: both rows' models, trained with that seed, are evaluated at that site. Pairs of
-one seed share a model and are not independent, so p tends to be too small.
+The paper compares "each method and our method" by a paired t-test over three trials, beside the means and standard
+deviations of the trials' averages over clients. So a pair is a seed here: the averages over sites of both rows' models
+that were trained with it (`Comparison.pairs`). With ``sites_and_seeds`` each site of each seed is a pair, which gives
+many more pairs; but those of one seed are scores of one model and are not independent, so p tends to be too small.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedshift.reporting.comparison.columns import Block, blocks, main_sites, p_value, site_score
-from fedshift.reporting.comparison.record import Comparison
+from fedshift.reporting.comparison.columns import Block, blocks, main_sites, p_value, site_score, summary
+from fedshift.reporting.comparison.record import CellRecord, Comparison
+
+FEWEST = 3
+"""Pairs needed for a test: with two there is one degree of freedom, and p says next to nothing."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """A two-sided paired t-test. ``t`` and ``p`` are None with fewer than two pairs or constant differences."""
+    """A two-sided paired t-test. ``t`` and ``p`` are None with fewer than `FEWEST` pairs or constant differences."""
 
     row: str
     against: str
@@ -40,18 +44,8 @@ def paired_tests(comparison: Comparison) -> list[Paired]:
 
 def _test(comparison: Comparison, block: Block, row: str, against: str) -> Paired | None:
     first = next(iter(comparison.axes))
-    scores: list[dict[tuple[int, str], float]] = []
-    for label in (row, against):
-        cells = comparison.of({first: label, **block.labels})
-        scores.append(
-            {
-                (cell.seed, site): value
-                for cell in cells
-                for sites in main_sites(cell).values()
-                for site in sites
-                if (value := site_score(comparison, cell, site)) is not None
-            }
-        )
+    collect = _averages if comparison.pairs == "seeds" else _single_scores
+    scores = [collect(comparison, comparison.of({first: label, **block.labels})) for label in (row, against)]
     pairs = [pair for pair in scores[0] if pair in scores[1]]
     if not pairs:
         return None
@@ -59,6 +53,22 @@ def _test(comparison: Comparison, block: Block, row: str, against: str) -> Paire
     t, p = t_test(a, b)
     difference = sum(x - y for x, y in zip(a, b, strict=True)) / len(pairs)
     return Paired(row, against, block.key, len(pairs), difference, t, p)
+
+
+def _averages(comparison: Comparison, cells: Sequence[CellRecord]) -> dict[tuple[int, str], float]:
+    """The average over sites of each seed in which no site's score is missing."""
+    averages = {(cell.seed, ""): summary(comparison, cell, "average") for cell in cells}
+    return {pair: value for pair, value in averages.items() if value is not None}
+
+
+def _single_scores(comparison: Comparison, cells: Sequence[CellRecord]) -> dict[tuple[int, str], float]:
+    return {
+        (cell.seed, site): value
+        for cell in cells
+        for sites in main_sites(cell).values()
+        for site in sites
+        if (value := site_score(comparison, cell, site)) is not None
+    }
 
 
 def printed_p(test: Paired, comparison: Comparison) -> str:
@@ -70,7 +80,7 @@ def printed_p(test: Paired, comparison: Comparison) -> str:
 
 def t_test(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, float | None]:
     """The t statistic and two-sided p of paired values; None if they are undefined."""
-    if len(a) < 2:
+    if len(a) < FEWEST:
         return None, None
     differences = [x - y for x, y in zip(a, b, strict=True)]
     spread = max(differences) - min(differences)

@@ -13,8 +13,12 @@ from fedshift.schema.job import Name, read_yaml
 from fedshift.schema.strict import Strict, nearest
 
 RunKind = Literal["federation", "leave_one_out", "cross_site"]
-ModelName = Literal["best", "last", "personal"]
+ModelName = Literal["best", "last", "personal", "own_best"]
 ScoredPart = Literal["test", "val", "held_out"]
+Pairs = Literal["seeds", "sites_and_seeds"]
+"""The pairs of a t-test: both rows' averages over sites for each seed, or their scores at each site for each seed."""
+Average = Literal["sites", "samples"]
+"""What counts equally in averages over sites; with samples of one test set that is dealt to sites: the score on it."""
 Summary = Literal["average", "held_out", "everywhere", "spread"]
 FULL = "full"
 """The unchanged spec, as the scale of a spec that defines no scale, or only `QUICK`."""
@@ -74,6 +78,8 @@ class Spec(Settings):
     seeds: Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_unique)] = (0,)
     summaries: Annotated[tuple[Summary, ...], AfterValidator(_unique)] | None = None
     tests: tuple[tuple[str, str], ...] = ()
+    pairs: Pairs = "seeds"
+    average: Average = "sites"
     tuning: str | dict[str, Any] = ""
     published: Published | None = None
     differences: str = ""

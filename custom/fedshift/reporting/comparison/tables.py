@@ -24,11 +24,17 @@ from fedshift.reporting.comparison.columns import (
 )
 from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.record import CellRecord, Comparison
-from fedshift.reporting.comparison.significance import Paired, paired_tests, printed_p
-from fedshift.reporting.comparison.spec import FULL
+from fedshift.reporting.comparison.significance import FEWEST, Paired, paired_tests, printed_p
+from fedshift.reporting.comparison.spec import FULL, Pairs
 from fedshift.reporting.table import title_of
 from fedshift.schema.files import write_text
 
+PAIRS: dict[Pairs, str] = {
+    "seeds": "a pair is a seed: the averages over sites of the two rows.",
+    "sites_and_seeds": "a pair is a site and a seed. Those of one seed share their models and are not independent, so "
+    "p tends to be too small.",
+}
+"""What a pair of a test is, as a footnote says it."""
 FILES = ("table.md", "table.tex", "table.csv")
 
 
@@ -156,7 +162,12 @@ def _mark_best(column: list[Entry], of: Measure) -> list[Entry]:
 def heading(comparison: Comparison) -> str:
     """The title with scale, metric, unit and model."""
     metric = " ".join(filter(None, [comparison.metric, measure(comparison.metric).unit_text]))
-    model = {"best": "of the best round", "last": "of the last round", "personal": "of sites' own models"}
+    model = {
+        "best": "of the best round",
+        "last": "of the last round",
+        "personal": "of sites' own models",
+        "own_best": "of each site's own best round",
+    }
     which = model[comparison.model]
     if comparison.spec.get("run") == "cross_site":
         which = "of sites' own models of the last round"
@@ -179,11 +190,13 @@ def footnotes(comparison: Comparison) -> list[str]:
             f"Mean ± sample standard deviation (n - 1) over {seeds} seeds ({seed_list}); averages over sites are "
             "computed for each seed first."
         ]
+    if comparison.average == "samples":
+        lines.append("Averages over sites weigh each site by the samples that it is scored on.")
     if comparison.published:
         lines.append("In brackets: the values published in the paper.")
     lines += [test_line(test, comparison) for test in paired_tests(comparison)]
     if comparison.tests:
-        lines.append("Tests are paired and two-sided; a pair is a site and a seed.")
+        lines.append(f"Tests are paired and two-sided; {PAIRS[comparison.pairs]}")
     lines += comparison.notes
     if comparison.differences:
         lines.append(f"Differences from the paper: {' '.join(comparison.differences.split())}")
@@ -201,7 +214,12 @@ def test_line(test: Paired, comparison: Comparison) -> str:
     block = f" ({test.block})" if test.block else ""
     sign = "+" if test.difference >= 0 else "−"
     difference = f"{sign}{shown.text(abs(test.difference))}"
-    statistics = "no t-test is possible" if test.p is None or test.t is None else f"t = {test.t:.2f}, p = {_p(test.p)}"
+    if test.p is not None and test.t is not None:
+        statistics = f"t = {test.t:.2f}, p = {_p(test.p)}"
+    elif test.n < FEWEST:
+        statistics = "too few pairs for a test"
+    else:
+        statistics = "all differences are equal, so there is no test"
     printed = printed_p(test, comparison)
     details = f"n = {test.n}" + (f"; in the paper p = {printed}" if printed else "")
     return f"{test.row} against {test.against}{block}: {difference}, {statistics} ({details})."

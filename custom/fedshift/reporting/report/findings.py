@@ -179,6 +179,8 @@ def _training_cautions(run: Run) -> Iterator[Finding]:
     yield Finding(
         "note", f"One seed ({results.job.seed}): scores vary with the seed, so compare methods over several seeds."
     )
+    for departure in results.job.departures:
+        yield Finding("caution", f"Not the protocol: {departure}.")
     if results.job.initial_weights == FROM_SCRATCH:
         yield Finding("note", "The network was trained from scratch, without pretrained weights.")
     final = results.final

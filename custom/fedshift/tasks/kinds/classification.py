@@ -5,41 +5,62 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedshift.data.counts import used_pictures
 from fedshift.data.images import open_images
-from fedshift.schema.errors import ConfigError
+from fedshift.data.splits import split_by_content
+from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
-from fedshift.schema.manifest import Split
+from fedshift.schema.manifest import LISTED, ORDER, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
-from fedshift.tasks.base import SiteData, Subset, initial_network, sizes
+from fedshift.tasks.base import SiteData, Subset, initial_network, selecting, sizes
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.precision import precise
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
+    if shares[0] <= 0 or abs(sum(shares) - 1) > 1e-6:
+        raise ValueError(f"must be fractions for training, validation and testing that sum to 1, not {shares}")
+    return shares
 
 
 class DataSpec(Strict):
     """Options of ``task.data``: how pictures become samples.
 
     ``size``: height and width in pixels. ``channels``: 1 for grey, 3 for colour. Intensities are scaled to [0, 1], then
-    normalised by ``mean`` and ``std`` (one number, or one per channel). ``fraction``: fraction of the training images
-    to use; ``images``: at most that many. Both are sampled by seed.
+    normalised by ``mean`` and ``std`` (one number, or one per channel).
+
+    ``shares``: fractions of a site's images for training, validation and testing, by content within each class; None
+    for the splits of the prepared data. ``fraction``: fraction of the training images to use; with ``fraction_of:
+    site`` so many of all of the site's images (or the whole training part, if it has fewer), and the validation part is
+    cut to the same fraction of itself, as if a site had no more. ``images``: at most that many training images.
+
+    ``choose``: which ones, drawn at random, or the first of a published list. ``seed`` of that draw is apart from the
+    job's, so that runs that differ in their seed train on the same images.
     """
 
     size: int = Field(ge=8)
     channels: Literal[1, 3] = 3
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    shares: Annotated[tuple[Share, Share, Share], AfterValidator(_whole)] | None = None
     fraction: float = Field(default=1.0, gt=0, le=1)
+    fraction_of: Literal["train", "site"] = "train"
     images: int | None = Field(default=None, ge=1)
+    choose: Literal["random", "first"] = "random"
+    seed: int = Field(default=0, ge=0)
 
 
 class Images(SiteData):
@@ -47,11 +68,12 @@ class Images(SiteData):
 
     eval_batch = 64
 
-    def __init__(self, folder: Path, spec: DataSpec, *, site: str, seed: int) -> None:
+    def __init__(self, folder: Path, spec: DataSpec, *, site: str) -> None:
         """Open the arrays.
 
         Raises:
-            DataError: arrays or manifest are missing or damaged.
+            DataError: arrays or manifest are missing or damaged, or the first of a list are asked for where there is
+                none.
         """
         arrays = open_images(folder, size=spec.size, channels=spec.channels)
         self.manifest = arrays.manifest
@@ -59,15 +81,32 @@ class Images(SiteData):
         self._images, self._labels = arrays.images, arrays.labels
         self._mean, self._std = (torch.tensor(v).reshape(1, -1, 1, 1) for v in (spec.mean, spec.std))
         splits = np.array([picture.split for picture in self.manifest.pictures])
+        if spec.shares is not None:
+            splits = split_by_content(self.manifest.pictures, spec.shares)
+            self.split_rule = "the job's: by content " + "/".join(f"{100 * share:g}" for share in spec.shares)
         self._members: dict[Subset, np.ndarray] = {
             subset: np.flatnonzero(splits == subset) for subset in get_args(Split)
         }
         self._members["all"] = np.arange(len(splits))
-        train = self._members["train"]
-        keep = min(max(1, round(spec.fraction * len(train))), spec.images or len(train))
-        if keep < len(train):
-            rng = np.random.default_rng(derive_seed(seed, site, 0, "fraction"))
-            self._members["train"] = np.sort(rng.permutation(train)[:keep])
+        kept = used_pictures(
+            {split: len(self._members[split]) for split in get_args(Split)},
+            fraction=spec.fraction,
+            of_site=spec.fraction_of == "site",
+            images=spec.images,
+        )
+        if spec.choose == "first" and self.manifest.preparation.get(ORDER) != LISTED:
+            raise DataError(
+                f"{folder}: data.choose=first needs pictures in the order of a published list: prepare the data set "
+                "(again) with --split papers, or set data.choose=random"
+            )
+        portioned: tuple[Split, ...] = ("train", "val")
+        for split in portioned:
+            members = self._members[split]
+            if kept[split] < len(members):
+                purpose = "fraction" if split == "train" else f"fraction {split}"
+                rng = np.random.default_rng(derive_seed(spec.seed, site, 0, purpose))
+                chosen = members if spec.choose == "first" else rng.permutation(members)
+                self._members[split] = np.sort(chosen[: kept[split]])
 
     def members(self, subset: Subset) -> np.ndarray:
         """Image numbers of a split in ascending order; ``all`` includes those that ``fraction`` leaves out."""
@@ -87,7 +126,6 @@ class Task:
     """Classification of the task's classes; the score is the accuracy over a split's images."""
 
     images_are_slices = False
-    metric = "accuracy"
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
         {"accuracy": (0, 1), "macro_accuracy": (0, 1)}
     )
@@ -96,6 +134,7 @@ class Task:
     def __init__(self, job: JobSpec) -> None:
         """Check the parts of the job that only this kind understands."""
         self._job = job
+        self.metric = selecting(job, ("accuracy",))
         where = f"task {job.task.name}"
         self._data = DataSpec.parse(job.task.data, where=f"{where}: data")
         self.sizes = sizes(self._data.size, len(job.task.classes))
@@ -130,7 +169,7 @@ class Task:
         Raises:
             DataError: the folder is damaged, or not what the job expects (`SiteData.check_fits`).
         """
-        data = Images(folder, self._data, site=site, seed=self._job.seed)
+        data = Images(folder, self._data, site=site)
         data.check_fits(self._job, folder, site)
         return data
 

@@ -21,7 +21,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Case, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
-from fedshift.tasks.base import SiteData, Subset, initial_network, sizes
+from fedshift.tasks.base import SiteData, Subset, initial_network, selecting, sizes
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.evaluation.surfaces import surface_distances
@@ -38,9 +38,10 @@ class DataSpec(Strict):
 
     ``split: case`` uses the manifest's split by case; ``slice-legacy`` is the papers' split of shuffled slices, with
     slices of one patient in training and test. ``fraction``: fraction of the training samples, at least 32 (FedFA).
-    ``scale``: the largest input intensity. ``train_slices: foreground`` skips slices without foreground and the first
-    and last slice of a volume, as the papers do. ``clip_above_quantile``: intensities of a volume are clipped above
-    this quantile before they are scaled; the default is the papers'.
+    ``seed`` draws them apart from the job's seed, so that runs that differ in it train on the same slices. ``scale``:
+    the largest input intensity. ``train_slices: foreground`` skips slices without foreground and the first and last
+    slice of a volume, as the papers do. ``clip_above_quantile``: intensities of a volume are clipped above this
+    quantile before they are scaled; the default is the papers'.
     """
 
     matrix: int = Field(ge=32, multiple_of=16)
@@ -48,6 +49,7 @@ class DataSpec(Strict):
     scale: float = Field(default=1.0, gt=0, le=255)
     split: Literal["case", "slice-legacy"] = "case"
     fraction: float = Field(default=1.0, gt=0, le=1)
+    seed: int = Field(default=0, ge=0)
     train_slices: Literal["all", "foreground"] = "all"
     augmentation: Literal["none", "rot90-flip"] = "none"
     clip_above_quantile: float = Field(default=CLIP_ABOVE_QUANTILE, gt=0.5, le=1)
@@ -61,7 +63,7 @@ class Slices(SiteData):
 
     eval_batch = 32
 
-    def __init__(self, folder: Path, spec: DataSpec, *, site: str, seed: int) -> None:
+    def __init__(self, folder: Path, spec: DataSpec, *, site: str) -> None:
         """Open the arrays and assign slices to splits.
 
         Raises:
@@ -86,9 +88,9 @@ class Slices(SiteData):
         self._window = np.stack([np.clip(index + d, first, last) for d in range(-reach, reach + 1)], 1)
         foreground = self._labels.reshape(len(index), -1).any(1)
         self.countable = foreground & (index > first) & (index < last)
-        self._members = self._split(cases, seed=seed, site=site)
+        self._members = self._split(cases, site=site)
 
-    def _split(self, cases: tuple[Case, ...], *, seed: int, site: str) -> dict[Subset, np.ndarray]:
+    def _split(self, cases: tuple[Case, ...], *, site: str) -> dict[Subset, np.ndarray]:
         spec = self._spec
         if spec.split == "slice-legacy":
             countable = np.flatnonzero(self.countable)
@@ -103,7 +105,7 @@ class Slices(SiteData):
         if spec.fraction < 1:
             train = members["train"]
             keep = min(len(train), max(int(spec.fraction * len(train)), 32))
-            rng = np.random.default_rng(derive_seed(seed, site, 0, "fraction"))
+            rng = np.random.default_rng(derive_seed(spec.seed, site, 0, "fraction"))
             members["train"] = np.sort(rng.permutation(train)[:keep])
         return members
 
@@ -192,7 +194,6 @@ class Task:
     """Segmentation of the task's classes; the score is the mean foreground Dice over cases."""
 
     images_are_slices = True
-    metric = "dice"
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
         {"dice": (0, 1), "dice_papers": (0, 1), "hd95": (0, MAX_MILLIMETRES), "asd": (0, MAX_MILLIMETRES)}
     )
@@ -201,6 +202,7 @@ class Task:
     def __init__(self, job: JobSpec) -> None:
         """Check the parts of the job that only this kind understands."""
         self._job = job
+        self.metric = selecting(job, ("dice", "dice_papers"))
         self._data = DataSpec.parse(job.task.data, where=f"task {job.task.name}: data")
         self.sizes = sizes(self._data.matrix, len(job.task.classes))
         self.intensities = (0.0, self._data.scale)
@@ -233,7 +235,7 @@ class Task:
         Raises:
             DataError: the folder is damaged, or not what the job expects (`SiteData.check_fits`).
         """
-        data = Slices(folder, self._data, site=site, seed=self._job.seed)
+        data = Slices(folder, self._data, site=site)
         data.check_fits(self._job, folder, site)
         return data
 
