@@ -20,6 +20,10 @@ SKIP = "FEDSHIFT_WITHOUT_PATCHES"
 _fits: dict[str, bool] = {}
 
 
+class NotAsExpectedError(RuntimeError):
+    """NVFlare is another than a protection was written for, so the process must not start."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Patch:
     """What a patch needs of NVFlare.
@@ -48,11 +52,7 @@ class Patch:
     def _check(self) -> bool:
         if self.name in os.environ.get(SKIP, "").split(","):
             return False
-        try:
-            changed = [_short(name) for name, known in self.replaces.items() if fingerprint(name) != known]
-            changed += [_short(name) for name, known in self.calls.items() if parameters(name) != known]
-        except (ImportError, AttributeError, TypeError, OSError) as error:
-            changed = [str(error)]
+        changed = self._changed()
         if changed:
             log.warning(
                 "NVFlare %s is not as fedshift's patch %s expects it (%s), so the run goes on without the patch: %s",
@@ -62,6 +62,27 @@ class Patch:
                 self.without,
             )
         return not changed
+
+    def demand(self) -> None:
+        """For a patch that protects: without it the process must not start, and no environment variable leaves it out.
+
+        Raises:
+            NotAsExpectedError: NVFlare doesn't look as the patch expects it.
+        """
+        changed = self._changed()
+        if changed:
+            raise NotAsExpectedError(
+                f"NVFlare {version('nvflare')} is not as fedshift's {self.name} expects it ({', '.join(changed)}), and "
+                f"without it {self.without}: install the versions of fedshift's constraints.txt"
+            )
+
+    def _changed(self) -> list[str]:
+        """What looks different from when the patch was written."""
+        try:
+            changed = [_short(name) for name, known in self.replaces.items() if fingerprint(name) != known]
+            return changed + [_short(name) for name, known in self.calls.items() if parameters(name) != known]
+        except (ImportError, AttributeError, TypeError, OSError) as error:
+            return [str(error)]
 
 
 def find(name: str) -> Any:
