@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 
 from nvflare.apis.event_type import EventType
@@ -14,6 +13,7 @@ from nvflare.fuel.sec.audit import AuditService
 
 from fedshift.flare import patches
 from fedshift.flare.guard import commands, gate
+from fedshift.flare.kit import is_root
 
 log = logging.getLogger("fedshift")
 
@@ -51,8 +51,3 @@ class Guard(FLComponent):
                 )
                 log.warning(text)
                 AuditService.add_event(user="fedshift", action="fedshift.root", msg=text)
-
-
-def is_root() -> bool:
-    """Whether this process may do everything on its machine."""
-    return hasattr(os, "geteuid") and os.geteuid() == 0

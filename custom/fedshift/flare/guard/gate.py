@@ -49,6 +49,9 @@ ODD = (MessageHeaderKey.CONN_URL, MessageHeaderKey.SECURE, MessageHeaderKey.SERV
 ERROR_TYPE = StreamHeaderKey.ERROR_TYPE
 """A header of a failed stream. With one of its values the server's job process ends itself."""
 
+UNKNOWN = "N/A"
+"""NVFlare's name in place of one that it does not know."""
+
 DROPS = Drops()
 
 
@@ -69,9 +72,11 @@ def apply() -> None:
             _take_off(me, message)
             original(self, endpoint, connection, message)
         else:
-            DROPS.add(_sender(endpoint, message), _wanted(message), reason)
+            sender = _sender(endpoint, connection)
+            DROPS.add(sender, _wanted(message, sender), reason)
 
     cell._process_received_msg = receive
+    PATCH.put_in_place()
 
 
 def _why_not(me: str, endpoint: Any, connection: Any, message: Any) -> str | None:
@@ -134,17 +139,19 @@ def _take_off(me: str, message: Any) -> None:
         message.remove_header(ERROR_TYPE)
 
 
-def _sender(endpoint: Any, message: Any) -> str:
-    peer = getattr(endpoint, "name", "?")
-    claimed = message.get_header(MessageHeaderKey.ORIGIN)
-    return str(peer) if claimed == peer else f"{peer}, which says that it is {claimed}"
+def _sender(endpoint: Any, connection: Any) -> str:
+    """Whose certificate the connection has, or at least the first part of the peer's name."""
+    person = (connection.get_conn_properties() if connection else {}).get(DriverParams.PEER_CN.value)
+    return str(person) if person and person != UNKNOWN else str(getattr(endpoint, "name", "?")).partition(".")[0]
 
 
-def _wanted(message: Any) -> str:
-    """What a message is about, in a few words: channel and topic, for whom, and in which stream."""
+def _wanted(message: Any, sender: str) -> str:
+    """What a message is about, in a few words: channel and topic, for whom, in which stream, in whose name."""
     get = message.get_header
     kind = "" if get(MessageHeaderKey.MSG_TYPE) == MessageType.REQ else f"{get(MessageHeaderKey.MSG_TYPE)} "
     channel, topic = get(MessageHeaderKey.CHANNEL), get(MessageHeaderKey.TOPIC)
     if channel == STREAM_CHANNEL:
         channel, topic = f"{topic} {get(StreamHeaderKey.CHANNEL)}", get(StreamHeaderKey.TOPIC)
-    return f"{kind}{channel}/{topic} to {get(MessageHeaderKey.DESTINATION)}"
+    origin = get(MessageHeaderKey.ORIGIN)
+    name = "" if origin == sender else f", in the name of {origin}"
+    return f"{kind}{channel}/{topic} to {get(MessageHeaderKey.DESTINATION)}{name}"

@@ -213,7 +213,7 @@ def _not_asked_for(message: Message, origin: Party, destination: Party) -> str |
     if origin.job is not None and destination.job is not None and origin.job != destination.job:
         return "it is for another job"
     direct = message.origin == message.peer and message.destination == message.me
-    if message.kind == MessageType.REQ and (message.channel, message.topic) == BYE:
+    if message.kind in (MessageType.REQ, MessageType.REPLY) and (message.channel, message.topic) == BYE:
         return None if direct else "it says another's goodbye"
     failed = message.kind == MessageType.RETURN or (message.channel, message.topic) == (
         STREAM_CHANNEL,

@@ -17,6 +17,9 @@ log = logging.getLogger("fedshift")
 SKIP = "FEDSHIFT_WITHOUT_PATCHES"
 """Environment variable: names of patches to leave out, separated by commas. For benchmarks, and to find faults."""
 
+IN_PLACE: set[str] = set()
+"""Names of protections that have been put in place in this process."""
+
 _fits: dict[str, bool] = {}
 
 
@@ -76,6 +79,10 @@ class Patch:
                 f"without it {self.without}: install the versions of fedshift's constraints.txt"
             )
 
+    def put_in_place(self) -> None:
+        """Note that the protection is there."""
+        IN_PLACE.add(self.name)
+
     def _changed(self) -> list[str]:
         """What looks different from when the patch was written."""
         try:
@@ -83,6 +90,19 @@ class Patch:
             return changed + [_short(name) for name, known in self.calls.items() if parameters(name) != known]
         except (ImportError, AttributeError, TypeError, OSError) as error:
             return [str(error)]
+
+
+def require(protection: str) -> None:
+    """Refuse to go on without a protection.
+
+    Raises:
+        NotAsExpectedError: it is not in place in this process.
+    """
+    if protection not in IN_PLACE:
+        raise NotAsExpectedError(
+            f"local/resources.json does not put the {protection} in place: run 'fedshift site init' with --force, and "
+            "start again"
+        )
 
 
 def find(name: str) -> Any:
