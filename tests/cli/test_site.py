@@ -94,6 +94,12 @@ def tls_server(kit: Path) -> Iterator[int]:
         listening.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.fixture(autouse=True)
+def not_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Continuous integration runs as root."""
+    monkeypatch.setattr("fedshift.flare.kit.is_root", lambda: False)
+
+
 # --- init ---------------------------------------------------------------------------------------------------
 
 
@@ -173,6 +179,17 @@ def test_a_kit_is_given_what_is_its_own(
     assert not (server / "local" / "fedshift.yaml").exists()
     stores = json.loads((server / "local" / "resources.json").read_text(encoding="utf-8"))
     assert "/tmp/nvflare" not in json.dumps(stores) and str(server / "store" / "jobs") in json.dumps(stores)
+
+
+def test_root_is_refused_unless_that_is_meant(
+    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedshift.flare.kit.is_root", lambda: True)
+    before = tree(kit)
+    assert site("init", kit, "--data", data[NAME]) == 2
+    assert "runs as root puts the whole machine at risk" in " ".join(capsys.readouterr().err.split())
+    assert tree(kit) == before
+    assert site("init", kit, "--data", data[NAME], "--allow-root") == 0
 
 
 def test_init_keeps_what_somebody_has_changed(

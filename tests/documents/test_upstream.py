@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "upstream.md"
-PATCHES = DOCUMENT.parents[1] / "custom" / "fedshift" / "flare" / "patches"
+FLARE = DOCUMENT.parents[1] / "custom" / "fedshift" / "flare"
 BLOCK = re.compile(r"^## (.+?)$.*?^```python$(.+?)^```$.*?^```text$(.+?)^```$", re.M | re.S)
 TEXT = DOCUMENT.read_text(encoding="utf-8")
 
@@ -33,6 +33,7 @@ def test_a_reproduction_prints_what_the_document_says(code: str, seen: str, tmp_
 
 
 def test_every_patch_is_in_the_document() -> None:
-    named = set(re.findall(r"flare/patches/(\w+\.py)\)", TEXT))
-    patches = {path.name for path in PATCHES.glob("*.py") if "PATCH = Patch(" in path.read_text(encoding="utf-8")}
+    named = set(re.findall(r"flare/((?:patches|guard)/\w+\.py)\)", TEXT))
+    modules = [*FLARE.glob("patches/*.py"), *FLARE.glob("guard/*.py")]
+    patches = {f"{m.parent.name}/{m.name}" for m in modules if "PATCH = Patch(" in m.read_text(encoding="utf-8")}
     assert named == patches

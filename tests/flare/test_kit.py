@@ -173,12 +173,11 @@ def test_nobody_sends_code_unless_the_owner_of_the_kit_allows_it(site: kits.Kit,
         assert not may(kit, OWN, "byoc")
 
 
-def test_a_sites_files_are_read_by_its_own_people_only(site: kits.Kit, server: kits.Kit) -> None:
-    for command in ("cat", "tail", "grep", "head", "ls"):
-        assert may(site, OWNER, command, file="authorization.json.default"), "FLARE's default has changed"
-        assert may(site, OWN, command)
-        assert not any(may(site, person, command) for person in (OTHER, LEAD, OWNER))
-        assert may(server, LEAD, command) and may(server, OWNER, command)
+def test_nobody_reads_a_partys_files_at_the_console(site: kits.Kit, server: kits.Kit) -> None:
+    for kit in (site, server):
+        for command in ("cat", "tail", "grep", "head", "ls"):
+            assert may(kit, OWNER, command, file="authorization.json.default"), "FLARE's default has changed"
+            assert not any(may(kit, person, command) for person in (OWN, OTHER, LEAD, OWNER))
 
 
 def test_who_may_download_a_job_may_read_the_servers_log_of_it(server: kits.Kit) -> None:
@@ -268,6 +267,18 @@ def test_a_kit_that_names_what_is_no_longer_there_is_found(site: kits.Kit, forme
     path.write_text(text.replace("fedshift.flare.patches.job_restart.SiteJobLauncher", former), encoding="utf-8")
     (fault,) = kits.faults(site)
     assert fault.grave and former in fault.sentence and "fedshift site init" in fault.sentence
+
+
+def test_a_kit_without_the_guard_is_found(site: kits.Kit, server: kits.Kit) -> None:
+    for kit in (site, server):
+        path = kit.local / "resources.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+        without = [part for part in content["components"] if part["id"] != "guard"]
+        path.write_text(json.dumps(content | {"components": without}), encoding="utf-8")
+        (fault,) = kits.faults(kit)
+        assert fault.grave and "lacks fedshift.flare.guard.component.Guard" in fault.sentence
+        path.write_text(json.dumps(content | {"app_validator": None}), encoding="utf-8")
+        assert [fault.grave for fault in kits.faults(kit)] == [True] * (kit is server)
 
 
 def test_loosened_settings_are_found(site: kits.Kit) -> None:

@@ -60,6 +60,7 @@ def add_parsers(subparsers: Any) -> None:
     init.add_argument("--evaluation-only", action="store_true", help="the site trains nothing, whatever a job says")
     init.add_argument("--phantom", action="store_true", help="the data are simulated, and that is meant")
     init.add_argument("--allow-code", action="store_true", help="accept jobs that bring their own code")
+    init.add_argument("--allow-root", action="store_true", help="the party runs as root, and that is meant")
     init.add_argument("--force", action="store_true", help="replace settings that differ; the former are kept as .old")
     init.set_defaults(func=_init)
 
@@ -99,9 +100,14 @@ def _decrypt(args: argparse.Namespace) -> int:
 
 
 def _init(args: argparse.Namespace) -> int:
-    from fedshift.flare.kit import lay, local_files, open_kit
+    from fedshift.flare.kit import is_root, lay, local_files, open_kit
     from fedshift.schema.errors import ConfigError
 
+    if is_root() and not args.allow_root:
+        raise ConfigError(
+            "a party that runs as root puts the whole machine at risk: run this, and start the kit, as a user of its "
+            "own (or say --allow-root)"
+        )
     kit = open_kit(args.kit)
     if kit.role == "server" and args.data:
         raise ConfigError(f"{args.kit} is the server's kit, which has no data: leave out --data")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,12 +44,16 @@ LAUNCHERS = {
     ),
 }
 """FLARE's launchers of job processes → ours, which start killed processes again."""
+GUARD = {"id": "guard", "path": "fedshift.flare.guard.component.Guard", "args": {}}
+"""Component that drops messages that a party may not get."""
+VALIDATOR = {"path": "fedshift.flare.guard.commands.AppFiles", "args": {}}
+"""What the server asks about a job's files; a site's guard does that itself."""
 READMISSION = {"id": "readmission", "path": "fedshift.flare.patches.readmission.Readmission", "args": {}}
 """Server component that lets late and restarted sites into a running job."""
 SILENCE = 120
 """Seconds without a byte after which a site asks the server again, after a network failure; FLARE's default is 300."""
-NEVER, OWN_SITE, ANYWHERE = "none", "o:site", "any"
-"""FLARE's names for where a right holds; ``o:site`` means at the sites of one's own organisation."""
+NEVER, ANYWHERE = "none", "any"
+"""FLARE's names for where a right holds."""
 CODE, SHELL = "byoc", "shell_commands"
 """The right to send code with a job, and the right to read a party's files (``cat``, ``tail``, ``grep``, ``ls``)."""
 DOWNLOAD, LOG = "download_job", "get_job_log"
@@ -147,6 +152,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def is_root() -> bool:
+    """Whether this process may do everything on its machine."""
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
 # --- the files of local/ -------------------------------------------------------------------------------
 
 
@@ -213,6 +223,7 @@ def resources(kit: Kit) -> dict[str, Any]:
         named = {component["id"]: component for component in content["components"]}
         launcher = named["process_launcher"]
         launcher["path"] = LAUNCHERS.get(launcher["path"], launcher["path"])
+        content["components"].insert(0, GUARD)
         if kit.role == "site":
             content[STREAMING] = False
             content["client"]["communication_timeout"] = SILENCE
@@ -220,6 +231,7 @@ def resources(kit: Kit) -> dict[str, Any]:
             content["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(store / "snapshots")
             named["job_manager"]["args"]["uri_root"] = str(store / "jobs")
             content["components"].append(READMISSION)
+            content["app_validator"] = VALIDATOR
     except (KeyError, TypeError) as error:
         raise ConfigError(
             f"{kit.local / RESOURCES}.default is not as NVFlare 2.9 makes it (no {error}): provision with that version"
@@ -228,10 +240,11 @@ def resources(kit: Kit) -> dict[str, Any]:
 
 
 def authorization(kit: Kit, *, allow_code: bool = False) -> dict[str, Any]:
-    """``authorization.json``: the kit's, without the right to send code; only a site's own people may read its files.
+    """``authorization.json``: the kit's, without the rights to send code and to read a party's files.
 
     FLARE's default gives both rights to the project admin and the first one to every lead, and does not let a lead read
-    the server's log of the lead's own jobs (``nvflare job logs``).
+    the server's log of the lead's own jobs (``nvflare job logs``). The commands that read files are not there either
+    (`fedshift.flare.guard.commands`): FLARE's limit no path at a site.
     """
     content = read_json(kit.local / f"{AUTHORIZATION}.default")
     permissions = content.get("permissions")
@@ -240,8 +253,8 @@ def authorization(kit: Kit, *, allow_code: bool = False) -> dict[str, Any]:
     for role, rights in permissions.items():
         if rights == ANYWHERE:
             rights = permissions[role] = dict.fromkeys((*RIGHTS, SHELL, CODE), ANYWHERE)
-        if kit.role == "site" and rights.get(SHELL) == ANYWHERE:
-            rights[SHELL] = OWN_SITE
+        if SHELL in rights:
+            rights[SHELL] = NEVER
         if not allow_code and CODE in rights:
             rights[CODE] = NEVER
         if kit.role == "server" and DOWNLOAD in rights:
@@ -313,6 +326,13 @@ def _resource_faults(kit: Kit) -> Iterator[Fault]:
     path = kit.local / RESOURCES
     content = read_json(path)
     allowed, ours = content.get(ALLOWED), components(kit.role)
+    named = content.get("components")
+    guarded = isinstance(named, list) and GUARD in named
+    if not guarded or (kit.role == "server" and content.get("app_validator") != VALIDATOR):
+        yield Fault(
+            f"{path} lacks {VALIDATOR['path'] if guarded else GUARD['path']}, so others of the federation could give "
+            "orders to this party: run 'fedshift site init' with --force"
+        )
     if not isinstance(allowed, list) or content.get("class_list_enforcement_mode") == "warn":
         yield Fault(f"{path} has no {ALLOWED}, or only warns: a job could build any of FLARE's components")
         return

@@ -27,7 +27,7 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 
-from fedshift.flare.patches.patch import Patch
+from fedshift.flare.patches.patch import Patch, require
 
 log = logging.getLogger("fedshift")
 
@@ -99,7 +99,12 @@ class _Persistent:
     dispensable: ClassVar[bool]
 
     def __init__(self, restarts: int = 3, pause: float = 2.0) -> None:
-        """``restarts`` and ``pause`` (seconds) as for `PersistentHandle`."""
+        """``restarts`` and ``pause`` (seconds) as for `PersistentHandle`.
+
+        Raises:
+            NotAsExpectedError: the kit is of before there was a guard against other parties' messages.
+        """
+        require("gate")
         super().__init__()
         self._restarts, self._first_pause = restarts, pause
 

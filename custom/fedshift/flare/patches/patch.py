@@ -17,7 +17,14 @@ log = logging.getLogger("fedshift")
 SKIP = "FEDSHIFT_WITHOUT_PATCHES"
 """Environment variable: names of patches to leave out, separated by commas. For benchmarks, and to find faults."""
 
+IN_PLACE: set[str] = set()
+"""Names of protections that have been put in place in this process."""
+
 _fits: dict[str, bool] = {}
+
+
+class NotAsExpectedError(RuntimeError):
+    """NVFlare is another than a protection was written for, so the process must not start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +55,7 @@ class Patch:
     def _check(self) -> bool:
         if self.name in os.environ.get(SKIP, "").split(","):
             return False
-        try:
-            changed = [_short(name) for name, known in self.replaces.items() if fingerprint(name) != known]
-            changed += [_short(name) for name, known in self.calls.items() if parameters(name) != known]
-        except (ImportError, AttributeError, TypeError, OSError) as error:
-            changed = [str(error)]
+        changed = self._changed()
         if changed:
             log.warning(
                 "NVFlare %s is not as fedshift's patch %s expects it (%s), so the run goes on without the patch: %s",
@@ -62,6 +65,44 @@ class Patch:
                 self.without,
             )
         return not changed
+
+    def demand(self) -> None:
+        """For a patch that protects: without it the process must not start, and no environment variable leaves it out.
+
+        Raises:
+            NotAsExpectedError: NVFlare doesn't look as the patch expects it.
+        """
+        changed = self._changed()
+        if changed:
+            raise NotAsExpectedError(
+                f"NVFlare {version('nvflare')} is not as fedshift's {self.name} expects it ({', '.join(changed)}), and "
+                f"without it {self.without}: install the versions of fedshift's constraints.txt"
+            )
+
+    def put_in_place(self) -> None:
+        """Note that the protection is there."""
+        IN_PLACE.add(self.name)
+
+    def _changed(self) -> list[str]:
+        """What looks different from when the patch was written."""
+        try:
+            changed = [_short(name) for name, known in self.replaces.items() if fingerprint(name) != known]
+            return changed + [_short(name) for name, known in self.calls.items() if parameters(name) != known]
+        except (ImportError, AttributeError, TypeError, OSError) as error:
+            return [str(error)]
+
+
+def require(protection: str) -> None:
+    """Refuse to go on without a protection.
+
+    Raises:
+        NotAsExpectedError: it is not in place in this process.
+    """
+    if protection not in IN_PLACE:
+        raise NotAsExpectedError(
+            f"local/resources.json does not put the {protection} in place: run 'fedshift site init' with --force, and "
+            "start again"
+        )
 
 
 def find(name: str) -> Any:

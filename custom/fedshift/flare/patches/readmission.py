@@ -7,7 +7,8 @@ Instead: `Readmission`, a component of the server's ``local/resources.json``, li
 a site is connected that a running job names and that does not take part in it, it starts the job there: a restarted
 site continues from its state, a late one begins. A job that ran when the server was stopped is started again under the
 same id as soon as one of its sites is connected; its workflow continues after the last closed round. `update_clients`
-tells the job's own process at the server who takes part now. tests/flare/test_deployed_faults.py runs all this.
+tells the job's own process at the server who takes part now. A site that reports that its part has failed is noted, and
+ends nothing: NVFlare would end the job for all. tests/flare/test_deployed_faults.py runs all this.
 Fixed in NVFlare when: a site that is killed and restarted during a job takes part in its next round.
 """
 
@@ -25,11 +26,12 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import RunProcessKey, SystemComponents
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import Job, JobMetaKey, RunStatus
+from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.apis.job_scheduler_spec import DispatchInfo
 from nvflare.private.admin_defs import MsgHeader, ReturnCode
-from nvflare.private.defs import ERROR_MSG_PREFIX
+from nvflare.private.defs import ERROR_MSG_PREFIX, JobFailureMsgKey
 
-from fedshift.flare.patches.patch import Patch
+from fedshift.flare.patches.patch import Patch, find
 from fedshift.schema.job import FILE_NAME
 
 log = logging.getLogger("fedshift")
@@ -47,10 +49,15 @@ DEPLOY_TIMEOUT = 20.0
 """Seconds for a site to take a job's folder."""
 RUNNER = "nvflare.private.fed.server.job_runner:JobRunner"
 ENGINE = "nvflare.private.fed.server.server_engine:ServerEngine"
+SERVER = "nvflare.private.fed.server.fed_server:FederatedServer"
 PATCH = Patch(
     name="readmission",
     without="sites that come late or come back do not join a running job",
-    replaces={f"{RUNNER}.resolve_client_outcome": "afb54d5edf1b", f"{RUNNER}.restore_running_job": "494fa53497fd"},
+    replaces={
+        f"{RUNNER}.resolve_client_outcome": "afb54d5edf1b",
+        f"{RUNNER}.restore_running_job": "494fa53497fd",
+        f"{SERVER}.process_job_failure": "4cbc71800f03",
+    },
     calls={
         f"{RUNNER}.abort_client_run": "self, job_id, client_sites, fl_ctx",
         f"{RUNNER}._make_deploy_message": "job, app_data, app_name, fl_ctx",
@@ -66,8 +73,10 @@ class Readmission(FLComponent):
     """Starts running jobs at sites that should take part and do not."""
 
     def __init__(self) -> None:
-        """Its work begins when the server has started."""
+        """Its work begins when the server has started; only what a failed site can do is settled before."""
         super().__init__()
+        if PATCH.fits():
+            _note_failures()
         self._stop = threading.Event()
         self._left: dict[str, Job] = {}
         self._resumed: set[str] = set()
@@ -199,6 +208,19 @@ class Readmission(FLComponent):
             return "it does not answer"
         refused = reply.get_header(MsgHeader.RETURN_CODE, ReturnCode.OK) != ReturnCode.OK
         return str(reply.body) if refused else None
+
+
+def _note_failures() -> None:
+    """Take a site's report that its part of a job has failed as one that it has ended."""
+    server = find(SERVER)
+    original = server.process_job_failure
+
+    def note(self: Any, request: Any) -> Any:
+        if isinstance(request.payload, dict):
+            request.payload = request.payload | {JobFailureMsgKey.CODE: JobReturnCode.SUCCESS}
+        return original(self, request)
+
+    server.process_job_failure = note
 
 
 def update_clients(engine: Any, job_id: str) -> None:

@@ -1,0 +1,184 @@
+"""What a site does when its server says so, and which files a job may bring.
+
+NVFlare 2.9: a site does whatever a message of the channel ``admin`` names: it prints any file (``sys.shell``), takes a
+log configuration (which may name any Python function), and deletes or replaces the folder that a job id names, be it
+``local``. Whether the sender needs a right for it is for the sender to say. A job may bring a ``comm_config.json``,
+which NVFlare looks for in the whole workspace, and which can name a folder of Python files to import. Any certificate
+of the project signs a job, that of another site and of the server too.
+Cost: a hostile server or coordinator, or whoever can speak as one, reads and changes everything at a site.
+Instead: a site does what is in `DONE` and nothing else, for job ids that NVFlare gives and for jobs that hold only the
+files that fedshift writes, signed by somebody with a role in the project. The server's console has no commands to read
+files or to look into connections.
+Fixed in NVFlare when: a site can list the topics that it takes, and a job with a ``comm_config.json`` is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import uuid
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.app_validation import AppValidator
+from nvflare.fuel.hci.reg import CommandModuleSpec
+from nvflare.fuel.utils.zip_utils import unzip_all_from_bytes
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
+from nvflare.lighter.utils import verify_folder_signature_and_get_signers
+from nvflare.private.admin_defs import Message, error_reply
+from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic, new_cell_message
+from nvflare.private.fed.server.shell_cmd import ShellCommandModule
+
+from fedshift.flare.guard.gate import DROPS
+from fedshift.flare.patches.patch import Patch, find
+from fedshift.schema.job import FILE_NAME
+
+AGENT = "nvflare.private.fed.client.admin:FedAdminAgent"
+CONNECTIONS = "nvflare.fuel.f3.cellnet.net_manager:NetManager"
+MODULES = "nvflare.private.fed.server.server_cmd_modules:ServerCommandModules"
+DEPLOY = "nvflare.private.fed.client.training_cmds:DeployProcessor.process"
+PATCH = Patch(
+    name="commands",
+    without="whoever speaks for the server reads and changes everything at a site",
+    replaces={
+        f"{AGENT}._dispatch_request": "cdc6f6f9852c",
+        f"{AGENT}.register_cell_cb": "7fd156a1a0de",
+        DEPLOY: "4f24d3c44723",
+    },
+    calls={
+        f"{CONNECTIONS}.get_spec": "self",
+        "nvflare.lighter.utils:verify_folder_signature_and_get_signers": (
+            "src_folder, root_ca_path, single_signer, signature_file"
+        ),
+    },
+)
+DONE = frozenset(
+    {
+        TrainingTopic.CHECK_STATUS,
+        TrainingTopic.GET_SCOPES,
+        TrainingTopic.CHECK_RESOURCE,
+        TrainingTopic.CANCEL_RESOURCE,
+        TrainingTopic.DEPLOY,
+        TrainingTopic.START_JOB,
+        TrainingTopic.ABORT,
+        TrainingTopic.ABORT_TASK,
+        TrainingTopic.DELETE_RUN,
+        TrainingTopic.SHUTDOWN,
+        TrainingTopic.RESTART,
+        TrainingTopic.NOTIFY_JOB_STATUS,
+        SysCommandTopic.SYS_INFO,
+        SysCommandTopic.REPORT_RESOURCES,
+        SysCommandTopic.REPORT_ENV,
+        SysCommandTopic.REPORT_VERSION,
+        "info.show_stats",
+        "info.show_errors",
+        "info.reset_errors",
+    }
+)
+"""Topics that a site acts on. Not among them: ``sys.shell`` and both that set how it logs."""
+CONFIG = frozenset({"config_fed_server.json", "config_fed_client.json", FILE_NAME})
+"""Files of a job's ``config/``."""
+SIGNATURE = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
+"""What NVFlare puts into each folder of a job when it is submitted."""
+CODE = "custom/"
+"""Folder of a job's code, which needs a right that no site of ours gives unless its owner says so."""
+LARGEST = 200_000_000
+"""Bytes of a job, unpacked."""
+
+
+def apply() -> None:
+    """Restrict what a site does, and take the commands that it doesn't do from the server's console.
+
+    Raises:
+        NotAsExpectedError: NVFlare is another than this was written for.
+    """
+    PATCH.demand()
+    agent = find(AGENT)
+    original = agent._dispatch_request
+
+    def dispatch(self: Any, request: Any) -> Any:
+        reason = refusal(request.payload) or _signed_by_nobody(request.payload, self.app_ctx)
+        if reason is None:
+            return original(self, request)
+        DROPS.add("server", f"admin/{getattr(request.payload, 'topic', '?')}", reason)
+        return new_cell_message({}, error_reply(reason))
+
+    agent._dispatch_request = dispatch
+    modules = find(MODULES).cmd_modules
+    modules[:] = [module for module in modules if not isinstance(module, ShellCommandModule)]
+    find(CONNECTIONS).get_spec = lambda self: CommandModuleSpec("cellnet", cmd_specs=[])
+    PATCH.put_in_place()
+
+
+def refusal(request: Any) -> str | None:
+    """Why a site doesn't do this, or None if it does."""
+    if not isinstance(request, Message):
+        return "it is no request"
+    if request.topic not in DONE:
+        return f"this site does not do {request.topic!r}"
+    job = request.get_header(RequestHeader.JOB_ID)
+    needs_job = request.topic in (TrainingTopic.DEPLOY, TrainingTopic.START_JOB, TrainingTopic.DELETE_RUN)
+    if (needs_job or job is not None) and not _is_job_id(job):
+        return f"{job!r} is no id of a job"
+    return _unwanted_file(request.body) if request.topic == TrainingTopic.DEPLOY else None
+
+
+def _signed_by_nobody(request: Message, engine: Any) -> str | None:
+    """Whether a job that is to be deployed has a signature of somebody without a role: only people's have one."""
+    if request.topic != TrainingTopic.DEPLOY:
+        return None
+    root = Path(engine.args.workspace) / "startup" / "rootCA.pem"
+    with tempfile.TemporaryDirectory() as folder:
+        unzip_all_from_bytes(request.body, folder)
+        if not (Path(folder) / NVFLARE_SIG_FILE).is_file():
+            return None  # NVFlare refuses it, or the site's owner has said that it need not be signed
+        valid, signers = verify_folder_signature_and_get_signers(folder, str(root))
+    if not valid:
+        return "the job's signature is not valid"
+    unknown = sorted(str(name) for name, _, role in signers if not role)
+    return f"the job is signed by {', '.join(unknown)}, who has no role in this project" if unknown else None
+
+
+def _is_job_id(text: Any) -> bool:
+    """Whether it is an id as NVFlare gives them: nothing else is the name of a folder that a job may replace."""
+    try:
+        return isinstance(text, str) and str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
+
+
+def _unwanted_file(app: Any) -> str | None:
+    """What is wrong with the files that a job brings, which are not on disk yet."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(app)) as archive:
+            files = [info for info in archive.infolist() if not info.is_dir()]
+    except (zipfile.BadZipFile, TypeError, ValueError, OSError):
+        return "the job's app is no archive"
+    if sum(info.file_size for info in files) > LARGEST:
+        return f"the job's app is larger than {LARGEST / 1e6:.0f} MB"
+    for info in files:
+        if not _is_wanted(info.filename):
+            return _unlike(info.filename)
+    return None
+
+
+class AppFiles(AppValidator):
+    """For the server's ``app_validator``: looks at the files of a job there, as `refusal` does at a site."""
+
+    def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
+        """NVFlare calls this before a job starts; the text says why it must not."""
+        folder = Path(app_folder)
+        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+        return next((_unlike(name) for name in names if not _is_wanted(name)), ""), {}
+
+
+def _unlike(name: str) -> str:
+    return f"the job brings {name[:100]!r}, which no job of fedshift has: write it with 'fedshift job'"
+
+
+def _is_wanted(name: str) -> bool:
+    if ".." in name.split("/") or "\\" in name or name.startswith("/"):
+        return False
+    folder, _, file = name.rpartition("/")
+    return file in SIGNATURE or name.startswith(CODE) or (folder == "config" and file in CONFIG)

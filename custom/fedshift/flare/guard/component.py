@@ -1,0 +1,53 @@
+"""The guard as a component of ``local/resources.json``, which NVFlare makes before a process has a connection."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.sec.audit import AuditService
+
+from fedshift.flare import patches
+from fedshift.flare.guard import commands, gate
+from fedshift.flare.kit import is_root
+
+log = logging.getLogger("fedshift")
+
+_once = threading.Lock()
+_installed: list[str] = []
+
+
+class Guard(FLComponent):
+    """Drops messages that a party may not get, in the process between jobs and in that of every job."""
+
+    def __init__(self) -> None:
+        """Install it.
+
+        Raises:
+            NotAsExpectedError: NVFlare is another than the guard was written for.
+            RuntimeError: the process has connections already, over which messages may have come.
+        """
+        super().__init__()
+        with _once:
+            if not _installed:
+                if CoreCell.ALL_CELLS:
+                    raise RuntimeError("the guard must be made before the first connection: name it in resources.json")
+                gate.apply()
+                commands.apply()
+                _installed.append("guard")
+        patches.install()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Say once how the party runs."""
+        if event_type == EventType.SYSTEM_START:
+            log.info("the guard is in place: what no party of this federation may say is dropped")
+            if is_root():
+                text = (
+                    "this party runs as root, so a fault of it is one of the whole machine: give it a user of its own"
+                )
+                log.warning(text)
+                AuditService.add_event(user="fedshift", action="fedshift.root", msg=text)

@@ -1,0 +1,135 @@
+"""A hostile site with a real kit attacks a deployed federation while a job runs, which ends as if the site were absent.
+
+The attacks are in tests/flare/attacks/.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import small_image_job
+
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import read_model_file
+from fedshift.schema.results import LAST
+
+from .attacks import orders
+from .attacks.hostile import ANSWERS
+from .conftest import image_sites
+from .deployed import SERVER, Deployed, DeployedRun
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+HOSTILE, VICTIM = "C", "B"
+MODULES = ("orders",)
+"""Of tests/flare/attacks/, in this order."""
+DROPPED = "dropped a message from "
+
+
+@dataclass
+class Attacked:
+    run: DeployedRun
+    answers: dict[str, list[str]]
+    """Attack → what the hostile site was answered."""
+    said_before: dict[str, str]
+    """Party → its log before the first attack."""
+    kit_before: dict[str, bytes]
+    """The victim's own files."""
+    processes: dict[str, psutil.Process]
+
+    def log(self, name: str) -> str:
+        return self.run.federation.log(name)
+
+    def audit(self, name: str) -> str:
+        files = (self.run.federation.kits / name).rglob("*audit*")
+        return "\n".join(path.read_text(encoding="utf-8") for path in files if path.is_file())
+
+
+def own_files(federation: Deployed, site: str) -> dict[str, bytes]:
+    kit = federation.kits / site
+    return {str(p.relative_to(kit)): p.read_bytes() for d in ("startup", "local") for p in sorted((kit / d).iterdir())}
+
+
+def attack(federation: Deployed, job_id: str) -> dict[str, list[str]]:
+    """Let the hostile site do what it likes; returns what it was answered."""
+    kit = federation.kits / HOSTILE
+    printed = federation.command("tests.flare.attacks.hostile", str(kit), job_id, VICTIM, *MODULES)
+    (line,) = [line for line in printed.splitlines() if line.startswith(ANSWERS)]
+    answers: dict[str, list[str]] = json.loads(line.removeprefix(ANSWERS))
+    return answers
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    folder = tmp_path_factory.mktemp("attacked")
+    job = small_image_job("fedavg", "schedule.rounds=4", "federation.min_sites=2", "federation.grace=1")
+    with Deployed(folder, image_sites(folder / "data")) as federation:
+        federation.start(SERVER, "A", VICTIM)
+        federation.connected(["A", VICTIM])
+        run = DeployedRun.submit(federation, job)
+        federation.reaches(run.job_id, 2)
+        process = run.job_process("A")
+        process.send_signal(signal.SIGSTOP)  # the job is open as long as this site is awaited
+        processes = {name: psutil.Process(federation.processes[name].pid) for name in (SERVER, "A", VICTIM)}
+        before = {name: federation.log(name) for name in processes}
+        files = own_files(federation, VICTIM)
+        answers = attack(federation, run.job_id)
+        process.send_signal(signal.SIGCONT)
+        yield Attacked(run.end(), answers, before, files, processes)
+
+
+def test_the_hostile_site_is_answered_nothing(attacked: Attacked) -> None:
+    assert set(attacked.answers) >= {attack.__name__ for attack in orders.ATTACKS}
+    assert not {name: said for name, said in attacked.answers.items() if said}
+
+
+def test_nobody_has_stopped_or_changed(attacked: Attacked) -> None:
+    assert all(process.is_running() for process in attacked.processes.values())
+    assert own_files(attacked.run.federation, VICTIM) == attacked.kit_before
+    connected = {client.name for client in attacked.run.federation.session.get_connected_client_list()}
+    assert connected >= {"A", VICTIM}
+
+
+def test_the_weights_are_those_of_a_run_in_which_the_site_failed(attacked: Attacked, tmp_path: Path) -> None:
+    data = {site: path for site, path in attacked.run.federation.data.items() if site != HOSTILE}
+    run_in_process(attacked.run.job, data, tmp_path)
+    ours, theirs = read_model_file(tmp_path / LAST), read_model_file(attacked.run.folder / LAST)
+    for key, value in ours["weights"].items():
+        assert torch.equal(value, theirs["weights"][key]), key
+    assert all(attacked.run.trained(record.round) == {"A", VICTIM} for record in attacked.run.results.rounds)
+
+
+def test_nothing_that_honest_parties_say_is_dropped(attacked: Attacked) -> None:
+    for name, said in attacked.said_before.items():
+        assert "the guard is in place" in said, name
+        assert DROPPED not in said, name
+    lines = [line for name in (SERVER, "A", VICTIM) for line in attacked.log(name).splitlines() if DROPPED in line]
+    senders = {line.partition(DROPPED)[2].split()[0] for line in lines}
+    assert senders == {HOSTILE}
+
+
+def test_what_was_dropped_is_in_the_servers_log_and_audit_log(attacked: Attacked) -> None:
+    for said in (attacked.log(SERVER), attacked.audit(SERVER)):
+        for what in (
+            f"{DROPPED}{HOSTILE} (admin/admin to {VICTIM}): the server passes nothing on between these",
+            f"{DROPPED}{HOSTILE} (admin/admin to {VICTIM}, in the name of server): it speaks for another party",
+        ):
+            assert what in said
+    assert "[A:fedshift.dropped]" in attacked.audit(SERVER)
+
+
+def test_a_job_that_brings_a_file_to_configure_connections_runs_nowhere(attacked: Attacked, tmp_path: Path) -> None:
+    federation = attacked.run.federation
+    job = Path(shutil.copytree(federation.folder / "jobs" / "job", tmp_path / "job"))
+    (job / "app" / "config" / "comm_config.json").write_text("{}", encoding="utf-8")
+    assert federation.finished(federation.submit(job), 60).startswith("FINISHED:")
+    assert "comm_config.json', which no job of fedshift has" in federation.log(SERVER)
+    assert not list(federation.kits.glob("*/**/comm_config.json"))
