@@ -51,7 +51,7 @@ def named(title: str | None = None) -> set[str]:
 
 def texts(holder: object) -> set[str]:
     """The strings that a class or module of constants holds."""
-    return {value for key, value in vars(holder).items() if isinstance(value, str) and key.isupper()}
+    return {value for key, value in vars(holder).items() if isinstance(value, str) and not key.startswith("_")}
 
 
 def topics(module: object, prefix: str) -> set[str]:
