@@ -10,10 +10,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from conftest import make_image_site, make_site
+from conftest import make_image_site, make_site, small_job
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.workspace import Workspace
 
 from fedshift.flare.export import SPEC, read_job_folder, write_job
 from fedshift.reporting.progress import Progress, read_progress
@@ -163,3 +166,40 @@ def make_faulty(job: JobSpec, target: Path, faults: dict[str, str]) -> Path:
     path.write_text(json.dumps(config), encoding="utf-8")
     assert yaml.safe_load((target / SPEC).read_text(encoding="utf-8"))["name"] == job.name
     return target
+
+
+@dataclass
+class Context:
+    """The part of FLARE's context that the executor reads."""
+
+    workspace: Workspace
+    simulator: bool = True
+
+    def get_identity_name(self) -> str:
+        return "HK"
+
+    def get_job_id(self) -> str:
+        return "job"
+
+    def get_workspace(self) -> Workspace:
+        return self.workspace
+
+    def get_prop(self, key: str, default: Any = None) -> Any:
+        return self.simulator if key == FLContextKey.SIMULATE_MODE else default
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """A kit of site HK with the job deployed in it, and its data."""
+    make_site(tmp_path / "share" / "fedshift" / "phantom", "HK")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    kit = tmp_path / "kit"
+    for name in ("local", "startup"):
+        (kit / name).mkdir(parents=True)
+    workspace = Workspace(root_dir=str(kit), site_name="HK")
+    write_job(small_job("fedfa+fedrdn"), tmp_path / "job")
+    config = Path(workspace.get_app_config_dir("job"))
+    config.parent.mkdir(parents=True)
+    (tmp_path / "job" / SPEC).parent.rename(config)
+    return Context(workspace)

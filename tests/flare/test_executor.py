@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_site, small_job
-from nvflare.apis.fl_constant import FLContextKey
+from conftest import small_job
 from nvflare.apis.signal import Signal
-from nvflare.apis.workspace import Workspace
 
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.weights import read_weights
@@ -25,42 +22,7 @@ from fedshift.schema.messages import Broadcast, Scores, Update
 from fedshift.tasks import machine
 from fedshift.tasks.kinds import build_task
 
-
-@dataclass
-class Context:
-    """The part of FLARE's context that the executor reads."""
-
-    workspace: Workspace
-    simulator: bool = True
-
-    def get_identity_name(self) -> str:
-        return "HK"
-
-    def get_job_id(self) -> str:
-        return "job"
-
-    def get_workspace(self) -> Workspace:
-        return self.workspace
-
-    def get_prop(self, key: str, default: Any = None) -> Any:
-        return self.simulator if key == FLContextKey.SIMULATE_MODE else default
-
-
-@pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    """A kit of site HK with the job deployed in it, and its data."""
-    make_site(tmp_path / "share" / "fedshift" / "phantom", "HK")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
-    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
-    kit = tmp_path / "kit"
-    for name in ("local", "startup"):
-        (kit / name).mkdir(parents=True)
-    workspace = Workspace(root_dir=str(kit), site_name="HK")
-    write_job(small_job("fedfa+fedrdn"), tmp_path / "job")
-    config = Path(workspace.get_app_config_dir("job"))
-    config.parent.mkdir(parents=True)
-    (tmp_path / "job" / SPEC).parent.rename(config)
-    return Context(workspace)
+from .conftest import Context
 
 
 def ask(executor: FedshiftExecutor, context: Context, task: str, broadcast: Broadcast) -> codec.Answer:

@@ -75,18 +75,24 @@ def encode_task(broadcast: Broadcast) -> Shareable:
 
 
 def decode_task(shareable: Shareable) -> Broadcast:
-    """Decode a task's data at a site.
+    """Decode a task's data at a site. Whatever a server sends, this returns numbers, names and arrays of numbers.
 
     Raises:
         WireError: not a task of fedshift.
     """
     dxo = _open(shareable)
+    round_, best_round = _number(dxo, "round"), _number(dxo, "best_round")
+    if not 0 <= best_round <= round_:
+        raise WireError("best_round", f"is {best_round} in round {round_}; it is between 0 and the round")
+    sites = dxo.get_meta_prop("sites", ())
+    if not isinstance(sites, list | tuple) or not all(type(site) is str for site in sites):
+        raise WireError("sites", "is no list of names")
     return Broadcast(
-        round=_number(dxo, "round"),
-        best_round=_number(dxo, "best_round"),
-        weights=_part(dxo, "weights").data,
-        arrays={name: part.data for name, part in _part(dxo, "arrays").data.items()},
-        sites=tuple(dxo.get_meta_prop("sites", ())),
+        round=round_,
+        best_round=best_round,
+        weights=_numbers("weights", _part(dxo, "weights")),
+        arrays=_methods_of(dxo, checked=True),
+        sites=tuple(sites),
         packed=_packed_part(dxo),
     )
 
@@ -157,12 +163,13 @@ def _decode(site: str, dxo: DXO) -> Answer:
             n_steps=_number(dxo, "n_steps"),
             weights=_part(dxo, "weights").data,
             metrics=_floats(_part(dxo, "metrics")),
-            arrays={name: part.data for name, part in _part(dxo, "arrays").data.items()},
+            arrays=_methods_of(dxo),
             packed=_packed_part(dxo),
         )
     elif kind == Scores.__name__:
         values, personal = (
-            {split: _floats(part) for split, part in _part(dxo, name).data.items()} for name in ("values", "personal")
+            {split: _floats(_part(part, split)) for split in part.data}
+            for part in (_part(dxo, "values"), _part(dxo, "personal"))
         )
         evaluations, own = dxo.get_meta_prop("evaluations"), dxo.get_meta_prop("personal_evaluation")
         if not isinstance(evaluations, dict):
@@ -242,7 +249,7 @@ def _open(shareable: Shareable) -> DXO:
         dxo = from_shareable(shareable)
     except ValueError as error:
         raise WireError("message", str(error)) from None
-    if dxo.data_kind != DataKind.COLLECTION:
+    if dxo.data_kind != DataKind.COLLECTION or not isinstance(dxo.data, dict):
         raise WireError("message", f"is a DXO of kind {dxo.data_kind}, not {DataKind.COLLECTION}")
     return dxo
 
@@ -252,6 +259,26 @@ def _part(dxo: DXO, name: str) -> DXO:
     if not isinstance(part, DXO) or not isinstance(part.data, dict):
         raise WireError(name, "is missing from the message")
     return part
+
+
+def _numbers(where: str, part: DXO) -> dict[str, np.ndarray]:
+    """The arrays of a part, which must be arrays of whole or floating numbers: nothing else is used as weights."""
+    for name, value in part.data.items():
+        if type(name) is not str:
+            raise WireError(where, f"has {name!r} for a name")
+        if type(value) is not np.ndarray or value.dtype.kind not in "iuf":
+            kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+            raise WireError(f"{where}/{name}", f"is {kind}, not an array of numbers")
+    return dict(part.data)
+
+
+def _methods_of(dxo: DXO, *, checked: bool = False) -> MethodArrays:
+    """The methods' arrays. Those of a site are checked against their specifications later, those of a server here."""
+    arrays = _part(dxo, "arrays")
+    if checked and not all(type(method) is str for method in arrays.data):
+        raise WireError("arrays", "has names that are no text")
+    parts = {method: _part(arrays, method) for method in arrays.data}
+    return {method: _numbers(method, part) if checked else part.data for method, part in parts.items()}
 
 
 def _packed_part(dxo: DXO) -> dict[str, Packed]:
@@ -270,7 +297,7 @@ def _packed_part(dxo: DXO) -> dict[str, Packed]:
 
 def _number(dxo: DXO, name: str) -> int:
     value = dxo.get_meta_prop(name)
-    if not isinstance(value, int):
+    if type(value) is not int:  # True would be another round than 1 to whoever keeps a record by round
         raise WireError(name, f"is {value!r}, not a whole number")
     return value
 

@@ -20,11 +20,11 @@ from fedshift.federation.site import local_training
 from fedshift.federation.site.answers import AnswerStore, fingerprint
 from fedshift.federation.site.outbound import Encryption, Outbound
 from fedshift.federation.site.state import SiteState, StateStore
-from fedshift.federation.weights import load_weights, read_weights
+from fedshift.federation.weights import load_weights, read_weights, require_weights
 from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import MethodSet, pooled_reference
-from fedshift.schema.errors import DataError
+from fedshift.schema.errors import DataError, PolicyError
 from fedshift.schema.evaluation import MAX_NUMBER, Evaluation
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import manifest_sha256
@@ -196,10 +196,11 @@ class Site:
 
         Raises:
             ConfigError: the broadcast cannot be decrypted.
-            DataError: training diverged.
-            PolicyError: the site's policy forbids the task.
+            DataError: training diverged, or the received weights are not the network's.
+            PolicyError: the site's policy forbids the task, or it is none of the job's rounds.
             Stopped: ``stop`` returned True; nothing was written.
         """
+        self._require_round(broadcast, self._job.task.schedule.rounds)
         broadcast = self._outbound.open(broadcast)
         if self._answers is None:
             return self._trained(broadcast, stop)
@@ -288,8 +289,11 @@ class Site:
 
         Raises:
             ConfigError: the broadcast cannot be decrypted.
+            DataError: the received weights are not the network's.
+            PolicyError: it is none of the job's models.
             Stopped: ``stop`` returned True.
         """
+        self._require_round(broadcast, self._job.task.schedule.rounds + 1)
         broadcast = self._outbound.open(broadcast)
         trains = self._gate is None or self._gate.trains
         spares = not trains and not isinstance(self._training, Everything)
@@ -370,6 +374,14 @@ class Site:
             share_cases=self._share_cases,
         )
 
+    def _require_round(self, broadcast: Broadcast, last: int) -> None:
+        """Refuse a task of a round that the job does not have: noise is worked out for the job's rounds and no more."""
+        if not 1 <= broadcast.round <= last:
+            raise PolicyError(
+                f"site {self.name}: round {broadcast.round} is beyond the job's {last}, or before its first: ask who "
+                "runs the server, or start another job"
+            )
+
     def _state_before(self, round_: int) -> SiteState:
         """The state that a task of ``round_`` starts from.
 
@@ -420,6 +432,7 @@ class Site:
         """Load the received and the personal weights and attach the methods; detach them afterwards."""
         run = self._run(broadcast.round, broadcast.weights)
         chain = ClientChain(self._methods, run, state.methods)
+        require_weights(self._net, broadcast.weights, f"site {self.name}, round {broadcast.round}")
         load_weights(self._net, broadcast.weights)
         if state.personal:
             self._net.load_state_dict(state.personal, strict=False)
