@@ -60,6 +60,22 @@ def test_masks_volumes_and_overlays_of_scans_in_four_formats(
         assert pixels.shape[0] > 500 and ((pixels == (255, 196, 0)).all(-1)).sum() > 200, "an outline"
 
 
+def test_no_cell_of_the_table_is_a_formula_and_no_name_changes_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = brightness_model(tmp_path / "model.pt")
+    monkeypatch.chdir(tmp_path)
+    names = ["=cmd.nii.gz", "@sum.nii.gz", "a\x1b[2Jb.nii.gz"]
+    for name in names:
+        write_ball(tmp_path / name)
+    assert predict(model, *names, "--out", "out") == 0
+    shown = capsys.readouterr().out
+    assert r"a\x1b[2Jb.nii.gz" in shown and "\x1b" not in shown
+    found = rows(tmp_path / "out")
+    assert [row["file"] for row in found] == ["./=cmd.nii.gz", "./@sum.nii.gz", names[2]]
+    assert not any(value.startswith(("=", "+", "-", "@")) for row in found for value in row.values())
+
+
 def test_the_outline_is_where_the_mask_is_and_the_patients_right_is_on_the_left(tmp_path: Path) -> None:
     model = brightness_model(tmp_path / "model.pt")
     write_ball(tmp_path / "scan.nii.gz", target=(8.0, 0.0, 0.0), radius=7.0)  # on the patient's left

@@ -498,7 +498,21 @@ def test_what_a_site_says_of_itself_has_bounds(three_sites: dict[str, Path], tmp
     sites = [Site(small_job("fedavg"), n, data=path, state=tmp_path / "s") for n, path in three_sites.items()]
     coordinator.open(0)
     coordinator.register(sites[0].info())
-    for change in ({"kind": "xyz"}, {"n_val": -5}, {"n_test": "5"}, {"manifest_sha256": "a" * 100}, {"n_val": 10**400}):
+    bad: list[dict[str, Any]] = [
+        {"kind": "xyz"},
+        {"n_val": -5},
+        {"n_test": "5"},
+        {"n_val": 10**400},
+        {"manifest_sha256": "a" * 100},
+        {"manifest_sha256": "<script>"},
+        {"split_rule": "case\n2026-11-23 INFO: finished"},
+        {"split_rule": "=cmd|' /C calc'!A0"},
+        {"device": "\x1b[2J"},
+        {"device": "[red]"},
+        {"precision": "fp32\n"},
+        {"threads": "1"},
+    ]
+    for change in bad:
         with pytest.raises(ValueError, match="validation error"):
             coordinator.register(dataclasses.replace(sites[1].info(), **change))
     coordinator.reject("HK", "train", "x" * 10_000 + "\x1b[31m")

@@ -330,7 +330,7 @@ def test_what_cannot_be_added_is_refused_with_its_name(
         ({chunk: good.weights[chunk][:-20]}, chunk, "no ciphertext of this project's keys"),
         ({chunk: np.zeros(100, np.uint8)}, chunk, "no ciphertext of this project's keys"),
         ({chunk: stranger.encrypt(np.zeros(4096))}, chunk, "no "),
-        ({chunk: site_keys.encrypt(np.zeros(7))}, chunk, "no fresh ciphertext or sum of 4096 numbers"),
+        ({chunk: site_keys.encrypt(np.zeros(7))}, chunk, "no ciphertext of this project's keys with 4096 numbers"),
         ({"ckks.99999": good.weights[chunk]}, "ckks.99999", "is not expected in weights"),
         ({readable: updates["HK"].weights[readable]}, readable, "is not expected in weights"),
     ):
@@ -370,6 +370,22 @@ def test_a_site_encrypts_no_nonsense(site_keys: Keys, server_keys: Keys, tmp_pat
         weights = {**update.weights, key: np.full_like(update.weights[key], value)}
         with pytest.raises(DataError, match=f"site HK, round 1: {key} holds numbers that cannot be encrypted"):
             encryption.seal(replace(update, weights=weights), Broadcast(1, 0, {}))
+
+
+def test_sites_see_that_a_sum_has_a_part_that_no_site_may_encrypt(
+    site_keys: Keys, server_keys: Keys, tmp_path: Path
+) -> None:
+    """The server cannot see it, so it becomes part of the sum."""
+    job = small_job("fedavg", ENCRYPTED)
+    server, encryption = EncryptedCoordinator(job, tmp_path, keys=server_keys), SiteEncryption(job, site_keys)
+    updates = {site: made(server, site, number) for number, site in enumerate(SITES)}
+    first = ready(server, updates)
+    sealed = {site: encryption.seal(update, first) for site, update in updates.items()}
+    huge = {**sealed["HK"].weights, "ckks.00000": site_keys.encrypt(np.full(4096, 2.0**50))}
+    assert all(server.accept(u) for u in (sealed["BIDMC"], replace(sealed["HK"], weights=huge), sealed["UCL"]))
+    server.close()
+    with pytest.raises(ConfigError, match=r"numbers up to 1e\+15, which no site may encrypt"):
+        encryption.open(server.open(2))
 
 
 def test_a_message_that_is_not_encrypted_as_it_should_be_is_refused(site_keys: Keys, run: Run) -> None:

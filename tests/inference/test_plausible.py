@@ -12,7 +12,7 @@ import SimpleITK as sitk
 from scanfiles import volume, write_dicom
 
 from fedshift.data.scans import Scan
-from fedshift.inference.plausible import BODY_PART, MODALITY, check_scan, check_volume, read_tags
+from fedshift.inference.plausible import BODY_PART, MODALITY, MOST_TAG, check_scan, check_volume, read_tags
 
 from .conftest import BALL
 
@@ -70,3 +70,7 @@ def test_dicom_says_what_it_shows(tmp_path: Path) -> None:
     writer.SetFileName(str(file))
     writer.Execute(image)
     assert read_tags(tmp_path / "series")[BODY_PART] == "HEAD"
+    image.SetMetaData(BODY_PART, "HEAD\x1b[2J\n=1+1" + "X" * 1000)
+    writer.Execute(image)
+    assert read_tags(tmp_path / "series")[BODY_PART].startswith("HEAD [2J =1+1XXX")
+    assert len(read_tags(tmp_path / "series")[BODY_PART]) == MOST_TAG

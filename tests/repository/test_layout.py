@@ -29,7 +29,6 @@ ELSEWHERE = {
     "data_prep/phantom_scanner": "data_prep/test_phantom.py",
     "data_prep/volumes": "data_prep/test_own.py",
     "federation/compression": "schema/test_compression.py",
-    "federation/encryption/keys": "flare/test_encryption.py",
     "federation/encryption/server": "flare/test_encryption.py",
     "federation/encryption/shared": "flare/test_encryption.py",
     "federation/encryption/site": "flare/test_encryption.py",

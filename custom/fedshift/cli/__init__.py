@@ -26,6 +26,7 @@ from fedshift.cli import (
 from fedshift.cli.arguments import check_paths, phantom_data
 from fedshift.cli.parser import Parser
 from fedshift.schema.errors import FedshiftError
+from fedshift.schema.names import printable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +57,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except FedshiftError as error:
         if args.debug:
             raise
-        print(f"fedshift: {error}", file=sys.stderr)
+        print(f"fedshift: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("fedshift: stopped", file=sys.stderr)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 TABLE = "predictions.csv"
 PARTIAL = "predictions.partial.csv"
 """The table of a call that is under way, was interrupted, or failed for some of its images."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula."""
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -58,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _segment(model: Model, images: Sequence[Path], args: argparse.Namespace) -> Iterator[dict[str, object]]:
     from fedshift.inference import segment
+    from fedshift.schema.names import printable
 
     replace = {image.resolve() for image in images} if args.force else _predicted_before(args.out)
     places = segment.output_paths(images, args.out, overlay=args.overlay, replace=replace)
@@ -69,7 +72,7 @@ def _segment(model: Model, images: Sequence[Path], args: argparse.Namespace) -> 
         if done.error is None:
             row |= {"volume_ml": f"{done.volume_ml:.3f}", "voxels": done.voxels}
             drawn = f", {done.overlay}" if done.overlay else ""
-            print(f"{done.image}: {done.volume_ml:.1f} ml, {done.mask}{drawn}")
+            print(printable(f"{done.image}: {done.volume_ml:.1f} ml, {done.mask}{drawn}"))
         for remark in done.remarks:
             print(f"  warning: {remark}")
         yield row | {"warnings": " | ".join(done.remarks), "error": done.error or ""}
@@ -78,6 +81,7 @@ def _segment(model: Model, images: Sequence[Path], args: argparse.Namespace) -> 
 def _classify(model: Model, images: Sequence[Path], args: argparse.Namespace) -> Iterator[dict[str, object]]:
     from fedshift.inference import classify
     from fedshift.schema.errors import ConfigError
+    from fedshift.schema.names import printable
 
     if args.overlay:
         raise ConfigError(f"{model.path} classifies pictures, which have no outline: leave out --overlay")
@@ -88,7 +92,7 @@ def _classify(model: Model, images: Sequence[Path], args: argparse.Namespace) ->
         row: dict[str, object] = {"file": done.image, "class": "", "probability": "", "statistics": ready.statistics}
         if done.error is None:
             row |= {"class": done.label, "probability": f"{done.probability:.4f}"}
-            print(f"{done.image}: {done.label} ({done.probability:.0%})")
+            print(printable(f"{done.image}: {done.label} ({done.probability:.0%})"))
         yield row | {"error": done.error or ""}
 
 
@@ -117,6 +121,7 @@ def _write_rows(rows: Iterator[Mapping[str, object]], out: Path, *, n: int) -> i
         1 if there was one; it is printed.
     """
     from fedshift.schema.errors import ConfigError
+    from fedshift.schema.names import printable
 
     failed, partial = 0, out / PARTIAL
     first = next(rows)  # raises whatever forbids all predictions, before anything is written
@@ -129,11 +134,11 @@ def _write_rows(rows: Iterator[Mapping[str, object]], out: Path, *, n: int) -> i
         writer = csv.DictWriter(file, list(first), lineterminator="\n")
         writer.writeheader()
         for row in itertools.chain([first], rows):
-            writer.writerow(row)
+            writer.writerow({key: _cell(key, value) for key, value in row.items()})
             file.flush()
             if row["error"]:
                 failed += 1
-                print(f"fedshift: {row['error']}", file=sys.stderr)
+                print(f"fedshift: {printable(str(row['error']))}", file=sys.stderr)
     if failed < n:
         if not failed:
             partial.replace(out / TABLE)
@@ -143,3 +148,10 @@ def _write_rows(rows: Iterator[Mapping[str, object]], out: Path, *, n: int) -> i
     if failed:
         print(f"{failed} of {n} images failed: correct them and repeat the command into the same folder")
     return int(failed > 0)
+
+
+def _cell(column: str, value: object) -> object:
+    """A value that no spreadsheet takes for a formula; a path stays the path of the same file."""
+    if not str(value).startswith(FORMULA):
+        return value
+    return f"./{value}" if column == "file" else f"'{value}"

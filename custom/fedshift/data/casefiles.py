@@ -11,6 +11,7 @@ import numpy as np
 
 from fedshift.data.scans import Scan, ScanError, read_scan
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
+from fedshift.schema.names import printable
 
 KNOWN_LABELS = (0, 1, 2)  # 2 is a second zone in some public sets; everything above 0 is the structure
 STRUCTURE = "structure"
@@ -43,8 +44,8 @@ class Finding:
     mend: str
 
     def sentence(self) -> str:
-        """Return the finding as one line."""
-        return f"{self.file} {self.message}: {self.mend}"
+        """Return the finding as one line, whatever is in the file's name."""
+        return printable(f"{self.file} {self.message}: {self.mend}").replace("\n", " ")
 
 
 @dataclass(frozen=True)

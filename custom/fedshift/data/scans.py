@@ -8,7 +8,6 @@ checks import this module: SimpleITK is not needed where a model trains.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import os
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
+from fedshift.data.dicom import SeriesFault, check_series, looks_like_dicom
 from fedshift.data.integrity import fault, non_finite
 from fedshift.data.itk_log import quiet_itk
 from fedshift.schema.errors import DataError
@@ -27,6 +27,8 @@ SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 ORIENTATION = "RAS"
 MOST_VOXELS = 2**30
 """A scan with more voxels is refused before it is decoded, which takes up to 32 bytes of memory for each voxel."""
+MOST_INTENSITY = 1e30
+"""Preparation computes in single precision, which ends at 3e38."""
 
 
 class ScanError(DataError):
@@ -78,7 +80,8 @@ def read_scan(path: Path, *, channel: int | None = None, direction: tuple[float,
         direction: replaces the direction in the file, for headers that are known to be wrong.
 
     Raises:
-        ScanError: unreadable, truncated, NaN, 4D, several values per voxel, fewer than three slices, too large.
+        ScanError: unreadable, truncated, NaN, 4D, several values per voxel, fewer than three slices, too large, or
+            slices of a series that are not one volume.
     """
     require_text(path)
     try:
@@ -105,6 +108,9 @@ def _read_oriented(path: Path, channel: int | None, direction: tuple[float, ...]
     bad = int(np.count_nonzero(~np.isfinite(voxels))) or (0 if path.is_dir() else non_finite(path))
     if bad:
         raise ScanError(path, f"has {bad} voxel(s) that are NaN or infinite", "export it again without filters")
+    largest = max(abs(float(voxels.min())), abs(float(voxels.max())))
+    if largest > MOST_INTENSITY:
+        raise ScanError(path, f"has intensities up to {largest:.3g}", "correct the scale in its header")
     return Scan(
         voxels=voxels,
         spacing=image.GetSpacing(),
@@ -180,45 +186,40 @@ def _refuse_too_large(path: Path) -> None:
 
 
 def _read_series(folder: Path) -> sitk.Image:
-    """Read one DICOM series; a missing slice in the middle is an error."""
-    series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
+    """Read one DICOM series; every slice of it must be there and fit the others."""
+    again = "export the series again"
+    damaged = "cannot be read as one DICOM volume, a slice is damaged or of another size"
+    try:
+        series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
+        names = sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(folder), series[0]) if series else ()
+    except RuntimeError:
+        raise ScanError(folder, damaged, again) from None
+    files = [Path(name) for name in names]
     if not series:
-        raise ScanError(folder, "holds no DICOM series", "put the slices of one series there")
+        unread = sum(map(looks_like_dicom, folder.iterdir()))
+        what = f"holds {unread} DICOM file(s), none of which can be read" if unread else "holds no DICOM series"
+        raise ScanError(folder, what, again if unread else "put the slices of one series there")
     if len(series) > 1:
         raise ScanError(
             folder, f"holds {len(series)} DICOM series", "keep one, the axial T2, or make a folder for each"
         )
-    files = sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(folder), series[0])
     if len(files) < 3:
         raise ScanError(folder, f"has {len(files)} slice(s)", "at least three are needed, export the whole volume")
+    try:
+        spacing = check_series(folder, files, most_voxels=MOST_VOXELS)
+    except SeriesFault as error:
+        raise ScanError(folder, str(error), again) from None
     reader = sitk.ImageSeriesReader()
-    reader.SetFileNames(files)
-    reader.MetaDataDictionaryArrayUpdateOn()
+    reader.SetFileNames(names)
     try:
         image = reader.Execute()
     except RuntimeError:
-        raise ScanError(
-            folder,
-            "cannot be read as one DICOM volume, a slice is damaged or of another size",
-            "export the series again",
-        ) from None
-    _refuse_gaps(reader, len(files), folder)
+        raise ScanError(folder, damaged, again) from None
+    if not np.allclose(image.GetSpacing()[:2], spacing[:2]) or not np.isclose(
+        image.GetSpacing()[2], spacing[2], rtol=0.2
+    ):
+        raise ScanError(folder, "is of a kind of DICOM whose geometry is not read", "export it as MR or CT images")
     return image
-
-
-def _refuse_gaps(reader: sitk.ImageSeriesReader, count: int, folder: Path) -> None:
-    """Refuse a series whose slice positions are not evenly spaced."""
-    if not all(reader.HasMetaDataKey(k, "0020|0032") for k in range(count)):
-        return
-    text = [reader.GetMetaData(k, "0020|0032") for k in range(count)]
-    places = [np.array([float(part) for part in entry.split("\\")]) for entry in text]
-    gaps = [float(np.linalg.norm(b - a)) for a, b in itertools.pairwise(places)]
-    if max(gaps) - min(gaps) > 0.1 * float(np.median(gaps)):
-        raise ScanError(
-            folder,
-            f"has slices {min(gaps):.2f} to {max(gaps):.2f} mm apart, so one is missing or duplicated",
-            "export the series again",
-        )
 
 
 def _three_dimensional(image: sitk.Image, path: Path, channel: int | None) -> sitk.Image:

@@ -17,6 +17,7 @@ from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.lineage import MODEL_FORMAT, MODEL_SCHEMA, Lineage
 from fedshift.schema.messages import MethodArrays, Weights
+from fedshift.schema.names import Line, Name
 from fedshift.schema.strict import Strict
 from fedshift.tasks.kinds import build_task
 
@@ -45,17 +46,17 @@ class Header(Strict):
 
     format: Literal["fedshift model"]
     schema_: Literal[3] = Field(alias="schema")
-    fedshift: str
+    fedshift: Line
     job: JobSpec
     round: int = Field(ge=0)
     kind: Kind
-    sites: tuple[str, ...]
-    lineage: Lineage
-    statistics: tuple[str, ...]
-    scores: dict[str, float]
+    sites: tuple[Name, ...]
+    lineage: dict[Name, tuple[Name, ...]]
+    statistics: tuple[Name, ...]
+    scores: dict[Name, float]
     preparation: dict[str, Any]
-    personal: tuple[str, ...]
-    initial_weights: str
+    personal: tuple[Line, ...]
+    initial_weights: Line
     encrypted: bool
 
 

@@ -23,6 +23,7 @@ from nvflare.private.fed.utils.site_config import project_site_config
 
 from fedshift.data.locate import SITE_FILE
 from fedshift.flare.export import client_config, server_config
+from fedshift.flare.log_lines import OneEntry
 from fedshift.schema.errors import ConfigError
 
 Role = Literal["site", "server"]
@@ -263,9 +264,9 @@ def authorization(kit: Kit, *, allow_code: bool = False) -> dict[str, Any]:
 
 
 def log_config() -> dict[str, Any]:
-    """``log_config.json``: one line an event, at most 60 MB for a job and as much for the processes between jobs.
+    """``log_config.json``: one entry an event, at most 60 MB for a job and as much for the processes between jobs.
 
-    FLARE's default writes everything three times and keeps 880 MB of each.
+    FLARE's default writes everything three times, keeps 880 MB of each, and lets a message forge further entries.
     """
     line = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     file = {"class": "logging.handlers.RotatingFileHandler", "formatter": "line", "encoding": "utf-8"}
@@ -273,7 +274,7 @@ def log_config() -> dict[str, Any]:
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"line": {"()": "nvflare.fuel.utils.log_utils.BaseFormatter", "fmt": line}},
+        "formatters": {"line": {"()": f"{OneEntry.__module__}.{OneEntry.__qualname__}", "fmt": line}},
         "handlers": {
             "console": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stdout"},
             "log": file | {"filename": WorkspaceConstants.LOG_FILE_NAME, "maxBytes": 10_000_000, "backupCount": 4},

@@ -16,12 +16,15 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 from fedshift.data.casefiles import is_dummy
 from fedshift.data.scans import Scan
 from fedshift.inference.masks import is_nifti
+from fedshift.schema.names import one_line
 
 BODY_PART, MODALITY = "0018|0015", "0008|0060"
 MIN_INTENSITY = -100
 """A lower intensity suggests Hounsfield units or normalised intensities."""
 MAX_POSITION_DIFFERENCE_MM = 0.1
 """Positions that differ by less than this count as the same."""
+MOST_TAG = 64
+"""Characters of a DICOM tag that are shown; the standard has at most 16 for these."""
 MAX_MASK_VALUES = 16
 """A volume with at most this many distinct intensities may be a mask."""
 
@@ -64,7 +67,10 @@ def read_tags(path: Path) -> dict[str, str]:
     reader = sitk.ImageFileReader()
     reader.SetFileName(files[0])
     reader.ReadImageInformation()
-    return {key: reader.GetMetaData(key).strip() for key in (BODY_PART, MODALITY) if reader.HasMetaDataKey(key)}
+    # A tag may hold any bytes, and these two are shown on the terminal.
+    return {
+        key: one_line(reader.GetMetaData(key))[:MOST_TAG] for key in (BODY_PART, MODALITY) if reader.HasMetaDataKey(key)
+    }
 
 
 def check_positions(path: Path) -> Iterator[str]:

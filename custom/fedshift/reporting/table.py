@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, median
 
+from rich.markup import escape
 from rich.table import Table
 
 from fedshift.schema.errors import ConfigError
@@ -35,8 +36,8 @@ def scores_table(results: Results) -> Table:
     best, last = final.best, final.last
     methods = " + ".join(method.name for method in results.job.methods)
     table = Table(
-        title=title_of(f"{methods} on {results.job.task}, {metric} in percent", phantom=results.is_phantom),
-        caption="\n".join(_notes(results)) or None,
+        title=escape(title_of(f"{methods} on {results.job.task}, {metric} in percent", phantom=results.is_phantom)),
+        caption=escape("\n".join(_notes(results))),
         title_justify="left",
         caption_justify="left",
     )

@@ -19,16 +19,13 @@ from pydantic import (
 
 from fedshift.schema.compression import WeightsAs
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.names import ClassName
+from fedshift.schema.names import ClassName, Line, Name
 from fedshift.schema.strict import Strict
 
 FILE_NAME = "fedshift.yaml"
 
 Precision = Literal["fp32", "bf16", "auto"]
 """``auto`` is bf16 on hardware that computes in bf16 natively, else fp32 (`fedshift.tasks.precision.uses_bf16`)."""
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
-"""Name of a job, task, data set or site. It is also used as a folder name."""
 
 
 def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -105,8 +102,8 @@ class TaskSpec(Strict):
     name: Name
     kind: str
     dataset: Name
-    protocol: str = "default"
-    departures: tuple[str, ...] = ()
+    protocol: Line = "default"
+    departures: tuple[Line, ...] = ()
     sites: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_unique)]
     held_out: Annotated[tuple[Name, ...], AfterValidator(_unique)] = ()
     domains: dict[Name, tuple[Name, ...]] = {}

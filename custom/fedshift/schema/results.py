@@ -75,8 +75,8 @@ class DataRecord(_Model):
 
     kind: Literal["patients", "images", "phantom"]
     n: dict[str, Count]
-    manifest_sha256: str = Field(max_length=64)
-    split_rule: str = Field(max_length=64)
+    manifest_sha256: str = Field(max_length=64, pattern=r"^[0-9A-Za-z]+$")
+    split_rule: str = Field(max_length=64, pattern=r"^\w[ -~]*$")
     unknown_spacing: bool = False
     """Whether headers of some cases hold no voxel size, so that distances in mm mean nothing."""
 
@@ -84,7 +84,7 @@ class DataRecord(_Model):
 class MachineRecord(_Model):
     """A site's hardware as it reports it: device model, precision and PyTorch threads."""
 
-    device: str = Field(max_length=64, pattern=r"^[ -~]+$")
+    device: str = Field(max_length=64, pattern=r"^\w[ -~]*$")
     precision: Literal["fp32", "bf16"]
     threads: int = Field(strict=True, ge=1, le=4096)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,11 @@ import numpy as np
 
 from fedshift.federation.encryption.shared import OPTION
 from fedshift.schema.errors import ConfigError
+
+HEADER = 4096
+"""Bytes that a ciphertext may have beyond its coefficients."""
+REFUSED = (ValueError, RuntimeError, IndexError, OverflowError, MemoryError, TypeError)
+"""What TenSEAL's binding makes of the errors of the C++ code that reads ciphertexts."""
 
 
 class Keys:
@@ -31,6 +37,8 @@ class Keys:
             data = self._context.seal_context().data
             self.slots = int(data.key_context_data().parms().poly_modulus_degree()) // 2
             self._parameters = list(data.first_parms_id())
+            n_primes = int(data.first_context_data().chain_index()) + 1
+            self._most = 2 * 2 * self.slots * n_primes * 8 + HEADER
         except (ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"{where} cannot be used ({str(error).splitlines()[0]}): provision the project with FLARE's HEBuilder "
@@ -78,15 +86,44 @@ class Keys:
     def _read(self, ciphertext: np.ndarray, size: int) -> Any:
         if type(ciphertext) is not np.ndarray or ciphertext.dtype != np.uint8 or ciphertext.ndim != 1:
             raise ValueError("is no row of bytes")
+        if len(ciphertext) > self._most:
+            raise ValueError(f"has {len(ciphertext)} bytes, a ciphertext of this project's keys at most {self._most}")
+        content = ciphertext.tobytes()
+        if not self._is_one(content, size):
+            raise ValueError(f"is no ciphertext of this project's keys with {size} numbers")
         try:
-            vector = self._ts.ckks_vector_from(self._context, ciphertext.tobytes())
+            vector = self._ts.ckks_vector_from(self._context, content)
             parts = vector.ciphertext()
-            facts = [(list(p.parms_id()), p.scale, p.size(), p.is_transparent()) for p in parts]
-        except (ValueError, RuntimeError) as error:
-            raise ValueError(f"is no ciphertext of this project's keys ({str(error).splitlines()[0]})") from None
-        if vector.size() != size or facts != [(self._parameters, self._scale, 2, False)]:
+            facts = [(list(p.parms_id()), p.scale, p.size(), p.is_ntt_form(), p.is_transparent()) for p in parts]
+        except REFUSED as error:
+            words = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"is no ciphertext of this project's keys ({words})") from None
+        if vector.size() != size or facts != [(self._parameters, self._scale, 2, True, False)]:
             raise ValueError(f"is no fresh ciphertext or sum of {size} numbers")
         return vector
+
+    def _is_one(self, content: bytes, size: int) -> bool:
+        """Whether the outer form is that of one ciphertext of ``size`` numbers, as TenSEAL writes it.
+
+        TenSEAL reads as many ciphertexts as a message names, each of which may be unpacked into megabytes, and
+        believes the sizes that it names beside them. So nothing but this is given to it: the sizes (protobuf field 1,
+        packed), one ciphertext (field 2) and its scale (field 3).
+        """
+        count = _varint(size)
+        start = b"\x0a" + _varint(len(count)) + count + b"\x12"
+        end = b"\x19" + struct.pack("<d", self._scale)
+        rest = content[len(start) : len(content) - len(end)]
+        whole = any(rest[:width] == _varint(len(rest) - width) for width in range(1, min(6, len(rest))))
+        return whole and content.startswith(start) and content.endswith(end)
+
+
+def _varint(number: int) -> bytes:
+    """A whole number as protobuf writes it."""
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
 
 
 def _tenseal() -> Any:

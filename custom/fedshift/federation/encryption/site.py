@@ -77,6 +77,9 @@ class SiteEncryption:
         except ValueError as error:
             raise _unreadable(f"a part {error}") from None
         sums = layout.split(np.concatenate(pieces))
+        largest = max(float(np.abs(total).max(initial=0.0)) for total in sums.values())
+        if not largest <= 2 * n_sites * LARGEST:  # twice, because a sum is approximate
+            raise _unreadable(f"it has numbers up to {largest:.1g}, which no site may encrypt: one has sent nonsense")
         clear = {key: received[key] for key in layout.template if key in layout.withheld | layout.clear}
         mean = {}
         for segment, total in sums.items():

@@ -12,6 +12,7 @@ from fedshift.federation.server.update_check import TRAINING, Rejected
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import TEST_PREFIX, Scores, SiteInfo, Update
+from fedshift.schema.names import one_line
 from fedshift.schema.results import (
     DataRecord,
     Final,
@@ -27,9 +28,6 @@ from fedshift.schema.results import (
 )
 
 log = logging.getLogger("fedshift")
-
-MOST_TEXT = 300
-"""Maximum characters kept of a site's name or of the reason for a rejection."""
 
 
 class RunRecord:
@@ -156,12 +154,9 @@ class RunRecord:
     def add_rejection(self, site: str, key: str, reason: str) -> Rejection:
         """Record that a site is left out of the open round.
 
-        Text from a site is cut to `MOST_TEXT` characters, and control characters are removed before it is logged.
+        Text from a site becomes one short line of printable characters before it is logged.
         """
-        site, key, reason = (
-            " ".join("".join(c if c.isprintable() else " " for c in str(t)[:MOST_TEXT]).split()) or "(no name)"
-            for t in (site, key, reason)
-        )
+        site, key, reason = (one_line(text) or "(no name)" for text in (site, key, reason))
         log.error("round %d: site %s is left out: %s: %s", self.current.round, site, key, reason)
         rejection = Rejection(site=site, key=key, reason=reason)
         self.current.rejected.append(rejection)

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import Name, read_yaml
+from fedshift.schema.job import read_yaml
+from fedshift.schema.names import Name
 from fedshift.schema.strict import Strict, nearest
 
 RunKind = Literal["federation", "leave_one_out", "cross_site"]
