@@ -217,7 +217,8 @@ def test_it_helps_where_sites_differ_in_brightness_and_contrast(tmp_path: Path) 
         result = run_in_process(job, data, tmp_path / name).results.final
         assert result is not None
         # The test images alone are so few that the margin would depend on the processor's rounding.
-        scores[name] = np.mean([splits[p]["accuracy"] for splits in result.best.sites.values() for p in ("val", "test")])
+        told = result.best.sites.values()
+        scores[name] = np.mean([splits[part]["accuracy"] for splits in told for part in ("val", "test")])
         if name == "fedbn":
             own = {site: splits["test"] for site, splits in result.best.sites.items()}
             assert result.personal == own, "each site's own model is evaluated"
