@@ -19,7 +19,7 @@ from fedshift.reporting.progress import read_progress
 from fedshift.schema.results import read_results
 
 from .console import Console
-from .deployed import LEAD, Deployed
+from .deployed import LEAD, SERVER, Deployed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -166,6 +166,12 @@ def test_a_job_by_command_is_downloaded_by_command_and_in_the_console(
     assert results.final is not None and set(results.final.best.sites) == {"A", "B", "C"}
     for name in ("best_global_model.pt", "last_global_model.pt"):
         assert (by_console / name).is_file()
+
+
+def test_nothing_that_a_coordinator_does_is_dropped(day: Day, federation: Deployed) -> None:
+    for name in (SERVER, *federation.sites):
+        assert "the guard is in place" in federation.log(name)
+        assert "dropped a message" not in federation.log(name)
 
 
 def test_the_console_lets_a_person_go(federation: Deployed, console: Console) -> None:

@@ -87,8 +87,9 @@ HONEST += [  # what could not be passed on comes back
     message(f"server > ({HK_JOB})", STREAM, "sm__ERROR"),
     message(f"server > ({RUN})", kind=MessageType.RETURN, asked=HK_JOB),
     message(f"HK > ({HK_JOB})", kind=MessageType.RETURN, asked=RUN),
-    message(f"HK > (server) > {RUN}", kind=MessageType.RETURN, asked=HK_JOB, me="server", destination="server"),
 ]
+for way in (f"HK > (server) > {RUN}", f"HK > server > ({RUN})"):
+    HONEST += [message(way, kind=MessageType.RETURN, asked=HK_JOB), message(way, STREAM, "sm__ERROR", asked=HK_JOB)]
 
 
 def told(seen: Message) -> str:
@@ -131,6 +132,13 @@ HOSTILE = {
     "an answer to another site": message("UCL > (server) > HK", kind=MessageType.REPLY),
     "another's message as undeliverable": message("UCL > (server)", kind=MessageType.RETURN, asked="HK"),
     "the same to a job": message(f"{UCL_JOB} > server > ({RUN})", kind=MessageType.RETURN, asked=HK_JOB),
+    "another's stream as undeliverable": message(f"UCL > (server) > {RUN}", STREAM, "sm__ERROR", asked=HK_JOB),
+    "a stream of another job as undeliverable": message(
+        f"UCL > (server) > {RUN}", STREAM, "sm__ERROR", asked=f"UCL.{OTHER_JOB}"
+    ),
+    "the same of its own job": message(f"{UCL_JOB} > (server) > {RUN}", STREAM, "sm__ERROR", asked=HK_JOB),
+    "the same, seen by the server's job": message(f"{UCL_JOB} > server > ({RUN})", STREAM, "sm__ERROR", asked=HK_JOB),
+    "a notice to another site": message("UCL > (server) > HK", STREAM, "sm__ERROR", asked="UCL"),
     "another's stream": message("UCL > (server)", STREAM, "sm__DATA", inner=ASKED[1], origin=HK_JOB, destination=RUN),
     "a stream to another": message(f"UCL > (server) > {HK_JOB}", STREAM, "sm__ACK"),
     "a bulk": message("UCL > (server)", "cellnet.channel", "bulk"),

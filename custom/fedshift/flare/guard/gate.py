@@ -109,7 +109,8 @@ def envelope(me: str, endpoint: Any, connection: Any, message: Any) -> Message:
         gives_up=bool(message.get_header(StreamHeaderKey.ERROR_MSG)),
         client=_text(message, CellMessageHeaderKeys.CLIENT_NAME),
         client_type=_text(message, CellMessageHeaderKeys.CLIENT_TYPE),
-        asked=str(returned.get(MessageHeaderKey.DESTINATION, "")) if isinstance(returned, dict) else "",
+        asked=_text(message, StreamHeaderKey.FAILED_DESTINATION)
+        or (str(returned.get(MessageHeaderKey.DESTINATION, "")) if isinstance(returned, dict) else ""),
         oddities=tuple(key for key in ODD if message.get_header(key)),
     )
 

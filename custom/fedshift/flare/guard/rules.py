@@ -116,7 +116,7 @@ class Message:
     client_type: str
     """As what it registers; empty otherwise."""
     asked: str
-    """Of a message that came back undelivered: where it had been sent."""
+    """Of a notice that a message, or a stream, could not be delivered: where it had been sent."""
     oddities: tuple[str, ...] = ()
     """Headers that no honest party of ours sets."""
 
@@ -201,7 +201,8 @@ def _misdirected(message: Message, me: Party, peer: Party, origin: Party, destin
         return "it is for another process"
     if me.kind == "server":
         jobs = {origin.kind, destination.kind} == {"site's job", "server's job"}
-        return None if jobs and origin.root == peer.root else "the server passes nothing on between these"
+        passes = jobs or _could_not_pass_on(message, origin, destination)
+        return None if passes and origin.root == peer.root else "the server passes nothing on between these"
     between = {origin.root, destination.root} == {me.root, ROOT}
     away = destination.root == ROOT and peer.root == me.root
     inwards = destination.root == me.root and peer.root == ROOT
@@ -215,20 +216,19 @@ def _not_asked_for(message: Message, origin: Party, destination: Party) -> str |
     direct = message.origin == message.peer and message.destination == message.me
     if message.kind in (MessageType.REQ, MessageType.REPLY) and (message.channel, message.topic) == BYE:
         return None if direct else "it says another's goodbye"
-    failed = message.kind == MessageType.RETURN or (message.channel, message.topic) == (
-        STREAM_CHANNEL,
-        STREAM_ERROR_TOPIC,
-    )
-    if failed and direct and origin.job is None and origin.root in (ROOT, destination.root):
-        return None  # the server, or one's own parent, could not pass a message on
+    if _could_not_pass_on(message, origin, destination):
+        return None
     asks = ASKS.get((origin.kind, destination.kind), frozenset())
     if not asks and (destination.kind, origin.kind) not in ASKS:
         return "these parties have nothing to say to each other"
     if message.kind == MessageType.REPLY:
         return None
-    if message.kind == MessageType.RETURN:
-        asked = party(message.asked)
-        return None if asked is not None and asked.root == origin.root else "it returns what another was asked"
+    asked = party(message.asked)
+    if message.kind == MessageType.RETURN or message.asked:
+        if asked is None or (asked.root != origin.root and origin.root != ROOT):
+            return "it tells of what another was sent"
+        if message.kind == MessageType.RETURN:
+            return None
     if message.kind != MessageType.REQ:
         return "it is neither a request nor an answer"
     if message.channel != STREAM_CHANNEL:
@@ -242,6 +242,17 @@ def _not_asked_for(message: Message, origin: Party, destination: Party) -> str |
     if given_up or channel == CellChannel.RETURN_ONLY or _listed(asks, channel, topic):
         return None
     return "the stream's channel and topic are not its sender's"
+
+
+def _could_not_pass_on(message: Message, origin: Party, destination: Party) -> bool:
+    """Whether the process between jobs of the server, or of a site for its own jobs, says that it could not pass on."""
+    stream_failed = (message.channel, message.topic) == (STREAM_CHANNEL, STREAM_ERROR_TOPIC)
+    if message.kind != MessageType.RETURN and not (message.kind == MessageType.REQ and stream_failed):
+        return False
+    if origin.kind == "server" or (origin.kind == "site" and destination.root == origin.root):
+        return True
+    own_job = f"{origin.root}.{destination.job}"
+    return origin.kind == "site" and destination.kind == "server's job" and message.asked == own_job
 
 
 def _listed(asks: frozenset[tuple[str, str]], channel: str, topic: str) -> bool:
