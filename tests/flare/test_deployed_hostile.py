@@ -16,12 +16,13 @@ import psutil
 import pytest
 import torch
 from conftest import small_image_job
+from nvflare.fuel.utils.fobs.lobs import get_datum_dir
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.schema.results import LAST
 
-from .attacks import orders
+from .attacks import messages, orders
 from .attacks.hostile import ANSWERS
 from .conftest import image_sites
 from .deployed import SERVER, Deployed, DeployedRun
@@ -29,7 +30,7 @@ from .deployed import SERVER, Deployed, DeployedRun
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 HOSTILE, VICTIM = "C", "B"
-MODULES = ("orders",)
+MODULES = ("orders", "messages")
 """Of tests/flare/attacks/, in this order."""
 DROPPED = "dropped a message from "
 
@@ -44,6 +45,8 @@ class Attacked:
     kit_before: dict[str, bytes]
     """The victim's own files."""
     processes: dict[str, psutil.Process]
+    grown: int
+    """Bytes by which the attacks have made the server's job process larger."""
 
     def log(self, name: str) -> str:
         return self.run.federation.log(name)
@@ -81,13 +84,15 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
         processes = {name: psutil.Process(federation.processes[name].pid) for name in (SERVER, "A", VICTIM)}
         before = {name: federation.log(name) for name in processes}
         files = own_files(federation, VICTIM)
+        memory = run.job_process(SERVER).memory_info().rss
         answers = attack(federation, run.job_id)
+        grown = run.job_process(SERVER).memory_info().rss - memory
         process.send_signal(signal.SIGCONT)
-        yield Attacked(run.end(), answers, before, files, processes)
+        yield Attacked(run.end(), answers, before, files, processes, grown)
 
 
 def test_the_hostile_site_is_answered_nothing(attacked: Attacked) -> None:
-    assert set(attacked.answers) >= {attack.__name__ for attack in orders.ATTACKS}
+    assert set(attacked.answers) >= {attack.__name__ for attack in (*orders.ATTACKS, *messages.ATTACKS)}
     assert not {name: said for name, said in attacked.answers.items() if said}
 
 
@@ -114,6 +119,19 @@ def test_nothing_that_honest_parties_say_is_dropped(attacked: Attacked) -> None:
     lines = [line for name in (SERVER, "A", VICTIM) for line in attacked.log(name).splitlines() if DROPPED in line]
     senders = {line.partition(DROPPED)[2].split()[0] for line in lines}
     assert senders == {HOSTILE}
+
+
+def test_a_site_whose_answer_is_none_is_left_out_by_name(attacked: Attacked) -> None:
+    rejected = [fault for record in attacked.run.results.rounds for fault in record.rejected]
+    assert {(fault.site, fault.key) for fault in rejected} == {(HOSTILE, "answer")}
+    assert all(fault.reason.startswith("cannot be decoded (") for fault in rejected)
+
+
+def test_messages_fill_neither_memory_nor_disk(attacked: Attacked) -> None:
+    assert attacked.grown < 300_000_000
+    assert "it declares 3221225472 bytes, allowed are" in attacked.log(SERVER)
+    left = [path for path in Path(get_datum_dir()).iterdir() if path.read_bytes() == messages.CONTENT]
+    assert not left
 
 
 def test_what_was_dropped_is_in_the_servers_log_and_audit_log(attacked: Attacked) -> None:

@@ -7,6 +7,8 @@ import logging
 import pytest
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, ServerCommandKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
@@ -20,6 +22,7 @@ class Answers:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.taken = 0
+        self.refused: list[tuple[str, str, str]] = []
         self._error = error
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
@@ -27,6 +30,9 @@ class Answers:
         if self._error is not None:
             raise self._error
         return True
+
+    def refuse(self, client: str, key: str, reason: str) -> None:
+        self.refused.append((client, key, reason))
 
 
 def workflow_with(answers: Answers, *, round_is_open: bool) -> FedshiftWorkflow:
@@ -66,3 +72,37 @@ def test_an_error_that_no_quorum_mends_reaches_the_course_of_the_job() -> None:
     workflow = workflow_with(Answers(ConfigError("kinds are mixed")), round_is_open=True)
     workflow._receive(client_task=answer(), fl_ctx=FLContext())
     assert isinstance(workflow._fault, ConfigError)
+
+
+def test_an_answer_that_cannot_be_decoded_leaves_its_client_out_of_the_round() -> None:
+    """Once, whatever else the client sends; who was not asked is not left out."""
+    answers = Answers()
+    workflow = workflow_with(answers, round_is_open=True)
+    workflow._asked = frozenset({"HK", "UCL"})
+    workflow._unusable.extend((sender, "cannot be decoded") for sender in ("HK.job", "HK.job", "BMC.job", "", "."))
+    workflow._leave_out_unusable()
+    assert answers.refused == [("HK", "answer", "cannot be decoded")]
+    assert workflow._answered == {"HK"}
+    workflow._receive(client_task=answer(), fl_ctx=FLContext())
+    assert answers.taken == 0
+
+
+def test_it_leaves_nobody_out_who_has_answered() -> None:
+    answers = Answers()
+    workflow = workflow_with(answers, round_is_open=True)
+    workflow._asked = frozenset({"HK"})
+    workflow._receive(client_task=answer(), fl_ctx=FLContext())
+    workflow._unusable.append(("HK.job", "cannot be decoded"))
+    workflow._leave_out_unusable()
+    assert answers.taken == 1 and not answers.refused
+
+
+@pytest.mark.parametrize(("name", "said"), [("HK", True), ("UCL", False)])
+def test_a_second_answer_in_a_round_is_logged(name: str, said: bool, caplog: pytest.LogCaptureFixture) -> None:
+    workflow = workflow_with(Answers(), round_is_open=True)
+    workflow._answered = {"HK"}
+    result, context = Shareable(), FLContext()
+    result.set_header(ServerCommandKey.FL_CLIENT, Client(name, ""))
+    context.set_prop(FLContextKey.TASK_RESULT, result, private=True, sticky=False)
+    workflow.handle_event(EventType.BEFORE_PROCESS_SUBMISSION, context)
+    assert ("site HK answered the open round more than once" in caplog.text) is said

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "flare/keys": "flare/test_encryption.py",
     "flare/patches/broadcast_copy": "flare/test_workflow.py",
     "flare/patches/message_pieces": "flare/patches/test_numpy_arrays.py",
+    "flare/patches/return_codes": "flare/patches/test_message_exits.py",
     "flare/patches/simulator_sleeps": "flare/patches/test_simulator_workers.py",
     "flare/run_folders": "flare/test_simulator_state.py",
     "flare/simulate": "cli/test_run.py",

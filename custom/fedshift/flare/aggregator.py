@@ -90,6 +90,11 @@ class FedshiftAggregator(FLComponent):
             self._message = False
             self._tell(self.coordinator)
 
+    def refuse(self, client: str, key: str, reason: str) -> None:
+        """Reject all sites of a client whose answer did not get as far as `accept`."""
+        self._reject(client, key, reason)
+        self._tell(self.coordinator)
+
     def _note(self, coordinator: Coordinator) -> None:
         """Show progress, but only once for a message with the answers of many sites."""
         if not self._message:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -19,8 +20,9 @@ from nvflare.apis.signal import Signal
 
 from fedshift.data.locate import find_site, read_settings
 from fedshift.federation.site.site import Site
-from fedshift.flare import codec
+from fedshift.flare import codec, patches
 from fedshift.flare.hosts import hosts
+from fedshift.flare.patches.incoming_streams import USUAL, allow
 from fedshift.flare.patches.memory_release import release
 from fedshift.flare.patches.send_window import limit
 from fedshift.flare.run_folders import SITES
@@ -50,11 +52,15 @@ class FedshiftExecutor(Executor):
         self._work = SiteWork()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Answer the console's ``show_stats``."""
+        """Answer the console's ``show_stats``; before the first task comes, limit what comes."""
+        if event_type == EventType.START_RUN and not is_simulator(fl_ctx):
+            self._hold_tasks(fl_ctx)
         add_stats(event_type, fl_ctx, self._work.stats)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Do a task for each of this client's sites that the task names. A failure is answered with a sentence."""
+        if not is_simulator(fl_ctx):
+            patches.require_protection()
         release()  # memory of the last answer
         broadcast = codec.decode_task(shareable)
         client = fl_ctx.get_identity_name()
@@ -97,6 +103,12 @@ class FedshiftExecutor(Executor):
             self._job = job_of(fl_ctx)
             limit(clients=len(hosts(self._job)))
         return self._job
+
+    def _hold_tasks(self, fl_ctx: FLContext) -> None:
+        from fedshift.flare.message_limits import MessageLimits  # brings torch
+
+        allow(lambda channel, topic: USUAL)  # for a job that is found to be wrong
+        MessageLimits.of(self._read_job(fl_ctx)).hold_tasks()
 
     def _encryption_of(self, fl_ctx: FLContext) -> SiteEncryption | None:
         """The job's encryption with the keys of this client's kit; None if the job does not encrypt."""

@@ -9,29 +9,35 @@ import gc
 import logging
 import threading
 import time
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
-from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ServerCommandKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedshift.data.local_sites import find_sites
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.flare import codec
+from fedshift.flare import codec, patches
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.executor import job_of
 from fedshift.flare.hosts import hosts
+from fedshift.flare.message_limits import MessageLimits
+from fedshift.flare.patches import return_codes
 from fedshift.flare.patches.broadcast_copy import share_data
 from fedshift.flare.patches.long_poll import LongPoll
 from fedshift.flare.patches.memory_release import collect_after_round, unmap_large_blocks
+from fedshift.flare.patches.message_exits import tell
 from fedshift.flare.patches.numpy_arrays import share
 from fedshift.flare.patches.readmission import update_clients
 from fedshift.flare.patches.send_window import limit
@@ -50,6 +56,8 @@ log = logging.getLogger("fedshift")
 
 LOOK = 0.1
 """Seconds between looks at the clock and at the abort signal."""
+MOST_UNUSABLE = 1000
+"""Messages that were no answers, of which those who sent them are remembered until the next look."""
 ADMIT = 1.0
 """Seconds between looks at who takes part."""
 
@@ -63,14 +71,18 @@ class FedshiftWorkflow(Controller):
         self._aggregator_id = aggregator_id
         self._changed = threading.Condition()
         self._open = False
+        self._asked: frozenset[str] = frozenset()
         self._answered: set[str] = set()
         self._silent: set[str] = set()
+        self._unusable: deque[tuple[str, str]] = deque(maxlen=MOST_UNUSABLE)
         self._fault: Exception | None = None
         self._progress: ProgressFile | None = None
         self._long_poll = LongPoll()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Answer ``show_stats`` of the console."""
+        """Answer ``show_stats`` of the console; look at every answer that comes in."""
+        if event_type == EventType.BEFORE_PROCESS_SUBMISSION:
+            self._note_repeated(fl_ctx.get_prop(FLContextKey.TASK_RESULT))
         progress = self._progress
         add_stats(event_type, fl_ctx, lambda: server_stats(None if progress is None else progress.latest()))
 
@@ -133,10 +145,15 @@ class FedshiftWorkflow(Controller):
         if _simulated(fl_ctx):
             find_sites(job)
             take_server_back(folder)
+        else:
+            patches.require_protection()
         self._long_poll.attach(fl_ctx, clients=len(hosts(job)))
         spool_to(folder)
+        tell(lambda sender, fault: self._unusable.append((sender, fault)))
+        return_codes.outlive(fl_ctx.get_prop(FLContextKey.RUNNER))
         unmap_large_blocks()
         limit(clients=len(hosts(job)))
+        MessageLimits.of(job).hold_answers()
         aggregator, federation = self._aggregator, job.federation
         patience = RoundDeadline(
             frozenset(hosts(job)), federation.min_sites, federation.round_timeout, federation.grace
@@ -210,7 +227,8 @@ class FedshiftWorkflow(Controller):
         started = time.monotonic() - coordinator.waited
         quorum_after: float | None = None
         with self._changed:
-            self._open, self._answered = True, set()
+            self._open, self._asked, self._answered = True, asked, set()
+            self._unusable.clear()
         self.broadcast(task, fl_ctx, targets=sorted(asked), min_responses=len(asked))
         self._long_poll.notify()
         try:
@@ -220,6 +238,7 @@ class FedshiftWorkflow(Controller):
                 events.update(coordinator.results)
             with self._changed:
                 while self._fault is None:
+                    self._leave_out_unusable()
                     elapsed = time.monotonic() - started - coordinator.waited
                     usable = coordinator.usable
                     if quorum_after is None and usable >= patience.min_sites:
@@ -256,6 +275,8 @@ class FedshiftWorkflow(Controller):
             if not self._open:
                 self._stale(name, client_task.task.name)
                 return
+            if name in self._answered:  # with what could not be decoded
+                return
             # The sender named in the answer is set by the client itself; this name was authenticated by FLARE.
             client_task.result.set_peer_props({ReservedKey.IDENTITY_NAME: name})
             try:
@@ -265,6 +286,21 @@ class FedshiftWorkflow(Controller):
             self._answered.add(name)
             self._changed.notify_all()
         client_task.result = None  # FLARE would keep it in memory until the round ends
+
+    def _leave_out_unusable(self) -> None:
+        """Leave out clients whose answer never became one. Who sent it, a cell by its full name, is noted elsewhere."""
+        while self._unusable:
+            sender, fault = self._unusable.popleft()
+            name = FQCN.split(sender)[0]
+            if name in self._asked - self._answered:
+                self._aggregator.refuse(name, "answer", fault)
+                self._answered.add(name)
+
+    def _note_repeated(self, result: Shareable) -> None:
+        """Log a further answer of a client to the open round, which FLARE drops."""
+        client = result.get_header(ServerCommandKey.FL_CLIENT)
+        if self._open and isinstance(client, Client) and client.name in self._answered:
+            log.warning("site %s answered the open round more than once: only its first answer counts", client.name)
 
     def _stale(self, client: str, task: str) -> None:
         log.warning("site %s answered a %s task after its round had ended: left out as stale", client, task)

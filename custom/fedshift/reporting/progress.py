@@ -161,6 +161,14 @@ def mark_stopped(folder: Path) -> None:
         write_text(folder / FILE_NAME, stopped.model_dump_json(indent=1))
 
 
+def mark_failed(folder: Path, reason: str) -> None:
+    """Write that the run in ``folder`` failed, if its own process has gone without a word of its end."""
+    progress = read_progress(folder)
+    if progress is not None and progress.state == "running":
+        failed = progress.model_copy(update={"state": "failed", "reason": reason, "seconds_left": None})
+        write_text(folder / FILE_NAME, failed.model_dump_json(indent=1))
+
+
 def read_progress(folder: Path) -> Progress | None:
     """Read the progress of the run in ``folder``; None if there is none yet."""
     path = folder / FILE_NAME

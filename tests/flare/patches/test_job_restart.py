@@ -7,12 +7,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
-from fedshift.flare.patches.job_restart import PersistentHandle
+from fedshift.flare.patches.job_restart import DIED, PersistentHandle, ServerJobLauncher
+from fedshift.reporting.progress import FILE_NAME, Progress, read_progress
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 SLEEPS = "import time; time.sleep(60)"
@@ -94,3 +97,31 @@ def test_nothing_is_started_once_flare_has_ended_it_in_the_pause() -> None:
     waiting.join(timeout=20)
     assert not waiting.is_alive()
     assert starter.started == 1
+
+
+@pytest.mark.parametrize(("before", "after"), [("running", "failed"), ("finished", "finished"), ("stopped", "stopped")])
+def test_no_job_seems_to_run_whose_process_has_died(before: str, after: str, tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    told = Progress(state=before, round=2, rounds=3, sites=["HK"], sites_in=[], metric="dice", best_round=1)  # type: ignore[arg-type]
+    path.write_text(told.model_dump_json(), encoding="utf-8")
+    PersistentHandle(
+        Starter("import os; os._exit(1)"),
+        restarts=2,
+        pause=0.01,
+        dispensable=False,
+        ended=partial(ServerJobLauncher.ended, tmp_path),
+    ).wait()
+    found = read_progress(tmp_path)
+    assert found is not None and found.state == after
+    assert (found.reason == DIED) is (after == "failed")
+
+
+def test_a_job_that_wrote_no_progress_ends_too(tmp_path: Path) -> None:
+    PersistentHandle(
+        Starter("raise SystemExit(1)"),
+        restarts=0,
+        pause=0.01,
+        dispensable=False,
+        ended=partial(ServerJobLauncher.ended, tmp_path),
+    ).wait()
+    assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ import torch
 from fedshift.federation.model_files import read_model_file
 from fedshift.flare import patches
 from fedshift.flare.patches import patch
-from fedshift.flare.patches.patch import Patch, fingerprint, parameters
+from fedshift.flare.patches.patch import NotAsExpectedError, Patch, fingerprint, parameters
 from fedshift.schema.results import LAST
 
 from ..conftest import SimulatorRun, run
@@ -108,6 +108,17 @@ def test_comments_and_blank_lines_do_not_matter(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(tmp_path)
     assert fingerprint("some_a:f") == fingerprint("some_b:f") != fingerprint("some_c:f")
     assert (parameters("some_a:f"), parameters("some_c:f")) == ("x, y", "x, z")
+
+
+def test_a_provisioned_party_does_not_go_on_without_its_protection(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [module.PATCH.name for module in patches.PROTECTION]
+    assert len(names) > 3
+    for name in names:
+        monkeypatch.setattr(patch, "_fits", {other: other != name for other in names})
+        with pytest.raises(NotAsExpectedError, match=f"without fedshift's patch {name} "):
+            patches.require_protection()
+    monkeypatch.setattr(patch, "_fits", dict.fromkeys(names, True))
+    patches.require_protection()
 
 
 def test_a_patch_that_is_left_out_by_name_says_nothing(

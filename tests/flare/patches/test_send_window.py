@@ -6,7 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
 from fedshift.flare import patches
 from fedshift.flare.patches import send_window
@@ -43,3 +46,14 @@ def test_what_is_sent_ahead_is_a_client_s_share(clients: int, size: int) -> None
 def test_a_short_message_needs_no_large_buffer(size: int) -> None:
     send_window.limit(clients=4)
     assert len(sending(size).buffer) == max(size, 1)
+
+
+@pytest.mark.parametrize("size", [1, 100, 5000, 70_000, 8_388_608, 1_000_000_000])
+@pytest.mark.parametrize("clients", [1, 6, 200])
+def test_no_receiver_warns_of_too_many_chunks(clients: int, size: int, caplog: pytest.LogCaptureFixture) -> None:
+    send_window.limit(clients=clients)
+    task = sending(size)
+    headers = {StreamHeaderKey.CHUNK_SIZE: task.chunk_size, StreamHeaderKey.WINDOW_SIZE: task.window_size}
+    receiving = RxTask(1, "HK", SimpleNamespace())
+    receiving._update_sender_flow_control(Message({**headers, StreamHeaderKey.ACK_INTERVAL: task.ack_interval}))
+    assert not caplog.records

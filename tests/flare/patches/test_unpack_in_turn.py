@@ -9,15 +9,20 @@ from typing import Any
 
 import pytest
 from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.f3.cellnet.cell import Adapter
+from nvflare.fuel.f3.cellnet.defs import Encoding
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamFuture
+from nvflare.fuel.utils import fobs
 
 from fedshift.flare import patches
 
 patches.install()
+flare_decomposers.register()
 
 
 @pytest.mark.parametrize("topic", [ServerCommandNames.SUBMIT_UPDATE, ServerCommandNames.GET_TASK])
@@ -36,8 +41,9 @@ def test_answers_are_unpacked_one_after_another(topic: str) -> None:
     handler = BlobHandler(adapter.call)
     futures = []
     for number in range(4):
-        future = StreamFuture(number, {StreamHeaderKey.TOPIC: topic, StreamHeaderKey.STREAM_REQ_ID: number + 1})
-        future.set_result(b"")
+        headers = {StreamHeaderKey.TOPIC: topic, StreamHeaderKey.STREAM_REQ_ID: number + 1}
+        future = StreamFuture(number, {**headers, StreamHeaderKey.PAYLOAD_ENCODING: Encoding.FOBS})
+        future.set_result(fobs.dumps(Shareable()))
         futures.append(future)
     with ThreadPoolExecutor(4) as callers:
         list(callers.map(lambda future: handler._run_blob_cb(future, SimpleNamespace(), (), {}), futures))

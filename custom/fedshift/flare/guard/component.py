@@ -39,7 +39,7 @@ class Guard(FLComponent):
                 gate.apply()
                 commands.apply()
                 _installed.append("guard")
-        patches.install()
+        patches.protect()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Say once how the party runs."""

@@ -4,7 +4,8 @@ Every file opens with what NVFlare does, what that costs, what is done instead, 
 it. The costs are in docs/performance.md, minimal reproductions in docs/upstream.md.
 
 A patch is applied only if the parts of NVFlare that it replaces or calls look as they did when it was written
-(`fedshift.flare.patches.patch`). Otherwise the run goes on without it, and the log says so in one sentence.
+(`fedshift.flare.patches.patch`). Otherwise the run goes on without it, and the log says so in one sentence; but a
+provisioned party refuses to run a job without a patch that protects it (`require_protection`).
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ from __future__ import annotations
 from types import ModuleType
 
 from fedshift.flare.patches import (
+    frame_size,
+    incoming_streams,
+    message_contents,
+    message_exits,
     message_pieces,
     message_text,
     numpy_arrays,
+    return_codes,
     send_window,
     spooled_answers,
     unpack_in_turn,
 )
+from fedshift.flare.patches.patch import SKIP, NotAsExpectedError
 
 MESSAGES: tuple[ModuleType, ...] = (
+    message_exits,
+    message_contents,
+    incoming_streams,
+    frame_size,
     message_text,
     numpy_arrays,
     message_pieces,
@@ -29,6 +40,9 @@ MESSAGES: tuple[ModuleType, ...] = (
     send_window,
 )
 """Patches of how messages are packed, sent and received. Each has a `PATCH` and an `apply()`."""
+
+PROTECTION: tuple[ModuleType, ...] = (message_exits, return_codes, message_contents, incoming_streams, frame_size)
+"""Patches without which another party can do harm."""
 
 _installed: set[str] = set()
 
@@ -39,3 +53,28 @@ def install(modules: tuple[ModuleType, ...] = MESSAGES) -> None:
         if module.PATCH.name not in _installed and module.PATCH.fits():
             module.apply()
             _installed.add(module.PATCH.name)
+
+
+def protect() -> None:
+    """For every process of a provisioned party, before it has a connection.
+
+    Raises:
+        NotAsExpectedError: as `require_protection`.
+    """
+    install()
+    require_protection()
+    incoming_streams.allow_without_job()
+
+
+def require_protection() -> None:
+    """For a provisioned party, before it takes part in a job.
+
+    Raises:
+        NotAsExpectedError: NVFlare does not look as one of the protective patches expects it, or the patch is left out.
+    """
+    for module in PROTECTION:
+        if not module.PATCH.fits():
+            raise NotAsExpectedError(
+                f"without fedshift's patch {module.PATCH.name} of NVFlare, {module.PATCH.without}: install the "
+                f"versions of fedshift's constraints.txt, and leave {SKIP} empty"
+            )

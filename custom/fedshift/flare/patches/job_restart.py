@@ -18,19 +18,24 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 
 from fedshift.flare.patches.patch import Patch, require
+from fedshift.reporting.progress import mark_failed
 
 log = logging.getLogger("fedshift")
 
+DIED = "the server's process of this job died; the server's log has the details"
 LAUNCHER = "nvflare.app_common.job_launcher.process_launcher"
 PATCH = Patch(
     name="job_restart",
@@ -43,7 +48,15 @@ PATCH = Patch(
 class PersistentHandle(JobHandleSpec):
     """A job process, or the one that was started after it was killed."""
 
-    def __init__(self, launch: Callable[[], ProcessHandle], *, restarts: int, pause: float, dispensable: bool) -> None:
+    def __init__(
+        self,
+        launch: Callable[[], ProcessHandle],
+        *,
+        restarts: int,
+        pause: float,
+        dispensable: bool,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
         """Start the process.
 
         Args:
@@ -51,10 +64,11 @@ class PersistentHandle(JobHandleSpec):
             restarts: how often it is started again at most.
             pause: seconds before the first restart; each further one waits twice as long.
             dispensable: whether the job continues without the process after the last restart.
+            ended: called when the process has ended for good.
         """
         super().__init__()
         self._launch, self._restarts, self._pause, self._dispensable = launch, restarts, pause, dispensable
-        self._given_up = False
+        self._given_up, self._at_end = False, ended
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._process = launch()
@@ -71,6 +85,13 @@ class PersistentHandle(JobHandleSpec):
 
     def wait(self) -> None:
         """Wait until the process has ended and is not started again."""
+        self._wait()
+        try:
+            self._at_end()
+        except Exception:  # NVFlare has yet to close the job
+            log.exception("the end of the job process could not be recorded")
+
+    def _wait(self) -> None:
         for number in range(self._restarts + 1):
             self._process.wait()
             code = self._process.adapter.poll()
@@ -114,13 +135,24 @@ class _Persistent:
             return super().launch_job(job_meta, fl_ctx)  # type: ignore[misc]
         # NVFlare uses the context for other jobs later on.
         engine, arguments = fl_ctx.get_engine(), fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
+        folder = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_run_dir(job_meta[JobMetaKey.JOB_ID]))
 
         def launch() -> ProcessHandle:
             with engine.new_context() as own:
                 own.set_prop(FLContextKey.JOB_PROCESS_ARGS, arguments, private=True, sticky=False)
                 return super(_Persistent, self).launch_job(job_meta, own)  # type: ignore[misc]
 
-        return PersistentHandle(launch, restarts=self._restarts, pause=self._first_pause, dispensable=self.dispensable)
+        return PersistentHandle(
+            launch,
+            restarts=self._restarts,
+            pause=self._first_pause,
+            dispensable=self.dispensable,
+            ended=partial(self.ended, folder),
+        )
+
+    @staticmethod
+    def ended(folder: Path) -> None:
+        """The process of the job in ``folder`` has ended for good."""
 
 
 class SiteJobLauncher(_Persistent, ClientProcessJobLauncher):
@@ -133,6 +165,11 @@ class ServerJobLauncher(_Persistent, ServerProcessJobLauncher):
     """For the server's ``local/resources.json``."""
 
     dispensable = False
+
+    @staticmethod
+    def ended(folder: Path) -> None:
+        """A process that died has left its job's progress as it was."""
+        mark_failed(folder, DIED)
 
 
 def _name(code: int) -> str:

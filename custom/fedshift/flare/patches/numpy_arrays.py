@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from io import BytesIO
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ def unpack(data: bytes) -> np.ndarray:
         flat = np.frombuffer(data, dtype, offset=start)
         array = flat.reshape(shape, order="F" if fortran else "C")
         return array if is_server() else array.copy()
-    except (ValueError, TypeError, SyntaxError, EOFError):
+    except (ValueError, TypeError, SyntaxError, EOFError, TokenError, MemoryError, OverflowError, RecursionError):
         return np.empty(0, np.uint8)
 
 

@@ -17,6 +17,8 @@ AHEAD = 8 * 1024 * 1024
 """Bytes on their way to all clients together, or from them; or a quarter of a message if that is more."""
 LEAST = 64 * 1024
 """Bytes that are sent to a client at a time, at least."""
+MOST_CHUNKS = 1000
+"""Chunks in a window. Of more than 1023, every receiver warns that they might come out of sequence."""
 TASK = "nvflare.fuel.f3.streaming.byte_streamer:TxTask"
 PATCH = Patch(
     name="send_window",
@@ -55,9 +57,10 @@ def apply() -> None:
         window = max(max(AHEAD, stream.get_size() // 4) // _clients, 2 * LEAST)
         # NVFlare allocates a buffer of the chunk's size.
         chunk = min(chunk_size, window // 2, max(stream.get_size(), 1))
+        window = min(window, MOST_CHUNKS * chunk)
         original(self, cell, chunk, channel, topic, target, headers, stream, *others)
         if self.window_size > window:
             self.window_size = window
-            self.ack_interval = min(self.ack_interval, window // 2)
+            self.ack_interval = min(self.ack_interval, max(window // 2, 1))
 
     task.__init__ = init

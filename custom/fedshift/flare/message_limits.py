@@ -1,0 +1,77 @@
+"""How many bytes a job's messages can have, from its specification alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.fuel.f3.cellnet.defs import CellChannel
+
+from fedshift.federation.weights import read_weights
+from fedshift.flare.hosts import hosts
+from fedshift.flare.patches.incoming_streams import USUAL, allow
+from fedshift.methods.base import ArraySpec
+from fedshift.methods.method_set import MethodSet
+from fedshift.schema.job import JobSpec
+from fedshift.tasks.kinds import build_task
+
+SLACK = 32 * 1024 * 1024
+"""Bytes for everything but arrays, of each site: scores of `fedshift.schema.evaluation.MOST_CASES` cases."""
+TIMES = 2
+"""An honest message has about half of what is allowed."""
+CIPHERTEXT = 256
+"""Bytes of a number in a ciphertext, at most: two coefficients of two polynomials, each of eight primes of 8 bytes."""
+TASK = f"{CellChannel.SERVER_COMMAND}:{ServerCommandNames.GET_TASK}"
+"""Topic of the message that brings a task: the reply to the question for one."""
+CHOSEN = 4096
+"""Assumed for the size of an array that a site may choose."""
+
+
+@dataclass(frozen=True)
+class MessageLimits:
+    """Bytes that a message of a job may have: a client's ``answer``, and a ``task`` from the server."""
+
+    answer: int
+    task: int
+
+    @classmethod
+    def of(cls, job: JobSpec) -> MessageLimits:
+        """Compute them; this builds the job's network.
+
+        Raises:
+            ConfigError: the job names what is not there.
+        """
+        net = build_task(job).network()
+        methods = MethodSet(job, net)
+        network = [(value.size, value.itemsize) for value in read_weights(net).values()]
+        up, down = _sizes(methods.up, CHOSEN), _sizes(methods.down, CHOSEN * len(job.task.sites))
+        encrypted = job.federation.encryption is not None
+        most = max(len(sites) for sites in hosts(job).values())
+        return cls(
+            answer=most * (SLACK + TIMES * _bytes([*network, *up], encrypted=encrypted)),
+            task=SLACK + TIMES * _bytes([*network, *up, *down], encrypted=encrypted),
+        )
+
+    def hold_answers(self) -> None:
+        """In the server's process: refuse what is larger, from now on."""
+        allow(lambda channel, topic: self.answer if topic == ServerCommandNames.SUBMIT_UPDATE else USUAL)
+
+    def hold_tasks(self) -> None:
+        """In a site's process: refuse what is larger, from now on."""
+        allow(lambda channel, topic: self.task if topic == TASK else USUAL)
+
+
+def _sizes(specs: Mapping[str, Mapping[str, ArraySpec]], chosen: int) -> list[tuple[int, int]]:
+    """Elements of each array, and bytes of an element."""
+    return [
+        (prod(chosen if isinstance(length, str) else length for length in spec.shape), np.dtype(spec.dtype).itemsize)
+        for named in specs.values()
+        for spec in named.values()
+    ]
+
+
+def _bytes(arrays: Iterable[tuple[int, int]], *, encrypted: bool) -> int:
+    return sum(elements * (CIPHERTEXT if encrypted else itemsize) for elements, itemsize in arrays)

@@ -1,0 +1,222 @@
+"""Streams from other parties: what is refused, whose are closed, and what slow and busy honest parties are allowed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding, MessageHeaderKey
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
+from nvflare.fuel.f3.streaming.byte_receiver import ByteReceiver, RxTask
+from nvflare.fuel.f3.streaming.stream_const import STREAM_ERROR_TOPIC, StreamDataType, StreamHeaderKey
+
+from fedshift.flare import patches
+from fedshift.flare.patches import incoming_streams, message_exits
+from fedshift.flare.patches.incoming_streams import LARGEST, LOOK, MOST_OPEN, SILENCE, allow
+
+patches.install()
+ALLOWED = 1000
+NUMBERS = itertools.count(1)
+
+
+class Cell:
+    """What a receiver needs of a cell; ``told`` has the senders that were told of an error, and which."""
+
+    def __init__(self) -> None:
+        self.my_info = SimpleNamespace(fqcn="server.job")
+        self.told: list[tuple[str, str]] = []
+
+    def register_request_cb(self, **_: object) -> None:
+        """The test calls it itself."""
+
+    def fire_and_forget(self, channel: str, topic: str, to: str, message: Message, **_: object) -> dict[str, str]:
+        if topic == STREAM_ERROR_TOPIC:
+            self.told.append((to, message.get_header(StreamHeaderKey.ERROR_MSG)))
+        return {}
+
+
+class Receiver:
+    """A party's process that takes messages for one topic."""
+
+    def __init__(self) -> None:
+        self.cell, self.taken = Cell(), list[bytes]()
+        self._receiver = ByteReceiver(self.cell)
+        handler = BlobHandler(lambda future: self.taken.append(b"".join(future.result())))
+        self._receiver.register_callback(
+            CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE, handler.handle_blob_cb
+        )
+
+    def piece(
+        self,
+        origin: str,
+        stream: int,
+        payload: bytes,
+        *,
+        number: int = 0,
+        size: int | None = None,
+        last: bool = False,
+        **others: object,
+    ) -> RxTask | None:
+        """One piece of a stream comes in; returns the stream, if there is one now."""
+        headers = {
+            MessageHeaderKey.ORIGIN: origin,
+            StreamHeaderKey.STREAM_ID: stream,
+            StreamHeaderKey.CHANNEL: CellChannel.SERVER_COMMAND,
+            StreamHeaderKey.TOPIC: ServerCommandNames.SUBMIT_UPDATE,
+            StreamHeaderKey.SIZE: len(payload) if size is None else size,
+            StreamHeaderKey.SEQUENCE: number,
+            StreamHeaderKey.DATA_TYPE: StreamDataType.FINAL if last else StreamDataType.CHUNK,
+            StreamHeaderKey.PAYLOAD_ENCODING: Encoding.FOBS,
+            **others,
+        }
+        self._receiver._data_handler(Message(headers, payload))
+        return RxTask.rx_task_map.get((origin, stream))
+
+    def took(self, content: bytes) -> bool:
+        """Whether a message has been taken, or is soon."""
+        return wait(lambda: content in self.taken)
+
+
+def wait(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def is_open(task: RxTask | None) -> bool:
+    return task is not None and not (task.completed or task.failed)
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    monkeypatch.setattr(incoming_streams, "_limit", None)
+    allow(lambda channel, topic: ALLOWED)
+    yield Receiver()
+    for task in list(RxTask.rx_task_map.values()):
+        task.stop(None)
+        task.failed = True
+        task.waiter.set()
+        task._remove_task()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Seconds, as the patch sees them."""
+    now = SimpleNamespace(seconds=time.monotonic())
+    monkeypatch.setattr(incoming_streams, "time", SimpleNamespace(monotonic=lambda: now.seconds))
+    return now
+
+
+def test_a_message_in_pieces_in_any_order_is_taken(receiver: Receiver) -> None:
+    stream = next(NUMBERS)
+    receiver.piece("HK.job", stream, b"c" * 300, number=2, size=900, last=True)
+    receiver.piece("HK.job", stream, b"a" * 300, number=0, size=900)
+    receiver.piece("HK.job", stream, b"b" * 300, number=1, size=900)
+    assert receiver.took(b"a" * 300 + b"b" * 300 + b"c" * 300)
+
+
+def test_a_message_that_declares_too_much_is_refused_before_anything_is_kept(receiver: Receiver) -> None:
+    assert receiver.piece("HK.job", next(NUMBERS), b"x" * 10, size=3 << 30) is None
+    ((sender, error),) = receiver.cell.told
+    assert sender == "HK.job" and "declares 3221225472 bytes, allowed are 1000" in error
+    assert receiver.piece("HK.job", next(NUMBERS), b"x" * 10, number=5, size=3 << 30) is None
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["in order", "without its first piece"])
+def test_a_message_that_brings_more_than_it_declares_is_stopped(receiver: Receiver, first: int) -> None:
+    stream = next(NUMBERS)
+    for number in range(8):
+        task = receiver.piece("HK.job", stream, b"x" * 200, number=first + number, size=0)
+    assert task is not None and task.failed
+    assert task.received_offset + sum(len(piece) for _, piece in task.out_seq_chunks.values()) <= ALLOWED
+    assert "allowed are 1000" in str(task.error)
+
+
+def test_who_sends_too_large_an_answer_is_reported(receiver: Receiver) -> None:
+    told = list[tuple[str, str]]()
+    message_exits.tell(lambda sender, fault: told.append((sender, fault)))
+    try:
+        receiver.piece("HK.job", next(NUMBERS), b"x" * 10, size=5000)
+        receiver.piece("HK.job", next(NUMBERS), b"x" * 10, size=5000, **{StreamHeaderKey.TOPIC: "other"})
+    finally:
+        message_exits.tell(None)
+    assert told == [("HK.job", "declares 5000 bytes, allowed are 1000")]
+
+
+def test_many_incomplete_streams_stop_nobody_else(receiver: Receiver) -> None:
+    for _ in range(200):
+        receiver.piece("UCL.job", next(NUMBERS), b"x" * 10, size=500)
+    own = [task for (origin, _), task in RxTask.rx_task_map.items() if origin == "UCL.job"]
+    assert sum(map(is_open, own)) <= MOST_OPEN
+    receiver.piece("HK.job", next(NUMBERS), b"good", last=True)
+    assert receiver.took(b"good")
+
+
+def test_the_most_silent_stream_gives_way_to_a_new_one_of_its_party(receiver: Receiver, clock: Any) -> None:
+    streams = [next(NUMBERS) for _ in range(MOST_OPEN)]
+    for stream in streams:
+        clock.seconds += 1
+        receiver.piece("HK.job", stream, b"x" * 10, size=100)
+    other = receiver.piece("UCL.job", next(NUMBERS), b"x", size=100)
+    clock.seconds += 1
+    receiver.piece("HK.job", streams[0], b"x" * 10, number=1, size=100)  # the oldest is not the most silent
+    receiver.piece("HK", next(NUMBERS), b"x" * 10, size=100)
+    open_ones = [is_open(RxTask.rx_task_map.get(("HK.job", stream))) for stream in streams]
+    assert open_ones == [True, False] + [True] * (MOST_OPEN - 2)
+    assert is_open(other)
+
+
+def test_a_party_s_incomplete_streams_hold_two_messages_at_most(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incoming_streams, "USUAL", ALLOWED)
+    tasks = [receiver.piece("HK.job", next(NUMBERS), b"x" * 10, size=900) for _ in range(4)]
+    assert [is_open(task) for task in tasks] == [False, False, True, True]
+
+
+def test_a_silent_stream_is_closed_and_a_slow_one_is_not(receiver: Receiver, clock: Any) -> None:
+    silent, slow = next(NUMBERS), next(NUMBERS)
+    receiver.piece("UCL.job", silent, b"x", number=3, size=500)
+    for number in range(6):
+        task = receiver.piece("HK.job", slow, b"y", number=number, size=6, last=number == 5)
+        assert task is None or not task.failed
+        clock.seconds += SILENCE - LOOK
+    receiver.piece("HK.job", next(NUMBERS), b"z", last=True)
+    assert not is_open(RxTask.rx_task_map.get(("UCL.job", silent)))
+    assert receiver.took(b"y" * 6)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {StreamHeaderKey.SIZE: -1},
+        {StreamHeaderKey.SIZE: "3"},
+        {StreamHeaderKey.SIZE: 1.5},
+        {StreamHeaderKey.SEQUENCE: -1},
+        {StreamHeaderKey.SEQUENCE: None},
+        {StreamHeaderKey.SEQUENCE: True},
+        {StreamHeaderKey.STREAM_ID: ["x"]},
+        {StreamHeaderKey.TOPIC: {"x": 1}},
+        {MessageHeaderKey.ORIGIN: 7},
+    ],
+    ids=str,
+)
+def test_a_piece_with_other_headers_is_dropped(receiver: Receiver, wrong: dict[str, object]) -> None:
+    before = dict(RxTask.rx_task_map)
+    receiver.piece("HK.job", next(NUMBERS), b"x", **wrong)  # type: ignore[arg-type]
+    assert dict(RxTask.rx_task_map) == before
+
+
+def test_a_simulated_site_has_no_limit_and_a_party_s_process_without_a_job_one(receiver: Receiver) -> None:
+    allow(None)
+    assert is_open(receiver.piece("HK.job", next(NUMBERS), b"x", size=3 << 30))
+    patches.protect()
+    assert receiver.piece("HK.job", next(NUMBERS), b"x", size=LARGEST + 1) is None
+    assert is_open(receiver.piece("HK.job", next(NUMBERS), b"x", size=LARGEST))

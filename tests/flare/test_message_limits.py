@@ -1,0 +1,63 @@
+"""The limits of a job's messages: every honest message is well below, and nothing is far above it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import small_job
+from nvflare.apis.fl_constant import ServerCommandNames
+
+from fedshift.federation.weights import read_weights
+from fedshift.flare.message_limits import SLACK, TASK, MessageLimits
+from fedshift.flare.patches import incoming_streams
+from fedshift.flare.patches.incoming_streams import USUAL
+from fedshift.tasks.kinds import build_task
+
+
+def network_bytes(job: object) -> int:
+    return sum(value.nbytes for value in read_weights(build_task(job).network()).values())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedfa+fedrdn"])
+def test_a_model_fits_twice_and_not_much_more(method: str) -> None:
+    job = small_job(method)
+    limits, size = MessageLimits.of(job), network_bytes(job)
+    for limit in (limits.answer, limits.task):
+        assert 2 * size <= limit - SLACK <= 4 * size + 1_000_000
+
+
+def test_control_variates_have_room() -> None:
+    job, plain = small_job("scaffold", "optimizer.name=sgd", "optimizer.lr=0.01"), small_job("fedavg")
+    assert MessageLimits.of(job).answer >= MessageLimits.of(plain).answer + network_bytes(job)
+
+
+def test_ciphertexts_have_room() -> None:
+    job = small_job("fedavg")
+    sealed = job.model_copy(update={"federation": job.federation.model_copy(update={"encryption": "ckks"})})
+    ciphertext = 2 * 16384 * 8 * 8  # two polynomials of degree 16384, with eight primes
+    needed = -(-network_bytes(job) // 4 // 8192) * ciphertext
+    assert MessageLimits.of(sealed).answer > needed
+
+
+def test_a_client_that_hosts_several_sites_answers_for_all_of_them() -> None:
+    job = small_job("fedavg")
+    hosted = job.model_copy(update={"federation": job.federation.model_copy(update={"hosts": 1})})
+    assert MessageLimits.of(hosted).answer == len(job.task.sites) * MessageLimits.of(job).answer
+    assert MessageLimits.of(hosted).task == MessageLimits.of(job).task
+
+
+def test_the_server_takes_large_answers_only_and_a_site_large_tasks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming_streams, "_limit", None)
+    limits = MessageLimits(answer=7 * USUAL, task=9 * USUAL)
+    expected = {"server": [7, 1, 1], "site": [1, 9, 1]}
+    for who, hold in (("server", limits.hold_answers), ("site", limits.hold_tasks)):
+        hold()
+        allowed = incoming_streams._limit
+        assert allowed is not None
+        found = [allowed("channel", topic) for topic in (ServerCommandNames.SUBMIT_UPDATE, TASK, "anything")]
+        assert found == [times * USUAL for times in expected[who]]
+
+
+def test_sizes_are_whole_numbers() -> None:
+    limits = MessageLimits.of(small_job("fedavg"))
+    assert isinstance(limits.answer, int) and not isinstance(limits.answer, np.integer)
