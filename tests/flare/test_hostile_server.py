@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -20,6 +22,7 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.privacy.noise import ANSWERED, SECRET
 from fedshift.federation.site.site import Site
 from fedshift.flare import codec
+from fedshift.flare import kit as kits
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import write_job
 from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
@@ -227,6 +230,14 @@ def test_a_job_names_no_path_and_no_module(path: str, value: Any, tmp_path: Path
         Site(job, "HK", data=make_site(tmp_path, "HK"), state=tmp_path / "state")
     assert not {name for name in set(sys.modules) - before if name.startswith("fedshift.flare")}
     assert not (tmp_path / "state").exists()
+
+
+def test_a_jobs_configuration_can_give_a_sites_components_no_value() -> None:
+    """NVFlare replaces ``{$NAME}`` in a job's configuration by a variable of the site: nothing of ours takes one."""
+    for name in kits.components("site"):
+        module, _, last = name.rpartition(".")
+        component = getattr(importlib.import_module(module), last)
+        assert not inspect.signature(component).parameters, name
 
 
 def test_a_jobs_values_are_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
