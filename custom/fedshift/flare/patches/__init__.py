@@ -17,6 +17,7 @@ from fedshift.flare.patches import (
     numpy_arrays,
     send_window,
     spooled_answers,
+    steady_clock,
     unpack_in_turn,
 )
 
@@ -27,8 +28,9 @@ MESSAGES: tuple[ModuleType, ...] = (
     unpack_in_turn,
     spooled_answers,
     send_window,
+    steady_clock,
 )
-"""Patches of how messages are packed, sent and received. Each has a `PATCH` and an `apply()`."""
+"""Patches of how messages are packed, sent and received, and of the clock. Each has a `PATCH` and an `apply()`."""
 
 _installed: set[str] = set()
 
