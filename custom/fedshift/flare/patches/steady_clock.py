@@ -8,7 +8,7 @@ set back looks for dead sites, and a site whose clock is set back sends heartbea
 reached.
 Instead: the modules that reckon so (`MODULES`) see a `Clock`, whose ``time()`` is the time of day when the process
 began plus the seconds since then. Logs still have the time of day, and nothing that is compared between machines is
-changed.
+changed. A console's session, which ends with its certificate too, keeps the time of day: log in again.
 Fixed in NVFlare when: ``BaseServer.remove_dead_clients`` uses ``time.monotonic``.
 """
 
