@@ -1,6 +1,6 @@
 """How far the updates of honest sites are from what is usual, on real images and on the phantom.
 
-    python benchmarks/honest_updates.py --data ROOT            # twenty minutes or so on one core
+    python benchmarks/honest_updates.py --data ROOT            # an hour or so on one core; can be interrupted
     python benchmarks/honest_updates.py --table-only
 
 ROOT holds data sets as ``fedshift data prepare`` writes them; those that are not there are left out. Each run is in one
@@ -8,7 +8,7 @@ process, with `federation.clip_norm_ratio` and `federation.clip_sample_ratio` of
 norm of the change of the parameters and of the running statistics, divided by what is usual: the largest median over
 sites of this and earlier rounds, times the site's steps over the median steps if it made more (as
 `fedshift.federation.server.clipping.usual_limits` counts). The defaults of the two options must lie above the largest
-ratios. Writes ``benchmarks/results/honest_updates.json`` and ``.md``.
+ratios. Writes ``benchmarks/results/honest_updates.json`` and ``.md``; runs that are in the first are not repeated.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def main() -> None:
                 for name, root in (("real", args.data), ("phantom", Path(scratch) / "phantom")):
                     for methods in args.methods:
                         key = f"{task} {name} {methods}"
+                        if key in content["runs"]:
+                            continue
                         found = run(task, methods, root, Path(scratch) / key.replace(" ", "_"), args.sites_at_most)
                         if found is not None:
                             content["runs"][key] = found

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from conftest import make_image_site, small_image_job
 from kits import SERVER
-from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert
+from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
 from fedshift import cli
 from fedshift.data.locate import SiteSettings
@@ -267,6 +267,59 @@ def test_an_expired_certificate_is_told_before_the_server_refuses_it(
         capsys.readouterr()
         assert site("check", kit) == code
         assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (2, 100, r"valid from .*: not yet \(it is \d{4}-\d\d-\d\d \d\d:\d\d UTC\), set this machine's clock"),
+        (-100, -2, "it has expired, ask the project's owner for a new kit"),
+    ],
+)
+def test_clocks_that_disagree_with_certificates_are_named(
+    before: int,
+    after: int,
+    said: str,
+    kit: Path,
+    data: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The site's own certificate, and the server's as it is shown."""
+    site("init", kit, "--data", data[NAME])
+    key, public = generate_keys()
+    now = datetime.datetime.now(datetime.UTC)
+    project = "fedshift_office_caltech"
+
+    def certificate(name: str, since: int, until: int, *, ca: bool = False) -> bytes:
+        made = generate_cert(
+            Identity(name),
+            Identity(project),
+            key,
+            public,
+            ca=ca,
+            not_valid_before=now + datetime.timedelta(days=since),
+            not_valid_after=now + datetime.timedelta(days=until),
+        )
+        return bytes(serialize_cert(made))
+
+    server = tmp_path / "server"
+    (server / "startup").mkdir(parents=True)
+    for folder, role, name in ((kit, "client", NAME), (server, "server", "localhost")):
+        (folder / "startup" / "rootCA.pem").write_bytes(certificate(project, -400, 400, ca=True))
+        (folder / "startup" / f"{role}.key").write_bytes(serialize_pri_key(key))
+        (folder / "startup" / f"{role}.crt").write_bytes(certificate(name, before, after))
+    capsys.readouterr()
+    with tls_server(server) as port:
+        config = kit / "startup" / "fed_client.json"
+        config.write_text(config.read_text(encoding="utf-8").replace(":8002", f":{port}"), encoding="utf-8")
+        assert site("check", kit) == 1
+    told = capsys.readouterr().out
+    assert re.search(rf"error +certificate: .*{said}", told)
+    which = "is not valid yet" if before > 0 else "has expired"
+    assert re.search(
+        rf"error +server: +the certificate of localhost:{port} {which} by this machine's clock: see to", told
+    )
 
 
 # --- dry-run ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,14 @@ def test_the_results_name_all_sites(downloaded: Path) -> None:
     results = read_results(downloaded)
     assert all(set(record.sites) == {"A", "B", "C"} and not record.rejected for record in results.rounds)
     assert results.final is not None and set(results.final.best.sites) == {"A", "B", "C"}
+
+
+def test_a_sites_address_is_what_the_table_says_of_it(federation: Deployed, downloaded: Path) -> None:
+    """docs/what-leaves-a-site.md has it because NVFlare sends it, not because anything of ours needs it."""
+    address = r"\bA@(\d+\.\d+\.\d+\.\d+)\b"
+    assert re.search(address, federation.log(SERVER)), "it is in the server's log"
+    kept = [path for path in downloaded.rglob("*") if path.name in ("results.json", "progress.json")]
+    assert len(kept) == 2 and not any(re.search(address, path.read_text(encoding="utf-8")) for path in kept)
 
 
 def test_no_path_of_a_site_reaches_the_server(federation: Deployed, downloaded: Path) -> None:

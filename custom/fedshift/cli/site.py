@@ -34,6 +34,8 @@ LITTLE_SPACE = 5e9
 """Bytes: states of a few jobs and their logs."""
 PATIENCE = 3.0
 """Seconds for the server to answer."""
+OUT_OF_TIME = {9: "is not valid yet", 10: "has expired"}
+"""OpenSSL's codes for a certificate whose time has not come or is over."""
 MANY = 8
 """Arrays of one part of a message that are shown one by one."""
 
@@ -241,7 +243,9 @@ def _about_certificate(kit: Kit) -> Remark:
     now = datetime.now(UTC)
     text = f"of {kit.name}, valid from {kit.valid_from:%Y-%m-%d} to {kit.valid_until:%Y-%m-%d}"
     if now < kit.valid_from:
-        return Remark("error", "certificate", f"{text}: not yet, see to this machine's clock")
+        return Remark(
+            "error", "certificate", f"{text}: not yet (it is {now:%Y-%m-%d %H:%M} UTC), set this machine's clock"
+        )
     if now > kit.valid_until:
         return Remark("error", "certificate", f"{text}: it has expired, ask the project's owner for a new kit")
     days = (kit.valid_until - now).days
@@ -261,6 +265,9 @@ def _about_server(kit: Kit) -> Remark:
         ):
             pass
     except ssl.SSLCertVerificationError as error:
+        if error.verify_code in OUT_OF_TIME:
+            text = f"the certificate of {where} {OUT_OF_TIME[error.verify_code]} by this machine's clock"
+            return Remark("error", "server", f"{text}: see to the clocks of both, or ask the project's owner")
         return Remark("error", "server", f"{where} is no server of project {kit.project} ({error.verify_message})")
     except ssl.SSLError as error:
         return Remark("warning", "server", f"{where} does not speak TLS as FLARE's server does ({error.reason})")

@@ -23,6 +23,7 @@ from fedshift.flare.patches import (
     return_codes,
     send_window,
     spooled_answers,
+    steady_clock,
     unpack_in_turn,
 )
 from fedshift.flare.patches.patch import SKIP, NotAsExpectedError
@@ -38,8 +39,9 @@ MESSAGES: tuple[ModuleType, ...] = (
     unpack_in_turn,
     spooled_answers,
     send_window,
+    steady_clock,
 )
-"""Patches of how messages are packed, sent and received. Each has a `PATCH` and an `apply()`."""
+"""Patches of how messages are packed, sent and received, and of the clock. Each has a `PATCH` and an `apply()`."""
 
 PROTECTION: tuple[ModuleType, ...] = (message_exits, return_codes, message_contents, incoming_streams, frame_size)
 """Patches without which another party can do harm."""

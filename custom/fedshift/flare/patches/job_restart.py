@@ -30,6 +30,7 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 
+from fedshift.flare.patches import install, steady_clock
 from fedshift.flare.patches.patch import Patch, require
 from fedshift.reporting.progress import mark_failed
 
@@ -127,6 +128,7 @@ class _Persistent:
         """
         require("gate")
         super().__init__()
+        install((steady_clock,))  # in a parent process, which imports nothing else of ours when it starts
         self._restarts, self._first_pause = restarts, pause
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
