@@ -127,6 +127,8 @@ class Run:
     """Whether channels are neighbouring slices of a volume, not colours."""
     step: int = 0
     """Optimiser steps taken in this round."""
+    epoch: int = 0
+    """The round's present pass over the training samples, from 0."""
     replay: bool = False
     """Whether this pass repeats an earlier one of the same step, so that methods must not count it again."""
     received: Weights = field(default_factory=dict)
