@@ -323,6 +323,8 @@ class ServerContext:
     optimizer: OptimizerSpec
     """The sites' optimiser."""
     seed: int = 0
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The options of all methods of the job, by method."""
 
 
 class Server(Generic[ConfigT]):
