@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
-from conftest import Sent, golden, server_context
+from conftest import Samples, Sent, golden, make_context, server_context
 from torch import nn
 
-from fedshift.methods import fedavg, fednova
-from fedshift.methods.base import Server
-from fedshift.methods.shared.aggregation import effective_steps
+from fedshift.methods import fedavg, fednova, fedprox
+from fedshift.methods.base import Batch, Server
+from fedshift.methods.shared.aggregation import effective_steps, proximal_steps
 from fedshift.schema.job import OptimizerSpec
 
 
@@ -86,3 +88,47 @@ def test_a_variance_that_the_moves_would_turn_negative_is_averaged() -> None:
     out = fednova.Server(fednova.Config()).combine(old, sent, server_context("w"))
     assert out["w"] < -20 and 0.1 + 25 * (0.05 - 0.1) < 0, "the same coefficients would make the variance negative"
     assert out["bn.running_var"] == pytest.approx(0.525)
+
+
+@pytest.mark.parametrize("pull", [0.0, 1e-9, 0.01, 0.3])
+def test_proximal_steps_are_the_sum_of_the_gradients_weights(pull: float) -> None:
+    moved = 0.0
+    for tau in range(1, 12):
+        moved = (1 - pull) * moved + 1.0
+        assert proximal_steps(tau, pull) == pytest.approx(moved, rel=1e-6)
+
+
+def with_prox(steps: Sequence[int], mu: float, gradients: np.ndarray, start: np.ndarray, *, lr: float) -> list[Sent]:
+    """What sites send after ``steps`` steps of FedProx on losses with constant gradients (N, d)."""
+    sent = []
+    for site, (n, gradient) in enumerate(zip(steps, gradients, strict=True)):
+        net = nn.Linear(len(start), 1, bias=False).double()
+        net.weight.data = torch.from_numpy(start[None].copy())
+        client, ctx = fedprox.Client(fedprox.Config(mu=mu)), make_context("fedprox", net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+        client.begin(Samples(np.zeros((1, 1))), ctx)
+        for _ in range(n):
+            optimizer.zero_grad()
+            logits = net(torch.from_numpy(gradient)[None])
+            client.loss(Batch(logits, logits), logits, logits.sum(), ctx).backward()
+            optimizer.step()
+            ctx.run.step += 1
+        sent.append(Sent(str(site), {"w": net.weight.detach().numpy()[0].copy()}, 10 * (site + 1), n))
+    return sent
+
+
+def test_with_fedprox_the_server_moves_along_the_sites_mean_gradient() -> None:
+    """The closed form: w − η (Σ p_i a_i) Σ p_i g_i, with a_i = (1 − (1 − η μ)^τ_i) / (η μ)."""
+    lr, mu, steps = 0.1, 0.8, (2, 7, 30)
+    rng = np.random.default_rng(0)
+    start, gradients = rng.normal(size=4), rng.normal(size=(3, 4))
+    sent = with_prox(steps, mu, gradients, start, lr=lr)
+    ctx = server_context("w", optimizer=OptimizerSpec(name="sgd", lr=lr), methods={"fedprox": {"mu": mu}})
+    got = fednova.Server(fednova.Config()).combine({"w": start}, sent, ctx)["w"]
+    shares = np.array([10, 20, 30]) / 60
+    a = (1 - (1 - lr * mu) ** np.array(steps)) / (lr * mu)
+    np.testing.assert_allclose(got, start - lr * (shares @ a) * (shares @ gradients), rtol=1e-10)
+    plain = fednova.Server(fednova.Config()).combine({"w": start}, sent, server_context("w", optimizer=ctx.optimizer))[
+        "w"
+    ]
+    assert np.abs(plain - got).max() > 0.01, "the a_i of plain SGD are others"

@@ -21,6 +21,8 @@ from fedshift.schema.results import LAST
 from fedshift.tasks.networks import unet
 
 NO_DATA = Samples(np.zeros((1, 1)))
+UNIT = Samples(np.float32([0, 1]).reshape(2, 1, 1, 1))
+"""Images whose range is 1."""
 
 
 class Linear(nn.Module):
@@ -54,6 +56,7 @@ def test_ascent_and_descent_are_the_golden_ones_and_go_on_in_a_new_round() -> No
         if t % 2 == 0:
             client, ctx = fedrobust.Client(config), make_context("fedrobust", net)
             ctx.state.update(state)
+            client.begin(UNIT, ctx)
         changed = client.batch(batch, ctx)
         affine = ctx.scratch["affine"]
         np.testing.assert_allclose(affine.delta.numpy(), g[f"t{t}_delta"][0], rtol=1e-9)
@@ -69,7 +72,30 @@ def test_ascent_and_descent_are_the_golden_ones_and_go_on_in_a_new_round() -> No
         if t % 2:
             assert client.end(NO_DATA, ctx) == {}
             state = dict(ctx.state)
-            assert set(state) == {"gamma", "delta"} and not any(s.requires_grad for s in state.values())
+            assert set(state) == {"gamma", "delta", "range"} and not any(s.requires_grad for s in state.values())
+
+
+def test_the_adversary_is_the_same_whatever_the_images_unit() -> None:
+    """With a first layer that undoes the unit, Γ and δ are those of images in [0, 1], and so are the logits."""
+    g = golden("fedrobust_affine")
+    x = torch.from_numpy(g["X"])[:, :, None, None]
+    x = (x - x.min()) / (x.max() - x.min())
+    changed = {}
+    for scale in (1.0, 255.0):
+        net = Linear()
+        with torch.no_grad():
+            net.w /= scale
+        client, ctx = fedrobust.Client(fedrobust.Config()), make_context("fedrobust", net)
+        data = Samples(x * scale, torch.from_numpy(g["y"]))
+        client.begin(data, ctx)
+        for _ in range(5):
+            out = client.batch(base.Batch(data.x, data.y), ctx)
+        changed[scale] = ctx.scratch["affine"], net(out.x).detach()
+    (ours, logits), (theirs, expected) = changed[255.0], changed[1.0]
+    torch.testing.assert_close(ours.gamma, theirs.gamma)
+    torch.testing.assert_close(ours.delta, theirs.delta)
+    torch.testing.assert_close(logits, expected)
+    assert float(theirs.delta.abs().max()) > 0.01
 
 
 def final_weights(job: JobSpec, data: Mapping[str, Path], folder: Path) -> dict[str, Tensor]:
@@ -86,6 +112,7 @@ def test_layers_draw_the_same_in_the_adversarys_pass_and_in_training() -> None:
     net[0].register_forward_hook(lambda *_: seen.append(torch.randint(99, (4,), generator=ctx.rng("layer"))))
     batch = base.Batch(torch.rand(2, 3, 2, 2) + 1, torch.tensor([0, 1]))
     still = fedrobust.Client(fedrobust.Config(step_delta=0, step_gamma=0))
+    still.begin(UNIT, ctx)
     net(still.batch(batch, ctx).x)
     assert torch.equal(seen[0], seen[2]) and torch.equal(seen[1], seen[3])
     assert not ctx.run.replay
@@ -98,6 +125,7 @@ def test_slices_of_a_segmentation_network_in_half_precision_layout() -> None:
     x = torch.rand(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     soft = torch.softmax(torch.rand(2, 2, 32, 32), 1)
     client = fedrobust.Client(fedrobust.Config())
+    client.begin(UNIT, ctx)
     out = client.batch(base.Batch(x, soft), ctx)
     assert out.y is soft and out.x.dtype == torch.float32 and out.x.shape == x.shape and not out.x.requires_grad
     assert out.x.is_contiguous(memory_format=torch.channels_last) and not torch.equal(out.x, x)
@@ -134,6 +162,7 @@ def accuracy_under_tint(config: fedrobust.Config, seed: int) -> float:
             optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
             client, ctx = fedrobust.Client(config), make_context("fedrobust", net, round=round_ + 1)
             ctx.state.update(states[site])
+            client.begin(UNIT, ctx)
             for x, y in zip(*(t.split(16) for t in coloured(site, seed)), strict=True):
                 batch = client.batch(base.Batch(x, y), ctx)
                 optimizer.zero_grad()

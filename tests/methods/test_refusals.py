@@ -138,7 +138,17 @@ COMBINATIONS = [
     # formulas that do not cover another method
     ("images", "fedmix+fedirm", "method fedmix: cannot be combined with fedirm, which divides"),
     ("images", "fedmix+fraug fraug.variant=released", "method fedmix: cannot be combined with fraug, which divides"),
-    ("images", "fednova+fedprox", "method fednova: cannot be combined with fedprox"),
+    (
+        "images",
+        "fednova+fedprox optimizer.momentum=0.5 optimizer.keep=false",
+        r"method fednova: .*optimizer\.momentum=0",
+    ),
+    ("images", "fednova+fedprox fedprox.variant=released", r"method fednova: .*fedprox\.variant=paper"),
+    (
+        "images",
+        "fednova+fedprox fedprox.mu=20",
+        "method fednova: optimizer.lr 0.05 times fedprox.mu 20 must be below 1",
+    ),
     ("images", "fedsgd+pfedavg", "method fedsgd: cannot be combined with pfedavg, .* fine-tuning"),
     ("images", "scaffold+fedbn", "method scaffold: .* fedbn keeps"),
     ("images", "scaffold+partialfed", "method scaffold: .* partialfed keeps"),
@@ -162,6 +172,7 @@ ACCEPTED = [
     ("images", "augmentation data.mean=[0.5]", "ABC"),  # crops and flips keep intensities
     ("slices", "fedirm", "ABC"),
     ("images", "fednova optimizer.momentum=0.9 optimizer.keep=false", "ABC"),
+    ("images", "fednova+fedprox fedprox.mu=0.1", "ABC"),
     ("images", "scaffold optimizer.momentum=0.9 optimizer.keep=false", "ABC"),
     ("images", "gen_afl gen_afl.lambda_min=0.4", "AB"),
     ("images", "mmrex mmrex.lambda_min=0.33", "ABC"),

@@ -132,6 +132,8 @@ class Run:
     """Domains whose images are in equal parts of a centralised reference's batch; 0 for as many as sites."""
     step: int = 0
     """Optimiser steps taken in this round."""
+    epoch: int = 0
+    """The round's present pass over the training samples, from 0."""
     replay: bool = False
     """Whether this pass repeats an earlier one of the same step, so that methods must not count it again."""
     received: Weights = field(default_factory=dict)
@@ -326,6 +328,8 @@ class ServerContext:
     optimizer: OptimizerSpec
     """The sites' optimiser."""
     seed: int = 0
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The options of all methods of the job, by method."""
 
 
 class Server(Generic[ConfigT]):

@@ -7,14 +7,14 @@ At a site, at each chosen encoder stage, with probability p for a batch X of sha
     μ, σ   = mean and standard deviation of X over H, W, per image and channel     (2)
     S_μ    = variance of μ over the batch, per channel;  S_σ likewise for σ        (3)
     m ← α m + (1−α) mean_b μ,   s ← α s + (1−α) mean_b σ                           (4)
-    Ŝ_μ    = (γ_μ + 1) S_μ;  Ŝ_σ likewise                                          (8)
-    μ̂ = μ + ε √Ŝ_μ,   σ̂ = σ + ε' √Ŝ_σ,   ε, ε' ~ N(0, 1) per image and channel
-    X̂ = σ̂ (X − μ)/σ + μ̂                                                            (9)
+    Ŝ_μ    = (γ_μ + 1) S_μ;  Ŝ_σ likewise                                          (7)
+    X̂ = σ̂ (X − μ)/σ + μ̂                                                            (8)
+    μ̂ = μ + ε √Ŝ_μ,   σ̂ = σ + ε' √Ŝ_σ,   ε, ε' ~ N(0, 1) per image and channel     (9)
 
 At the server, per stage, from the M sites' m and s::
 
     Σ²_j = variance over sites of m_j                                              (5)
-    k_j  = 1 / (1 + 1/Σ²_j),    γ_j = C k_j / Σ_i k_i                              (6, 7)
+    k_j  = 1 / (1 + 1/Σ²_j),    γ_j = C k_j / Σ_i k_i                              (6)
 
 γ is 1 until the sites have sent statistics (as in the released code; the paper does not say). A batch that is not
 augmented does not update m and s (as in the released code).
@@ -97,7 +97,7 @@ def batch_variance(statistic: Tensor, *, eps: float, unbiased: bool) -> Tensor:
 def augment(
     x: Tensor, mean: Tensor, std: Tensor, spread: tuple[Tensor, Tensor], noise: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Eq. 9 as one multiply-add; ``spread`` holds √Ŝ_μ, √Ŝ_σ, (C,) each, ``noise`` two draws (B, C)."""
+    """Eq. 8 and 9 as one multiply-add; ``spread`` holds √Ŝ_μ, √Ŝ_σ, (C,) each, ``noise`` two draws (B, C)."""
     new_mean = mean + noise[0] * spread[0]
     scale = 1 + noise[1] * spread[1] / std
     shift = new_mean - mean * scale
@@ -272,7 +272,7 @@ def moments(
 
 
 def channel_weights(variance: np.ndarray, *, eps: float) -> np.ndarray:
-    """Eq. 6, 7: γ_j = C k_j / Σ k with k_j = 1 / (1 + 1/(Σ²_j + eps)), (C,) -> (C,)."""
+    """Eq. 6: γ_j = C k_j / Σ k with k_j = 1 / (1 + 1/(Σ²_j + eps)), (C,) -> (C,)."""
     kernel = (variance + eps) / (1 + variance + eps)
     weights: np.ndarray = len(kernel) * kernel / kernel.sum()
     return weights
@@ -308,7 +308,7 @@ class Server(base.Server[Config]):
         return None
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
-        """Eq. 5 to 7 for every layer."""
+        """Eq. 5 and 6 for every layer."""
         if ctx.round == 0:
             return
         for name in [n for n in self.state if n.startswith(("mean.", "std."))]:

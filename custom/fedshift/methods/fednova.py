@@ -5,24 +5,31 @@ For a site that took τ_i steps of SGD with momentum ρ::
 
     a_i = τ_i                                                  ρ = 0
     a_i = (τ_i − ρ (1 − ρ^τ_i) / (1 − ρ)) / (1 − ρ)            ρ > 0
+    a_i = (1 − (1 − η μ)^τ_i) / (η μ)                          with fedprox, ρ = 0, η the learning rate
     d_i = (w − w_i) / a_i,    p_i = n_i / n
     w   ← w − (Σ_i p_i a_i) Σ_i p_i d_i
 
 A site's influence is its share of the data p_i, independent of how many steps it took. With equal a_i this is FedAvg.
 
-Restrictions: the formula for a_i assumes SGD whose momentum starts at zero in each round, so adam and momentum kept
-between rounds are refused. FedProx is refused because the paper's a_i for it belongs to FedProx's own solver (with the
-authors' other τ_eff). Weight decay counts as part of the site's loss. Batch-norm statistics are averaged with p_i.
+a_i is the sum of the weights with which the steps' gradients are in w − w_i (the paper's ‖a_i‖₁ for each local solver).
+
+Choice: Σ_i p_i a_i is the number of steps that the server takes (the paper's τ_eff) with fedprox too, which for equal
+steps is FedProx with FedAvg; the authors' code takes Σ_i p_i τ_i there.
+
+Restrictions: the formulas assume SGD whose momentum starts at zero in each round, so adam and momentum kept between
+rounds are refused, and so is momentum together with fedprox, as well as fedprox's released norm, which is not a
+quadratic. Weight decay counts as part of the site's loss. Batch-norm statistics are averaged with p_i.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
-from fedshift.methods import base
-from fedshift.methods.shared.aggregation import effective_steps, move, sample_fractions
+from fedshift.methods import base, fedprox
+from fedshift.methods.shared.aggregation import effective_steps, move, proximal_steps, sample_fractions
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Weights
@@ -37,7 +44,7 @@ class Client(base.Client[Config]):
     """Plain local training with SGD."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require SGD with momentum starting at zero, and no FedProx."""
+        """Require SGD with momentum starting at zero; with FedProx, plain SGD."""
         optimizer = job.task.optimizer
         if optimizer.name != "sgd":
             raise ConfigError(
@@ -47,11 +54,24 @@ class Client(base.Client[Config]):
             raise ConfigError(
                 "method fednova: assumes that momentum starts at zero in each round: use --set optimizer.keep=false"
             )
-        if "fedprox" in job.methods:
+        prox = proximal(job.methods)
+        if prox is None:
+            return
+        if optimizer.momentum > 0 or prox.variant != "paper":
             raise ConfigError(
-                "method fednova: cannot be combined with fedprox, whose proximal term its step normalisation "
-                "does not cover: leave one of them out"
+                "method fednova: is defined with fedprox for plain SGD and the paper's squared distance: use --set "
+                "optimizer.momentum=0 fedprox.variant=paper"
             )
+        if optimizer.lr * prox.mu >= 1:
+            raise ConfigError(
+                f"method fednova: optimizer.lr {optimizer.lr:g} times fedprox.mu {prox.mu:g} must be below 1, or the "
+                "proximal term oscillates: lower one of them"
+            )
+
+
+def proximal(methods: Mapping[str, Mapping[str, Any]]) -> fedprox.Config | None:
+    """FedProx's options, if the job has it."""
+    return fedprox.Config.parse(methods["fedprox"], where="method fedprox") if "fedprox" in methods else None
 
 
 def coefficients(fractions: Sequence[float], normalisers: Sequence[float]) -> list[float]:
@@ -68,6 +88,10 @@ class Server(base.Server[Config]):
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
         """Return w − (Σ_i p_i a_i) Σ_i p_i d_i; buffers are averaged with p_i."""
-        normalisers = [effective_steps(update.n_steps, ctx.optimizer.momentum) for update in updates]
+        prox, optimizer = proximal(ctx.methods), ctx.optimizer
+        if prox is None:
+            normalisers = [effective_steps(update.n_steps, optimizer.momentum) for update in updates]
+        else:
+            normalisers = [proximal_steps(update.n_steps, optimizer.lr * prox.mu) for update in updates]
         moves = coefficients(sample_fractions(updates), normalisers)
         return move(weights, updates, moves, trainable=ctx.trainable)

@@ -16,7 +16,8 @@ Variants:
   ``average_weights: true`` also averages the models, as in benchmarks that compare a single global model.
 - ``prototypes: last_epoch`` (default) follows the authors' code: p is the mean over the round's last epoch of training,
   each batch embedded before its step. It needs no extra pass, but mixes embeddings of changing weights. (With
-  ``schedule.local_steps``, an unfinished epoch is merged with the one before it.)
+  ``schedule.local_steps``, an unfinished epoch is merged with the one before it. An image may then be in both, so the
+  larger count of a class in one of them counts as its number of images.)
 - ``prototypes: trained`` makes one more pass over all training images, un-augmented, with the trained model in
   evaluation mode. With batch norm these embeddings differ from those in training, which use batch statistics. The
   difference is large while running statistics are still averages over all sites, hence the default ``last_epoch``.
@@ -162,18 +163,18 @@ class Client(base.Client[Config]):
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Start with empty class means."""
-        self._n_train = data.n_train
-        self._seen = ClassMeans(self._prototypes)
+        self._seen, self._before = ClassMeans(self._prototypes), ClassMeans(self._prototypes)
+        self._epoch = ctx.run.epoch
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """The loss plus λ times the prototype loss; embeddings are collected for ``last_epoch``."""
         u = precise(self._embedding)
         classes = classes_of(batch.y)
         if self.config.prototypes == "last_epoch" and not ctx.run.replay:
-            if ctx.run.step % self._epoch(len(u)) == 0:
+            if ctx.run.epoch != self._epoch:
                 self._before, self._seen = self._seen, ClassMeans(self._prototypes)
+                self._epoch = ctx.run.epoch
             self._seen.add(u, classes)
-            self._unfinished = (ctx.run.step + 1) % self._epoch(len(u)) > 0
         if not self._pulls:
             return loss
         return loss + self.config.weight * prototype_loss(u, classes, self._prototypes.to(u), self._known)
@@ -182,18 +183,14 @@ class Client(base.Client[Config]):
         """The site's prototypes, without classes that have fewer than ``min_samples`` images."""
         if self.config.prototypes == "trained":
             self._pass_over(data, ctx)
-        images = self._seen.counts  # no image occurs twice in an epoch, so this counts distinct images
-        if self.config.prototypes == "last_epoch" and self._unfinished:
+        images = self._seen.counts.clone()  # no image occurs twice in an epoch, so this counts distinct images
+        if images.sum() < self._before.counts.sum():  # unfinished: every epoch shows as many images
             images = torch.maximum(images, self._before.counts)
             self._seen.merge(self._before)
         enough = (images >= self.config.min_samples).double()
-        counts = self._seen.counts * enough if self.config.weights == "samples" else enough
+        counts = images * enough if self.config.weights == "samples" else enough
         prototypes = self._seen.means() * enough[:, None]
         return {"prototypes": prototypes.float().cpu().numpy(), "counts": counts.float().cpu().numpy()}
-
-    def _epoch(self, batch_size: int) -> int:
-        """Steps in an epoch."""
-        return max(1, self._n_train // batch_size)
 
     @torch.no_grad()
     def _pass_over(self, data: base.TrainingSamples, ctx: base.Context) -> None:
@@ -234,9 +231,8 @@ class Server(base.Server[Config]):
         if not allowed.all():
             wanted = f"0 or an integer of at least {least}" if by_class else "0 or 1"
             return "counts", f"is {counts[~allowed][0]:g} for a class, must be {wanted}"
-        # An unfinished last epoch is merged with the one before it, so an image may be counted twice.
-        most, claimed = (2 * n_samples, counts.sum()) if by_class else (n_samples, least * counts.sum())
-        if claimed > most:
+        claimed = counts.sum() if by_class else least * counts.sum()
+        if claimed > n_samples:
             return "counts", f"implies at least {claimed:g} images, and the site has {n_samples}"
         if (arrays["prototypes"] != 0)[counts == 0].any():
             return "prototypes", f"holds a prototype of a class whose count is 0: a mean of fewer than {least} images"

@@ -1,12 +1,14 @@
 """FedRobust: train on images changed by an affine adversary that maximises the loss.
 
 Reisizadeh et al., "Robust Federated Learning: The Case of Affine Distribution Shifts", NeurIPS 2020. Each site has
-an adversary x ↦ Γ x + δ that acts on the channels of every pixel, Γ (C, C), δ (C,). For each batch of n images::
+an adversary x ↦ Γ x + s δ that acts on the channels of every pixel, Γ (C, C), δ (C,). For each batch of n images::
 
-    a(Γ, δ) = n f(w; Γ x + δ) − λ_δ ‖δ‖² − λ_Γ ‖Γ − I‖²        f the task's loss, a mean over the batch
+    a(Γ, δ) = n f(w; Γ x + s δ) − λ_δ ‖δ‖² − λ_Γ ‖Γ − I‖²      f the task's loss, a mean over the batch
     Γ ← Γ + η_Γ ∇_Γ a,    δ ← δ + η_δ ∇_δ a                     one ascent step
-    w ← optimiser step on f(w; Γ x + δ)                         one descent step, with the new Γ, δ
+    w ← optimiser step on f(w; Γ x + s δ)                       one descent step, with the new Γ, δ
 
+s is the range of the site's training images, largest minus smallest intensity, measured once, before its first round of
+training. The authors' images lie in [0, 1], where s is 1; an absolute shift would do nothing to images in [0, 255].
 Γ starts at I and δ at 0. Both stay at the site and persist over batches and rounds. The defaults of η_Γ
 (``step_gamma``), η_δ (``step_delta``), λ_Γ (``penalty_gamma``) and λ_δ (``penalty_delta``) are those of the authors'
 code: 0.001, 0.02, 100 and 4.
@@ -17,6 +19,7 @@ Deviations from the paper:
   channels; in segmentation these are the neighbouring slices that the network sees together.
 - The authors average models after every step (``schedule.local_steps=1``), here after every round.
 - The adversary acts on images after ``inputs``, normalised as the network sees them; the result is not clipped.
+- The shift is in units of the images' range.
 
 The adversary's pass does not update running statistics, and it uses the same random draws (dropout, FedFA) as the
 training pass.
@@ -58,14 +61,15 @@ class Config(Strict):
 
 
 class Affine(NamedTuple):
-    """The adversary: ``gamma`` (C, C) and ``delta`` (C,)."""
+    """The adversary: ``gamma`` (C, C), ``delta`` (C,), and ``scale``, the images' range s."""
 
     gamma: Tensor
     delta: Tensor
+    scale: float = 1.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Γ x + δ for every pixel, (B, C, H, W) -> the same shape."""
-        return functional.conv2d(x, self.gamma[:, :, None, None], self.delta)
+        """Γ x + s δ for every pixel, (B, C, H, W) -> the same shape."""
+        return functional.conv2d(x, self.gamma[:, :, None, None], self.scale * self.delta)
 
 
 def ascend(affine: Affine, risk: Tensor, *, n: int, config: Config) -> Affine:
@@ -76,7 +80,18 @@ def ascend(affine: Affine, risk: Tensor, *, n: int, config: Config) -> Affine:
     return Affine(
         gamma + config.step_gamma * (grad_gamma - 2 * config.penalty_gamma * (gamma - eye)),
         delta + config.step_delta * (grad_delta - 2 * config.penalty_delta * delta),
+        affine.scale,
     )
+
+
+def intensity_range(data: base.TrainingSamples, run: base.Run) -> float:
+    """Largest minus smallest intensity of a site's training images, normalised as at test."""
+    device = next(run.net.parameters()).device
+    low, high = float("inf"), -float("inf")
+    for chunk, _ in data.chunks():
+        x = run.normalise(chunk.to(device), training=False)
+        low, high = min(low, float(x.min())), max(high, float(x.max()))
+    return high - low
 
 
 class Client(base.Client[Config]):
@@ -86,7 +101,7 @@ class Client(base.Client[Config]):
         """Update the adversary with one ascent step, then apply it to the batch."""
         x = batch.x
         affine = self._affine(x, ctx)
-        affine = Affine(affine.gamma.requires_grad_(), affine.delta.requires_grad_())
+        affine = Affine(affine.gamma.requires_grad_(), affine.delta.requires_grad_(), affine.scale)
         with probing(ctx.run, x.device):
             risk = ctx.run.objective(ctx.run.net(affine(x)), batch.y)
         affine = ascend(affine, risk, n=len(x), config=self.config)
@@ -104,7 +119,8 @@ class Client(base.Client[Config]):
         if "affine" in ctx.scratch:
             affine: Affine = ctx.scratch["affine"]
             return affine
+        scale = float(ctx.state["range"])
         if "gamma" in ctx.state:
-            return Affine(ctx.state["gamma"].to(x, copy=True), ctx.state["delta"].to(x, copy=True))
+            return Affine(ctx.state["gamma"].to(x, copy=True), ctx.state["delta"].to(x, copy=True), scale)
         channels = x.shape[1]
-        return Affine(torch.eye(channels).to(x), torch.zeros(channels).to(x))
+        return Affine(torch.eye(channels).to(x), torch.zeros(channels).to(x), scale)

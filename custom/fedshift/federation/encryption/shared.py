@@ -140,4 +140,6 @@ class Layout:
 def server_context(methods: MethodSet, round_: int) -> ServerContext:
     """The context of the server halves in a round."""
     job, task = methods.job, methods.job.task
-    return ServerContext(round_, task.schedule.rounds, task.sites, methods.trainable, task.optimizer, job.seed)
+    return ServerContext(
+        round_, task.schedule.rounds, task.sites, methods.trainable, task.optimizer, job.seed, job.methods
+    )

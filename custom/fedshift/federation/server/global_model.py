@@ -140,7 +140,9 @@ class GlobalModel:
     def _context(self, round_: int) -> ServerContext:
         task = self._job.task
         rounds = task.schedule.rounds
-        return ServerContext(round_, rounds, task.sites, self.trainable, task.optimizer, self._job.seed)
+        return ServerContext(
+            round_, rounds, task.sites, self.trainable, task.optimizer, self._job.seed, self._job.methods
+        )
 
     def _outgoing_for(self, round_: int) -> Outgoing:
         """Made once a round: first saved with the round's model, then sent, then saved again if it is the best."""

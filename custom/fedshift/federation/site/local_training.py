@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import repeat
+from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +49,15 @@ def train(task: Task, data: Samples, chain: ClientChain, run: Run, schedule: Sch
 
 
 def batches(data: Samples, run: Run, schedule: ScheduleSpec) -> Iterator[tuple[Tensor, Tensor]]:
-    """A round's batches: ``local_epochs`` shuffled epochs, or ``local_steps`` batches of as many epochs as needed."""
+    """A round's batches: ``local_epochs`` shuffled epochs, or ``local_steps`` batches of as many epochs as needed.
+
+    ``run.epoch`` is the number of the epoch that the last batch is of.
+    """
     order = generator(run.seed, run.site, run.round, "order")
     augmentation = generator(run.seed, run.site, run.round, "augmentation")
     steps = schedule.local_steps
-    for _ in repeat(None) if steps is not None else range(schedule.local_epochs):
+    for number in count() if steps is not None else range(schedule.local_epochs):
+        run.epoch = number
         for batch in data.train_batches(
             batch_size=schedule.batch_size, order=order, augmentation=augmentation, drop_last=schedule.drop_last
         ):

@@ -36,6 +36,17 @@ def effective_steps(tau: int, momentum: float) -> float:
     return (tau - momentum * (1 - momentum**tau) / (1 - momentum)) / (1 - momentum)
 
 
+def proximal_steps(tau: int, pull: float) -> float:
+    """How many plain gradients τ steps of SGD with FedProx's term add up to; ``pull`` is η μ, below 1.
+
+    Every step first takes the part η μ of the way back to where the round began, so the k-th gradient is in the weights
+    (1 − η μ)^(τ−k) times::
+
+        a = (1 − (1 − η μ)^τ) / (η μ)
+    """
+    return (1 - (1 - pull) ** tau) / pull if pull else float(tau)
+
+
 def refuse_sampled_sites(job: JobSpec, method: str, why: str) -> None:
     """For methods that need every site in every round.
 
