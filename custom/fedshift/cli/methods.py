@@ -35,13 +35,16 @@ def show(args: argparse.Namespace) -> int:
 
 def _show_one(name: str) -> None:
     from fedshift.methods import method_set
+    from fedshift.methods.shared import search
     from fedshift.reporting.leaves import leaves_section, reference_job
 
     module = method_set.find(name)
     print((module.__doc__ or "").strip())
-    print("\nOptions (--set METHOD.OPTION=VALUE):")
+    print("\nOptions (--set METHOD.OPTION=VALUE), and where 'fedshift compare' draws settings from:")
+    drawn = search.space(module)
     for option, field in module.Config.model_fields.items():
         choices = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
-        print(f"  {name}.{option} = {field.default!r}    {choices}")
+        where = f"    drawn: {drawn[option]}" if option in drawn else ""
+        print(f"  {name}.{option} = {field.default!r}    {choices}{where}")
     leaves = leaves_section(name, reference_job(name)).lstrip().removeprefix(f"## {name}").strip()
     print(f"\nWhat leaves a site:\n{leaves}")

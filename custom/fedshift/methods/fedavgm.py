@@ -24,9 +24,12 @@ import numpy as np
 from pydantic import Field
 
 from fedshift.methods import base
+from fedshift.methods.shared import search
 from fedshift.methods.shared.aggregation import average, site_fractions
 from fedshift.schema.messages import Weights
 from fedshift.schema.strict import Strict
+
+SEARCH = {"beta": search.choice(0.01, 0.1, 0.5, 0.9, 0.97), "server_lr": search.log(0.3, 3)}
 
 
 class Config(Strict):

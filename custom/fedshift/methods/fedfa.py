@@ -54,12 +54,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
+from fedshift.methods.shared import search
 from fedshift.methods.shared.mixing import stages_of
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
 
 RANDOM_STD = 0.5
+
+
+SEARCH = {"momentum": search.choice(0.5, 0.9, 0.99, 0.999)}
 
 
 class Config(Strict):

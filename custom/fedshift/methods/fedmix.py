@@ -50,6 +50,9 @@ LARGEST = 1e3
 """Bound on the intensities of images before ``inputs``: at most 255, or standardised values."""
 
 
+SEARCH = {"per_round": None}
+
+
 class Config(Strict):
     """Options of FedMix."""
 

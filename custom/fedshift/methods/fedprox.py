@@ -21,7 +21,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedshift.methods import base
+from fedshift.methods.shared import search
 from fedshift.schema.strict import Strict
+
+SEARCH = {"mu": search.log(0.001, 1)}
 
 
 class Config(Strict):

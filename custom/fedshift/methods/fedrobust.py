@@ -35,10 +35,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedshift.methods import base
+from fedshift.methods.shared import search
 from fedshift.methods.shared.passes import probing
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
+
+# A step times its penalty must stay below 1, whatever is drawn.
+SEARCH = {
+    "step_delta": search.log(0.004, 0.1),
+    "penalty_delta": search.log(0.8, 9),
+    "step_gamma": search.log(0.0003, 0.003),
+    "penalty_gamma": search.log(30, 300),
+}
 
 
 class Config(Strict):

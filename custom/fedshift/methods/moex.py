@@ -38,6 +38,9 @@ from fedshift.tasks.precision import precise
 DIMS = {"pono": (1,), "in": (2, 3), "ln": (1, 2, 3)}
 
 
+SEARCH = {"layer": None}
+
+
 class Config(Strict):
     """Options of MoEx."""
 

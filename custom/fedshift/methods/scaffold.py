@@ -42,6 +42,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedshift.methods import base
+from fedshift.methods.shared import search
 from fedshift.methods.shared.aggregation import effective_steps, move, site_fractions
 from fedshift.methods.shared.passes import frozen_statistics
 from fedshift.schema.errors import ConfigError
@@ -49,6 +50,8 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.schema.strict import Strict
+
+SEARCH = {"server_lr": search.log(0.3, 3)}
 
 
 class Config(Strict):

@@ -134,3 +134,47 @@ def test_a_cell_that_does_not_resolve_is_named(home: Path, changes: dict[str, An
     with pytest.raises(ConfigError) as error:
         cells_of(home, **changes)
     assert said in str(error.value)
+
+
+def test_every_row_gets_as_many_settings_of_which_the_first_is_its_own(home: Path) -> None:
+    axes = {
+        "method": {"FedAvg": {"methods": "fedavg"}, "FedProx": {"methods": "fedprox"}},
+        "mu": {"own": {}, "0.5": {"options": {"fedprox.mu": 0.5}}},
+    }
+    cells = cells_of(home, axes=axes, seeds=[0, 1], tuning={"draws": 3, "seed": 7})
+    assert len(cells) == 2 * 2 * 3 * 2
+    assert [cell.name for cell in cells[:3]] == [
+        "FedAvg, own, seed 0",
+        "FedAvg, own, seed 1",
+        "FedAvg, own, seed 0, draw 1",
+    ]
+    by_row = {
+        (*cell.labels.values(), cell.draw): dict(cell.drawn)
+        for cell in cells
+        if cell.seed == 0 and cell.work is not None
+    }
+    assert all(not drawn for (*_, draw), drawn in by_row.items() if draw == 0)
+    assert {tuple(drawn) for (row, mu, draw), drawn in by_row.items() if draw} == {
+        ("optimizer.lr",),
+        ("optimizer.lr", "fedprox.mu"),
+    }
+    assert "fedprox.mu" in by_row["FedProx", "own", 1] and "fedprox.mu" not in by_row["FedProx", "0.5", 1], "set"
+    rates = {number: {drawn["optimizer.lr"] for (*_, n), drawn in by_row.items() if n == number} for number in (1, 2)}
+    assert all(len(found) == 1 for found in rates.values()) and rates[1] != rates[2], "rows share what they share"
+    assert all(0.005 <= rate <= 0.5 for found in rates.values() for rate in found), "around the task's 0.05"
+    for cell in cells:
+        assert cell.work is not None
+        job = cell.work.jobs[cell.plan.job.name]
+        assert job.task.optimizer.lr == cell.drawn.get("optimizer.lr", 0.05)
+        assert all(f"{key}={value}" in cell.commands[0] for key, value in cell.drawn.items())
+    again = cells_of(home, axes=axes, seeds=[0, 1], tuning={"draws": 3, "seed": 8})
+    assert again[0].work == cells[0].work and again[2].work != cells[2].work, "another seed, other settings"
+
+
+def test_a_spec_can_change_what_is_drawn(home: Path) -> None:
+    ranges = {"optimizer.lr": None, "schedule.batch_size": {"kind": "choice", "values": [4, 8]}, "fedprox.mu": None}
+    axes = {"method": {"FedProx": {"methods": "fedprox"}}}
+    cells = cells_of(home, axes=axes, tuning={"draws": 4, "options": ranges, "remark": "Few."})
+    assert [set(cell.drawn) for cell in cells] == [set(), *[{"schedule.batch_size"}] * 3]
+    with pytest.raises(ConfigError, match="method fedprox has no option 'muu'"):
+        cells_of(home, axes=axes, tuning={"draws": 2, "options": {"fedprox.muu": None}})

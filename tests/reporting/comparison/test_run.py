@@ -147,6 +147,31 @@ def test_a_command_from_the_spec_to_the_tables(home: Path, capsys: pytest.Captur
     assert "Two methods: accuracy" in capsys.readouterr().out
 
 
+def test_settings_are_trained_side_by_side_and_the_best_on_validation_is_shown(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"schedule.rounds": 6, "schedule.local_epochs": 3, "optimizer.lr": 0.0001}
+    tuning = {"draws": 2, "options": {"optimizer.lr": {"kind": "choice", "values": [0.05]}}}
+    spec = write_spec(home, axes={"method": {"FedBN": {"methods": "fedbn"}}}, tuning=tuning, options=options)
+    assert cli.main(["compare", str(spec), "--dry-run"]) == 0
+    assert "2 of 2 cells; 0 are done" in capsys.readouterr().out
+    assert cli.main(["compare", str(spec), "--jobs", "2"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "FedBN: setting 2 of 2 (optimizer.lr=0.05); averages over settings" in shown
+    own, other = read_comparison(home / "runs" / "small").cells
+    assert (own.draw, other.draw, other.drawn) == (0, 1, {"optimizer.lr": 0.05})
+    assert own.validation is not None and other.validation is not None and own.validation < other.validation
+    best = [values["accuracy"] for values in read_results_of(home, other.key)]
+    assert other.validation == pytest.approx(sum(best) / 3)
+
+
+def read_results_of(home: Path, key: str) -> list[dict[str, float]]:
+    """The validation scores of a cell's best round, by site."""
+    final = read_results(home / "runs" / "cells" / key / RUN_FOLDER).final
+    assert final is not None
+    return [splits["val"] for splits in final.best.sites.values()]
+
+
 def test_a_killed_cell_goes_on_where_it_was(
     home: Path, monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[bytes]]
 ) -> None:

@@ -225,12 +225,12 @@ def test_markdown_keeps_labels_that_look_like_markup() -> None:
 
 
 def test_every_form_says_what_the_data_and_the_weights_are() -> None:
-    comparison = made(THREE, differences="Fewer rounds.", tuning={"all": "none"}, tests=[("FedFA", "FedAvg")])
+    comparison = made(THREE, differences="Fewer rounds.", tuning="All: none.", tests=[("FedFA", "FedAvg")])
     for cell in comparison.cells:
         cell.data.update({site: record(site, "phantom") for site in cell.data})
     for text in (terminal(comparison), markdown(comparison), latex(comparison)):
         assert "The data are the phantom: simulated scans, no patients." in " ".join(text.split())
-        assert "from scratch" in text and "Fewer rounds." in text and "Tuning: all: none" in text
+        assert "from scratch" in text and "Fewer rounds." in text and "Tuning: All: none." in text
         assert "p = 0." in text and "(n = 3)" in text
     lines = list(csv.DictReader(io.StringIO(long_csv(comparison))))
     assert {(line["data"], line["initial weights"]) for line in lines} == {("phantom", "from scratch")}
@@ -258,6 +258,53 @@ def test_rows_that_are_not_the_protocol_are_named() -> None:
         "Not the protocol: it starts elsewhere.",
         "Not the protocol at FedAvg: it has a method more.",
     ]
+
+
+def tuned(validation: dict[str, list[float | None]]) -> Comparison:
+    """Row -> the validation score of each setting, None for one that failed; test scores are the opposite order."""
+    width = max(map(len, validation.values()))
+    comparison = made(
+        {(row,): [{"A": 0.5}] for row in validation}, tuning={"draws": width, "seed": 4, "remark": "By hand."}
+    )
+    cells = []
+    for cell in comparison.cells:
+        for draw, value in enumerate(validation[cell.labels["method"]]):
+            update: dict[str, Any] = {"draw": draw, "drawn": {"optimizer.lr": draw / 10} if draw else {}}
+            update |= {"state": "failed"} if value is None else {"validation": value}
+            update["scores"] = {} if value is None else {"best": {"test": {"A": {"accuracy": 1 - value}}}}
+            cells.append(cell.model_copy(update=update))
+    return comparison.model_copy(update={"cells": cells})
+
+
+def test_the_setting_that_is_best_on_validation_is_shown_with_the_spread_and_the_budget() -> None:
+    comparison = tuned({"X": [0.5, 0.8, 0.6], "Y": [0.7, None, 0.2]})
+    assert rows(comparison)["X"][0] == "20.0" and rows(comparison)["Y"][0] == "**30.0**", "by validation, not by test"
+    notes = footnotes(comparison)
+    assert any(
+        note.startswith(
+            "Tuning: 3 settings for every row, its own and others drawn by seed 4, 3 cells in all; shown is"
+        )
+        for note in notes
+    )
+    assert "By hand." in notes
+    x, y = (next(note for note in notes if note.startswith(f"{row}: ")) for row in "XY")
+    assert x == "X: setting 2 of 3 (optimizer.lr=0.1); averages over settings 20.0 to 50.0, standard deviation 15.3."
+    assert y.startswith("Y: setting 1 of 3 (its own); averages over settings 30.0 to 80.0") and y.endswith(
+        "; 1 failed."
+    )
+    again = Comparison.model_validate_json(comparison.model_dump_json())
+    assert rows(again) == rows(comparison) and again.tuning == comparison.tuning
+
+
+def test_no_setting_is_chosen_before_all_have_ended() -> None:
+    comparison = tuned({"X": [0.5, 0.8], "Y": [0.6, 0.7]})
+    object.__setattr__(comparison.cells[0], "state", "missing")
+    assert rows(comparison)["X"][0] == "-" and rows(comparison)["Y"][0] == "30.0"
+    assert not any(line.startswith("X: setting") for line in footnotes(comparison))
+    every = tuned({"X": [None, None], "Y": [0.6, 0.6]})
+    assert rows(every)["X"][0] == "-" and "Y: setting 1 of 2 (its own)" in " ".join(footnotes(every)), (
+        "of equals the first"
+    )
 
 
 def test_cells_of_different_versions_data_or_kinds_are_told_of() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -13,13 +13,17 @@ from typing import Any
 from fedshift.data.locate import find_site
 from fedshift.federation.resolve import split_methods
 from fedshift.methods import method_set
+from fedshift.methods.shared import search
+from fedshift.methods.shared.search import Distribution, around
 from fedshift.reporting.comparison.plan import CellKind, Plan, command, make_plan
-from fedshift.reporting.comparison.spec import Settings, Spec
+from fedshift.reporting.comparison.spec import Settings, Spec, Tuning
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import manifest_sha256, read_manifest
 from fedshift.schema.strict import Strict, nearest
 
+LEARNING_RATE = "optimizer.lr"
+"""The option that every row draws."""
 HASH_DIGITS = 16
 """Hexadecimal digits of a cell's hash, the name of its folder."""
 
@@ -56,13 +60,18 @@ class Cell:
     settings: Settings
     plan: Plan
     work: WorkItem | None
+    draw: int = 0
+    """The number of its setting; 0 is the row's own."""
+    drawn: Mapping[str, Any] = field(default_factory=dict)
+    """The options of that setting."""
     missing_inputs: tuple[str, ...] = ()
     data: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """The labels and the seed: ``FedFA, 0.17, seed 2``."""
-        return ", ".join([*self.labels.values(), f"seed {self.seed}"])
+        """The labels, the seed and the draw: ``FedFA, 0.17, seed 2, draw 1``."""
+        draw = [f"draw {self.draw}"] if self.draw else []
+        return ", ".join([*self.labels.values(), f"seed {self.seed}", *draw])
 
     @property
     def commands(self) -> list[str]:
@@ -73,7 +82,7 @@ class Cell:
 def make_cells(
     spec: Spec, *, folder: Path, on_resolved: Callable[[int, int], None] = lambda done, of: None
 ) -> list[Cell]:
-    """Resolve all cells of a spec. The first axis varies slowest, the seed fastest.
+    """Resolve all cells of a spec. The first axis varies slowest, then the others, then the draw, the seed fastest.
 
     Args:
         spec: the spec at its scale.
@@ -90,30 +99,69 @@ def make_cells(
     for number, chosen in enumerate(combinations):
         labels = dict(zip(spec.axes, (label for label, _ in chosen), strict=True))
         name = ", ".join(labels.values())
+
+        def planned(settings: Settings) -> Plan:
+            key = settings.model_dump_json()
+            if key not in plans:
+                plans[key] = make_plan(settings, metric=spec.metric, folder=folder)
+            return plans[key]
+
         try:
-            settings = merge(spec, [value for _, value in chosen])
-            settings_key = settings.model_dump_json()
-            if settings_key not in plans:
-                plans[settings_key] = make_plan(settings, metric=spec.metric, folder=folder)
+            values = [value for _, value in chosen]
+            settings = merge(spec, values)
+            plan = planned(settings)
+            fixed = {key for value in values for key in value.options}
+            drawn = [{}, *draw_settings(spec.tuning, plan.job, fixed)] if isinstance(spec.tuning, Tuning) else [{}]
+            tried = [settings.model_copy(update={"options": {**settings.options, **options}}) for options in drawn]
+            plans_of_draws = [planned(one) for one in tried]
         except ConfigError as error:
             raise ConfigError(f"cell {name}: {error}") from None
-        plan = plans[settings_key]
         sites = tuple(dict.fromkeys(site for job in plan.jobs.values() for site in job.task.everyone))
         data_key = (plan.job.task.dataset, sites)
         if data_key not in found_data:
             found_data[data_key] = _find_data(*data_key)
         data = found_data[data_key]
         missing_inputs = (*plan.missing_inputs, *data.missing_inputs)
-        for seed in spec.seeds:
-            work = None
-            if not missing_inputs:
-                work = WorkItem(kind=plan.kind, name=plan.name, jobs=plan.at(seed), data=dict(data.hashes))
-            cells.append(Cell(labels, seed, settings, plan, work, missing_inputs, data.folders))
+        for draw, (options, of_draw, one) in enumerate(zip(drawn, plans_of_draws, tried, strict=True)):
+            for seed in spec.seeds:
+                work = None
+                if not missing_inputs:
+                    work = WorkItem(kind=of_draw.kind, name=of_draw.name, jobs=of_draw.at(seed), data=dict(data.hashes))
+                cells.append(Cell(labels, seed, one, of_draw, work, draw, options, missing_inputs, data.folders))
         on_resolved(number + 1, len(combinations))
     metrics = sorted({cell.plan.metric for cell in cells})
     if spec.metric is None and len(metrics) > 1:
         raise ConfigError(f"cells have different metrics ({', '.join(metrics)}): name one with 'metric'")
     return cells
+
+
+def draw_settings(tuning: Tuning, job: JobSpec, fixed: Collection[str]) -> list[dict[str, Any]]:
+    """The settings of a row after its own: options of the job, by their paths.
+
+    Args:
+        tuning: the spec's.
+        job: the row's own job; `Distribution.draw` does not depend on it, so rows share the draws of shared options.
+        fixed: options that are not drawn, as an axis sets them.
+
+    Raises:
+        ConfigError: a range is given for a method's option that it does not have.
+    """
+    space: dict[str, Distribution | None] = {LEARNING_RATE: around(job.task.optimizer.lr)}
+    for method in job.methods:
+        space |= {f"{method}.{name}": where for name, where in search.space(method_set.find(method)).items()}
+    others = [key for key in tuning.options if key.partition(".")[0] in method_set.available()]
+    space |= {key: where for key, where in tuning.options.items() if key not in others}
+    for key in others:
+        method, _, option = key.partition(".")
+        if option not in method_set.find(method).Config.model_fields:
+            raise ConfigError(f"tuning.options: method {method} has no option {option!r}")
+        if method in job.methods:
+            space[key] = tuning.options[key]
+    kept = {key: where for key, where in space.items() if where is not None and key not in fixed}
+    return [
+        {key: where.draw(key, number=number, seed=tuning.seed) for key, where in kept.items()}
+        for number in range(1, tuning.draws)
+    ]
 
 
 def merge(spec: Spec, values: Sequence[Settings]) -> Settings:

@@ -11,7 +11,7 @@ from fedshift.reporting.comparison.cells import Cell
 from fedshift.reporting.comparison.columns import PAIR_SEPARATOR, column_keys
 from fedshift.reporting.comparison.published import PublishedValue, read_published
 from fedshift.reporting.comparison.record import CellRecord, Comparison, LeftOutSite, Scores
-from fedshift.reporting.comparison.spec import ScoredPart, Spec, Summary
+from fedshift.reporting.comparison.spec import ModelName, ScoredPart, Spec, Summary
 from fedshift.reporting.comparison.store import RUN_FOLDER, Store, read_done
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.protocol_results import CrossSite
@@ -77,6 +77,8 @@ class Collector:
         record = CellRecord(
             labels=dict(cell.labels),
             seed=cell.seed,
+            draw=cell.draw,
+            drawn=dict(cell.drawn),
             state="failed" if reason else "missing",
             reason=reason,
             commands=cell.commands,
@@ -87,7 +89,8 @@ class Collector:
             return record
         key = cell.work.key
         if key not in self._finished:
-            self._finished[key] = _read_finished(cell, self._store.folder_of(cell.work), metric=self._spec.metric)
+            folder = self._store.folder_of(cell.work)
+            self._finished[key] = _read_finished(cell, folder, metric=self._spec.metric, model=self._spec.model)
         return record.model_copy(update=self._finished[key])
 
 
@@ -95,7 +98,7 @@ def _summaries(parts: set[ScoredPart]) -> tuple[Summary, ...]:
     return ("average", "held_out") if "held_out" in parts and len(parts) > 1 else ("average",)
 
 
-def _read_finished(cell: Cell, folder: Path, *, metric: str | None) -> dict[str, Any]:
+def _read_finished(cell: Cell, folder: Path, *, metric: str | None, model: ModelName) -> dict[str, Any]:
     """The fields of a finished cell's record that are the same for all cells with its key.
 
     The curve is of the table's ``metric`` if rounds have that score, else of the one that selects the round.
@@ -118,6 +121,7 @@ def _read_finished(cell: Cell, folder: Path, *, metric: str | None) -> dict[str,
         "curve": curve(runs, shown, "val"),
         "test_curve": _test_curve(cell, runs, shown),
         "scores": results.scores,
+        "validation": _validation(runs, "last" if model == "last" else "best"),
         "newcomers": sorted({site for one in results.runs.values() if one.final for site in one.final.newcomers}),
         "left_out": _left_out(runs),
         "data": {site: data for one in results.runs.values() for site, data in one.data.items()},
@@ -154,6 +158,19 @@ def shown_score(runs: Sequence[Results], metric: str | None) -> str:
         return any(metric in site.val for record in run.rounds for site in record.sites.values())
 
     return metric if metric is not None and all(map(scored, runs)) else runs[0].job.metric
+
+
+def _validation(runs: Sequence[Results], which: Literal["best", "last"]) -> float | None:
+    """Mean validation score over sites, then over runs, by the score that selects rounds; None if a run has none."""
+    means = []
+    for run in runs:
+        sites = {} if run.final is None else getattr(run.final, which).sites
+        found = [splits.get("val", {}).get(run.job.metric) for splits in sites.values()]
+        known = [value for value in found if value is not None]
+        if not known:
+            return None
+        means.append(fmean(known))
+    return fmean(means)
 
 
 def _test_curve(cell: Cell, runs: Sequence[Results], metric: str) -> list[float | None]:

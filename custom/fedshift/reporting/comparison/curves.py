@@ -49,7 +49,7 @@ def curves_csv(comparison: Comparison) -> str:
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n")
     write.writerow([*comparison.axes, "seed", "round", "score", "unit", "metric", "part"])
-    for cell in comparison.cells:
+    for cell in comparison.of({}):
         of = measure(cell.metric)
         for part, scores in (("val", cell.curve), ("test", cell.test_curve)):
             for number, value in enumerate(scores, 1):

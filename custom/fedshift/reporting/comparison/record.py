@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.published import PublishedValue
-from fedshift.reporting.comparison.spec import Average, ModelName, Pairs, ScoredPart, Summary
+from fedshift.reporting.comparison.spec import Average, ModelName, Pairs, ScoredPart, Summary, Tuning
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
 from fedshift.schema.results import FROM_SCRATCH, DataRecord, Metrics
@@ -40,6 +41,12 @@ class CellRecord(Strict):
 
     labels: dict[str, str]
     seed: int
+    draw: int = 0
+    """The number of its setting; 0 is the row's own, the others are drawn (`Tuning`)."""
+    drawn: dict[str, Any] = {}
+    """The options of that setting."""
+    validation: float | None = None
+    """The mean validation score over sites, and over runs, of the model that the table shows; it selects settings."""
     state: State
     reason: str = ""
     commands: list[str]
@@ -69,8 +76,9 @@ class CellRecord(Strict):
 
     @property
     def name(self) -> str:
-        """The labels and the seed: ``FedFA, 0.17, seed 2``."""
-        return ", ".join([*self.labels.values(), f"seed {self.seed}"])
+        """The labels, the seed and the draw: ``FedFA, 0.17, seed 2, draw 1``."""
+        draw = [f"draw {self.draw}"] if self.draw else []
+        return ", ".join([*self.labels.values(), f"seed {self.seed}", *draw])
 
     def site_scores(self, model: ModelName, part: ScoredPart, metric: str) -> dict[str, float]:
         """The score at each site. If the cell has no such model, the best model is used, then the last.
@@ -102,7 +110,7 @@ class Comparison(Strict):
     tests: list[tuple[str, str]] = []
     pairs: Pairs = "seeds"
     average: Average = "sites"
-    tuning: str | dict[str, Any] = ""
+    tuning: str | Tuning = ""
     differences: str = ""
     published: list[PublishedValue] = []
     spec: dict[str, Any]
@@ -118,8 +126,47 @@ class Comparison(Strict):
         return self
 
     def of(self, labels: Mapping[str, str]) -> list[CellRecord]:
-        """The cells with these labels, one per seed."""
-        return [cell for cell in self.cells if all(cell.labels[axis] == label for axis, label in labels.items())]
+        """The cells with these labels, one per seed: those of the chosen setting if rows have several.
+
+        Before all settings of a row have ended none is chosen, and its cells count as missing.
+        """
+        found = [cell for cell in self.cells if all(cell.labels[axis] == label for axis, label in labels.items())]
+        if not isinstance(self.tuning, Tuning):
+            return found
+        chosen: dict[tuple[str, ...], int | None] = {}
+        for cell in found:
+            chosen.setdefault(tuple(cell.labels.values()), self.chosen_draw(cell.labels))
+        shown = []
+        for cell in found:
+            draw = chosen[tuple(cell.labels.values())]
+            if draw is None and cell.draw == 0:
+                shown.append(cell.model_copy(update={"state": "missing", "scores": {}, "curve": [], "test_curve": []}))
+            elif cell.draw == draw:
+                shown.append(cell)
+        return shown
+
+    def draws(self, labels: Mapping[str, str]) -> dict[int, list[CellRecord]]:
+        """The cells of a row and column by their setting, one per seed."""
+        found: dict[int, list[CellRecord]] = {}
+        for cell in self.cells:
+            if cell.labels == labels:
+                found.setdefault(cell.draw, []).append(cell)
+        return found
+
+    def chosen_draw(self, labels: Mapping[str, str]) -> int | None:
+        """The setting with the highest validation score, mean over seeds; the earlier of equals.
+
+        A setting of which a cell failed is not chosen. None before all have ended, or if all failed.
+        """
+        draws = self.draws(labels)
+        if any(cell.state == "missing" for cells in draws.values() for cell in cells):
+            return None
+        scores = {
+            draw: fmean(value for cell in cells if (value := cell.validation) is not None)
+            for draw, cells in draws.items()
+            if all(cell.state == "done" and cell.validation is not None for cell in cells)
+        }
+        return max(scores, key=lambda draw: (scores[draw], -draw), default=None)
 
     @property
     def is_phantom(self) -> bool:

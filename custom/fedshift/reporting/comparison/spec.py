@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from fedshift.methods.shared.search import Distribution
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import read_yaml
 from fedshift.schema.names import Name
@@ -58,6 +59,21 @@ class Published(Strict):
     columns: dict[str, str] = {}
 
 
+class Tuning(Strict):
+    """Equal budgets: every row gets ``draws`` settings, drawn by ``seed``, of which the first is its own.
+
+    Drawn are the options that a row's methods list (`fedshift.methods.shared.search`) and those in ``options``, with
+    null for one that is not to be drawn; ``optimizer.lr`` is drawn between a tenth and ten times its value unless
+    ``options`` says otherwise. An option that the value of an axis sets is never drawn. ``remark`` is copied into all
+    outputs.
+    """
+
+    draws: int = Field(ge=1)
+    seed: int = Field(default=0, ge=0)
+    options: dict[str, Distribution | None] = {}
+    remark: str = ""
+
+
 class Samples(Strict):
     """Number of samples at a site, used for the estimate if its data are missing."""
 
@@ -81,7 +97,7 @@ class Spec(Settings):
     tests: tuple[tuple[str, str], ...] = ()
     pairs: Pairs = "seeds"
     average: Average = "sites"
-    tuning: str | dict[str, Any] = ""
+    tuning: str | Tuning = ""
     published: Published | None = None
     differences: str = ""
     samples: Samples | None = None
@@ -90,6 +106,11 @@ class Spec(Settings):
     def rows(self) -> list[str]:
         """The labels of the first axis."""
         return list(next(iter(self.axes.values())))
+
+    @property
+    def draws(self) -> int:
+        """Settings of each row."""
+        return self.tuning.draws if isinstance(self.tuning, Tuning) else 1
 
     def parts(self, run: str) -> tuple[ScoredPart, ...]:
         """The scored parts for a kind of run; by default ``test``, or ``held_out`` for ``leave_one_out``."""

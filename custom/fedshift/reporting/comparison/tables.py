@@ -200,11 +200,41 @@ def footnotes(comparison: Comparison) -> list[str]:
     lines += comparison.notes
     if comparison.differences:
         lines.append(f"Differences from the paper: {' '.join(comparison.differences.split())}")
-    if comparison.tuning:
-        tuning = comparison.tuning
-        if isinstance(tuning, dict):
-            tuning = "; ".join(f"{key}: {value}" for key, value in tuning.items())
-        lines.append(f"Tuning: {' '.join(str(tuning).split())}")
+    return lines + tuning_lines(comparison)
+
+
+def tuning_lines(comparison: Comparison) -> list[str]:
+    """What was tuned: a remark, or the budget of every row, its chosen setting and the spread over its settings."""
+    tuning, shown = comparison.tuning, measure(comparison.metric)
+    if isinstance(tuning, str):
+        return [f"Tuning: {' '.join(tuning.split())}"] if tuning else []
+    runs = tuning.draws * len(comparison.seeds)
+    lines = [
+        f"Tuning: {tuning.draws} settings for every row, its own and others drawn by seed {tuning.seed}, {runs} cells "
+        "in all; shown is the one with the highest mean validation score. Test scores choose nothing."
+    ]
+    lines += [" ".join(tuning.remark.split())] if tuning.remark else []
+    first, *_ = comparison.axes
+    for block in blocks(comparison):
+        for row in comparison.axes[first]:
+            labels = {first: row, **block.labels}
+            draws, chosen = comparison.draws(labels), comparison.chosen_draw(labels)
+            if chosen is None:
+                continue
+            means = {
+                draw: fmean(values)
+                for draw, cells in draws.items()
+                if (values := [v for cell in cells if (v := summary(comparison, cell, "average")) is not None])
+            }
+            options = ", ".join(f"{key}={value}" for key, value in draws[chosen][0].drawn.items()) or "its own"
+            text = f"{row}{f' ({block.key})' if block.key else ''}: setting {chosen + 1} of {len(draws)} ({options})"
+            if len(means) > 1:
+                text += (
+                    f"; averages over settings {shown.text(min(means.values()))} to {shown.text(max(means.values()))}"
+                )
+                text += f", standard deviation {shown.text(stdev(means.values()))}"
+            failed = sum(any(cell.state == "failed" for cell in cells) for cells in draws.values())
+            lines.append(f"{text}{f'; {failed} failed' if failed else ''}.")
     return lines
 
 
