@@ -231,6 +231,7 @@ def resources(kit: Kit) -> dict[str, Any]:
         else:
             content["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(store / "snapshots")
             named["job_manager"]["args"]["uri_root"] = str(store / "jobs")
+            content["components"].remove(named["log_receiver"])  # which would write files that others name
             content["components"].append(READMISSION)
             content["app_validator"] = VALIDATOR
     except (KeyError, TypeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
@@ -74,7 +75,14 @@ def refused(reply: Message) -> bool:
 
 
 @pytest.mark.parametrize(
-    "topic", [SysCommandTopic.SHELL, SysCommandTopic.CONFIGURE_SITE_LOG, TrainingTopic.CONFIGURE_JOB_LOG, "made.up"]
+    "topic",
+    [
+        SysCommandTopic.SHELL,
+        SysCommandTopic.CONFIGURE_SITE_LOG,
+        SysCommandTopic.REPORT_ENV,
+        TrainingTopic.CONFIGURE_JOB_LOG,
+        "made.up",
+    ],
 )
 def test_a_site_reads_no_file_and_takes_no_log_settings(site: Site, topic: str) -> None:
     reply = site.asked(topic, "cat startup/client.key", job_id=JOB)
@@ -90,8 +98,8 @@ def test_what_a_federation_needs_is_done(site: Site, topic: str) -> None:
 
 def test_every_topic_of_nvflare_is_done_or_left_out_on_purpose() -> None:
     topics = {topic for p in ClientRequestProcessors.request_processors for topic in p.get_topics()}
-    left_out = {SysCommandTopic.SHELL, SysCommandTopic.CONFIGURE_SITE_LOG, TrainingTopic.CONFIGURE_JOB_LOG}
-    assert topics == commands.DONE | left_out
+    system = {SysCommandTopic.SHELL, SysCommandTopic.CONFIGURE_SITE_LOG, SysCommandTopic.REPORT_ENV}
+    assert topics == commands.DONE | system | {TrainingTopic.CONFIGURE_JOB_LOG}
 
 
 @pytest.mark.parametrize("job", ["local", "startup", "../HK", JOB.upper(), f"{JOB}/..", "", None])
@@ -141,8 +149,30 @@ def test_a_job_of_fedshift_is_taken(site: Site, tmp_path: Path) -> None:
 )
 def test_a_job_brings_no_other_file(site: Site, tmp_path: Path, name: str) -> None:
     reply = site.asked(TrainingTopic.DEPLOY, app(of_fedshift(tmp_path) | {name: b"{}"}), job_id=JOB)
-    assert refused(reply) and "which no job of fedshift has: write it with 'fedshift job'" in reply.body
+    assert refused(reply) and re.search("which no job of fedshift has: write it|outside its folder", reply.body)
     assert not site.done
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("0", '"{$HOME}"'),
+        ('"components": []', '"components": [{"id": "x", "path": "fedshift.flare.executor.FedshiftExecutor"}]'),
+        ('"format_version": 2', '"format_version": 2, "log_config": {}'),
+        ("{", ""),
+    ],
+)
+def test_a_job_configures_nvflare_as_every_job_does_unless_it_brings_code(
+    site: Site, tmp_path: Path, old: str, new: str
+) -> None:
+    files = of_fedshift(tmp_path)
+    text = files["config/config_fed_client.json"].decode()
+    changed = files | {"config/config_fed_client.json": text.replace(old, new, 1).encode()}
+    assert old in text
+    reply = site.asked(TrainingTopic.DEPLOY, app(changed), job_id=JOB)
+    assert refused(reply) and "config_fed_client.json is not as this fedshift writes it" in reply.body
+    # NVFlare asks for the right to send code, which the owner of the kit has to have given.
+    assert not refused(site.asked(TrainingTopic.DEPLOY, app(changed | {"custom/own.py": b""}), job_id=JOB))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +187,7 @@ def test_a_job_is_signed_by_a_person_and_not_by_another_site(
     assert len(files) > 4
     reply = site.asked(TrainingTopic.DEPLOY, app(files), job_id=JOB)
     assert refused(reply) is (said is not None) and (said is None or said in reply.body)
-    changed = app(files | {"config/config_fed_client.json": b"{}"})
+    changed = app(files | {"config/fedshift.yaml": b"{}"})
     assert "signature" in site.asked(TrainingTopic.DEPLOY, changed, job_id=JOB).body
 
 

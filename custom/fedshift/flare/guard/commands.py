@@ -15,9 +15,11 @@ Fixed in NVFlare when: a site can list the topics that it takes, and a job with 
 from __future__ import annotations
 
 import io
+import json
 import tempfile
 import uuid
 import zipfile
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from nvflare.private.admin_defs import Message, error_reply
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic, new_cell_message
 from nvflare.private.fed.server.shell_cmd import ShellCommandModule
 
+from fedshift.flare.export import client_config, server_config
 from fedshift.flare.guard.gate import DROPS
 from fedshift.flare.patches.patch import Patch, find
 from fedshift.schema.job import FILE_NAME
@@ -69,16 +72,20 @@ DONE = frozenset(
         TrainingTopic.NOTIFY_JOB_STATUS,
         SysCommandTopic.SYS_INFO,
         SysCommandTopic.REPORT_RESOURCES,
-        SysCommandTopic.REPORT_ENV,
         SysCommandTopic.REPORT_VERSION,
         "info.show_stats",
         "info.show_errors",
         "info.reset_errors",
     }
 )
-"""Topics that a site acts on. Not among them: ``sys.shell`` and both that set how it logs."""
-CONFIG = frozenset({"config_fed_server.json", "config_fed_client.json", FILE_NAME})
-"""Files of a job's ``config/``."""
+"""Topics that a site acts on. Not among them: ``sys.shell``, both that set how it logs, and the one that tells of the
+kit's path."""
+CONFIGS: Mapping[str, Callable[[], dict[str, Any]]] = {
+    "config/config_fed_server.json": server_config,
+    "config/config_fed_client.json": client_config,
+}
+"""NVFlare's files of a job → what is in them."""
+SPEC = f"config/{FILE_NAME}"
 SIGNATURE = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
 """What NVFlare puts into each folder of a job when it is submitted."""
 CODE = "custom/"
@@ -152,15 +159,12 @@ def _unwanted_file(app: Any) -> str | None:
     """What is wrong with the files that a job brings, which are not on disk yet."""
     try:
         with zipfile.ZipFile(io.BytesIO(app)) as archive:
-            files = [info for info in archive.infolist() if not info.is_dir()]
-    except (zipfile.BadZipFile, TypeError, ValueError, OSError):
+            files = {info.filename: info.file_size for info in archive.infolist() if not info.is_dir()}
+            if sum(files.values()) > LARGEST:
+                return f"the job's app is larger than {LARGEST / 1e6:.0f} MB"
+            return _unlike_ours(files, archive.read)
+    except (zipfile.BadZipFile, TypeError, ValueError, OSError, EOFError, RuntimeError, NotImplementedError):
         return "the job's app is no archive"
-    if sum(info.file_size for info in files) > LARGEST:
-        return f"the job's app is larger than {LARGEST / 1e6:.0f} MB"
-    for info in files:
-        if not _is_wanted(info.filename):
-            return _unlike(info.filename)
-    return None
 
 
 class AppFiles(AppValidator):
@@ -170,15 +174,28 @@ class AppFiles(AppValidator):
         """NVFlare calls this before a job starts; the text says why it must not."""
         folder = Path(app_folder)
         names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
-        return next((_unlike(name) for name in names if not _is_wanted(name)), ""), {}
+        return _unlike_ours(names, lambda name: (folder / name).read_bytes()) or "", {}
 
 
-def _unlike(name: str) -> str:
-    return f"the job brings {name[:100]!r}, which no job of fedshift has: write it with 'fedshift job'"
+def _unlike_ours(names: Collection[str], read: Callable[[str], bytes]) -> str | None:
+    """The first file that is not as fedshift writes it. With code in a job, NVFlare's files may name that."""
+    code = False
+    for name in sorted(names):
+        if ".." in name.split("/") or "\\" in name or name.startswith("/"):
+            return f"the job brings {name[:100]!r}, which is outside its folder"
+        if name.startswith(CODE):
+            code = True
+        elif name not in (*CONFIGS, SPEC) and name.rpartition("/")[2] not in SIGNATURE:
+            return f"the job brings {name[:100]!r}, which no job of fedshift has: write it with 'fedshift job'"
+    for name in () if code else CONFIGS:
+        if name in names and _json(read(name)) != CONFIGS[name]():
+            return f"the job's {name} is not as this fedshift writes it: write it with 'fedshift job'"
+    return None
 
 
-def _is_wanted(name: str) -> bool:
-    if ".." in name.split("/") or "\\" in name or name.startswith("/"):
-        return False
-    folder, _, file = name.rpartition("/")
-    return file in SIGNATURE or name.startswith(CODE) or (folder == "config" and file in CONFIG)
+def _json(text: bytes) -> Any:
+    """What a JSON file holds; None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
