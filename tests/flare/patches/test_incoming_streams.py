@@ -14,7 +14,9 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding, MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.byte_receiver import ByteReceiver, RxTask
+from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_const import STREAM_ERROR_TOPIC, StreamDataType, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import StreamError
 
 from fedshift.flare import patches
 from fedshift.flare.patches import incoming_streams, message_exits
@@ -97,6 +99,7 @@ def is_open(task: RxTask | None) -> bool:
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     monkeypatch.setattr(incoming_streams, "_limit", None)
+    monkeypatch.setattr(incoming_streams, "_ending", False)
     allow(lambda channel, topic: ALLOWED)
     yield Receiver()
     for task in list(RxTask.rx_task_map.values()):
@@ -191,6 +194,17 @@ def test_a_silent_stream_is_closed_and_a_slow_one_is_not(receiver: Receiver, clo
     receiver.piece("HK.job", next(NUMBERS), b"z", last=True)
     assert not is_open(RxTask.rx_task_map.get(("UCL.job", silent)))
     assert receiver.took(b"y" * 6)
+
+
+def test_a_process_that_ends_waits_for_no_stream(receiver: Receiver) -> None:
+    """Nor does it begin to."""
+    stream = next(NUMBERS)
+    task = receiver.piece("UCL.job", stream, b"x", size=500)
+    assert task is not None
+    ByteStreamer.shutdown()
+    with pytest.raises(StreamError, match="this process ends"):
+        task.stream_future.result(timeout=5)
+    assert receiver.piece("UCL.job", next(NUMBERS), b"x", size=500) is None
 
 
 @pytest.mark.parametrize(

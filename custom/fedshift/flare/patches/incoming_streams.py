@@ -6,7 +6,8 @@ process until it is complete, and pieces that wait for a missing first one are k
 Cost: one site fills the memory of the server's process, or stops it for all others with 200 streams of ten bytes.
 Instead: a message that declares or brings more than `allow` permits is refused. Where a party has more than `MOST_OPEN`
 incomplete streams, or more bytes in them than two of the largest messages, its most silent ones are closed, and so is
-any stream that brings nothing for `SILENCE`. A slow one is not: only silence counts.
+any stream that brings nothing for `SILENCE`. A slow one is not: only silence counts. A process that ends waits for
+none.
 Fixed in NVFlare when: limits on size, number and silence of incoming streams are settings that hold for each sender.
 """
 
@@ -43,6 +44,7 @@ LOOK = 5.0
 """Seconds between looks for silent streams."""
 
 RECEIVER = "nvflare.fuel.f3.streaming.byte_receiver"
+STREAMER = "nvflare.fuel.f3.streaming.byte_streamer:ByteStreamer"
 BLOB = "nvflare.fuel.f3.streaming.blob_streamer:BlobHandler"
 PATCH = Patch(
     name="incoming_streams",
@@ -55,6 +57,8 @@ PATCH = Patch(
         f"{RECEIVER}:RxTask.stop": "0fc4b930a93a",
         f"{RECEIVER}:ByteReceiver._data_handler": "01c85c391150",
         f"{RECEIVER}:ByteReceiver.reject": "3941c9337323",
+        f"{STREAMER}.shutdown": "a2d19341eebb",
+        "nvflare.fuel.f3.streaming.shutdown:shutdown_f3_streaming": "b1129950a0e8",
         f"{BLOB}.handle_blob_cb": "340573eb8006",
     },
 )
@@ -64,6 +68,7 @@ Limit = Callable[[str, str], int]
 
 
 _limit: Limit | None = None
+_ending = False
 
 
 def allow(limit: Limit | None) -> None:
@@ -83,6 +88,8 @@ def apply() -> None:
     keys = _Keys()
     stream_error = find("nvflare.fuel.f3.streaming.stream_types:StreamError")
     original, original_blob = task_class.find_or_create_task, blob.handle_blob_cb
+    streamer = find(STREAMER)
+    original_shutdown = streamer.shutdown
     streams = _Streams(task_class, stream_error)
 
     def find_or_create(message: Any, cell: Any) -> Any:
@@ -95,6 +102,8 @@ def apply() -> None:
             return original(message, cell)
         with streams.lock:
             task = task_class.rx_task_map.get((piece.origin, piece.stream))
+            if _ending and task is None:
+                return None
             fault, crowding, found = streams.fault(piece, task), [], None
             if fault is None:
                 crowding = streams.crowding(piece) if task is None else []
@@ -117,7 +126,15 @@ def apply() -> None:
             self.max_blob_size = 0  # ours holds from the first piece on, and may be larger
         return original_blob(self, *args, **kwargs)
 
+    def shutdown() -> None:
+        global _ending
+        with streams.lock:
+            _ending = True
+        streams.close_all()
+        original_shutdown()
+
     task_class.find_or_create_task = staticmethod(find_or_create)
+    streamer.shutdown = staticmethod(shutdown)
     blob.handle_blob_cb = handle_blob
 
 
@@ -205,6 +222,12 @@ class _Streams:
         while close < len(held) and (len(held) - close >= MOST_OPEN or sum(held[close:]) > room):
             close += 1
         return by_age[:close]
+
+    def close_all(self) -> None:
+        """Close all that are incomplete: the process ends, and NVFlare would wait for each."""
+        for task in list(self._class.rx_task_map.values()):
+            if not _has_ended(task):
+                task.stop(self._error(f"{task} is closed: this process ends"), notify=False)
 
     def close_silent(self) -> None:
         """Close streams that have brought nothing for a while."""
