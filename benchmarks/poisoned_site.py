@@ -1,19 +1,23 @@
-"""What one poisoned site of six does to the model, with and without robust aggregation, on the phantom.
+"""What one poisoned site does to the model, with and without limits, and with robust aggregation.
 
-    python benchmarks/poisoned_site.py            # ten minutes or so on one core
+    python benchmarks/poisoned_site.py --data ROOT            # an hour or so on one core; can be interrupted
     python benchmarks/poisoned_site.py --table-only
 
-All runs are FedAvg with the same seed, in one process. The poisoned site trains as the others do and then sends
-something else, which the guard lets through. With its honest change d = w_k - w (parameters; running statistics are
-sent as they are)::
+All runs are FedAvg with the same seed, in one process, on the phantom with six sites, and on real prostate MRI if ROOT
+has ``prostate`` as ``fedshift data prepare`` writes it. The poisoned site trains as the others do and then sends
+something else, which the guard lets through. With its honest change d = w_k - w (parameters)::
 
-    sign    w - 5 d
-    noise   w + e,  e drawn once from a normal distribution, as long as 10 d
+    sign       w - 5 d
+    sign 15    w - 15 d
+    noise      w + e,  e drawn once from a normal distribution, as long as 10 d
+    samples    w + d,  and it says from the first round on that it has 1000 times its samples
+    variances  w + d,  and every running variance times 10^6
 
-(Noise drawn anew in every round does nothing to this network: FedAvg averages it away.)
+Running statistics are otherwise sent as they are. (Noise drawn anew in every round does nothing to this network: FedAvg
+averages it away.)
 
-The score is the last model's mean foreground Dice per case over the validation and test cases of the five honest
-sites. Writes ``benchmarks/results/poisoned_site.json`` and ``.md``.
+The score is the last model's mean foreground Dice per case over the validation and test cases of the honest sites.
+Writes ``benchmarks/results/poisoned_site.json`` and ``.md``; runs that are in the first are not repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +26,6 @@ import argparse
 import json
 import os
 import platform
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -41,9 +44,12 @@ from fedshift.schema.messages import Update, Weights
 
 RESULT = Path(__file__).resolve().parent / "results" / "poisoned_site.json"
 POISONED = "HK"
-ATTACKS = ("none", "sign", "noise")
+ATTACKS = ("none", "sign", "sign 15", "noise", "samples", "variances")
+MANY, LARGE = 1000, 1e6
+"""What the site multiplies its samples by, and its running variances."""
 RULES: dict[str, tuple[str, ...]] = {
-    "none": (),
+    "no limits": ("federation.clip_norm_ratio=null", "federation.clip_sample_ratio=null"),
+    "the default limits": (),
     "median": ("federation.robust.rule=median",),
     "trimmed_mean, trim 1": ("federation.robust.rule=trimmed_mean", "federation.robust.trim=1"),
     "norm_clipping, clip 1": ("federation.robust.rule=norm_clipping", "federation.robust.clip=1"),
@@ -61,12 +67,18 @@ SMALL = (
 
 
 def poison(update: Update, received: Weights, parameters: frozenset[str], attack: str, *, seed: int) -> Update:
-    """What the poisoned site sends in place of ``update``."""
+    """What the poisoned site sends in place of ``update``; it has told the server of its samples before."""
     if attack == "none":
         return update
+    if attack == "samples":
+        return replace(update, n_samples=MANY * update.n_samples)
+    if attack == "variances":
+        large = {k: v * np.float32(LARGE) for k, v in update.weights.items() if k.endswith("running_var")}
+        return replace(update, weights={**update.weights, **large})
     change = {key: update.weights[key] - received[key] for key in sorted(parameters)}
-    if attack == "sign":
-        sent = {key: -5 * value for key, value in change.items()}
+    if attack.startswith("sign"):
+        times = float(attack.removeprefix("sign") or 5)
+        sent = {key: np.float32(-times) * value for key, value in change.items()}
     else:
         rng = np.random.default_rng(seed)
         noise = {key: rng.standard_normal(value.shape) for key, value in change.items()}
@@ -90,9 +102,15 @@ def run(job: JobSpec, data: Mapping[str, Path], folder: Path, attack: str) -> di
     net = next(iter(sites.values()))._net
     parameters = frozenset(name for name, _ in net.named_parameters())
     coordinator.open(0)
-    for site in sites.values():
-        coordinator.register(site.info())
-        coordinator.accept(site.statistics())
+    for name, site in sites.items():
+        info, update = site.info(), site.statistics()
+        if name == POISONED and attack == "samples":
+            info, update = (
+                replace(info, n_train=MANY * info.n_train),
+                replace(update, n_samples=MANY * update.n_samples),
+            )
+        coordinator.register(info)
+        coordinator.accept(update)
     coordinator.close()
     ratios = []
     for round_ in range(1, coordinator.rounds + 1):
@@ -122,68 +140,92 @@ def run(job: JobSpec, data: Mapping[str, Path], folder: Path, attack: str) -> di
 
 
 def table(content: dict[str, object]) -> str:
-    """The result as a Markdown table in percent."""
+    """The results as Markdown tables in percent."""
     runs = content["runs"]
     assert isinstance(runs, dict)
-    lines = [
-        f"`{content['command']}`: {content['what']}.",
-        "",
-        f"| federation.robust | {' | '.join(f'attack: {attack}' for attack in ATTACKS)} |",
-        "|---|" + "---:|" * len(ATTACKS),
-    ]
-    for rule, by_attack in runs.items():
-        cells = " | ".join(f"{100 * by_attack[attack]['honest']:.1f}" for attack in ATTACKS)
-        lines.append(f"| {rule} | {cells} |")
-    refused = sum(len(found["refused"]) for by_attack in runs.values() for found in by_attack.values())
-    most = max(found["farthest_honest_over_median"] for by_attack in runs.values() for found in by_attack.values())
+    lines = [f"`{content['command']}`: {content['what']}.", ""]
+    for data, by_rule in runs.items():
+        lines += [
+            f"{data[0].upper()}{data[1:]}:",
+            "",
+            f"| federation.robust | {' | '.join(f'attack: {attack}' for attack in ATTACKS)} |",
+            "|---|" + "---:|" * len(ATTACKS),
+        ]
+        for rule, found in by_rule.items():
+            cells = (f"{100 * found[attack]['honest']:.1f}" if attack in found else "" for attack in ATTACKS)
+            lines.append(f"| {rule} | {' | '.join(cells)} |")
+        lines.append("")
+    every = [found for by_rule in runs.values() for by_attack in by_rule.values() for found in by_attack.values()]
+    refused = sum(len(found["refused"]) for found in every)
+    most = max(found["farthest_honest_over_median"] for found in every)
     lines += [
-        "",
         f"Updates that the guard refused in all these runs: {refused}. The farthest that a site's own training moved "
         f"the parameters in a round was {most:g} times the sites' median; `federation.max_norm_ratio` is 20. "
         "One seed, and models that are far from done: differences of a few points are chance.",
         "",
     ]
+    if "note" in content:
+        lines += [str(content["note"]), ""]
     return "\n".join(lines)
 
 
 def main() -> None:
     """Measure, or only write the table again from the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="root of prepared data, for real prostate MRI too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--cases", type=int, default=8, help="cases of each site")
+    parser.add_argument("--cases", type=int, default=8, help="cases of each site of the phantom")
+    parser.add_argument("--no-phantom", action="store_true", help="only the real data, for now")
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=[*RULES])
     parser.add_argument("--table-only", action="store_true", help="write the table from the JSON again")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     if not args.table_only:
         torch.set_num_threads(1)
-        runs: dict[str, dict[str, object]] = {}
-        started = time.monotonic()
-        with tempfile.TemporaryDirectory() as scratch:
-            root = Path(scratch)
-            make_phantom(root / "data", seed=args.seed, cases=args.cases, matrices=(MATRIX,))
-            for rule, options in RULES.items():
-                options = (*SMALL, f"schedule.rounds={args.rounds}", *options)
-                job = resolve("prostate", "fedavg", options=options, seed=args.seed)
-                data = {site: root / "data" / "prostate" / site for site in job.task.sites}
-                runs[rule] = {}
-                for attack in ATTACKS:
-                    runs[rule][attack] = run(job, data, root / f"{len(runs)}_{attack}", attack)
-                    print(f"{time.monotonic() - started:.0f} s", rule, attack, runs[rule][attack], flush=True)
-        content = {
-            "what": "last model's mean foreground Dice per case at the five honest of six sites of the phantom "
-            f"prostate, in percent; FedAvg, {args.rounds} rounds of 10 steps of Adam 0.003, batches of 8, U-Net with 8 "
-            f"features, {MATRIX}x{MATRIX}, {args.cases} cases a site; the poisoned site is {POISONED}",
-            "kind": "phantom",
-            "command": " ".join(["python benchmarks/poisoned_site.py", *sys.argv[1:]]),
-            "seed": args.seed,
-            "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
-            "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-            "runs": runs,
-        }
-        args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        measure(args)
     content = json.loads(args.out.read_text(encoding="utf-8"))
     args.out.with_suffix(".md").write_text(table(content), encoding="utf-8")
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Make the runs that are not in the result yet; it is written after each."""
+    content = {
+        "what": "last model's mean foreground Dice per case at the honest sites, in percent; FedAvg, "
+        f"{args.rounds} rounds of 10 steps of Adam 0.003, batches of 8, U-Net with 8 features, {MATRIX}x{MATRIX}; the "
+        f"phantom has six sites of {args.cases} cases; the poisoned site is {POISONED}",
+        "command": "python benchmarks/poisoned_site.py --data ROOT",
+        "seed": args.seed,
+        "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "runs": {},
+    }
+    if args.out.is_file():
+        before = json.loads(args.out.read_text(encoding="utf-8"))
+        if before.get("what") == content["what"] and before["seed"] == args.seed:
+            content["runs"] = before["runs"]
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        sets: dict[str, Path] = {}
+        if not args.no_phantom:
+            make_phantom(root / "data", seed=args.seed, cases=args.cases, matrices=(MATRIX,))
+            sets["the phantom"] = root / "data" / "prostate"
+        if args.data is not None:
+            sets["real prostate MRI"] = args.data / "prostate"
+        for what, folder in sets.items():
+            sites = sorted(path.parent.name for path in folder.glob("*/manifest.json"))
+            data = {site: folder / site for site in sites}
+            for rule in args.rules:
+                options = (*SMALL, f"schedule.rounds={args.rounds}", *RULES[rule])
+                job = resolve("prostate", "fedavg", options=options, seed=args.seed, sites=sites)
+                found = content["runs"].setdefault(what, {}).setdefault(rule, {})  # type: ignore[attr-defined]
+                for attack in ATTACKS:
+                    if attack in found:
+                        continue
+                    found[attack] = run(job, data, root / f"{what} {rule} {attack}".replace(" ", "_"), attack)
+                    args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+                    print(f"{time.monotonic() - started:.0f} s", what, rule, attack, found[attack], flush=True)
 
 
 if __name__ == "__main__":

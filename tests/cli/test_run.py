@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pty
@@ -14,6 +15,8 @@ import sys
 import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +27,7 @@ from fedshift.cli import main
 from fedshift.federation import memory
 from fedshift.flare import simulate
 from fedshift.flare.export import read_job_folder
+from fedshift.flare.run_folders import RunFolders
 from fedshift.reporting.progress import read_progress
 from fedshift.schema.results import read_results
 from fedshift.tasks.machine import cores
@@ -225,3 +229,24 @@ def _is_worker(process: psutil.Process) -> bool:
         return os.getsid(process.pid) == process.pid
     except ProcessLookupError:
         return False
+
+
+def test_a_full_disk_does_not_stop_the_reader_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator waits for whoever reads what it prints; what could not be written comes when there is room."""
+    (tmp_path / "server").mkdir()
+    shown: list[str] = []
+    opened, original = 0, Path.open
+
+    def full_at_first(path: Path, *args: Any, **options: Any) -> Any:
+        nonlocal opened
+        opened += 1
+        if opened <= 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", full_at_first)
+    process: Any = SimpleNamespace(stdout=iter([f"line {number}\n" for number in range(6)]))
+    folders = RunFolders(tmp_path)
+    simulate._LogFile(process, folders, shown.append).run()
+    lines = [f"line {number}" for number in range(6)]
+    assert shown == lines and folders.log.read_text(encoding="utf-8").splitlines() == lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,3 +123,16 @@ def test_the_table_names_modules_without_a_test_and_tests_that_exist() -> None:
     assert not [name for name in ELSEWHERE if name not in expected], "these modules are gone"
     assert not [name for name in ELSEWHERE if name in expected and has_test(expected[name])], "take them off"
     assert not [test for test in ELSEWHERE.values() if not (TESTS / test).is_file()]
+
+
+def test_nothing_is_reckoned_with_the_time_of_day() -> None:
+    """Clocks are set: durations and deadlines need ``time.monotonic``. Only certificates and records have a date."""
+    of_day = re.compile(r"\btime\.time\b|\bdatetime\.now\b|\bst_[mca]time\b")
+    package = ROOT / "custom" / "fedshift"
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if of_day.search(path.read_text(encoding="utf-8"))
+    }
+    nvflares_own = {"flare/patches/simulator_sleeps.py", "flare/patches/steady_clock.py"}
+    assert found == {"cli/site.py", "reporting/comparison/work.py", *nvflares_own}

@@ -33,6 +33,8 @@ log = logging.getLogger("fedshift")
 
 INTERVAL = 0.2
 """Seconds between two looks at ``progress.json``."""
+MOST_WAITING = 10_000
+"""Lines of the log that are kept while they cannot be written."""
 END_AFTER_FAILURE = 90.0
 """Seconds for the simulator to end after the run has failed: every site may be busy with a batch."""
 END_AFTER_SUCCESS = 0.5
@@ -247,10 +249,15 @@ class _LogFile(threading.Thread):
                 self.last_error = message.strip()
             if (self._folders.workspace / "server").is_dir():
                 self._write(waiting)
-        self._folders.workspace.mkdir(parents=True, exist_ok=True)
         self._write(waiting)
 
     def _write(self, waiting: list[str]) -> None:
-        with self._folders.log.open("a", encoding="utf-8") as file:
-            file.writelines(waiting)
-        waiting.clear()
+        """Write the lines that wait. On a full disk they wait on: who stopped reading would stop the simulator."""
+        try:
+            self._folders.workspace.mkdir(parents=True, exist_ok=True)
+            with self._folders.log.open("a", encoding="utf-8") as file:
+                file.write("".join(waiting))
+        except OSError:
+            del waiting[:-MOST_WAITING]
+        else:
+            waiting.clear()

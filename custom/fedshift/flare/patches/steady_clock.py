@@ -3,9 +3,9 @@
 NVFlare 2.9: how long a site has been silent, when the next heartbeat is due, and how long a transfer or a question may
 take is reckoned with ``time.time``, the time of day. That jumps when a clock is set, by hand, by NTP after a start, or
 in a virtual machine that was paused.
-Cost: a server whose clock is set forward by more than ten minutes takes all sites for dead at once; one whose clock is
-set back looks for dead sites, and a site whose clock is set back sends heartbeats, only when the former time is
-reached.
+Cost: a server whose clock is set forward by more than ten minutes takes all sites for dead at once, until it hears of
+them again; one whose clock is set back looks for dead sites, and a site whose clock is set back sends heartbeats, only
+when the former time is reached.
 Instead: the modules that reckon so (`MODULES`) see a `Clock`, whose ``time()`` is the time of day when the process
 began plus the seconds since then. Logs still have the time of day, and nothing that is compared between machines is
 changed. A console's session, which ends with its certificate too, keeps the time of day: log in again.
