@@ -201,7 +201,9 @@ def test_a_site_that_never_trained_is_scored_and_named(
     coordinator.finish()
     assert coordinator.results.final is not None and coordinator.results.final.newcomers == ["A"]
     # The new site's score with the initial layers, which it would have without re-estimation.
-    plain = Site(small_image_job("fedavg"), "A", data=three_image_sites["A"], state=tmp_path / "plain")
+    plain = Site(
+        small_image_job("fedavg", "schedule.rounds=5"), "A", data=three_image_sites["A"], state=tmp_path / "plain"
+    )
     without = plain.validate(last).values["val"]["accuracy"]
     if unseen == "averaged":
         assert told["A"].values["val"]["accuracy"] == without, "the average came with the broadcast"
