@@ -196,6 +196,16 @@ def test_a_silent_stream_is_closed_and_a_slow_one_is_not(receiver: Receiver, clo
     assert receiver.took(b"y" * 6)
 
 
+def test_the_stream_of_a_sender_that_gives_up_is_closed(receiver: Receiver) -> None:
+    """NVFlare's message for that has neither channel nor topic."""
+    stream = next(NUMBERS)
+    task = receiver.piece("HK.job", stream, b"x", size=500)
+    assert task is not None and is_open(task)
+    lacks = {StreamHeaderKey.CHANNEL: None, StreamHeaderKey.TOPIC: None, StreamHeaderKey.SEQUENCE: 0}
+    receiver.piece("HK.job", stream, b"", **lacks, **{StreamHeaderKey.ERROR_MSG: "the line is cut"})  # type: ignore[arg-type]
+    assert task.failed and "the line is cut" in str(task.error)
+
+
 def test_a_process_that_ends_waits_for_no_stream(receiver: Receiver) -> None:
     """Nor does it begin to."""
     stream = next(NUMBERS)

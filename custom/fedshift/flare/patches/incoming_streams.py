@@ -98,7 +98,7 @@ def apply() -> None:
         if piece is None:
             log.debug("a piece of a stream without valid headers was dropped")
             return None
-        if piece.reports_error:
+        if piece.gives_up:
             return original(message, cell)
         with streams.lock:
             task = task_class.rx_task_map.get((piece.origin, piece.stream))
@@ -147,7 +147,7 @@ class _Piece(SimpleNamespace):
     topic: str
     declared: int
     length: int
-    reports_error: bool
+    gives_up: bool
 
 
 class _Keys:
@@ -161,7 +161,8 @@ class _Keys:
         """None if a header has not the type that NVFlare gives it."""
         key, get = self._key, message.get_header
         origin, stream = get(self._origin), get(key.STREAM_ID)
-        channel, topic = get(key.CHANNEL), get(key.TOPIC)
+        gives_up = bool(get(key.ERROR_MSG))  # a sender that gives up does not say of what
+        channel, topic = ("", "") if gives_up else (get(key.CHANNEL), get(key.TOPIC))
         declared, number = get(key.SIZE, 0), get(key.SEQUENCE, 0)
         if not all(isinstance(text, str) for text in (origin, channel, topic)):
             return None
@@ -174,7 +175,7 @@ class _Keys:
             topic=topic,
             declared=declared,
             length=len(message.payload or b""),
-            reports_error=bool(get(key.ERROR_MSG)),
+            gives_up=gives_up,
         )
 
 
