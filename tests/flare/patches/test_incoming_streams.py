@@ -184,6 +184,18 @@ def test_a_party_s_incomplete_streams_hold_two_messages_at_most(
     assert [is_open(task) for task in tasks] == [False, False, True, True]
 
 
+def test_a_small_message_leaves_a_large_one_of_its_party_alone(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site says that it lives while it sends its model."""
+    monkeypatch.setattr(incoming_streams, "USUAL", 10)
+    allow(lambda channel, topic: ALLOWED if topic == ServerCommandNames.SUBMIT_UPDATE else 10)
+    large = receiver.piece("HK.job", next(NUMBERS), b"x" * 10, size=900)
+    for _ in range(3):
+        receiver.piece("HK.job", next(NUMBERS), b"x", last=True, **{StreamHeaderKey.TOPIC: "heartbeat"})
+    assert is_open(large)
+
+
 def test_a_silent_stream_is_closed_and_a_slow_one_is_not(receiver: Receiver, clock: Any) -> None:
     silent, slow = next(NUMBERS), next(NUMBERS)
     receiver.piece("UCL.job", silent, b"x", number=3, size=500)

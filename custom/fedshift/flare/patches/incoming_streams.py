@@ -218,7 +218,10 @@ class _Streams:
             other._remove_task()
         by_age = sorted((other for other in own if not _has_ended(other)), key=_seen)
         held = [max(other.size, _came(other)) for other in by_age]
-        room = math.inf if _limit is None else 2 * max(_limit(piece.channel, piece.topic), USUAL) - piece.declared
+        room = math.inf
+        if _limit is not None:  # a small message must not close a large one that comes in beside it
+            largest = max(_limit(one.channel, one.topic) for one in (piece, *by_age))
+            room = 2 * max(largest, USUAL) - piece.declared
         close = 0
         while close < len(held) and (len(held) - close >= MOST_OPEN or sum(held[close:]) > room):
             close += 1
