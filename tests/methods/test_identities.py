@@ -109,7 +109,13 @@ IDENTITIES = [
     # personal parts
     Identity(f"fedbn {NO_NORM}", reference=f"fedavg {NO_NORM}"),
     Identity("pfedavg"),  # fine-tuning comes after the last round
-    Identity("partialfed partialfed.keep=[]"),
+    Identity("partialfed partialfed.keep=[]", other="partialfed"),
+    Identity(
+        "partialfed partialfed.keep=[norm]",
+        reference="fedbn fedbn.unseen=averaged",
+        other="partialfed",
+        other_reference="fedbn fedbn.unseen=averaged",
+    ),
     Identity(NO_SYNTHETIC, reference="fedavg fedavg.buffers=local"),
     Identity(f"{NO_SYNTHETIC} fraug.bn=local", reference="fedbn"),
     # augmentation
