@@ -214,6 +214,17 @@ class Client(Generic[ConfigT]):
             ConfigError: the two methods cannot be combined, and why.
         """
 
+    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
+        """Return the options that change nothing with the other options, the task and the network as they are.
+
+        A job in which one of them is set to something other than its default is refused. A strength of 0 turns a method
+        off, and is not counted.
+
+        Returns:
+            The option's name, and why it has no effect, as the end of a sentence.
+        """
+        return {}
+
     def up(self, net: nn.Module) -> dict[str, ArraySpec]:
         """Specs of the arrays that the method sends from a site, by name."""
         return {}
