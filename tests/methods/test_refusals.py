@@ -107,8 +107,6 @@ TASKS = [  # and optimisers, batch sizes, sampling of sites
         "method fedavg: buffers has no effect: network mnist_cnn has no running statistics",
     ),
     ("images", "all federation.sites_per_round=2", r"method all: .*--set federation\.sites_per_round=null"),
-    ("images", "gen_afl federation.sites_per_round=2", r"method gen_afl: .*--set federation\.sites_per_round=null"),
-    ("images", "vm federation.sites_per_round=2", r"method vm: .*--set federation\.sites_per_round=null"),
     (
         "images",
         "augmentation augmentation.level=moderate data.mean=[0.5]",
