@@ -169,7 +169,8 @@ class FederationSpec(Strict):
 
     ``robust`` limits the influence of each accepted update further, in place of these two limits. ``encryption`` makes
     the server add updates that it cannot read (`fedshift.federation.encryption`). ``weights_as`` sends weights in fewer
-    bytes, in both directions (`fedshift.schema.compression`).
+    bytes, in both directions (`fedshift.schema.compression`). ``model_average`` makes the last round's model an
+    exponential average of the rounds' (`fedshift.federation.server.model_average`).
     """
 
     min_sites: int = Field(ge=1)
@@ -186,6 +187,7 @@ class FederationSpec(Strict):
     robust: RobustSpec | None = None
     encryption: Literal["ckks"] | None = None
     weights_as: WeightsAs = "fp32"
+    model_average: float | None = Field(default=None, gt=0, lt=1)
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -193,7 +195,7 @@ class FederationSpec(Strict):
         content: dict[str, Any] = serialise(self)
         fields = type(self).model_fields
         ratios = ("max_norm_ratio", "max_sample_ratio", "clip_norm_ratio", "clip_sample_ratio")
-        optional = ("shares", *ratios, "robust", "encryption", "weights_as")
+        optional = ("shares", *ratios, "robust", "encryption", "weights_as", "model_average")
         kept = {key for key in content if key not in optional or getattr(self, key) != fields[key].default}
         return {key: value for key, value in content.items() if key in kept}
 
