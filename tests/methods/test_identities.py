@@ -43,8 +43,8 @@ UNIFORM = "fedavg fedavg.weights=uniform"
 ROUND_1, ROUNDS_3 = "schedule.rounds=1", "schedule.rounds=3"
 STILL = "fedrobust.step_delta=0 fedrobust.step_gamma=0"
 PROTO = "fedproto fedproto.average_weights=true fedproto.prototypes="
-NO_SYNTHETIC = "fraug fraug.variant=released fraug.gamma_syn=1e5"  # (1 - 0) * real + 0 * synthetic
 NO_NORM = "network.name=mnist_cnn network.options.size=16"
+NO_SYNTHETIC = "fraug fraug.variant=released fraug.gamma_syn=1e5"  # (1 - 0) * real + 0 * synthetic
 ONE_BATCH = "schedule.batch_size=64 schedule.local_epochs=2"
 DECAY = "optimizer.weight_decay=0.01"
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.methods import base, fedfa, method_set, scaffold
-from fedshift.schema.job import OptimizerSpec
+from fedshift.schema.optimizer import OptimizerSpec
 
 SITES = ("A", "B", "C")
 

@@ -27,8 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.schema.job import JobSpec, OptimizerSpec
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Weights
+from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.policy import ArrayKind
 from fedshift.schema.seeding import generator
 from fedshift.schema.strict import Strict
@@ -133,6 +134,8 @@ class Run:
     """Whether this pass repeats an earlier one of the same step, so that methods must not count it again."""
     received: Weights = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
+    clip_norm: float | None = None
+    """Largest L2 norm of a batch's gradient, over all parameters."""
     normalise: Normalise = lambda x, *, training: x
     """Every method's ``inputs``, for passes outside the training loop."""
     generators: dict[str, torch.Generator] = field(default_factory=dict)
@@ -332,7 +335,7 @@ class ServerContext:
     trainable: frozenset[str]
     """Keys of the network's parameters; its other keys are buffers."""
     optimizer: OptimizerSpec
-    """The sites' optimiser."""
+    """The sites' optimiser, with the round's learning rate."""
     seed: int = 0
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The options of all methods of the job, by method."""

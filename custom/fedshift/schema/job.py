@@ -19,6 +19,7 @@ from pydantic import (
 from fedshift.schema.compression import WeightsAs
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import ClassName
+from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.strict import Strict
 
 FILE_NAME = "fedshift.yaml"
@@ -67,16 +68,6 @@ class NetworkSpec(Strict):
         return {key: value for key, value in content.items() if key != "weights" or value is not None}
 
 
-class OptimizerSpec(Strict):
-    """The local optimiser. With ``keep`` a site keeps its state (such as Adam's moments) between rounds."""
-
-    name: Literal["adam", "sgd"] = "adam"
-    lr: float = Field(gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    keep: bool = True
-
-
 class ScheduleSpec(Strict):
     """Rounds, local epochs or steps, batch size, precision and PyTorch threads of each site.
 
@@ -117,6 +108,13 @@ class TaskSpec(Strict):
         both = [site for site in self.sites if site in self.held_out]
         if both:
             raise ValueError(f"{', '.join(both)} cannot both train ('sites') and be held out ('held_out')")
+        return self
+
+    @model_validator(mode="after")
+    def _warms_up_in_time(self) -> Self:
+        warm_up, rounds = self.optimizer.lr_schedule.warm_up, self.schedule.rounds
+        if warm_up >= rounds:
+            raise ValueError(f"optimizer.lr_schedule.warm_up is {warm_up}, and must end within the {rounds} rounds")
         return self
 
     @property

@@ -156,7 +156,13 @@ class GlobalModel:
         task = self._job.task
         rounds = task.schedule.rounds
         return ServerContext(
-            round_, rounds, task.sites, self.trainable, task.optimizer, self._job.seed, self._job.methods
+            round_,
+            rounds,
+            task.sites,
+            self.trainable,
+            task.optimizer.at(round_, rounds),
+            self._job.seed,
+            self._job.methods,
         )
 
     def _outgoing_for(self, round_: int) -> Outgoing:
