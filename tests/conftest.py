@@ -21,9 +21,10 @@ from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site
 from fedshift.methods import base
-from fedshift.schema.job import JobSpec, OptimizerSpec
+from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Manifest
 from fedshift.schema.messages import Broadcast
+from fedshift.schema.optimizer import OptimizerSpec
 
 GOLDEN = Path(__file__).parent / "golden"
 SHAPES = Path(__file__).parent / "shapes.yaml"

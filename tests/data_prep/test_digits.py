@@ -331,8 +331,9 @@ def test_the_protocols_are_the_papers(downloads: Path, tmp_path: Path) -> None:
         and fraug.task.data["fraction_of"] == "site"
         and fraug.task.optimizer.momentum == 0.5
     )
-    assert (options["generator_distance"], options["rtnet_distance"]) == ("l2", "mmd")
-    assert (options["interpolate"], options["gamma_syn"]) == (False, 0.002)
+    assert (options["variant"], options["generator_distance"], options["rtnet_distance"]) == ("paper", "mmd", "mmd")
+    assert (options["interpolate"], options["schedule"], options["gamma_syn"]) == (True, True, None), "as in the paper"
+    assert (options["lr_generator"], options["lr_rtnet"]) == (0.05, 0.05)
     assert sum(p.numel() for p in build_task(fraug).network().parameters()) == 18_151_370
     fedbn = resolve("digits", "fedbn", protocol="fedbn")
     assert (fedbn.task.schedule.rounds, fedbn.task.schedule.local_epochs) == (100, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedshift.federation.in_process import run_in_process
+from fedshift.federation.server.coordinator import Coordinator
 from fedshift.methods import afl, fedrdn
 from fedshift.methods.shared.passes import mean_loss
 
@@ -78,7 +80,37 @@ def test_absent_sites_keep_lambda_and_the_present_share_what_is_left() -> None:
     server = start([5, 3, 2])
     out = close(server, [sent("A", 1, 1.0), sent("B", 10, 2.0)], 2)
     np.testing.assert_allclose(server.state["lambda"], [0.45, 0.35, 0.2])
-    assert out["w"] == pytest.approx(0.55 + 10 * 0.45), "the nearest point on the simplex adds the missing 0.2 evenly"
+    assert out["w"] == pytest.approx((0.45 + 10 * 0.35) / 0.8), "their λ, divided by its sum"
+
+
+def test_of_many_sites_the_drawn_keep_the_ratio_of_their_lambda() -> None:
+    """Were their λ projected onto the simplex, ten of a hundred sites would count nearly alike."""
+    drawn = np.array([0.03, 0.01, 0.002])
+    np.testing.assert_allclose(afl.shares(drawn, lowest=0.0, all_sites=False), drawn / 0.042)
+    np.testing.assert_allclose(afl.shares(np.array([0.0, 0.0]), lowest=0.0, all_sites=False), [0.5, 0.5])
+    np.testing.assert_allclose(afl.shares(np.array([3.0, -1.0]), lowest=-1.0, all_sites=False).sum(), 1)
+
+
+@pytest.mark.parametrize("method", ["afl", "gen_afl", "vm"])
+def test_sites_can_be_drawn(method: str, three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    """Only the drawn sites send their loss, and λ of the others stays."""
+    job = small_image_job(method, "federation.sites_per_round=2", "schedule.rounds=3")
+    lambdas: list[np.ndarray] = []
+
+    def note(coordinator: Coordinator) -> None:
+        state = dict(coordinator.model.halves)[method].state
+        if "lambda" in state:
+            lambdas.append(state["lambda"])
+
+    results = run_in_process(job, three_image_sites, tmp_path, on_progress=note).results
+    drawn = [sorted(name for name, site in record.sites.items() if site.steps) for record in results.rounds]
+    assert [len(sites) for sites in drawn] == [2, 2, 2] and drawn[1] != drawn[2]
+    assert [record.rejected for record in results.rounds] == [[], [], []] and results.final is not None
+    if method != "vm":
+        assert {tuple(np.flatnonzero(a != b)) for a, b in pairwise(lambdas)} - {()} == {
+            tuple("ABC".index(site) for site in sites) for sites in drawn[1:]
+        }
+        np.testing.assert_allclose([value.sum() for value in lambdas], 1)
 
 
 def test_a_site_that_missed_the_statistics_round_counts_as_an_average_one() -> None:

@@ -58,8 +58,12 @@ def test_without_perturbation_it_is_harmofl_bit_for_bit(three_image_sites: dict[
     assert not all(torch.equal(one["weights"][key], perturbed[key]) for key in perturbed)
 
 
-def test_it_runs_on_slices(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedharmo", "fedharmo.variant=released", "schedule.rounds=1", "schedule.precision=bf16")
+AUTHORS_NORM = ("network.options.norm=batch_statistics", "network.options.bn_momentum=0.1")
+
+
+@pytest.mark.parametrize("options", [("schedule.precision=bf16",), AUTHORS_NORM])
+def test_it_runs_on_slices(options: tuple[str, ...], three_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job("fedharmo", "fedharmo.variant=released", "schedule.rounds=1", *options)
     results = run_in_process(job, three_sites, tmp_path).results
     assert results.statistics is not None and results.statistics.rejected == []
     assert results.rounds[0].rejected == []

@@ -13,7 +13,7 @@ from torch import nn
 from fedshift.methods import fedavg, fednova, fedprox
 from fedshift.methods.base import Batch, Server
 from fedshift.methods.shared.aggregation import effective_steps, proximal_steps
-from fedshift.schema.job import OptimizerSpec
+from fedshift.schema.optimizer import OptimizerSpec
 
 
 def golden_site(rows: np.ndarray, w: np.ndarray, *, lr: float, momentum: float) -> tuple[np.ndarray, int]:

@@ -43,8 +43,8 @@ UNIFORM = "fedavg fedavg.weights=uniform"
 ROUND_1, ROUNDS_3 = "schedule.rounds=1", "schedule.rounds=3"
 STILL = "fedrobust.step_delta=0 fedrobust.step_gamma=0"
 PROTO = "fedproto fedproto.average_weights=true fedproto.prototypes="
-NO_SYNTHETIC = "fraug fraug.variant=released fraug.gamma_syn=1e5"  # (1 - 0) * real + 0 * synthetic
 NO_NORM = "network.name=mnist_cnn network.options.size=16"
+NO_SYNTHETIC = "fraug fraug.variant=released fraug.gamma_syn=1e5"  # (1 - 0) * real + 0 * synthetic
 ONE_BATCH = "schedule.batch_size=64 schedule.local_epochs=2"
 DECAY = "optimizer.weight_decay=0.01"
 
@@ -109,7 +109,13 @@ IDENTITIES = [
     # personal parts
     Identity(f"fedbn {NO_NORM}", reference=f"fedavg {NO_NORM}"),
     Identity("pfedavg"),  # fine-tuning comes after the last round
-    Identity("partialfed partialfed.keep=[]"),
+    Identity("partialfed partialfed.keep=[]", other="partialfed"),
+    Identity(
+        "partialfed partialfed.keep=[norm]",
+        reference="fedbn fedbn.unseen=averaged",
+        other="partialfed",
+        other_reference="fedbn fedbn.unseen=averaged",
+    ),
     Identity(NO_SYNTHETIC, reference="fedavg fedavg.buffers=local"),
     Identity(f"{NO_SYNTHETIC} fraug.bn=local", reference="fedbn"),
     # augmentation

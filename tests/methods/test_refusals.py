@@ -66,6 +66,7 @@ OPTIONS = [
             ("gamma_syn", -1),
         ]
     ),
+    ("images", "fraug fraug.interpolate=false", r"method fraug: interpolate=false .*fraug\.schedule=false"),
     ("images", "gen_afl gen_afl.lambda_min=0.4", r"method gen_afl: .*lambda_min 0\.4 .* 3 sites"),
     ("images", "gen_afl gen_afl.lambda_min=-1000", "method gen_afl: 'lambda_min'"),
     ("images", "gen_afl gen_afl.eta=-0.1", "method gen_afl: 'eta'"),
@@ -95,10 +96,17 @@ OPTIONS = [
 ]
 
 TASKS = [  # and optimisers, batch sizes, sampling of sites
-    ("images", "afl federation.sites_per_round=2", r"method afl: .*--set federation\.sites_per_round=null"),
+    (
+        "images",
+        "partialfed partialfed.keep=[norm] network.name=mnist_cnn network.options.size=16",
+        "method partialfed: network mnist_cnn has no normalisation layers",
+    ),
+    (
+        "images",
+        "fedavg fedavg.buffers=local network.name=mnist_cnn network.options.size=16",
+        "method fedavg: buffers has no effect: network mnist_cnn has no running statistics",
+    ),
     ("images", "all federation.sites_per_round=2", r"method all: .*--set federation\.sites_per_round=null"),
-    ("images", "gen_afl federation.sites_per_round=2", r"method gen_afl: .*--set federation\.sites_per_round=null"),
-    ("images", "vm federation.sites_per_round=2", r"method vm: .*--set federation\.sites_per_round=null"),
     (
         "images",
         "augmentation augmentation.level=moderate data.mean=[0.5]",
@@ -135,6 +143,9 @@ COMBINATIONS = [
     ("slices", "partialfed+fedbn", "method partialfed: cannot be combined with fedbn"),
     ("slices", "partialfed fedavg.buffers=local", "method partialfed: cannot be combined with fedavg"),
     ("slices", "fedbn fedbn.unseen=averaged fedavg.buffers=local", r"method fedbn: unseen=averaged .* fedavg\.buffers"),
+    # nothing to combine
+    ("images", "fedproto+fedavgm", "fedavgm and fedproto cannot be combined: no site sends its model"),
+    ("images", "fedproto fedavg.weights=uniform", "method fedavg: weights has no effect: with fedproto no site sends"),
     # formulas that do not cover another method
     ("images", "fedmix+fedirm", "method fedmix: cannot be combined with fedirm, which divides"),
     ("images", "fedmix+fraug fraug.variant=released", "method fedmix: cannot be combined with fraug, which divides"),

@@ -16,7 +16,7 @@ from torch.nn import functional
 from fedshift.data import samples as data_samples
 from fedshift.federation.in_process import run_in_process
 from fedshift.methods import base, fedfa, method_set, scaffold
-from fedshift.schema.job import OptimizerSpec
+from fedshift.schema.optimizer import OptimizerSpec
 
 SITES = ("A", "B", "C")
 

@@ -35,7 +35,7 @@ def apply_options(
     raw: dict[str, Any],
     chosen: dict[str, dict[str, Any]],
     apart: dict[str, dict[str, Any]],
-) -> None:
+) -> set[tuple[str, str]]:
     """Write the options into a job's parts.
 
     Shorter paths are applied before longer ones, and ``network.name`` first of all paths of its length, because another
@@ -46,6 +46,9 @@ def apply_options(
         raw: the task, changed in place.
         chosen: method name to options, changed in place.
         apart: the other keys of a job (`APART`), changed in place.
+
+    Returns:
+        (method, option) of every method's option among them.
 
     Raises:
         ConfigError: not ``path=value``, an unknown first key, or two options that contradict each other.
@@ -60,6 +63,7 @@ def apply_options(
             raw["network"] = {"name": option.value}
         else:
             _write(option, raw=raw, chosen=chosen, apart=apart)
+    return {(option.path[0], ".".join(option.path[1:])) for option in options if option.path[0] in chosen}
 
 
 def _parse(text: str) -> Option:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedshift.federation import compression
 from fedshift.federation.encryption import shared as encryption
-from fedshift.federation.server import robust
+from fedshift.federation.server import model_average, robust
 from fedshift.methods.method_set import MethodSet
 
 
@@ -16,5 +16,6 @@ def check(methods: MethodSet) -> None:
     """
     methods.check()
     robust.check(methods)
+    model_average.check(methods)
     encryption.check(methods)
     compression.check(methods)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,7 +85,7 @@ def resolve(
         raw = _merge(raw, changes)
         raw["protocol"] = protocol
     apart = {key: _mapping(raw.pop(key, None), f"{where}: {key!r}") for key in APART}
-    apply_options(options, raw=raw, chosen=chosen, apart=apart)
+    named = apply_options(options, raw=raw, chosen=chosen, apart=apart)
     for key in ("sites", "held_out"):
         if isinstance(raw.get(key), dict):
             raw[key] = Numbered.parse(raw[key], where=f"{where}: {key}").names
@@ -112,8 +112,19 @@ def resolve(
     built = build_task(job)
     net = built.network()
     _try(net, built, spec)
-    refusals.check(MethodSet(job, net))
+    methods = MethodSet(job, net)
+    refusals.check(methods)
+    _refuse_idle(methods, named)
     return job
+
+
+def _refuse_idle(methods: MethodSet, named: Collection[tuple[str, str]]) -> None:
+    """Refuse options in ``named`` that change nothing. Those of a protocol are for all jobs that it is used for."""
+    configs = {method.name: method.config for method in methods}
+    for (method, option), why in methods.idle.items():
+        default = type(configs[method]).model_fields[option].default
+        if (method, option) in named and getattr(configs[method], option) != default:
+            raise ConfigError(f"method {method}: {option} has no effect: {why}")
 
 
 def split_methods(text: str) -> list[str]:

@@ -14,7 +14,8 @@ authors' code.
 
 Deviations from the paper:
 
-- All sites take part in every round; the paper samples sites, which is refused here.
+- With S the sites of a round, the algorithm averages Σ_S λ_i w_i, which shrinks the model if they are not all sites
+  (``federation.sites_per_round``, absences). Here λ_i / Σ_S λ is the weight of site i. Its n_i / N, too, is of S.
 - The projection is exact. The authors' function can return weights that do not sum to 1.
 - Losses are computed on un-augmented samples in evaluation mode with test-time normalisation; the authors' code uses
   augmented samples.
@@ -22,8 +23,9 @@ Deviations from the paper:
 Choices:
 
 - η = 0.1 as in the code; the paper gives no value.
-- An absent site keeps its λ. The present sites' total weight is redistributed among them, and the round's models are
-  averaged with the present sites' λ, projected onto their simplex.
+- A site that is absent or was not drawn keeps its λ. The present sites' total weight is redistributed among them. With
+  a negative λ among theirs (Gen-AFL) the round's models are averaged with their λ projected onto their simplex, because
+  Σ_S λ may be near 0.
 - A site that missed the statistics round starts with the mean sample count.
 - Batch-norm statistics are averaged with the convex weights nearest to λ. These equal λ unless it has negative
   elements (Gen-AFL).
@@ -39,9 +41,8 @@ from pydantic import Field
 from torch import nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.aggregation import move, refuse_sampled_sites
+from fedshift.methods.shared.aggregation import move
 from fedshift.methods.shared.passes import mean_loss
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.strict import Strict
 
@@ -84,12 +85,16 @@ def next_weights(weights: np.ndarray, losses: np.ndarray, *, eta: float, lowest:
     return project(weights + eta * losses, lowest=lowest, total=float(weights.sum()))
 
 
+def shares(weights: np.ndarray, *, lowest: float, all_sites: bool) -> np.ndarray:
+    """The weights of a round's models, which sum to 1, from λ of its sites: (N,) -> (N,)."""
+    if all_sites or weights.min() < 0 or weights.sum() <= 0:
+        return project(weights, lowest=lowest)
+    divided: np.ndarray = weights / weights.sum()
+    return divided
+
+
 class Client(base.Client[Config]):
     """Sends the received model's loss over the site's training samples."""
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse sampling of sites: the update of λ needs every site's loss in every round."""
-        refuse_sampled_sites(job, "afl", "λ moves by the losses of all sites")
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The mean loss, a float64 scalar."""
@@ -125,8 +130,9 @@ class Server(base.Server[Config]):
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
         """Mean of the sites' models weighted by λ."""
-        shares = project(self.state["lambda"][places(updates, ctx)], lowest=self.config.lowest)
-        return move(weights, updates, shares.tolist(), trainable=ctx.trainable, buffers=project(shares).tolist())
+        own, lowest = self.state["lambda"][places(updates, ctx)], self.config.lowest
+        moves = shares(own, lowest=lowest, all_sites=len(updates) == len(ctx.sites))
+        return move(weights, updates, moves.tolist(), trainable=ctx.trainable, buffers=project(moves).tolist())
 
 
 def places(updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> list[int]:

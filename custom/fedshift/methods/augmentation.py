@@ -161,6 +161,12 @@ class Client(base.Client[Config]):
                 "data.mean and data.std, and normalise after the augmentation with fedrdn.mode=fixed"
             )
 
+    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
+        """``interpolation`` where no image is resampled between its pixels: a flip alone is not."""
+        if self.config.level == "none" and not self.config.rotation:
+            return {"interpolation": "without crops and rotations (level none) no image is resampled"}
+        return {}
+
     def augment(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
         """Augmented images, and masks transformed with them."""
         x, y = self._move(batch, ctx)

@@ -27,8 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedshift.schema.job import JobSpec, OptimizerSpec
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Weights
+from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.policy import ArrayKind
 from fedshift.schema.seeding import generator
 from fedshift.schema.strict import Strict
@@ -138,6 +139,8 @@ class Run:
     """Whether this pass repeats an earlier one of the same step, so that methods must not count it again."""
     received: Weights = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
+    clip_norm: float | None = None
+    """Largest L2 norm of a batch's gradient, over all parameters."""
     normalise: Normalise = lambda x, *, training: x
     """Every method's ``inputs``, for passes outside the training loop."""
     generators: dict[str, torch.Generator] = field(default_factory=dict)
@@ -218,6 +221,17 @@ class Client(Generic[ConfigT]):
         Raises:
             ConfigError: the two methods cannot be combined, and why.
         """
+
+    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
+        """Return the options that change nothing with the other options, the task and the network as they are.
+
+        A job in which one of them is set to something other than its default is refused. A strength of 0 turns a method
+        off, and is not counted.
+
+        Returns:
+            The option's name, and why it has no effect, as the end of a sentence.
+        """
+        return {}
 
     def up(self, net: nn.Module) -> dict[str, ArraySpec]:
         """Specs of the arrays that the method sends from a site, by name."""
@@ -326,7 +340,7 @@ class ServerContext:
     trainable: frozenset[str]
     """Keys of the network's parameters; its other keys are buffers."""
     optimizer: OptimizerSpec
-    """The sites' optimiser."""
+    """The sites' optimiser, with the round's learning rate."""
     seed: int = 0
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The options of all methods of the job, by method."""

@@ -53,6 +53,12 @@ class Client(base.Client[Config]):
                 "them at the site: use --set fedavg.buffers=average or fedbn.unseen=re-estimated"
             )
 
+    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
+        """``norms: all`` in a network with batch norm only."""
+        if norm_keys(net, "all") == norm_keys(net, "batch"):
+            return {"norms": f"all norms of network {job.task.network.name} are batch norms"}
+        return {}
+
     def personal(self, net: nn.Module) -> frozenset[str]:
         """Keys of normalisation layers; batch counters that are sent are left out, they count all sites' batches."""
         keys, state = norm_keys(net, self.config.norms), net.state_dict()

@@ -56,6 +56,7 @@ from torch.utils.hooks import RemovableHandle
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.mixing import stages_of
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -181,6 +182,17 @@ class Client(base.Client[Config]):
     """Inserts the FFA layers; sends m and s, receives γ."""
 
     option_for_sums = "fedfa.share=sums"
+
+    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
+        """What needs shared statistics or a γ that differs between channels."""
+        config = self.config
+        if not config.shares:
+            why = f"with fusion {config.fusion} sites share no statistics"
+            return {"momentum": why, "running": why, "share": why}
+        if config.variant == "released" and config.fusion == "adaptive":
+            why = "variant released has one variance for all channels, which makes every γ 1 whatever the sites send"
+            return {"momentum": why, "running": why}
+        return {}
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """For each layer m and s, or with ``share: sums`` their d and d²."""

@@ -10,8 +10,9 @@ This is FedSAM's step with ρ = α.
 
 Choices: α = 0.05 as in the authors' code.
 
-Deviations: the authors' networks use batch statistics at test time as well and keep no running statistics; here batch
-norm is used as the task's network defines it. Other deviations and ``variant`` are those of ``harmofl``.
+Deviations: the authors' networks use batch statistics at test time as well and keep no running statistics, nor scale
+and shift; here batch norm is used as the task's network defines it (the U-Net has ``norm: batch_statistics``). Other
+deviations and ``variant`` are those of ``harmofl``.
 """
 
 from __future__ import annotations

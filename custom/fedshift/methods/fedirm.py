@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import penalty_weight
+from fedshift.methods.shared.domains import idle_warmup, penalty_weight
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
@@ -72,6 +72,10 @@ class Client(base.Client[Config]):
                 f"method fedirm: penalty classifier needs a network with a linear head, and {job.task.network.name} "
                 "has none: use --set fedirm.penalty=scalar"
             )
+
+    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
+        """``warmup`` with a weight that it does not change."""
+        return idle_warmup(self.config.weight)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """(loss + β penalty) / max(β, 1)."""

@@ -54,6 +54,10 @@ class Client(base.Client[Config]):
             raise ConfigError(
                 "method fednova: assumes that momentum starts at zero in each round: use --set optimizer.keep=false"
             )
+        if optimizer.nesterov:
+            raise ConfigError(
+                "method fednova: its step normalisation is that of plain momentum: use --set optimizer.nesterov=false"
+            )
         prox = proximal(job.methods)
         if prox is None:
             return

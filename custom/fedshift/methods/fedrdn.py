@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from fedshift.methods import base
 from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.stages import StagedNetwork
@@ -61,6 +62,15 @@ def image_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 class Client(base.Client[Config]):
     """Sends its statistics once; normalises with all sites' pairs in training, with its own pair at test."""
+
+    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
+        """What another ``mode`` reads."""
+        mode, idle = self.config.mode, {}
+        if mode != "fixed":
+            idle = dict.fromkeys(("fixed_mean", "fixed_std"), f"mode {mode} uses the sites' statistics: set mode=fixed")
+        if mode != "random":
+            idle["variant"] = f"mode {mode} draws no pairs"
+        return idle
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """Mean and standard deviation, (C,) each. Images are scaled to at most [0, 255] before any method sees them."""

@@ -31,13 +31,14 @@ from typing import NamedTuple
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.passes import probing
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 
@@ -105,6 +106,16 @@ def intensity_range(data: base.TrainingSamples, run: base.Run) -> float:
 
 class Client(base.Client[Config]):
     """Keeps the site's adversary and trains on the images that it changes."""
+
+    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
+        """A penalty on what does not move."""
+        steps = {"delta": self.config.step_delta, "gamma": self.config.step_gamma}
+        return {f"penalty_{name}": f"step_{name} is 0" for name, step in steps.items() if not step}
+
+    def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
+        """Measure the images' range, once."""
+        if "range" not in ctx.state:
+            ctx.state["range"] = torch.tensor(intensity_range(data, ctx.run), dtype=torch.float64)
 
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
         """Update the adversary with one ascent step, then apply it to the batch."""

@@ -24,10 +24,10 @@ from collections.abc import Callable
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 
 TINY = 1e-12
@@ -39,13 +39,6 @@ class Config(Strict):
     rho: float = Field(default=0.05, ge=0)
     adaptive: bool = False
     eta: float = Field(default=0.0, ge=0)
-
-    def model_post_init(self, _context: object) -> None:
-        """Refuse ``eta`` without ``adaptive``, where it has no effect."""
-        if self.eta and not self.adaptive:
-            raise ConfigError(
-                "method fedsam: eta has no effect without adaptive SAM: use --set fedsam.adaptive=true as well"
-            )
 
 
 def perturbation(
@@ -85,6 +78,10 @@ class Client(base.Client[Config]):
     """Takes the local step with the gradient at w + ε."""
 
     owns = frozenset({"step"})
+
+    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
+        """``eta`` without ``adaptive``."""
+        return {} if self.config.adaptive else {"eta": "it belongs to adaptive SAM: --set fedsam.adaptive=true as well"}
 
     def step(self, closure: Callable[[], Tensor], ctx: base.Context) -> Tensor:
         """Two forward and backward passes, one optimiser step."""

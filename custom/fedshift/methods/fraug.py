@@ -28,7 +28,8 @@ the prototypes are as many as the batch, of all classes in turn, and means repla
 output v = g(z, c) in place of û, and (6) takes λ_syn = 1; ū_c starts at 0 and λ_c is fixed; g is averaged by sample
 count; only running statistics stay local, not batch norm's scale and shift (``bn: statistics``). Its further settings:
 OfficeHome ``share_generator_bn: false``; PACS ``rtnet_distance: l2``; Digits ``generator_distance: l2`` (the
-released form compares v with ū_c), ``interpolate: false`` (λ_syn = 1 in û) and ``gamma_syn: 0.002`` in 300 rounds.
+released form compares v with ū_c), ``interpolate: false`` (λ_syn = 1 in û, refused in the paper's variant, where λ_syn
+has no other use) and ``gamma_syn: 0.002`` in 300 rounds, with which w is .5 in every round.
 
 Table 3's columns are ``rtnet`` (û), ``moving_average`` (û_c) and ``schedule`` (λ_syn, else 1); without the first two
 the generator's output v itself is the synthetic embedding.
@@ -39,7 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -101,6 +102,15 @@ class Config(Strict):
     def _variant_defaults(cls, raw: Any) -> Any:
         released = isinstance(raw, Mapping) and raw.get("variant") == "released"
         return {**RELEASED, **raw} if released else raw
+
+    @model_validator(mode="after")
+    def _interpolates_in_the_paper(self) -> Self:
+        if self.variant == "paper" and not self.interpolate:
+            raise ConfigError(
+                "method fraug: interpolate=false is a setting of the released code, and in the paper λ_syn has no "
+                "other use: set fraug.schedule=false for λ_syn = 1, or fraug.variant=released"
+            )
+        return self
 
     @property
     def personalises(self) -> bool:
@@ -230,6 +240,23 @@ class Client(base.Client[Config]):
             raise ConfigError(
                 "method fraug: its batch norms need batches of two images at least: use --set schedule.batch_size=…"
             )
+
+    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
+        """What the variant, the switches of Table 3 or ``schedule: false`` leave without a use."""
+        config, idle = self.config, {}
+        released, only_generator = config.variant == "released", not config.personalises
+        if not config.schedule:
+            idle["gamma_syn"] = "schedule is false, so λ_syn is 1"
+        if only_generator:
+            # The paper has λ_syn in (3) only, the released code also as a weight in the model's loss.
+            scaling = ("interpolate",) if released else ("gamma_syn", "schedule")
+            why = "without rtnet and moving_average no RTNet is used"
+            idle |= dict.fromkeys((*scaling, "beta", "lr_rtnet", "rtnet_distance"), why)
+        # As released, l2 measures the generator's output against the class means.
+        if not config.moving_average and not (released and config.generator_distance == "l2"):
+            why = "without moving_average class means are not used"
+            idle |= dict.fromkeys(("lambda_c", "ramp_up", "absent"), why)
+        return idle
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The generator."""

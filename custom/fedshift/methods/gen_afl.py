@@ -22,7 +22,6 @@ from pydantic import Field
 from torch import nn
 
 from fedshift.methods import afl
-from fedshift.methods.shared.aggregation import refuse_sampled_sites
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 
@@ -44,8 +43,7 @@ class Client(afl.Client):
     config: Config
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse sampling of sites, and a λ_min with which the weights cannot sum to 1."""
-        refuse_sampled_sites(job, "gen_afl", "λ moves by the losses of all sites")
+        """Refuse a λ_min with which the weights cannot sum to 1."""
         n = len(job.task.sites)
         if self.config.lambda_min > 1 / n:
             raise ConfigError(

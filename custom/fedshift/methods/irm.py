@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from fedshift.methods import base
 from fedshift.methods.fedirm import classifier_penalty, scalar_penalty
-from fedshift.methods.shared.domains import by_site, check_beside, penalty_weight, site_losses
+from fedshift.methods.shared.domains import by_site, check_beside, idle_warmup, penalty_weight, site_losses
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
@@ -63,6 +63,10 @@ class Client(base.Client[Config]):
                 f"method irm: penalty classifier needs a network with a linear head, and {job.task.network.name} "
                 "has none: use --set irm.penalty=scalar"
             )
+
+    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
+        """``warmup`` with a weight that it does not change."""
+        return idle_warmup(self.config.weight)
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
         """Refuse a method that changes the loss too, mixes sites, or trains at one site."""

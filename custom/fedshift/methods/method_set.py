@@ -240,6 +240,19 @@ class MethodSet(Sequence[Method]):
             for method in self
         }
 
+    @cached_property
+    def idle(self) -> dict[tuple[str, str], str]:
+        """(method, option) of every option that changes nothing in this job, and why (`Client.idle`)."""
+        idle = {
+            (name, key): why
+            for name, half in self._clients.items()
+            for key, why in half.idle(self.job, self.net).items()
+        }
+        if not self.sends_parameters and DEFAULT_COMBINE in self._clients:
+            why = f"with {' and '.join(self.withholding)} no site sends its model, so none are averaged"
+            idle |= {(DEFAULT_COMBINE, key): why for key in type(self[0].config).model_fields}
+        return idle
+
     @property
     def not_in_model_files(self) -> frozenset[tuple[str, str]]:
         """(method, array name) of what the server sends but does not write into model files."""
@@ -262,6 +275,12 @@ class MethodSet(Sequence[Method]):
             raise ConfigError(
                 f"method {' and '.join(self.withholding)}: every site keeps its whole network, so there is no model "
                 f"for {', '.join(held_out)} to score, held out as it is: leave held_out empty"
+            )
+        combining = self.combining.name
+        if not self.sends_parameters and combining not in (DEFAULT_COMBINE, *self.withholding):
+            raise ConfigError(
+                f"{combining} and {' and '.join(self.withholding)} cannot be combined: no site sends its model, so "
+                f"there is nothing for {combining} to combine; name one of them"
             )
         if self.pooled is not None:
             self._check_pooled(self.pooled.name)

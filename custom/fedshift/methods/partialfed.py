@@ -5,15 +5,22 @@ the start of a round, with the received w and the site's own weights v from the 
 each module m that holds parameters::
 
     w_i[m] = v[m] if m is kept else w[m]
-    fixed:     the modules named in ``keep`` are kept
-    adaptive:  modules with a_m,local > a_m,global are kept; the logits a are learned on the site's images by
+    fixed (PartialFed-Fix):           the modules named in ``keep`` are kept
+    adaptive (PartialFed-Adaptive):   modules with a_m,local > a_m,global are kept; the logits a are learned on the
+               site's images by
                f(π_m w[m] + (1 − π_m) v[m]),   π = one-hot argmax softmax((a + Gumbel noise) / τ), straight through
 
 All weights are sent and averaged. A site is evaluated with its own mixture. In a site's first round, and at a site that
 has never trained, every module is global.
 
-Deviations from the paper: no code was published and the paper's text was not available. The implementation follows
-descriptions of the idea by others; these details were chosen here:
+No code was published, and the paper's text was not available; FRAug's authors, too, wrote their own. What is known of
+it: the abstract names PartialFed-Fix, loading strategies chosen by hand, and PartialFed-Adaptive, which chooses one for
+each client, and says that a small fraction of the layers is initialised locally. A summary of the paper
+(https://qiao1.top/posts/2cb917ce.html, read in November 2026) reports of PartialFed-Fix that sharing lower layers is
+better than sharing upper ones, that loading the global classifier hurts, that not loading batch norm helps, and that
+both were tried together. Hence the default ``keep: [norm, head]``. ``[norm]`` alone would be FedBN, ``[]`` FedAvg.
+
+Deviations from the paper: these details were chosen here:
 
 - ``keep``: ``norm`` stands for normalisation layers. The other names refer to groups in order of definition; a group is
   a layer of weights with the modules that follow it (normalisation, activation) up to the next layer of weights.
@@ -40,6 +47,7 @@ from fedshift.methods import base
 from fedshift.methods.shared.norms import is_norm, own_keys
 from fedshift.methods.shared.passes import frozen_statistics
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 
@@ -51,7 +59,7 @@ class Config(Strict):
     """Options of PartialFed; ``search_*`` and ``temperature`` (τ) apply to ``mode: adaptive`` only."""
 
     mode: Literal["fixed", "adaptive"] = "fixed"
-    keep: tuple[Place, ...] = ("norm",)
+    keep: tuple[Place, ...] = ("norm", "head")
     search_steps: int = Field(default=10, ge=1)
     search_batch: int = Field(default=16, ge=2)
     search_lr: float = Field(default=0.1, gt=0)
@@ -114,6 +122,21 @@ def random_batches(
 
 class Client(base.Client[Config]):
     """Keeps a copy of its model and mixes it with the received one."""
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """Refuse a ``keep`` that the network has nothing for."""
+        if self.config.mode == "fixed" and self.config.keep and not self.kept(net, {}):
+            raise ConfigError(
+                f"method partialfed: network {job.task.network.name} has no normalisation layers, so with keep=[norm] "
+                "this would be FedAvg: name other places, such as --set partialfed.keep=[head]"
+            )
+
+    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
+        """The options of the other ``mode``."""
+        if self.config.mode == "adaptive":
+            return {"keep": "mode adaptive learns what to keep"}
+        search = ("search_steps", "search_batch", "search_lr", "temperature")
+        return dict.fromkeys(search, "mode fixed does not search: --set partialfed.mode=adaptive")
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
         """Refuse other methods that keep keys at the site."""

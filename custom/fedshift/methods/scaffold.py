@@ -126,6 +126,12 @@ class Client(base.Client[Config]):
                 "method scaffold: derives the mean gradient from the change of the weights in one round, which "
                 "momentum kept from earlier rounds distorts: use --set optimizer.keep=false"
             )
+        for option, off in (("nesterov", "false"), ("clip_norm", "null")):
+            if getattr(optimizer, option):
+                raise ConfigError(
+                    f"method scaffold: derives the mean gradient from the change of the weights, which "
+                    f"optimizer.{option} distorts: use --set optimizer.{option}={off}"
+                )
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
         """Refuse methods that keep parameters at the site, or fine-tune."""

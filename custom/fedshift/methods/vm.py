@@ -11,7 +11,7 @@ samples.
 
 Deviations from the paper:
 
-- All sites take part in every round; Algorithm 2 samples sites, which is refused here.
+- n, N and the means are those of the sites that take part in a round (``federation.sites_per_round``, absences).
 - Algorithm 2 multiplies by both n_i/N and 1/n, which contradicts (24) and would shrink every step n times. Here
   ``weights: samples`` replaces every 1/n by n_i/N, also in the means.
 - Losses are computed on un-augmented samples in evaluation mode with test-time normalisation.
@@ -35,10 +35,9 @@ from torch import nn
 
 from fedshift.methods import base
 from fedshift.methods.afl import LOSS, project
-from fedshift.methods.shared.aggregation import move, refuse_sampled_sites, site_fractions
+from fedshift.methods.shared.aggregation import move, site_fractions
 from fedshift.methods.shared.passes import mean_loss
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.strict import Strict
 
@@ -65,10 +64,6 @@ def coefficients(losses: np.ndarray, shares: np.ndarray, *, beta: float, release
 
 class Client(base.Client[Config]):
     """Sends the loss of the received model, or with ``variant: released`` of the trained one."""
-
-    def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse sampling of sites: the variance is over the losses of all sites."""
-        refuse_sampled_sites(job, "vm", "the variance is over the losses of all sites")
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The mean loss, a float64 scalar."""

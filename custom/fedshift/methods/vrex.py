@@ -23,7 +23,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import check_beside, penalty_weight, site_losses
+from fedshift.methods.shared.domains import check_beside, idle_warmup, penalty_weight, site_losses
+from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 
 
@@ -43,6 +44,10 @@ class Client(base.Client[Config]):
     """Trains on batches with images of every site and counts its steps."""
 
     trains_on = "every site"
+
+    def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
+        """``warmup`` with a weight that it does not change."""
+        return idle_warmup(self.config.weight)
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
         """Refuse other methods that change the loss, mix sites or train at a single site."""

@@ -20,6 +20,7 @@ from pydantic import (
 from fedshift.schema.compression import WeightsAs
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import ClassName, Line, Name
+from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.strict import Strict
 
 FILE_NAME = "fedshift.yaml"
@@ -63,16 +64,6 @@ class NetworkSpec(Strict):
     def _without_none(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = serialise(self)
         return {key: value for key, value in content.items() if key != "weights" or value is not None}
-
-
-class OptimizerSpec(Strict):
-    """The local optimiser. With ``keep`` a site keeps its state (such as Adam's moments) between rounds."""
-
-    name: Literal["adam", "sgd"] = "adam"
-    lr: float = Field(gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    keep: bool = True
 
 
 class ScheduleSpec(Strict):
@@ -126,6 +117,13 @@ class TaskSpec(Strict):
     def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = serialise(self)
         return {key: value for key, value in content.items() if key not in ("domains", "departures") or value}
+
+    @model_validator(mode="after")
+    def _warms_up_in_time(self) -> Self:
+        warm_up, rounds = self.optimizer.lr_schedule.warm_up, self.schedule.rounds
+        if warm_up >= rounds:
+            raise ValueError(f"optimizer.lr_schedule.warm_up is {warm_up}, and must end within the {rounds} rounds")
+        return self
 
     @property
     def everyone(self) -> tuple[str, ...]:
@@ -209,7 +207,8 @@ class FederationSpec(Strict):
 
     ``robust`` limits the influence of each accepted update further, in place of these two limits. ``encryption`` makes
     the server add updates that it cannot read (`fedshift.federation.encryption`). ``weights_as`` sends weights in fewer
-    bytes, in both directions (`fedshift.schema.compression`).
+    bytes, in both directions (`fedshift.schema.compression`). ``model_average`` makes the last round's model an
+    exponential average of the rounds' (`fedshift.federation.server.model_average`).
     """
 
     min_sites: int = Field(ge=1)
@@ -226,6 +225,7 @@ class FederationSpec(Strict):
     robust: RobustSpec | None = None
     encryption: Literal["ckks"] | None = None
     weights_as: WeightsAs = "fp32"
+    model_average: float | None = Field(default=None, gt=0, lt=1)
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class FederationSpec(Strict):
         content: dict[str, Any] = serialise(self)
         fields = type(self).model_fields
         ratios = ("max_norm_ratio", "max_sample_ratio", "clip_norm_ratio", "clip_sample_ratio")
-        optional = ("shares", *ratios, "robust", "encryption", "weights_as")
+        optional = ("shares", *ratios, "robust", "encryption", "weights_as", "model_average")
         kept = {key for key in content if key not in optional or getattr(self, key) != fields[key].default}
         return {key: value for key, value in content.items() if key in kept}
 

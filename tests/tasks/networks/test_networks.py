@@ -87,6 +87,22 @@ def test_unet_batch_norms_move_by_the_given_momentum() -> None:
             networks.build("unet", {"bn_momentum": momentum}, in_channels=3, n_classes=2, seed=1)
 
 
+def test_the_unet_can_have_harmofls_batch_norm() -> None:
+    """The batch's statistics in evaluation, too, and nothing of them in the weights."""
+    options = {"features": 4, "norm": "batch_statistics"}
+    net = networks.build("unet", options, in_channels=3, n_classes=2, seed=1)
+    assert not any("_bn" in key for key in net.state_dict())
+    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        trained, tested = net.train()(x), net.eval()(x)
+        torch.testing.assert_close(tested, trained)
+        assert not torch.allclose(net(x[:2]), tested[:2], atol=1e-3), "it depends on the images beside"
+    with pytest.raises(ConfigError, match="bn_momentum has no effect with norm=batch_statistics"):
+        networks.build("unet", {**options, "bn_momentum": 0.5}, in_channels=3, n_classes=2, seed=1)
+    with pytest.raises(ConfigError, match="norm must be one of batch, batch_statistics, not 'instance'"):
+        networks.build("unet", {"norm": "instance"}, in_channels=3, n_classes=2, seed=1)
+
+
 def test_unknown_network_and_option_name_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'unet'"):
         networks.build("unnet", {}, in_channels=3, n_classes=2, seed=0)

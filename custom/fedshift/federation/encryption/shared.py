@@ -140,6 +140,7 @@ class Layout:
 def server_context(methods: MethodSet, round_: int) -> ServerContext:
     """The context of the server halves in a round."""
     job, task = methods.job, methods.job.task
+    rounds = task.schedule.rounds
     return ServerContext(
-        round_, task.schedule.rounds, task.sites, methods.trainable, task.optimizer, job.seed, job.methods
+        round_, rounds, task.sites, methods.trainable, task.optimizer.at(round_, rounds), job.seed, job.methods
     )

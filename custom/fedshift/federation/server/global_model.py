@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from fedshift.federation.server import robust
+from fedshift.federation.server import model_average, robust
 from fedshift.federation.server.clipping import Limits, clip
+from fedshift.federation.server.model_average import ModelAverage
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.weights import read_weights
 from fedshift.methods.base import ServerContext, SiteUpdate
@@ -49,6 +50,8 @@ class GlobalModel:
         self.trainable = methods.trainable
         self.packed_keys = packed_keys(self.weights, self.trainable, self._job.federation.weights_as)
         self._outgoing: Outgoing | None = None
+        decay = self._job.federation.model_average
+        self._average = None if decay is None else ModelAverage(decay)
         self._start(methods.net)
 
     def load_starting_weights(self, net: nn.Module) -> tuple[str, Lineage] | None:
@@ -73,11 +76,14 @@ class GlobalModel:
         self.weights, self._outgoing = weights, None
         for name, half in self.halves:
             half.state = methods.get(name, {})
+        if self._average is not None:
+            self._average.state = methods.get(model_average.STATE, {})
 
     @property
     def method_state(self) -> MethodArrays:
-        """What the methods' server halves must remember from round to round."""
-        return {name: half.state for name, half in self.halves}
+        """What the methods' server halves, and the model's average, must remember from round to round."""
+        average = {} if self._average is None else {model_average.STATE: self._average.state}
+        return {name: half.state for name, half in self.halves} | average
 
     def broadcast(self, round_: int, *, best_round: int, sites: tuple[str, ...]) -> Broadcast:
         """The message that opens a round."""
@@ -115,6 +121,7 @@ class GlobalModel:
         self._combine(stored, round_, limits)
         if round_:
             self._check_aggregate(round_)
+            self._count(round_)
 
     def _combine(self, stored: Sequence[SpooledUpdate], round_: int, limits: Limits | None) -> None:
         context = self._context(round_)
@@ -124,6 +131,14 @@ class GlobalModel:
         if round_:
             owner = next(half for _, half in self.halves if "combine" in half.owns)
             self.weights = owner.combine(self.weights, updates, context)
+
+    def _count(self, round_: int) -> None:
+        """Add the round's model to the average, which replaces the last one."""
+        if self._average is None:
+            return
+        self._average.add(self.weights)
+        if round_ == self._job.task.schedule.rounds:
+            self.weights = self._average.value(self.weights)
 
     def _within_limits(self, stored: Sequence[SpooledUpdate], limits: Limits | None) -> Sequence[SiteUpdate]:
         rule, trainable, specs = self._job.federation.robust, self.trainable, self._specs
@@ -141,7 +156,13 @@ class GlobalModel:
         task = self._job.task
         rounds = task.schedule.rounds
         return ServerContext(
-            round_, rounds, task.sites, self.trainable, task.optimizer, self._job.seed, self._job.methods
+            round_,
+            rounds,
+            task.sites,
+            self.trainable,
+            task.optimizer.at(round_, rounds),
+            self._job.seed,
+            self._job.methods,
         )
 
     def _outgoing_for(self, round_: int) -> Outgoing:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +15,32 @@ from fedshift.methods.base import Batch, Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.shared.passes import Replayed
 from fedshift.schema.errors import Stopped
-from fedshift.schema.job import OptimizerSpec, ScheduleSpec
+from fedshift.schema.job import ScheduleSpec
+from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.tasks.base import SiteData, Subset, Task
 from fedshift.tasks.precision import arrange, autocast
 
 
 def make_optimizer(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """Adam (``weight_decay`` as an L2 penalty, as in the papers' code) or SGD."""
-    if spec.name == "adam":
-        return torch.optim.Adam(net.parameters(), lr=spec.lr, weight_decay=spec.weight_decay)
-    return torch.optim.SGD(net.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
+    """The optimiser of a round (`OptimizerSpec.at`)."""
+    if spec.name == "sgd":
+        return torch.optim.SGD(
+            net.parameters(),
+            lr=spec.lr,
+            momentum=spec.momentum,
+            weight_decay=spec.weight_decay,
+            nesterov=spec.nesterov,
+        )
+    make = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
+    return make(net.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay)
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], spec: OptimizerSpec) -> None:
+    """Go on from the state of an earlier round, with the learning rate of this one."""
+    optimizer.load_state_dict(dict(state))
+    for group in optimizer.param_groups:
+        group["lr"] = spec.lr
 
 
 def train(task: Task, data: Samples, chain: ClientChain, run: Run, schedule: ScheduleSpec) -> tuple[int, float]:
@@ -77,6 +93,8 @@ def _compute(task: Task, chain: ClientChain, run: Run, schedule: ScheduleSpec, b
     loss = chain.loss(batch, logits, task.loss(logits, batch.y))
     loss.backward()  # type: ignore[no-untyped-call]
     chain.gradients()
+    if run.clip_norm is not None:
+        nn.utils.clip_grad_norm_(run.net.parameters(), run.clip_norm)
     return loss.detach()
 
 

@@ -29,6 +29,7 @@ from fedshift.schema.evaluation import MAX_NUMBER, Evaluation
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import manifest_sha256
 from fedshift.schema.messages import TEST_PREFIX, Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
+from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.policy import Policy
 from fedshift.schema.seeding import derive_seed
 from fedshift.tasks.base import Everything, SiteData, Subset
@@ -223,9 +224,10 @@ class Site:
             if broadcast.round > 1 and not self._store.has_trained(broadcast.round):
                 chain.newcomer(self._training)
             metrics = self._round_scores(chain, broadcast.round - 1)
-            run.optimizer = local_training.make_optimizer(self._net, self._job.task.optimizer)
+            spec = self._optimizer_at(broadcast.round)
+            run.optimizer = local_training.make_optimizer(self._net, spec)
             if session.state.optimizer is not None:
-                run.optimizer.load_state_dict(session.state.optimizer)
+                local_training.restore_optimizer(run.optimizer, session.state.optimizer, spec)
             chain.begin(self._training)
             n_steps, loss = local_training.train(self._task, self._training, chain, run, schedule)
             if not np.isfinite(loss):
@@ -337,7 +339,8 @@ class Site:
     def _fine_tune(self, session: _Session, epochs: int) -> None:
         """Train the received model for this site alone. The result is neither kept nor sent."""
         schedule = self._job.task.schedule.model_copy(update={"local_epochs": epochs, "local_steps": None})
-        session.run.optimizer = local_training.make_optimizer(self._net, self._job.task.optimizer)
+        spec = self._optimizer_at(session.run.round)
+        session.run.optimizer = local_training.make_optimizer(self._net, spec)
         session.chain.begin(self._training)
         local_training.train(self._task, self._training, session.chain, session.run, schedule)
 
@@ -411,6 +414,10 @@ class Site:
             found |= {f"{TEST_PREFIX}{name}": value for name, value in self._scores(chain, "test").items()}
         return found
 
+    def _optimizer_at(self, round_: int) -> OptimizerSpec:
+        task = self._job.task
+        return task.optimizer.at(round_, task.schedule.rounds)
+
     def _run(self, round_: int, received: Weights) -> Run:
         job = self._job
         return Run(
@@ -425,6 +432,7 @@ class Site:
             n_classes=len(job.task.classes),
             images_are_slices=self._task.images_are_slices,
             received=received,
+            clip_norm=job.task.optimizer.clip_norm,
         )
 
     @contextmanager

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedshift.methods.base import SiteUpdate
-from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Weights
 
 BLOCK = 1 << 16
@@ -45,16 +43,6 @@ def proximal_steps(tau: int, pull: float) -> float:
         a = (1 − (1 − η μ)^τ) / (η μ)
     """
     return (1 - (1 - pull) ** tau) / pull if pull else float(tau)
-
-
-def refuse_sampled_sites(job: JobSpec, method: str, why: str) -> None:
-    """For methods that need every site in every round.
-
-    Raises:
-        ConfigError: the job draws sites.
-    """
-    if job.federation.sites_per_round is not None:
-        raise ConfigError(f"method {method}: {why}, so sites cannot be drawn: --set federation.sites_per_round=null")
 
 
 def average(weights: Weights, updates: Sequence[SiteUpdate], coefficients: Sequence[float]) -> Weights:

@@ -41,6 +41,11 @@ def penalty_weight(ctx: Context, *, weight: float, warmup: int) -> float:
     return weight if steps >= warmup else min(weight, 1.0)
 
 
+def idle_warmup(weight: float) -> dict[str, str]:
+    """``warmup`` has no effect on a ``weight`` of at most 1."""
+    return {"warmup": f"a weight of at most 1 (here {weight:g}) applies from the first step"} if weight <= 1 else {}
+
+
 def check_beside(method: str, name: str, other: Client[Any]) -> None:
     """Refuse a second method that would change the loss over all sites, or make it impossible to compute.
 

@@ -2,11 +2,15 @@
 
 A block is twice conv 3x3 (padded, no bias), batch norm, ReLU. Four encoder stages with max-pooling, a bottleneck
 of 16 times the features, four transposed convolutions with skip connections, a 1x1 convolution to logits.
+
+``norm=batch_statistics`` has HarmoFL's batch norm: the statistics of the batch at hand in evaluation, too, and neither
+running statistics nor scale and shift. A prediction then depends on the images beside it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +18,18 @@ from torch import Tensor, nn
 from fedshift.schema.errors import ConfigError
 from fedshift.tasks.stages import Stage
 
+Norm = Literal["batch", "batch_statistics"]
 
-def _block(in_channels: int, features: int, name: str) -> nn.Sequential:
+
+def _norm(features: int, norm: Norm) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(features, affine=norm == "batch", track_running_stats=norm == "batch")
+
+
+def _block(in_channels: int, features: int, name: str, norm: Norm) -> nn.Sequential:
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, channels in ((1, in_channels), (2, features)):
         layers[f"{name}_conv{i}"] = nn.Conv2d(channels, features, 3, padding=1, bias=False)
-        layers[f"{name}_bn{i}"] = nn.BatchNorm2d(features)
+        layers[f"{name}_bn{i}"] = _norm(features, norm)
         layers[f"{name}_relu{i}"] = nn.ReLU(inplace=True)
     return nn.Sequential(layers)
 
@@ -28,7 +38,13 @@ class UNet(nn.Module):
     """(B, in_channels, H, W) -> logits (B, n_classes, H, W); H and W are multiples of 16."""
 
     def __init__(
-        self, *, in_channels: int = 3, n_classes: int = 2, features: int = 32, bn_momentum: float = 0.1
+        self,
+        *,
+        in_channels: int = 3,
+        n_classes: int = 2,
+        features: int = 32,
+        bn_momentum: float = 0.1,
+        norm: Norm = "batch",
     ) -> None:
         """``features`` is the width of the first stage; it doubles with each.
 
@@ -37,23 +53,23 @@ class UNet(nn.Module):
         super().__init__()
         f = features
         self.in_channels = in_channels
-        self.encoder1 = _block(in_channels, f, "enc1")
+        self.encoder1 = _block(in_channels, f, "enc1", norm)
         self.pool1 = nn.MaxPool2d(2)
-        self.encoder2 = _block(f, 2 * f, "enc2")
+        self.encoder2 = _block(f, 2 * f, "enc2", norm)
         self.pool2 = nn.MaxPool2d(2)
-        self.encoder3 = _block(2 * f, 4 * f, "enc3")
+        self.encoder3 = _block(2 * f, 4 * f, "enc3", norm)
         self.pool3 = nn.MaxPool2d(2)
-        self.encoder4 = _block(4 * f, 8 * f, "enc4")
+        self.encoder4 = _block(4 * f, 8 * f, "enc4", norm)
         self.pool4 = nn.MaxPool2d(2)
-        self.bottleneck = _block(8 * f, 16 * f, "bottleneck")
+        self.bottleneck = _block(8 * f, 16 * f, "bottleneck", norm)
         self.upconv4 = nn.ConvTranspose2d(16 * f, 8 * f, 2, stride=2)
-        self.decoder4 = _block(16 * f, 8 * f, "dec4")
+        self.decoder4 = _block(16 * f, 8 * f, "dec4", norm)
         self.upconv3 = nn.ConvTranspose2d(8 * f, 4 * f, 2, stride=2)
-        self.decoder3 = _block(8 * f, 4 * f, "dec3")
+        self.decoder3 = _block(8 * f, 4 * f, "dec3", norm)
         self.upconv2 = nn.ConvTranspose2d(4 * f, 2 * f, 2, stride=2)
-        self.decoder2 = _block(4 * f, 2 * f, "dec2")
+        self.decoder2 = _block(4 * f, 2 * f, "dec2", norm)
         self.upconv1 = nn.ConvTranspose2d(2 * f, f, 2, stride=2)
-        self.decoder1 = _block(2 * f, f, "dec1")
+        self.decoder1 = _block(2 * f, f, "dec1", norm)
         self.conv = nn.Conv2d(f, n_classes, 1)
         self._features = f
         for module in self.modules():
@@ -87,10 +103,19 @@ class UNet(nn.Module):
         return logits
 
 
-def build(*, in_channels: int, n_classes: int, features: int = 32, bn_momentum: float = 0.1) -> UNet:
+def build(
+    *, in_channels: int, n_classes: int, features: int = 32, bn_momentum: float = 0.1, norm: Norm = "batch"
+) -> UNet:
     """The paper's network has 32 features and batch norm's momentum 0.1; 16 features train three times as fast."""
     if features < 1:
         raise ConfigError(f"network unet: features must be at least 1, not {features}")
     if not 0 < bn_momentum <= 1:
         raise ConfigError(f"network unet: bn_momentum must be above 0 and at most 1, not {bn_momentum}")
-    return UNet(in_channels=in_channels, n_classes=n_classes, features=features, bn_momentum=bn_momentum)
+    if norm not in get_args(Norm):
+        raise ConfigError(f"network unet: norm must be one of {', '.join(get_args(Norm))}, not {norm!r}")
+    if norm == "batch_statistics" and bn_momentum != 0.1:
+        raise ConfigError(
+            "network unet: bn_momentum has no effect with norm=batch_statistics, which has no running statistics: set "
+            "network.options.bn_momentum=0.1"
+        )
+    return UNet(in_channels=in_channels, n_classes=n_classes, features=features, bn_momentum=bn_momentum, norm=norm)
