@@ -29,8 +29,9 @@ demo: install ## train on simulated scans of six sites under FLARE's simulator
 jobs: install ## write the committed jobs again, from jobs/commands.txt
 	grep -v '^#' jobs/commands.txt | xargs -L 1 $(BIN)/fedshift job
 
+# Three at a time on two cores: some tests wait for processes that they start.
 test: install lint ## lint, types and the tests of a change: about ten minutes on two cores
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal
 
 # A file of slow tests stays in one process: its tests share a federation that takes a minute to start.
 test-all: test ## what make test runs, then the slow tests: real sites, the runbook, wheels

@@ -142,9 +142,10 @@ def run(*command: str, workspace: Path, home: Path, timeout: float = 200, path: 
 
 
 def cut(job: Path, target: Path, **federation: float) -> JobSpec:
-    """A committed job with fewer rounds and epochs, and nothing else changed."""
+    """A committed job with fewer rounds and epochs and a narrower network, and nothing else changed."""
     spec = read_job_folder(job)
     raw = spec.dump()
+    raw["task"]["network"]["options"] |= {"features": 4}
     raw["task"]["schedule"] |= {"rounds": 2, "local_epochs": 1}
     raw["federation"] |= federation
     short = JobSpec.parse(raw, where=str(job))

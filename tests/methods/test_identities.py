@@ -89,7 +89,7 @@ IDENTITIES = [
     ),
     *(
         Identity(
-            f"fedirm fedirm.weight=0 fedirm.warmup=0 fedirm.penalty={penalty}",
+            f"fedirm fedirm.weight=0 fedirm.penalty={penalty}",
             other=f"fedirm fedirm.weight=10 fedirm.warmup=0 fedirm.penalty={penalty}",
         )
         for penalty in ("scalar", "classifier")
