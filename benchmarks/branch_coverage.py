@@ -3,7 +3,7 @@
     make coverage
     python -m benchmarks.branch_coverage --checkout OTHER --out benchmarks/results/tests/before.json -- --dist loadfile
 
-What follows ``--`` goes to pytest, which runs in two processes. ``--checkout`` is another clone of this repository
+What follows ``--`` goes to pytest, which runs in three processes. ``--checkout`` is another clone of this repository
 whose tests are measured with the packages of this Python. Counted are the lines and branches of ``fedshift`` and
 ``data_prep`` that the tests reach in their own processes, not those reached in processes that tests start.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-MEASURE = ("-n", "2", "--cov=fedshift", "--cov=data_prep", "--cov-branch", "--cov-report=")
+MEASURE = ("-n", "3", "--cov=fedshift", "--cov=data_prep", "--cov-branch", "--cov-report=")
 
 
 def measure(checkout: Path, options: list[str]) -> dict[str, Any]:
