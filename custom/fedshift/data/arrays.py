@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.data import blocks
+from fedshift.data.prepared import read_images, read_labels
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Manifest, read_manifest
 
@@ -93,8 +94,6 @@ def build_arrays(
     Returns:
         The hash of its ``hashes.json``: `fedshift.data.blocks.write_hashes`.
     """
-    from fedshift.data.scans import read_scan  # imports SimpleITK, which training does not need
-
     target = arrays_dir(site_dir, manifest, matrix, clip_above_quantile)
     beside = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
     shape = (sum(case.shape[0] for case in manifest.cases), matrix, matrix)
@@ -106,14 +105,9 @@ def build_arrays(
         ]
         for case in manifest.cases:
             part = slice(case.offset, case.offset + case.shape[0])
-            for stack, end in zip(stacks, ("", "_mask"), strict=True):
-                path = site_dir / "volumes" / f"{case.id}{end}.nii.gz"
-                voxels = read_scan(path).voxels
-                if voxels.shape != case.shape:
-                    raise DataError(
-                        f"{path} has shape {voxels.shape}, the manifest says {case.shape}: prepare the site again"
-                    )
-                stack[part] = labels_of(voxels, matrix) if end else slices_of(voxels, matrix, clip_above_quantile)
+            images, labels = stacks
+            images[part] = slices_of(read_images(site_dir, manifest, case)[0], matrix, clip_above_quantile)
+            labels[part] = labels_of(read_labels(site_dir, case), matrix)
         for stack in stacks:
             stack.flush()
         written = blocks.write_hashes(beside)

@@ -90,6 +90,8 @@ class Manifest(Strict):
     A site has either volumes (``cases``) or ``pictures``. ``counts``: number of pictures by split and class.
     ``arrays``: for each folder of arrays that preparation wrote, by its name below ``arrays/``, the hash of its
     ``hashes.json`` (`fedshift.data.blocks`). Slices of volumes may also be cached later and are not listed then.
+    ``sequences``: names of the image sequences of each case, such as T2 and ADC, in the order of their files; empty for
+    one unnamed sequence. ``annotated``: the foreground classes that the site's masks outline; None for all of them.
     """
 
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -98,6 +100,8 @@ class Manifest(Strict):
     kind: Literal["patients", "images", "phantom"]
     preparation: dict[str, Any]
     classes: tuple[ClassName, ...]
+    sequences: tuple[ClassName, ...] = ()
+    annotated: tuple[ClassName, ...] | None = None
     counts: Counts | None = None
     cases: tuple[Case, ...] = ()
     pictures: tuple[Picture, ...] = ()
@@ -112,6 +116,13 @@ class Manifest(Strict):
         unknown = {picture.label for picture in self.pictures} - set(self.classes)
         if unknown:
             raise ValueError(f"a picture's label {min(unknown)!r} is none of the classes: prepare the site again")
+        return self
+
+    @model_validator(mode="after")
+    def _annotated_are_classes(self) -> Self:
+        other = set(self.annotated or ()) - set(self.classes[1:])
+        if other:
+            raise ValueError(f"'annotated' names {min(other)!r}, which is no foreground class: prepare the site again")
         return self
 
     @model_validator(mode="after")
@@ -162,7 +173,8 @@ class Manifest(Strict):
     def write(self, folder: Path) -> None:
         """Write ``folder/manifest.json`` atomically."""
         absent = {"pictures" if self.cases else "cases", *(("counts",) if self.counts is None else ())}
-        absent |= set() if self.arrays else {"arrays"}
+        absent |= {key for key in ("arrays", "sequences") if not getattr(self, key)}
+        absent |= {"annotated"} if self.annotated is None else set()
         content = self.model_dump(by_alias=True, exclude=absent)
         write_text(folder / FILE_NAME, json.dumps(content, indent=1))
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.data.arrays import CLIP_ABOVE_QUANTILE, open_arrays, radiological, restore
+from fedshift.data.prepared import mask_file, read_labels
 from fedshift.data.splits import legacy_split
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
@@ -74,7 +75,7 @@ class Slices(SiteData):
         self.split_rule = spec.split
         self._images, self._labels, self._spec, self._folder = arrays.images, arrays.labels, spec, folder
         cases = self.manifest.cases
-        lost = next((case.id for case in cases if not _mask(folder, case).is_file()), None)
+        lost = next((case.id for case in cases if not mask_file(folder, case.id).is_file()), None)
         if lost is not None:
             raise DataError(
                 f"{folder / 'volumes'} has no mask of case {lost}, which the final evaluation reads: prepare the site "
@@ -133,18 +134,12 @@ class Slices(SiteData):
         Raises:
             DataError: it cannot be read.
         """
-        from fedshift.data.scans import read_scan  # imports SimpleITK, which training does not need
-
-        mask: np.ndarray = radiological(read_scan(_mask(self._folder, self.manifest.cases[case])).voxels) > 0
+        mask: np.ndarray = radiological(read_labels(self._folder, self.manifest.cases[case])) > 0
         return mask
 
     def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Apply random rotations and flips if ``augmentation`` is ``rot90-flip``."""
         return rotate_and_flip(x, y, rng=rng) if self._spec.augmentation == "rot90-flip" else (x, y)
-
-
-def _mask(folder: Path, case: Case) -> Path:
-    return folder / "volumes" / f"{case.id}_mask.nii.gz"
 
 
 def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
