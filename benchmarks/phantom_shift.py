@@ -60,7 +60,7 @@ def train_and_test(job: JobSpec, data: dict[str, Slices], train_on: Sequence[str
         net=net,
         objective=task.loss,
         n_classes=len(job.task.classes),
-        images_are_slices=task.images_are_slices,
+        dense=task.dense,
     )
     run.optimizer = local_training.make_optimizer(net, job.task.optimizer)
     chain = ClientChain(method_set.load(job.methods), run, {})

@@ -179,15 +179,15 @@ def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
     key = (spec.kind, spec.network.model_dump_json(), *sorted(task.sizes.items()))
     if key in _fitting:
         return
-    rows, columns, classes = task.sizes["rows"], task.sizes["columns"], task.sizes["classes"]
-    wanted = (1, classes, rows, columns) if task.images_are_slices else (1, classes)
+    wanted = (1, len(spec.classes), *task.spatial) if task.dense else (1, len(spec.classes))
     channels = cast(StagedNetwork, net).in_channels
     try:
         with torch.inference_mode():
-            shape = tuple(net.eval()(torch.zeros(1, channels, rows, columns)).shape)
+            shape = tuple(net.eval()(torch.zeros(1, channels, *task.spatial)).shape)
     except (RuntimeError, ValueError) as error:
+        size = " x ".join(map(str, task.spatial))
         raise ConfigError(
-            f"task {spec.name}: network {spec.network.name} cannot take images of {rows} x {columns} "
+            f"task {spec.name}: network {spec.network.name} cannot take images of {size} "
             f"({str(error).splitlines()[0]}): change network.name, network.options or data"
         ) from None
     if shape != wanted:

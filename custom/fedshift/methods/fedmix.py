@@ -104,16 +104,16 @@ class Client(base.Client[Config]):
             )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """Averaged images (groups, C, H, W) and averaged targets."""
+        """Averaged images (groups, C, *spatial) and averaged targets."""
         channels = cast(StagedNetwork, net).in_channels
         head = getattr(net, "head", None)
-        targets: tuple[int | str, ...] = ("groups", "classes", "rows", "columns")
+        targets: tuple[int | str, ...] = ("groups", "classes", "spatial")
         if isinstance(head, nn.Linear):
             targets = ("groups", head.out_features)
         of = f"{self.config.images} of the site's training images, drawn at random; every image is in at most one"
         return {
             "images": base.ArraySpec(
-                ("groups", channels, "rows", "columns"),
+                ("groups", channels, "spatial"),
                 when="once",
                 low=-LARGEST,
                 high=LARGEST,
@@ -173,7 +173,7 @@ class Client(base.Client[Config]):
         own, theirs, inner = terms(logits, ctx.scratch["x"], batch.y, ctx.scratch["average"], lam=lam)
         if self.config.variant == "released":
             inner = inner / len(batch.x)
-        if ctx.run.images_are_slices:  # in classification the task's loss equals `own` bit for bit
+        if ctx.run.dense:  # in classification the task's loss equals `own` bit for bit
             loss = loss + (own - ctx.run.objective(logits, batch.y))
         return loss + lam * (theirs - own + inner)
 

@@ -19,6 +19,7 @@ from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import nearest
 from fedshift.tasks import networks
 
+Sizes = Mapping[str, tuple[int, ...]]
 Subset = Split | Literal["all"]
 """What can be scored: a split, or all samples of a site that is held out."""
 
@@ -106,10 +107,13 @@ class Everything(Samples):
 class Task(Protocol):
     """One kind of task, built from a job."""
 
-    images_are_slices: bool
-    """Whether the channels of an image are neighbouring slices and not colours."""
-    sizes: Mapping[str, int]
-    """What words in a method's array shapes stand for: rows, columns, half columns (of a real spectrum), classes."""
+    dense: bool
+    """Whether every pixel or voxel has a class, and channels are slices or sequences of a scan and not colours."""
+    spatial: tuple[int, ...]
+    """Size of an image as the network sees it in training, without batch and channels."""
+    sizes: Sizes
+    """What words in a method's array shapes stand for: ``spatial``, ``half spatial`` (of a real spectrum), ``classes``.
+    """
     metric: str
     """The score that selects the best round; higher is better. One of `scores`, as the job says (`selecting`)."""
     metrics: Mapping[str, tuple[float, float]]
@@ -181,9 +185,13 @@ def selecting(job: JobSpec, known: Sequence[str]) -> str:
     return name or known[0]
 
 
-def sizes(side: int, n_classes: int) -> Mapping[str, int]:
-    """`Task.sizes` of square images."""
-    return {"rows": side, "columns": side, "half columns": side // 2 + 1, "classes": n_classes}
+def sizes(spatial: Sequence[int], n_classes: int) -> Sizes:
+    """`Task.sizes` of images of one size."""
+    return {
+        "spatial": tuple(spatial),
+        "half spatial": (*spatial[:-1], spatial[-1] // 2 + 1),
+        "classes": (n_classes,),
+    }
 
 
 def initial_network(job: JobSpec, *, in_channels: int) -> nn.Module:

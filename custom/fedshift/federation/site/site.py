@@ -430,7 +430,7 @@ class Site:
             net=self._net,
             objective=self._task.loss,
             n_classes=len(job.task.classes),
-            images_are_slices=self._task.images_are_slices,
+            dense=self._task.dense,
             received=received,
             clip_norm=job.task.optimizer.clip_norm,
         )

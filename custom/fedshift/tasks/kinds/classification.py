@@ -125,7 +125,7 @@ class Images(SiteData):
 class Task:
     """Classification of the task's classes; the score is the accuracy over a split's images."""
 
-    images_are_slices = False
+    dense = False
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
         {"accuracy": (0, 1), "macro_accuracy": (0, 1)}
     )
@@ -137,7 +137,8 @@ class Task:
         self.metric = selecting(job, ("accuracy",))
         where = f"task {job.task.name}"
         self._data = DataSpec.parse(job.task.data, where=f"{where}: data")
-        self.sizes = sizes(self._data.size, len(job.task.classes))
+        self.spatial = (self._data.size, self._data.size)
+        self.sizes = sizes(self.spatial, len(job.task.classes))
         if job.task.loss != "ce":
             raise ConfigError(f"{where}: loss must be ce, not {job.task.loss!r}")
         for name, values in (("mean", self._data.mean), ("std", self._data.std)):

@@ -188,7 +188,7 @@ LOSSES = {"ce_dice": ce_dice_loss, "dice": dice_loss}
 class Task:
     """Segmentation of the task's classes; the score is the mean foreground Dice over cases."""
 
-    images_are_slices = True
+    dense = True
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
         {"dice": (0, 1), "dice_papers": (0, 1), "hd95": (0, MAX_MILLIMETRES), "asd": (0, MAX_MILLIMETRES)}
     )
@@ -199,7 +199,8 @@ class Task:
         self._job = job
         self.metric = selecting(job, ("dice", "dice_papers"))
         self._data = DataSpec.parse(job.task.data, where=f"task {job.task.name}: data")
-        self.sizes = sizes(self._data.matrix, len(job.task.classes))
+        self.spatial = (self._data.matrix, self._data.matrix)
+        self.sizes = sizes(self.spatial, len(job.task.classes))
         self.intensities = (0.0, self._data.scale)
         if job.task.loss not in LOSSES:
             raise ConfigError(f"task {job.task.name}: loss must be one of {', '.join(LOSSES)}, not {job.task.loss!r}")
