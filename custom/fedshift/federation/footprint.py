@@ -68,4 +68,4 @@ def noise(net: nn.Module, built: Task, n: int) -> tuple[torch.Tensor, torch.Tens
     """``n`` images of the task's shape and targets that mean nothing."""
     x = torch.rand(n, cast(StagedNetwork, net).in_channels, *built.spatial)
     shape = (n, *built.spatial) if built.dense else (n,)
-    return x, torch.randint(*built.sizes["classes"], shape)
+    return x, torch.randint(built.sizes["classes"][0], shape)

@@ -36,6 +36,7 @@ from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.policy import ArrayKind
 from fedshift.schema.seeding import generator
 from fedshift.schema.strict import Strict
+from fedshift.tasks.losses import Logits
 
 ConfigT = TypeVar("ConfigT", bound=Strict)
 
@@ -129,8 +130,8 @@ class Run:
     rounds: int
     sites: tuple[str, ...]
     net: nn.Module
-    objective: Callable[[Tensor, Tensor], Tensor]
-    """The task's loss as a function of (logits, targets); a scalar."""
+    objective: Callable[[Logits, Tensor], Tensor]
+    """The task's loss as a function of (what the network gives, targets); a scalar."""
     n_classes: int
     dense: bool = False
     """Whether every pixel or voxel has a target (`fedshift.tasks.base.Task.dense`)."""

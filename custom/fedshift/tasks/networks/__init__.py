@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -22,7 +23,9 @@ def available() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def build(name: str, options: dict[str, Any], *, in_channels: int, n_classes: int, seed: int) -> nn.Module:
+def build(
+    name: str, options: dict[str, Any], *, in_channels: int, n_classes: int, seed: int, spatial_dims: int = 2
+) -> nn.Module:
     """A network with initial weights that depend on ``seed`` only.
 
     Raises:
@@ -31,7 +34,12 @@ def build(name: str, options: dict[str, Any], *, in_channels: int, n_classes: in
     if name not in available():
         raise ConfigError(f"there is no network {name!r}{nearest(name, available())}")
     make = importlib.import_module(f"fedshift.tasks.networks.{name}").build
-    known = [p for p in inspect.signature(make).parameters if p not in ("in_channels", "n_classes")]
+    parameters = inspect.signature(make).parameters
+    known = [p for p in parameters if p not in ("in_channels", "n_classes", "spatial_dims")]
+    if "spatial_dims" in parameters:
+        make = partial(make, spatial_dims=spatial_dims)
+    elif spatial_dims != 2:
+        raise ConfigError(f"network {name}: is for 2D; take monai_basic_unet")
     for key in options:
         if key not in known:
             raise ConfigError(f"network {name}: unknown option {key!r}{nearest(key, known)}")
