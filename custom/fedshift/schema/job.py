@@ -47,10 +47,19 @@ Threads = Annotated[int | Literal["auto"], BeforeValidator(_threads)]
 
 
 class WeightsSpec(Strict):
-    """A file of initial weights on the server (`fedshift.tasks.pretrained`). No path, since sites read the job."""
+    """A file of initial weights on the server (`fedshift.tasks.pretrained`). No path, since sites read the job.
+
+    ``partial``: arrays that the file does not have, or in another shape, keep their random initial values.
+    """
 
     file: Name
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    partial: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if key != "partial" or value}
 
 
 class NetworkSpec(Strict):
