@@ -33,6 +33,7 @@ from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.policy import ArrayKind
 from fedshift.schema.seeding import generator
 from fedshift.schema.strict import Strict
+from fedshift.tasks.losses import Logits
 
 ConfigT = TypeVar("ConfigT", bound=Strict)
 
@@ -124,8 +125,8 @@ class Run:
     rounds: int
     sites: tuple[str, ...]
     net: nn.Module
-    objective: Callable[[Tensor, Tensor], Tensor]
-    """The task's loss as a function of (logits, targets); a scalar."""
+    objective: Callable[[Logits, Tensor], Tensor]
+    """The task's loss as a function of (what the network gives, targets); a scalar."""
     n_classes: int
     images_are_slices: bool = False
     """Whether channels are neighbouring slices of a volume, not colours."""

@@ -18,6 +18,7 @@ from fedshift.schema.manifest import Manifest, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import nearest
 from fedshift.tasks import networks
+from fedshift.tasks.losses import Logits
 
 Subset = Split | Literal["all"]
 """What can be scored: a split, or all samples of a site that is held out."""
@@ -137,8 +138,8 @@ class Task(Protocol):
         """A site's prepared folder."""
         ...
 
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """A scalar for a batch."""
+    def loss(self, logits: Logits, target: Tensor) -> Tensor:
+        """A scalar for a batch. ``logits`` is what the network gives, in training perhaps several."""
         ...
 
     def scores(self, predictions: Iterator[Tensor], data: SiteData, subset: Subset) -> dict[str, float]:

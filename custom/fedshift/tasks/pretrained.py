@@ -307,7 +307,11 @@ def _hint(state: Mapping[str, Tensor]) -> str:
     """Suggest which network the file was made for, from the names of its arrays."""
     keys = {key for key in state if not key.endswith(COUNTER)}
     for name in networks.available():
-        net = networks.build(name, {}, in_channels=3, n_classes=2, seed=0)
+        try:
+            with torch.device("meta"):
+                net = networks.build(name, {}, in_channels=3, n_classes=2, seed=0)
+        except ConfigError:
+            continue  # not made without a patch, without a package, or for three channels
         if keys == {key for key in net.state_dict() if not key.endswith(COUNTER)}:
             return f"; it looks like a file of network {name}"
     return ": name a file that was made for it"

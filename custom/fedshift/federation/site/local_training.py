@@ -19,6 +19,7 @@ from fedshift.schema.job import ScheduleSpec
 from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.tasks.base import SiteData, Subset, Task
+from fedshift.tasks.losses import main
 from fedshift.tasks.precision import arrange, autocast
 
 
@@ -90,7 +91,7 @@ def _compute(task: Task, chain: ClientChain, run: Run, schedule: ScheduleSpec, b
     run.optimizer.zero_grad(set_to_none=True)
     with autocast(schedule.precision, batch.x.device):
         logits = run.net(batch.x)
-    loss = chain.loss(batch, logits, task.loss(logits, batch.y))
+    loss = chain.loss(batch, main(logits), task.loss(logits, batch.y))
     loss.backward()  # type: ignore[no-untyped-call]
     chain.gradients()
     if run.clip_norm is not None:

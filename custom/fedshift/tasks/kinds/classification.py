@@ -25,6 +25,7 @@ from fedshift.schema.strict import Strict
 from fedshift.tasks.base import SiteData, Subset, initial_network, selecting, sizes
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
+from fedshift.tasks.losses import Logits, main
 from fedshift.tasks.precision import precise
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -138,8 +139,8 @@ class Task:
         where = f"task {job.task.name}"
         self._data = DataSpec.parse(job.task.data, where=f"{where}: data")
         self.sizes = sizes(self._data.size, len(job.task.classes))
-        if job.task.loss != "ce":
-            raise ConfigError(f"{where}: loss must be ce, not {job.task.loss!r}")
+        if str(job.task.loss) != "ce":
+            raise ConfigError(f"{where}: loss must be ce, not '{job.task.loss}'")
         for name, values in (("mean", self._data.mean), ("std", self._data.std)):
             if len(values) not in (1, self._data.channels):
                 raise ConfigError(f"{where}: data.{name} needs 1 or {self._data.channels} numbers, not {len(values)}")
@@ -173,9 +174,9 @@ class Task:
         data.check_fits(self._job, folder, site)
         return data
 
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+    def loss(self, logits: Logits, target: Tensor) -> Tensor:
         """Cross-entropy, in float32 (float64 stays); soft targets (B, K) are allowed."""
-        return functional.cross_entropy(precise(logits), target)
+        return functional.cross_entropy(precise(main(logits)), target)
 
     def scores(self, predictions: Iterator[Tensor], data: Images, subset: Subset) -> dict[str, float]:
         """``accuracy``: the share of the subset's images whose most likely class is the right one."""

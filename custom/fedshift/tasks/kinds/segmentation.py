@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedshift.data.arrays import CLIP_ABOVE_QUANTILE, open_arrays, radiological, restore
 from fedshift.data.prepared import mask_file, read_labels
@@ -27,9 +26,8 @@ from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.evaluation.surfaces import surface_distances
 from fedshift.tasks.evaluation.volumes import volumes
-from fedshift.tasks.precision import precise
+from fedshift.tasks.losses import SMOOTH, Logits, make_loss
 
-SMOOTH = 1e-5
 MAX_MILLIMETRES = 1e4
 """Upper limit of a surface distance in mm; larger than any scan."""
 
@@ -162,29 +160,6 @@ def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tens
     return x, y
 
 
-def dice_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """1 − mean over classes of the soft Dice over the whole batch (FedFA's loss; background included).
-
-    ``logits`` (B, K, H, W); ``target`` (B, H, W) int64 or soft (B, K, H, W).
-    """
-    probability = logits.softmax(1)
-    if target.dim() == 3:
-        target = functional.one_hot(target, logits.shape[1]).movedim(-1, 1)
-    target = target.to(probability.dtype)
-    dims = (0, 2, 3)
-    overlap = (probability * target).sum(dims)
-    dice = (2 * overlap + SMOOTH) / (probability.sum(dims) + target.sum(dims) + SMOOTH)
-    return 1 - dice.mean()
-
-
-def ce_dice_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """(cross-entropy + Dice loss) / 2 (FedFA)."""
-    return (functional.cross_entropy(logits, target) + dice_loss(logits, target)) / 2
-
-
-LOSSES = {"ce_dice": ce_dice_loss, "dice": dice_loss}
-
-
 class Task:
     """Segmentation of the task's classes; the score is the mean foreground Dice over cases."""
 
@@ -201,10 +176,9 @@ class Task:
         self._data = DataSpec.parse(job.task.data, where=f"task {job.task.name}: data")
         self.sizes = sizes(self._data.matrix, len(job.task.classes))
         self.intensities = (0.0, self._data.scale)
-        if job.task.loss not in LOSSES:
-            raise ConfigError(f"task {job.task.name}: loss must be one of {', '.join(LOSSES)}, not {job.task.loss!r}")
         if len(job.task.classes) != 2:
             raise ConfigError(f"task {job.task.name}: segmentation knows background and one foreground class")
+        self._loss = make_loss(job.task.loss.name, job.task.loss.options, n_classes=len(job.task.classes))
 
     def network(self) -> nn.Module:
         """Initial weights depend on the job's seed only."""
@@ -234,9 +208,9 @@ class Task:
         data.check_fits(self._job, folder, site)
         return data
 
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+    def loss(self, logits: Logits, target: Tensor) -> Tensor:
         """The job's loss, in float32 (float64 stays)."""
-        return LOSSES[self._job.task.loss](precise(logits), target)
+        return self._loss(logits, target)
 
     def scores(self, predictions: Iterator[Tensor], data: Slices, subset: Subset) -> dict[str, float]:
         """``dice``: mean over cases of the foreground Dice, on the network's grid.
