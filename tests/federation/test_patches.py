@@ -20,8 +20,16 @@ dataset: blobs
 sites: [A, B]
 classes: [background, left, right]
 data: {DATA}
-network: {name: monai_basic_unet, options: {features: [8, 8, 16, 16, 16, 8]}}
-loss: ce_dice
+network:
+  name: monai.DynUNet
+  options:
+    kernel_size: [3, 3, 3]
+    strides: [1, 2, 2]
+    upsample_kernel_size: [2, 2]
+    filters: [8, 16, 16]
+    deep_supervision: true
+    deep_supr_num: 1
+loss: {name: monai.DiceCELoss, options: {batch: true}}
 optimizer: {name: adam, lr: 0.01}
 schedule: {rounds: 3, local_epochs: 2, batch_size: 2}
 """

@@ -29,11 +29,11 @@ def test_names_become_a_job_that_survives_yaml(tmp_path: Path) -> None:
 
 def test_the_papers_protocols() -> None:
     fedfa = resolve("prostate", "fedfa", protocol="fedfa")
-    assert fedfa.task.schedule.rounds == 500 and fedfa.task.optimizer.lr == 1e-4 and fedfa.task.loss == "ce_dice"
+    assert fedfa.task.schedule.rounds == 500 and fedfa.task.optimizer.lr == 1e-4 and str(fedfa.task.loss) == "ce_dice"
     assert fedfa.methods["fedavg"]["weights"] == "uniform" and fedfa.task.data["split"] == "slice-legacy"
     fedrdn = resolve("prostate", "fedrdn", protocol="fedrdn")
     assert (fedrdn.task.schedule.rounds, fedrdn.task.schedule.local_epochs) == (200, 5)
-    assert fedrdn.task.optimizer.lr == 1e-3 and fedrdn.task.loss == "dice" and not fedrdn.task.optimizer.keep
+    assert fedrdn.task.optimizer.lr == 1e-3 and str(fedrdn.task.loss) == "dice" and not fedrdn.task.optimizer.keep
     assert "prostate" in tasks()
 
 

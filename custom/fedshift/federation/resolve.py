@@ -25,6 +25,7 @@ from fedshift.schema.job import (
 )
 from fedshift.schema.strict import nearest
 from fedshift.schema.task_files import Numbered, apps_dir, tasks
+from fedshift.tasks import trial
 from fedshift.tasks.base import Task
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.stages import StagedNetwork
@@ -181,6 +182,8 @@ def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
         return
     wanted = (1, len(spec.classes), *task.spatial) if task.dense else (1, len(spec.classes))
     channels = cast(StagedNetwork, net).in_channels
+    if task.dense:
+        trial.check_patch(net, task.spatial, name=spec.network.name)
     try:
         with torch.inference_mode():
             shape = tuple(net.eval()(torch.zeros(1, channels, *task.spatial)).shape)

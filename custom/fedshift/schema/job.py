@@ -47,10 +47,19 @@ Threads = Annotated[int | Literal["auto"], BeforeValidator(_threads)]
 
 
 class WeightsSpec(Strict):
-    """A file of initial weights on the server (`fedshift.tasks.pretrained`). No path, since sites read the job."""
+    """A file of initial weights on the server (`fedshift.tasks.pretrained`). No path, since sites read the job.
+
+    ``partial``: arrays that the file does not have, or in another shape, keep their random initial values.
+    """
 
     file: Name
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    partial: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if key != "partial" or value}
 
 
 class NetworkSpec(Strict):
@@ -64,6 +73,31 @@ class NetworkSpec(Strict):
     def _without_none(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = serialise(self)
         return {key: value for key, value in content.items() if key != "weights" or value is not None}
+
+
+class LossSpec(Strict):
+    """A loss by name, with its options: ``loss: ce_dice``, or ``loss: {name: monai.DiceCELoss, options: {…}}``.
+
+    Without options it is its name alone, in job files as in messages.
+    """
+
+    name: str
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_name(cls, raw: Any) -> Any:
+        return {"name": raw} if isinstance(raw, str) else raw
+
+    @model_serializer(mode="wrap")
+    def _short(self, serialise: SerializerFunctionWrapHandler) -> str | dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return content if self.options else self.name
+
+    def __str__(self) -> str:
+        """``monai.DiceCELoss (lambda_ce 0.5)``."""
+        said = ", ".join(f"{key} {value}" for key, value in self.options.items())
+        return f"{self.name} ({said})" if said else self.name
 
 
 class ScheduleSpec(Strict):
@@ -101,7 +135,7 @@ class TaskSpec(Strict):
     classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=256), AfterValidator(_unique)]
     data: dict[str, Any] = {}
     network: NetworkSpec
-    loss: str
+    loss: LossSpec
     optimizer: OptimizerSpec
     schedule: ScheduleSpec
 

@@ -233,7 +233,7 @@ def sizes(spatial: Sequence[int], n_classes: int) -> Sizes:
     }
 
 
-def initial_network(job: JobSpec, *, in_channels: int, spatial: Sequence[int] = (0, 0)) -> nn.Module:
+def initial_network(job: JobSpec, *, in_channels: int, spatial: Sequence[int] = ()) -> nn.Module:
     """The job's network; its initial weights depend on the seed only. ``spatial``: the size of its images."""
     spec = job.task.network
     return networks.build(
@@ -242,5 +242,6 @@ def initial_network(job: JobSpec, *, in_channels: int, spatial: Sequence[int] = 
         in_channels=in_channels,
         n_classes=len(job.task.classes),
         seed=derive_seed(job.seed, "server", 0, "weights"),
-        spatial_dims=len(spatial),
+        spatial_dims=len(spatial) or 2,
+        patch=spatial or None,
     )

@@ -246,7 +246,7 @@ def _step_key(job: JobSpec, device: str) -> str:
             task.network.name,
             task.network.options,
             [*built.spatial, len(task.classes), task.data.get("channels")],
-            [task.loss, task.optimizer.name, schedule.batch_size, schedule.precision, schedule.threads],
+            [str(task.loss), task.optimizer.name, schedule.batch_size, schedule.precision, schedule.threads],
         ]
     )
 

@@ -141,8 +141,8 @@ class Task:
         self._data = DataSpec.parse(job.task.data, where=f"{where}: data")
         self.spatial = (self._data.size, self._data.size)
         self.sizes = sizes(self.spatial, len(job.task.classes))
-        if job.task.loss != "ce":
-            raise ConfigError(f"{where}: loss must be ce, not {job.task.loss!r}")
+        if str(job.task.loss) != "ce":
+            raise ConfigError(f"{where}: loss must be ce, not '{job.task.loss}'")
         for name, values in (("mean", self._data.mean), ("std", self._data.std)):
             if len(values) not in (1, self._data.channels):
                 raise ConfigError(f"{where}: data.{name} needs 1 or {self._data.channels} numbers, not {len(values)}")

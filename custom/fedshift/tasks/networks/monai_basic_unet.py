@@ -13,14 +13,10 @@ from fedshift.tasks.stages import Stage
 class BasicUNet(MonaiBasicUNet):
     """(B, in_channels, H, W) -> logits (B, n_classes, H, W)."""
 
-    def __init__(self, *, in_channels: int, n_classes: int, features: Sequence[int], spatial_dims: int) -> None:
+    def __init__(self, *, in_channels: int, n_classes: int, features: Sequence[int]) -> None:
         """``features``: six widths, as MONAI counts them (five levels and the last decoder)."""
         super().__init__(
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            out_channels=n_classes,
-            features=tuple(features),
-            norm="batch",
+            spatial_dims=2, in_channels=in_channels, out_channels=n_classes, features=tuple(features), norm="batch"
         )
         self.in_channels = in_channels
         self._widths = tuple(features)
@@ -39,8 +35,6 @@ class BasicUNet(MonaiBasicUNet):
         return head
 
 
-def build(
-    *, in_channels: int, n_classes: int, features: Sequence[int] = (32, 32, 64, 128, 256, 32), spatial_dims: int = 2
-) -> BasicUNet:
+def build(*, in_channels: int, n_classes: int, features: Sequence[int] = (32, 32, 64, 128, 256, 32)) -> BasicUNet:
     """MONAI's default widths."""
-    return BasicUNet(in_channels=in_channels, n_classes=n_classes, features=features, spatial_dims=spatial_dims)
+    return BasicUNet(in_channels=in_channels, n_classes=n_classes, features=features)

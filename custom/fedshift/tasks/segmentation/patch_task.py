@@ -50,7 +50,8 @@ class Task:
         self._loss = self._make_loss(None)
 
     def _make_loss(self, annotated: tuple[int, ...] | None) -> Callable[[Logits, Tensor], Tensor]:
-        return make_loss(self._job.task.loss, {}, n_classes=len(self._job.task.classes), annotated=annotated)
+        spec = self._job.task.loss
+        return make_loss(spec.name, spec.options, n_classes=len(self._job.task.classes), annotated=annotated)
 
     def network(self) -> nn.Module:
         """Initial weights depend on the job's seed only."""

@@ -181,11 +181,11 @@ class Task:
                 f"task {job.task.name}: slices (data.matrix) have background and one foreground class: set data.patch "
                 "for more"
             )
-        self._loss = make_loss(job.task.loss, {}, n_classes=2)
+        self._loss = make_loss(job.task.loss.name, job.task.loss.options, n_classes=2)
 
     def network(self) -> nn.Module:
         """Initial weights depend on the job's seed only."""
-        return initial_network(self._job, in_channels=self._data.context)
+        return initial_network(self._job, in_channels=self._data.context, spatial=self.spatial)
 
     def preparation(self) -> dict[str, Any]:
         """How scans become the network's input: see `fedshift.data.arrays`."""
