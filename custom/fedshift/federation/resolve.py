@@ -182,12 +182,12 @@ def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
         return
     wanted = (1, len(spec.classes), *task.spatial) if task.dense else (1, len(spec.classes))
     channels = cast(StagedNetwork, net).in_channels
-    if task.dense:
-        trial.check_patch(net, task.spatial, name=spec.network.name)
     try:
         with torch.inference_mode():
             shape = tuple(net.eval()(torch.zeros(1, channels, *task.spatial)).shape)
     except (RuntimeError, ValueError) as error:
+        if task.dense and not isinstance(getattr(net, "head", None), nn.Linear):
+            trial.check_patch(net, task.spatial, name=spec.network.name)
         size = " x ".join(map(str, task.spatial))
         raise ConfigError(
             f"task {spec.name}: network {spec.network.name} cannot take images of {size} "
@@ -198,6 +198,8 @@ def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
             f"task {spec.name}: network {spec.network.name} answers an image with {shape}, {spec.kind} needs {wanted}: "
             "change network.name"
         )
+    if task.dense:
+        trial.check_patch(net, task.spatial, name=spec.network.name)
     _fitting.add(key)
 
 

@@ -135,6 +135,8 @@ class Run:
     n_classes: int
     dense: bool = False
     """Whether every pixel or voxel has a target (`fedshift.tasks.base.Task.dense`)."""
+    marginal: bool = False
+    """Whether the site's masks leave out some of the task's classes, which its background then may be."""
     n_domains: int = 0
     """Domains whose images are in equal parts of a centralised reference's batch; 0 for as many as sites."""
     step: int = 0

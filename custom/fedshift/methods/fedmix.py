@@ -43,6 +43,8 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.seeding import generator
 from fedshift.schema.strict import Strict
+from fedshift.tasks import trial
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import precise
 from fedshift.tasks.stages import StagedNetwork
 
@@ -95,7 +97,13 @@ class Client(base.Client[Config]):
     """Sends its averages once and trains with those of all sites."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse methods that divide the task's loss: FedMix subtracts the undivided loss."""
+        """Refuse methods that divide the task's loss, and losses of several outputs: FedMix subtracts the whole loss."""
+        task = build_task(job)
+        if task.dense and not isinstance(trial.run(net, task.spatial, training=True), Tensor):
+            raise ConfigError(
+                "method fedmix: replaces the loss of one output, and the network has several (deep supervision): turn "
+                "it off in network.options"
+            )
         released = job.methods.get("fraug", {}).get("variant") == "released"
         for other in (*(["fedirm"] if "fedirm" in job.methods else []), *(["fraug"] if released else [])):
             raise ConfigError(
@@ -128,6 +136,11 @@ class Client(base.Client[Config]):
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """Averages over random groups of M training images."""
         each = self.config.images
+        if ctx.run.marginal:
+            raise DataError(
+                f"site {ctx.run.site}: its masks leave out some of the task's classes, and FedMix averages masks: "
+                "leave the site or the method out"
+            )
         if data.n_train < each:
             raise DataError(
                 f"site {ctx.run.site}: has {data.n_train} training images, and FedMix averages groups of {each}: lower "

@@ -433,6 +433,7 @@ class Site:
             objective=self._task.loss,
             n_classes=len(job.task.classes),
             dense=self._task.dense,
+            marginal=self._data is not None and self._data.manifest.annotated is not None,
             received=received,
             clip_norm=job.task.optimizer.clip_norm,
         )
