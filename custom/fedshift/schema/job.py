@@ -104,16 +104,23 @@ class ScheduleSpec(Strict):
     """Rounds, local epochs or steps, batch size, precision and PyTorch threads of each site.
 
     ``local_steps`` sets the optimiser steps of a round and replaces ``local_epochs``. ``drop_last`` skips the last
-    batch of an epoch if it is smaller than ``batch_size``.
+    batch of an epoch if it is smaller than ``batch_size``. ``patience`` ends the run when the mean validation score has
+    not risen for so many rounds.
     """
 
     rounds: int = Field(ge=1)
+    patience: int | None = Field(default=None, ge=1)
     local_epochs: int = Field(default=1, ge=1)
     local_steps: int | None = Field(default=None, ge=1)
     batch_size: int = Field(ge=1)
     drop_last: bool = True
     precision: Precision = "fp32"
     threads: Threads = 1
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if key != "patience" or value is not None}
 
 
 class TaskSpec(Strict):
@@ -280,6 +287,7 @@ class EvaluationSpec(Strict):
     """How rounds and final models are scored.
 
     ``metric``: the validation score that selects the best round, one of the task's; None for the task's first.
+    ``start``: sites also score the weights that the run starts from, as round 0, which is never selected.
     ``every``: training sites also score the aggregate of each so-many-th round on their test parts, for curves of test
     scores (the last and the best one are scored at the end anyway); with 1 also the round that is best for each site.
     Test scores never select the best round. ``gradient_norm``: norm of the gradient of the loss on a site's validation
@@ -287,6 +295,7 @@ class EvaluationSpec(Strict):
     """
 
     metric: str | None = None
+    start: bool = False
     every: int | None = Field(default=None, ge=1)
     gradient_norm: bool = False
 
@@ -313,6 +322,16 @@ class JobSpec(Strict):
         if seed < 0:
             raise ValueError(f"must be 0 or more, not {seed}")
         return seed
+
+    @model_validator(mode="after")
+    def _scores_of_rounds_can_be_compared(self) -> Self:
+        drawn = self.federation.sites_per_round
+        if self.task.schedule.patience is not None and drawn is not None and drawn < len(self.task.sites):
+            raise ValueError(
+                "schedule.patience compares the scores of rounds, and federation.sites_per_round asks other sites in "
+                "each: leave one of the two out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _each_site_has_one_host(self) -> Self:
