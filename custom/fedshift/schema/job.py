@@ -292,12 +292,19 @@ class EvaluationSpec(Strict):
     scores (the last and the best one are scored at the end anyway); with 1 also the round that is best for each site.
     Test scores never select the best round. ``gradient_norm``: norm of the gradient of the loss on a site's validation
     images (on all its images if it is held out), a measure of how far the site's optimum is from the model.
+
+    Of segmentation by patches, for final models and for predictions: ``mirror`` takes the mean over all mirror images
+    of the network's input; ``largest_component`` keeps only the largest connected part of each class; ``tolerance``
+    (mm) is by how much a surface may be off and still count in ``surface_dice``.
     """
 
     metric: str | None = None
     start: bool = False
     every: int | None = Field(default=None, ge=1)
     gradient_norm: bool = False
+    mirror: bool = False
+    largest_component: bool = False
+    tolerance: float = Field(default=2.0, gt=0, le=100)
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
