@@ -30,8 +30,8 @@ from fedshift.schema.fingerprint import (
 )
 from fedshift.schema.manifest import Case, Manifest, read_manifest
 
-GRID, LENGTH, VOLUME = 0.01, 0.05, 0.2
-"""Largest rounding of voxels' sizes and numbers, of lengths in mm, and of volumes, as a part of the number."""
+GRID, VOLUME = 0.01, 0.2
+"""Largest rounding of voxel sizes, numbers of voxels and extents, and of volumes, as a part of the number."""
 SMALLEST = 2.0**-12
 """Intensities nearer to zero than this are counted as zero."""
 KEPT_BITS = 5
@@ -238,7 +238,7 @@ def _geometry(cases: Iterable[Case]) -> Geometry:
     return Geometry(
         cases=len(known),
         spacing=_three([case.spacing for case in known], GRID),
-        extent=_three(extents, LENGTH),
+        extent=_three(extents, GRID),
         voxels=_three([case.shape for case in cases], GRID),
     )
 

@@ -7,6 +7,7 @@ Everything is a sum over cases: those of two sites add up to what both would tel
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -31,7 +32,7 @@ MOST_PARTS = 1024
 
 
 def _ascends(tally: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    if any(later[0] <= former[0] for former, later in zip(tally, tally[1:], strict=False)):
+    if any(later[0] <= former[0] for former, later in pairwise(tally)):
         raise ValueError("its values must ascend")
     if any(mass < 0 for _, mass in tally):
         raise ValueError("a value cannot occur less than never")
@@ -77,7 +78,7 @@ class Volumes(Strict):
 
 
 class Geometry(Strict):
-    """Voxel size in mm and number of voxels (rounded to 1 %), and extent in mm (to 5 %), along each axis.
+    """Voxel size and extent in mm and number of voxels along each axis, rounded to 1 %.
 
     ``cases`` have a voxel size; the headers of the others have a placeholder, and only their number of voxels counts.
     """
