@@ -27,7 +27,7 @@ LARGEST = {2: 2048**2, 3: 256**3}
 LEAST_BATCH = 2
 COVERED = 0.05
 """Part of a mean site's voxels that a batch may have."""
-MOST_SAMPLES = 16
+LEAST_SAMPLES, MOST_SAMPLES = 4, 16
 MEMORY = 8.0
 """Gigabytes, nnU-Net's default."""
 
@@ -88,9 +88,10 @@ def make_plan(
         found, network = search.asked(patch)
         reasons["patch"] = "as asked for" + ("" if tuple(patch) == found else ", padded to what the halvings divide")
     batch = _batch(network, found, edges, memory, cases=pooled.surveyed / sites, slices=shape[0], reasons=reasons)
-    samples = min(MOST_SAMPLES, max(1, ceil(prod(shape) / prod(found))))
+    samples = min(MOST_SAMPLES, max(LEAST_SAMPLES, ceil(prod(shape) / prod(found))))
     reasons["samples_per_case"] = (
-        f"a local epoch sees about as many voxels as a median volume has, at most {MOST_SAMPLES} patches of it"
+        f"as many patches as have the voxels of the median volume; at least {LEAST_SAMPLES}, since a round would else "
+        f"have few steps, and at most {MOST_SAMPLES}"
     )
     _network_reasons(network, reasons)
     need = network.bytes_of_step(found, batch) / GIGA

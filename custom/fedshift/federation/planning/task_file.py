@@ -47,8 +47,8 @@ def task_file(plan: Plan, pooled: Fingerprint, spec: SurveySpec, *, name: str) -
 def _heading(pooled: Fingerprint, spec: SurveySpec) -> list[str]:
     phantom = " These are simulated data, no patients." if pooled.kind == "phantom" else ""
     return [
-        f"Planned by 'fedshift survey' from {pooled.surveyed} cases of {len(spec.sites)} sites, by nnU-Net v2's published "
-        "rules (Isensee et al., Nature Methods 2021)." + phantom,
+        f"Planned by 'fedshift survey' from {pooled.surveyed} cases of {len(spec.sites)} sites, by nnU-Net v2's "
+        "published rules (Isensee et al., Nature Methods 2021)." + phantom,
         "'fedshift job METHODS FILE' reads this file. Each number may be changed; its reason is above it.",
     ]
 
@@ -85,7 +85,7 @@ def _entries(plan: Plan, pooled: Fingerprint, spec: SurveySpec, name: str) -> li
                 "clip_norm": 12.0,
                 "lr_schedule": {"name": "cosine", "warm_up": 3},
             },
-            "Not nnU-Net's: its SGD (lr 0.01, momentum 0.99) is made for 250,000 steps. The gradient's limit of 12 is its.",
+            "Not nnU-Net's, whose SGD is made for 250,000 steps; but the limit of 12 for the gradient's norm is.",
         ),
         Entry(
             "schedule",
@@ -109,7 +109,11 @@ def _data(plan: Plan, pooled: Fingerprint) -> list[Entry]:
     sequences = [Entry("sequences", list(pooled.sequences))] if pooled.sequences else []
     return [
         Entry("dims", plan.dims),
-        Entry("spacing", spacing, f"Slices, rows, columns in mm: {why['spacing']}. {_sentence(why['shape'])}"),
+        Entry(
+            "spacing",
+            spacing,
+            f"In mm, of slices, rows and columns. {_sentence(why['spacing'])} {_sentence(why['shape'])}",
+        ),
         Entry("patch", list(plan.patch), _sentence(why["patch"])),
         *context,
         *sequences,
@@ -147,7 +151,7 @@ def _normalisation(pooled: Fingerprint) -> str:
         if not inside or outside is None:
             continue
         found = ", ".join(
-            f"{place} {spread(of).mean:.4g} ± {spread(of).deviation:.3g} (the cases' means ± {spread(of).between:.3g})"
+            f"{place} {spread(of).mean:.4g} ± {spread(of).deviation:.4g} (the cases' means ± {spread(of).between:.4g})"
             for place, of in inside.items()
         )
         said.append(f"{sequence}, as stored: {found}; outside {spread(outside).mean:.4g}.")
@@ -165,19 +169,19 @@ def _sentence(text: str) -> str:
 def _lines(entries: Sequence[Entry], indent: int = 0) -> Iterator[str]:
     space = " " * indent
     for entry in entries:
-        if indent == 0 and (entry.reason or isinstance(entry.value, list) and _is_section(entry.value)):
+        if indent == 0 and (entry.reason or _is_section(entry.value)):
             yield ""
         yield from (f"{space}{line}" for line in _comment([entry.reason], WIDTH - indent).splitlines())
-        if isinstance(entry.value, list) and _is_section(entry.value):
+        if _is_section(entry.value):
             yield f"{space}{entry.key}:"
             yield from _lines(entry.value, indent + 2)
         else:
-            value = yaml.safe_dump(entry.value, default_flow_style=True, width=sys.maxsize, allow_unicode=True)
+            value = yaml.safe_dump(entry.value, default_flow_style=True, width=sys.maxsize, sort_keys=False)
             yield f"{space}{entry.key}: {value.removesuffix('...' + chr(10)).strip()}"
 
 
-def _is_section(value: list[Any]) -> bool:
-    return bool(value) and isinstance(value[0], Entry)
+def _is_section(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Entry)
 
 
 def _comment(paragraphs: Sequence[str], width: int = WIDTH) -> str:

@@ -24,10 +24,14 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Aspect:
-    """A way in which sites differ. ``worth`` and ``large`` are the distances of the rules of thumb."""
+    """A way in which sites differ; ``noun`` names it in a sentence.
+
+    ``worth`` and ``large`` are the distances of the rules of thumb.
+    """
 
     key: str
     title: str
+    noun: str
     unit: str
     means: str
     worth: float
@@ -41,19 +45,49 @@ class Aspect:
 
 
 INTENSITY = Aspect(
-    "intensity", "Intensity", "SD", "intensities as they are, in standard deviations over all sites", 0.3, 1.0
+    "intensity",
+    "Intensity",
+    "intensity as stored",
+    "SD",
+    "intensities as they are stored, in standard deviations over all sites",
+    0.3,
+    1.0,
 )
 SHAPE = Aspect(
-    "normalised", "Normalised", "SD", "intensities after each volume has mean 0 and standard deviation 1", 0.1, 0.25
+    "normalised",
+    "Normalised",
+    "the distribution of intensities",
+    "SD",
+    "intensities after each volume was brought to mean 0 and standard deviation 1",
+    0.1,
+    0.25,
 )
 CONTRAST = Aspect(
-    "contrast", "Contrast", "SD", "mean inside the labels less mean outside, in standard deviations", 0.25, 0.75
+    "contrast",
+    "Contrast",
+    "the contrast of the labels",
+    "SD",
+    "mean intensity inside the labels less that outside, in standard deviations of the volume, mean of the classes",
+    0.25,
+    0.75,
 )
-SPACING = Aspect("spacing", "Voxel size", "octaves", "an octave is a factor of two in mm, mean of the axes", 0.15, 0.5)
-EXTENT = Aspect("extent", "Field of view", "octaves", "a factor of two in mm, mean of the axes", 0.15, 0.5)
-VOLUME = Aspect("volume", "Label size", "octaves", "a factor of two in ml, mean of the classes", 0.4, 1.0)
+SPACING = Aspect(
+    "spacing", "Voxel size", "voxel size", "octaves", "an octave is a factor of two in mm; mean of the axes", 0.15, 0.5
+)
+EXTENT = Aspect(
+    "extent", "Field of view", "field of view", "octaves", "a factor of two in mm; mean of the axes", 0.15, 0.5
+)
+VOLUME = Aspect(
+    "volume", "Label size", "the labels' size", "octaves", "a factor of two in ml; mean of the classes", 0.4, 1.0
+)
 PREVALENCE = Aspect(
-    "prevalence", "Label presence", "of cases", "part of the cases that have a class, largest difference", 0.15, 0.4
+    "prevalence",
+    "Label presence",
+    "how often a class occurs",
+    "of the cases",
+    "part of the cases that have a class; the class that differs most",
+    0.15,
+    0.4,
 )
 ASPECTS = (INTENSITY, SHAPE, CONTRAST, SPACING, EXTENT, VOLUME, PREVALENCE)
 MOST_TIMES = 2.0
