@@ -58,7 +58,9 @@ class Answers:
         return Survey(
             spec=self._spec,
             sites={site: self._found[site] for site in self._spec.everyone if site in self._found},
-            refused={site: refused[site] for site in self._spec.everyone if site in refused and site not in self._found},
+            refused={
+                site: refused[site] for site in self._spec.everyone if site in refused and site not in self._found
+            },
         )
 
 

@@ -64,9 +64,9 @@ def _shifts(found: ShiftMap) -> Iterator[Suggestion]:
         yield Suggestion(
             "result",
             f"After each volume is normalised the sites still differ in {_listed(found, appearance)}. This is the "
-            f"shift of appearance that methods on statistics of images and features were made for: {', '.join(APPEARANCE)}. "
-            f"Whether one helps here only a run shows; what they gave on real scans is in {PAGE}. Strong augmentation, "
-            "which the plan has, was made for it too.",
+            "shift of appearance that methods on statistics of images and features were made for: "
+            f"{', '.join(APPEARANCE)}. Whether one helps here only a run shows; what they gave on real scans is in "
+            f"{PAGE}. Strong augmentation, which the plan has, was made for it too.",
         )
     elif _level(found, INTENSITY) not in ("similar", "unknown"):
         yield Suggestion(
@@ -84,15 +84,15 @@ def _shifts(found: ShiftMap) -> Iterator[Suggestion]:
         yield Suggestion(
             "result",
             f"The sites differ in {_listed(found, grid)}. The plan resamples all to one voxel size and cuts patches; "
-            "no method here was made for what resampling leaves, which augmentation with zoom and low resolution covers.",
+            "no method here was made for what resampling leaves; augmentation with zoom and low resolution was.",
         )
     labels = [aspect for aspect in (VOLUME, PREVALENCE) if _level(found, aspect) not in ("similar", "unknown")]
     if labels:
         yield Suggestion(
             "result",
             f"The sites differ in {_listed(found, labels)}: a shift of what is labelled, not of how images look. "
-            f"Methods against feature shift do not aim at it; {' and '.join(UNEQUAL)} were made for sites that are unequal in "
-            "any way. See first that all sites outline by one rule.",
+            f"Methods against feature shift do not aim at it; {' and '.join(UNEQUAL)} were made for sites that are "
+            "unequal in any way. See first that all sites outline by one rule.",
         )
 
 
