@@ -68,6 +68,8 @@ privacy:
   allow: [statistics, control, loss]  # of: statistics, prototypes, images, generator, control, loss, other
   min_cases: 1                        # patients (or pictures) to train on before any of these leaves
   case_scores: false                  # true: a final model's score of every single case leaves too, without ids
+  survey_cases: 3                     # cases before a survey gets more than their number; at least 3
+  scanners: false                     # true: a survey is told the scanners' makes and models
   # encryption: required              # refuse jobs in which the server could read single updates
   # Gaussian noise: epsilon and delta for the whole job together, or, in their place, multiplier for one message
   # statistics: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}

@@ -91,7 +91,7 @@ def _by_aspect(found: ShiftMap) -> Table:
     """A row for each aspect: the pair that differs most, and each of the few pairs."""
     table = Table(title="By aspect, the two sites that differ most", title_justify="left", caption_justify="left")
     for heading, justify in (("aspect", "left"), ("distance", "right"), ("", "left"), ("between", "left")):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+        table.add_column(heading, justify=justify)
     for aspect in ASPECTS:
         largest = found.largest(aspect)
         if largest is None:
@@ -99,9 +99,8 @@ def _by_aspect(found: ShiftMap) -> Table:
             continue
         pair, distance = largest
         level = aspect.level(distance)
-        table.add_row(
-            aspect.title, number(distance, aspect), Text(level, style=STYLE[level]), escape(" and ".join(pair))
-        )
+        between = escape(" and ".join(pair)) if distance else ""
+        table.add_row(aspect.title, number(distance, aspect), Text(level, style=STYLE[level]), between)
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -82,10 +83,7 @@ def survey_in_process(
     answers = Answers(spec)
     for site in spec.everyone:
         try:
-            told = answer(
-                data[site], site, (policies or {}).get(site), progress=lambda case, site=site: progress(site, case)
-            )
-            answers.add(site, told)
+            answers.add(site, answer(data[site], site, (policies or {}).get(site), progress=partial(progress, site)))
         except FedshiftError as error:
             answers.refuse(site, str(error))
     return answers.survey()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import TypeVar
 
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import Fingerprint, Geometry, Intensities, Tally, ThreeTallies, Volumes
 
+K = TypeVar("K")
 T = TypeVar("T")
 EVERYONE = "all_sites"
 """Name of the sum."""
@@ -77,8 +78,8 @@ def _reduced(parts: Sequence[T], add: Callable[[T, T], T]) -> T | None:
     return reduce(add, parts) if parts else None
 
 
-def _dicts(parts: Iterable[dict[str, T]], add: Callable[[T, T], T]) -> dict[str, T]:
-    total: dict[str, T] = {}
+def _dicts(parts: Iterable[Mapping[K, T]], add: Callable[[T, T], T]) -> dict[K, T]:
+    total: dict[K, T] = {}
     for part in parts:
         for key, value in part.items():
             total[key] = add(total[key], value) if key in total else value
