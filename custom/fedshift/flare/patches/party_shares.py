@@ -3,8 +3,8 @@
 NVFlare 2.9: takes any number of connections with one certificate, any number of names over one connection, and hands
 every frame to the same 100 threads, before which they queue in memory without a bound.
 Cost: one site uses up the server's sockets, threads or memory, and no other site is heard.
-Instead: a party has `CONNECTIONS`, of which the most silent is closed for another, and each has one name. `THREADS` work
-on its frames at a time; up to `WAITING` bytes of others wait, and then the connection that brings more is closed.
+Instead: a party has `CONNECTIONS`, of which the most silent is closed for another, and each has one name. `THREADS`
+work on its frames at a time; up to `WAITING` bytes of others wait, and then the connection that brings more is closed.
 Fixed in NVFlare when: connections, queued frames and threads have limits for each certificate.
 """
 
