@@ -241,12 +241,14 @@ class FederationSpec(Strict):
     number of steps), or if its site reports more than ``max_sample_ratio`` times the median number of samples. None
     disables either limit.
 
-    An accepted update is limited, so that no site alone decides what the model is: with at least three updates, a
+    An accepted update is limited, so that no site alone decides what the model is. With at least three updates, a
     change of the parameters or of the running statistics larger than ``clip_norm_ratio`` times that median is scaled
-    down to it, and no site's update counts for more than ``clip_sample_ratio`` times the median number of samples. Each
-    limit that is met is logged. None disables a limit.
+    down to it, and one of the parameters so far that the part of it that points against the other sites' changes is no
+    longer than ``clip_opposed_ratio`` times that median. No site counts for more than ``clip_sample_ratio`` times the
+    median number of samples, or for more than all others together. Each limit that is met is logged. None disables a
+    limit.
 
-    ``robust`` limits the influence of each accepted update further, in place of these two limits. ``encryption`` makes
+    ``robust`` limits the influence of each accepted update further, in place of these limits. ``encryption`` makes
     the server add updates that it cannot read (`fedshift.federation.encryption`). ``weights_as`` sends weights in fewer
     bytes, in both directions (`fedshift.schema.compression`). ``model_average`` makes the last round's model an
     exponential average of the rounds' (`fedshift.federation.server.model_average`).
@@ -262,7 +264,8 @@ class FederationSpec(Strict):
     max_norm_ratio: float | None = Field(default=20.0, ge=1)
     max_sample_ratio: float | None = Field(default=1000.0, ge=1)
     clip_norm_ratio: float | None = Field(default=5.0, ge=1)
-    clip_sample_ratio: float | None = Field(default=10.0, ge=1)
+    clip_opposed_ratio: float | None = Field(default=0.5, gt=0)
+    clip_sample_ratio: float | None = Field(default=5.0, ge=1)
     robust: RobustSpec | None = None
     encryption: Literal["ckks"] | None = None
     weights_as: WeightsAs = "fp32"
@@ -273,7 +276,7 @@ class FederationSpec(Strict):
         """Leave out options at their default, so that job files stay short."""
         content: dict[str, Any] = serialise(self)
         fields = type(self).model_fields
-        ratios = ("max_norm_ratio", "max_sample_ratio", "clip_norm_ratio", "clip_sample_ratio")
+        ratios = ("max_norm_ratio", "max_sample_ratio", "clip_norm_ratio", "clip_opposed_ratio", "clip_sample_ratio")
         optional = ("shares", *ratios, "robust", "encryption", "weights_as", "model_average")
         kept = {key for key in content if key not in optional or getattr(self, key) != fields[key].default}
         return {key: value for key, value in content.items() if key in kept}

@@ -405,7 +405,10 @@ class Coordinator:
             stored,
             self.inbound.medians if self.round else {},
             norm_ratio=federation.clip_norm_ratio,
+            opposed_ratio=federation.clip_opposed_ratio,
             sample_ratio=federation.clip_sample_ratio,
+            weights=self.model.weights,
+            trainable=self.model.trainable,
         )
         for site, what in exceeded(stored, limits) if limits else ():
             log.warning("round %d: site %s: %s", self.round, site, what)
