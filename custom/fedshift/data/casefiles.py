@@ -58,16 +58,12 @@ class CaseFiles:
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of ``data check``: the file, what is wrong with it, and how to fix it.
-
-    ``about_case`` is False where leaving out a single case would not help.
-    """
+    """One result of ``data check``: the file, what is wrong with it, and how to fix it."""
 
     level: Literal["error", "warning"]
     file: Path
     message: str
     mend: str
-    about_case: bool = True
 
     def sentence(self) -> str:
         """Return the finding as one line, whatever is in the file's name."""

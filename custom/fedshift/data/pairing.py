@@ -91,13 +91,15 @@ def pair_folders(
     for file in scan_files(masks):
         stem = stem_of(file)
         mask_ids.append((stem if stem.lower() in known else without_ending(stem) or stem, file))
+    found = _numbered(found, mask_ids, several=len(names) > 1)
+    unnumbered = not any(image.key for image in found)
     return match(
-        _numbered(found, mask_ids),
+        found,
         mask_ids,
         name=name or images.parent.name,
         folder=images,
         layout=layout,
-        names={f"{number:04d}": each for number, each in enumerate(names)},
+        names={"": names[0]} if names and unnumbered else {f"{k:04d}": each for k, each in enumerate(names)},
     )
 
 
@@ -136,7 +138,7 @@ def match(
         of_mask.setdefault(case.lower(), (case, file))
     names = names or {}
     keys = keys or tuple(names) or tuple(sorted({key for found in of_case.values() for key in found}))
-    single = tuple(keys) in ((), ("",))
+    single = tuple(keys) in ((), ("",)) and not names
     sequences = () if single else tuple(names.get(key, key) for key in keys)
     cases = []
     for case_key, found in of_case.items():
@@ -147,8 +149,9 @@ def match(
             continue
         lacking = [key for key in keys if key not in found]
         findings += [_lacks(first, key, names.get(key, key), sequences) for key in lacking]
-        findings += [_unknown(found[key], sequences) for key in found if key not in keys]
-        if not lacking:
+        unknown = [key for key in found if key not in keys]
+        findings += [_unknown(found[key], sequences) for key in unknown]
+        if not (lacking or unknown):
             files = tuple(found[key].file for key in keys)
             cases.append(CaseFiles(first.case, files, of_mask[case_key][1], sequences=sequences))
     for case_key, (case, file) in of_mask.items():
@@ -181,7 +184,7 @@ def scan_files(folder: Path) -> list[Path]:
     return [entry for entry in visible(folder) if entry.is_file() and suffix_of(entry)]
 
 
-def _numbered(images: Sequence[Found], masks: Sequence[tuple[str, Path]]) -> list[Found]:
+def _numbered(images: Sequence[Found], masks: Sequence[tuple[str, Path]], *, several: bool = False) -> list[Found]:
     """Take ``P1_0000`` for a sequence of case P1 where there is a mask of P1 and none of ``P1_0000``."""
     have = {case.lower() for case, _ in masks}
     found = []
@@ -199,7 +202,7 @@ def _numbered(images: Sequence[Found], masks: Sequence[tuple[str, Path]]) -> lis
             else image
             for image in found
         ]
-    if {image.key for image in found} == {"0000"}:  # one sequence
+    if not several and {image.key for image in found} == {"0000"}:  # one sequence
         return [Found(image.case, image.file) for image in found]
     return found
 

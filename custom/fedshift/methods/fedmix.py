@@ -97,7 +97,7 @@ class Client(base.Client[Config]):
     """Sends its averages once and trains with those of all sites."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse methods that divide the task's loss, and networks of several outputs: it subtracts the whole loss."""
+        """Refuse methods that divide the loss, and losses of several outputs: FedMix subtracts the whole loss."""
         task = build_task(job)
         if task.dense and not isinstance(trial.run(net, task.spatial, training=True), Tensor):
             raise ConfigError(

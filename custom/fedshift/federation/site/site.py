@@ -408,11 +408,14 @@ class Site:
         return self._task.scores(predictions, self._data, subset)
 
     def _round_scores(self, chain: ClientChain, scored: int) -> dict[str, float]:
-        """Validation scores of the aggregate of round ``scored``, and test scores if the job has them of this round."""
-        if not scored:
+        """Validation scores of the aggregate of round ``scored``, and test scores if the job has them of this round.
+
+        Round 0 is the weights that the run starts from, which are scored if the job asks for it.
+        """
+        if not scored and not self._job.evaluation.start:
             return {}
         found, every = self._scores(chain, "val"), self._job.evaluation.every
-        if every is not None and scored % every == 0:
+        if every is not None and scored and scored % every == 0:
             found |= {f"{TEST_PREFIX}{name}": value for name, value in self._scores(chain, "test").items()}
         return found
 
