@@ -147,7 +147,7 @@ def test_classes_that_a_site_does_not_outline_are_neither_learned_nor_scored(tmp
     opened = built.open(folder, "A")
     there = built.at(opened)
     x, y = opened.train_samples(np.arange(4))
-    logits = torch.randn(4, 3, *x.shape[2:], generator=torch.Generator().manual_seed(0), requires_grad=True)
+    logits = torch.randn(4, 3, *x.shape[2:], generator=torch.Generator().manual_seed(0))
     swapped = logits[:, [2, 1, 0]]
     assert float(there.loss(logits, y)) == pytest.approx(float(there.loss(swapped, y)), rel=1e-6)
     assert float(built.loss(logits, y)) != pytest.approx(float(built.loss(swapped, y)), rel=1e-3)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from fedshift.data.counts import STEP
 from fedshift.data.resampled import FORMAT
 from fedshift.data.voxels import intensity_range, resized
 from fedshift.schema.errors import DataError
@@ -25,8 +26,11 @@ from fedshift.tasks.losses import Logits, make_loss
 from fedshift.tasks.segmentation.patches import DataSpec, Patches
 from fedshift.tasks.segmentation.windows import sliding
 
-OVERLAP_OF_ROUNDS = 0.25
+OVERLAP_OF_ROUNDS = 1 - STEP
 """Largest overlap of windows when a round's model is scored, which only selects the best round."""
+
+PATCHES_OF_A_VOLUME, SLICES_OF_A_VOLUME = 8, 80
+"""Assumed for estimates of memory, before any volume is seen."""
 
 
 class Task:
@@ -46,6 +50,8 @@ class Task:
         self.per_case = tuple(self.metrics)
         self.spatial = self._data.patch
         self.sizes = sizes(self.spatial, len(task.classes))
+        copies = self._data.channels + 3 * len(task.classes) + 4
+        self.evaluated = copies * (PATCHES_OF_A_VOLUME if self._data.dims == 3 else SLICES_OF_A_VOLUME)
         self.intensities = intensity_range(self._data.normalise, self._data.fixed)
         self._loss = self._make_loss(None)
 

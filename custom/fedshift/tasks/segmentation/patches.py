@@ -11,6 +11,7 @@ import torch
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
+from fedshift.data.counts import SAMPLES_PER_CASE
 from fedshift.data.prepared import mask_file, read_labels
 from fedshift.data.resampled import Preparation, open_volumes
 from fedshift.data.samples import CHUNK, CHUNK_BYTES
@@ -60,7 +61,7 @@ class DataSpec(Strict):
     normalise: Normalise = "volume"
     nonzero: bool = False
     fixed: Fixed | None = None
-    samples_per_case: int = Field(default=2, ge=1)
+    samples_per_case: int = Field(default=SAMPLES_PER_CASE, ge=1)
     foreground: float = Field(default=0.33, ge=0, le=1)
     augmentation: str | tuple[dict[str, Any], ...] = "none"
     overlap: float = Field(default=0.5, ge=0, lt=1)
