@@ -52,7 +52,9 @@ IN_3D = {"patch": [8, 16, 16], "samples_per_case": 3}
 IN_2D = {"dims": 2, "patch": [16, 12], "context": 3, "samples_per_case": 3}
 
 
-@pytest.mark.parametrize("data", [IN_3D, IN_2D])
+@pytest.mark.parametrize(
+    "data", [IN_3D, IN_2D, {**IN_3D, "augmentation": "strong"}, {**IN_2D, "augmentation": "light"}]
+)
 def test_a_patch_depends_on_its_seeds_alone(tmp_path: Path, data: dict[str, object]) -> None:
     opened = task(data).open(make_volume_site(tmp_path, "A", cases=5), "A")
 
@@ -115,6 +117,21 @@ def test_slices_of_2d_have_their_neighbours_and_the_same_place_in_image_and_labe
         assert torch.equal(opened.labels(index)[at], label)
 
 
+def test_augmentation_begins_from_the_patch_that_is_there_without_it(tmp_path: Path) -> None:
+    folder = make_volume_site(tmp_path, "A", shape=(16, 40, 40))
+    plain, mirrored = (
+        task({**IN_3D, "augmentation": spec}).open(folder, "A")
+        for spec in ("none", [{"name": "monai.RandFlip", "options": {"prob": 1, "spatial_axis": [0, 1]}}])
+    )
+    (x, y), (flipped_x, flipped_y) = (
+        one.drawn(np.arange(6), rng=generator(0, "A", 1, "augmentation")) for one in (plain, mirrored)
+    )
+    assert torch.equal(flipped_x, x.flip((2, 3))) and torch.equal(flipped_y, y.flip((1, 2)))
+    strong = task({**IN_3D, "augmentation": "strong"}).open(folder, "A")
+    changed, _ = strong.drawn(np.arange(6), rng=generator(0, "A", 1, "augmentation"))
+    assert changed.shape == x.shape and not torch.equal(changed, x)
+
+
 def test_cut_fills_with_0() -> None:
     volume = np.arange(1, 25).reshape(2, 3, 4)
     np.testing.assert_array_equal(cut(volume, (0, 1, 1), (2, 2, 2)), volume[:, 1:, 1:3])
@@ -170,11 +187,11 @@ def test_the_sliding_window_puts_volumes_of_any_size_together() -> None:
         seen.append(tuple(window.shape[2:]))
         return window * torch.tensor([1.0, -2.0]).reshape(1, 2, 1, 1, 1)
 
-    for mirror in (False, True):
+    for mirror in ((), (0, 1, 2)):
         found = sliding(forward, x, patch=(8, 8, 12), overlap=0.5, mirror=mirror)
         torch.testing.assert_close(found, forward(x), rtol=1e-4, atol=1e-4)
     assert set(seen) == {(8, 8, 12), (13, 22, 9)}
-    assert mirrors(2) == [(), (2,), (3,), (2, 3)] and len(mirrors(3)) == 8
+    assert mirrors((0, 1)) == [(), (2,), (3,), (2, 3)] and len(mirrors((0, 1, 2))) == 8
 
 
 def test_mirror_images_are_averaged() -> None:
@@ -184,8 +201,9 @@ def test_mirror_images_are_averaged() -> None:
     def forward(window: torch.Tensor) -> torch.Tensor:
         return window + ramp
 
-    found = sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=True)
+    found = sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0, 1))
     torch.testing.assert_close(found, x + 0.5)
+    torch.testing.assert_close(sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0,)), x + ramp)
 
 
 def test_only_the_largest_part_of_each_class_is_kept_if_asked(tmp_path: Path) -> None:
@@ -208,6 +226,8 @@ def test_only_the_largest_part_of_each_class_is_kept_if_asked(tmp_path: Path) ->
         ({"patch": [16, 16], "dims": 2, "context": 2}, "must be odd"),
         ({"patch": [16, 16, 16], "normalise": "fixed"}, "'fixed' and normalise: fixed need each other"),
         ({"patch": [16, 16, 16], "spacing": [1, 1]}, "spacing"),
+        ({"patch": [16, 16, 16], "mirror": [0, 3]}, "'mirror' has axes from 0 to 2"),
+        ({"patch": [16, 16, 16], "augmentation": "stong"}, "did you mean 'strong'"),
         ({"patch": [16, 16, 16], "matrix": 96}, "unknown key 'matrix'"),
     ],
 )

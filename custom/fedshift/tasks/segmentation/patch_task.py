@@ -16,6 +16,7 @@ from fedshift.data.voxels import intensity_range, resized
 from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
+from fedshift.tasks.augmentation import make_augmentation
 from fedshift.tasks.base import SiteData, Subset, initial_network, selecting, sizes
 from fedshift.tasks.evaluation.by_class import RANGES, dice_by_class, distributions, names, scores_of
 from fedshift.tasks.evaluation.calibration import Calibration
@@ -54,6 +55,13 @@ class Task:
         self.evaluated = copies * (PATCHES_OF_A_VOLUME if self._data.dims == 3 else SLICES_OF_A_VOLUME)
         self.intensities = intensity_range(self._data.normalise, self._data.fixed)
         self._loss = self._make_loss(None)
+        self._augmentation = make_augmentation(
+            self._data.augmentation,
+            dims=self._data.dims,
+            patch=self._data.patch,
+            sequences=max(len(self._data.sequences), 1),
+            mirror=self._data.mirror,
+        )
 
     def _make_loss(self, annotated: tuple[int, ...] | None) -> Callable[[Logits, Tensor], Tensor]:
         spec = self._job.task.loss
@@ -91,7 +99,7 @@ class Task:
         Raises:
             DataError: the folder is damaged, or not what the job expects (`SiteData.check_fits`).
         """
-        data = Patches(folder, self._data, site=site, augment=None, margin=(0,) * self._data.dims)
+        data = Patches(folder, self._data, site=site, augmentation=self._augmentation)
         data.check_fits(self._job, folder, site)
         return data
 
@@ -126,8 +134,15 @@ class Task:
             x,
             patch=self.spatial,
             overlap=self._data.overlap if final else min(self._data.overlap, OVERLAP_OF_ROUNDS),
-            mirror=final and self._job.evaluation.mirror,
+            mirror=self._mirrored if final else (),
         )
+
+    @property
+    def _mirrored(self) -> tuple[int, ...]:
+        """Axes of a patch whose mirror images are averaged for final models."""
+        if not self._job.evaluation.mirror:
+            return ()
+        return tuple(range(self._data.dims)) if self._data.mirror is None else self._data.mirror
 
     def scores(self, predictions: Iterator[Tensor], data: Patches, subset: Subset) -> dict[str, float]:
         """Dice on the network's grid, ``dice`` the mean over classes and cases, and each class's."""
