@@ -55,13 +55,14 @@ class Task:
         self.evaluated = copies * (PATCHES_OF_A_VOLUME if self._data.dims == 3 else SLICES_OF_A_VOLUME)
         self.intensities = intensity_range(self._data.normalise, self._data.fixed)
         self._loss = self._make_loss(None)
-        self._augmentation = make_augmentation(
-            self._data.augmentation,
-            dims=self._data.dims,
-            patch=self._data.patch,
-            sequences=max(len(self._data.sequences), 1),
-            mirror=self._data.mirror,
-        )
+        with torch.device("cpu"):  # model files are checked with tasks that are made without memory
+            self._augmentation = make_augmentation(
+                self._data.augmentation,
+                dims=self._data.dims,
+                patch=self._data.patch,
+                sequences=max(len(self._data.sequences), 1),
+                mirror=self._data.mirror,
+            )
 
     def _make_loss(self, annotated: tuple[int, ...] | None) -> Callable[[Logits, Tensor], Tensor]:
         spec = self._job.task.loss
