@@ -96,7 +96,7 @@ def test_normalisations() -> None:
     rng = np.random.default_rng(0)
     ct = rng.normal(100, 300, (8, 9, 10))
     fixed = Fixed(low=-200, high=300, mean=50, std=100)
-    found = normalised(ct, "fixed", nonzero=False, fixed=fixed)
+    found = normalised(ct, "fixed", nonzero=False, fixed=fixed.numbers)
     assert (found.min(), found.max()) == (-2.5, 2.5) == fixed.range
     scaled = normalised(ct, "percentile", nonzero=False, fixed=None)
     assert (scaled.min(), scaled.max()) == (0, 1)

@@ -16,6 +16,7 @@ from fedshift.schema.seeding import generator
 from fedshift.tasks.base import Everything, Task
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.segmentation.patches import cut
+from fedshift.tasks.segmentation.volumes import classes_of
 from fedshift.tasks.segmentation.windows import mirrors, sliding
 
 
@@ -206,15 +207,11 @@ def test_mirror_images_are_averaged() -> None:
     torch.testing.assert_close(sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0,)), x + ramp)
 
 
-def test_only_the_largest_part_of_each_class_is_kept_if_asked(tmp_path: Path) -> None:
-    folder = make_volume_site(tmp_path, "A")
+def test_only_the_largest_part_of_each_class_is_kept_if_asked() -> None:
     probability = np.zeros((3, 12, 20, 24), np.float32)
     probability[0] = 0.5
     probability[1, 2:6, 2:6, 2:6] = probability[1, 10, 15, 15] = probability[2, 8, 8, 8] = 1
-    plain, cleaned = task(IN_3D), task(IN_3D, largest_component=True)
-    plain.open(folder, "A")
-    before = plain.classes_of(probability, (12, 20, 24))  # type: ignore[attr-defined]
-    after = cleaned.classes_of(probability, (12, 20, 24))  # type: ignore[attr-defined]
+    before, after = (classes_of(probability, (12, 20, 24), largest_component=asked) for asked in (False, True))
     assert (before == 1).sum() == 65 and (after == 1).sum() == 64 and (after == 2).sum() == 1
 
 

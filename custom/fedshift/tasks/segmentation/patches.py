@@ -23,6 +23,7 @@ from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
 from fedshift.tasks.augmentation import Augmentation
 from fedshift.tasks.base import SiteData, Subset
+from fedshift.tasks.segmentation.volumes import as_images, neighbours
 
 AXES = 3
 SMALLEST_PATCH = 4
@@ -153,11 +154,7 @@ class Patches(SiteData):
 
     def images(self, index: np.ndarray) -> Tensor:
         """One case: (1, C, z, y, x), or in 2D (z, C, y, x); float32."""
-        volume = torch.from_numpy(np.asarray(self.volumes.images(_one(index)), np.float32))
-        if self._spec.dims == AXES:
-            return volume[None]
-        depth = volume.shape[1]
-        return volume[:, self._window(np.arange(depth), depth)].movedim(1, 0).flatten(1, 2)
+        return as_images(self.volumes.images(_one(index)), dims=self._spec.dims, context=self._spec.context)
 
     def labels(self, index: np.ndarray) -> Tensor:
         """One case: (1, z, y, x), or in 2D (z, y, x); int64."""
@@ -216,7 +213,7 @@ class Patches(SiteData):
             images = cut(self.volumes.images(case), first, size)
         else:
             volume = self.volumes.images(case)
-            slices = self._window(np.array([start[0]]), volume.shape[1])[0]
+            slices = neighbours(np.array([start[0]]), self._spec.context, volume.shape[1])[0]
             images = cut(volume[:, slices], (0, *first[1:]), (len(slices), *size[1:]))
             images, labels = images.reshape(-1, *size[1:]), labels[0]
         return torch.from_numpy(images.astype(np.float32)), torch.from_numpy(labels.astype(np.int64))
@@ -235,11 +232,6 @@ class Patches(SiteData):
                 anywhere = np.clip(centre - window // 2, 0, np.maximum(free, 0))
         start: tuple[int, ...] = tuple(np.where(free < 0, -(-free // 2), anywhere).tolist())
         return start
-
-    def _window(self, slices: np.ndarray, depth: int) -> np.ndarray:
-        """Slices with their neighbours (n, context); the first and the last slice of a volume are repeated."""
-        reach = self._spec.context // 2
-        return np.clip(slices[:, None] + np.arange(-reach, reach + 1), 0, depth - 1)
 
 
 def _one(index: np.ndarray) -> int:
