@@ -226,7 +226,7 @@ def _read_series(folder: Path) -> sitk.Image:
         raise ScanError(folder, what, again if unread else "put the slices of one series there")
     if len(series) > 1:
         raise ScanError(
-            folder, f"holds {len(series)} DICOM series", "keep one, the axial T2, or make a folder for each"
+            folder, f"holds {len(series)} DICOM series", "keep the one that is used, or make a folder for each"
         )
     if len(files) < 3:
         raise ScanError(folder, f"has {len(files)} slice(s)", "at least three are needed, export the whole volume")
