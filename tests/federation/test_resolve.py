@@ -129,7 +129,10 @@ def test_a_part_of_the_sites_keeps_their_order() -> None:
         ({"options": ["network.weights=/data/a.pth"]}, "'network.weights' input should be a valid dictionary"),
         ({"options": ["network.weights.file=/data/a.pth"]}, "'network.weights.file' string should match pattern"),
         ({"options": ["network.weights.file=a.pth", "network.weights.sha256=f37072fd"]}, "sha256' string should match"),
-        ({"options": ["network.weights.hash=f37072fd"]}, "unknown key 'network.weights.hash'.* Known: file, sha256"),
+        (
+            {"options": ["network.weights.hash=f37072fd"]},
+            "unknown key 'network.weights.hash'.* Known: file, partial, sha256",
+        ),
         ({"options": ["optimizer.lr=.inf"]}, "'optimizer.lr' input should be a finite number"),
         ({"method_names": "fedprox", "options": ["fedprox.mu=.nan"]}, "'mu' input should be a finite number"),
         ({"options": ["optimizer.lr=-1"]}, "'optimizer.lr' input should be greater than 0"),

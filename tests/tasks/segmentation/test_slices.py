@@ -12,14 +12,9 @@ from monai.metrics import DiceMetric
 
 from fedshift.data.splits import legacy_split
 from fedshift.schema.errors import ConfigError
+from fedshift.tasks.evaluation.overlap import dice, papers_dice
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.kinds.segmentation import (
-    DataSpec,
-    Slices,
-    dice,
-    papers_dice,
-    rotate_and_flip,
-)
+from fedshift.tasks.segmentation.slices import DataSpec, Slices, rotate_and_flip
 
 
 def slices(folder: Path, **options: object) -> Slices:
