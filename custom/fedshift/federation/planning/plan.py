@@ -234,10 +234,10 @@ def _batch(
     voxels = cases * prod(shape) * (slices if len(patch) == 2 else 1)
     covered = round(COVERED * voxels / prod(patch))
     batch = max(LEAST_BATCH, min(room, covered))
-    limits = (
-        f"{room} patches fit into memory; {COVERED:.0%} of the voxels of a site's mean {cases:.0f} cases are {covered}"
+    reasons["batch_size"] = (
+        f"{room} patches fit into memory, {covered} would be {COVERED:.0%} of a site's voxels (with the mean of "
+        f"{cases:.0f} cases): the smaller, and at least {LEAST_BATCH} (nnU-Net's rule)"
     )
-    reasons["batch_size"] = f"{limits}; at least {LEAST_BATCH} (nnU-Net's rule)"
     return batch
 
 

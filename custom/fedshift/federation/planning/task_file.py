@@ -15,7 +15,7 @@ from fedshift.federation.survey.numbers import quantile, spread
 from fedshift.schema.fingerprint import OUTSIDE, Fingerprint, SurveySpec
 from fedshift.schema.job import TaskSpec
 
-WIDTH = 118
+WIDTH = 100
 ROUNDS = 100
 FOREGROUND = 0.33
 """nnU-Net's part of the patches that are centred on foreground."""
@@ -55,7 +55,7 @@ def _heading(pooled: Fingerprint, spec: SurveySpec) -> list[str]:
 
 def _entries(plan: Plan, pooled: Fingerprint, spec: SurveySpec, name: str) -> list[Entry]:
     why = plan.reasons
-    held_out = [Entry("held_out", list(spec.held_out), "on the map of the survey, not in its plan")]
+    held_out = [Entry("held_out", list(spec.held_out), "On the map of the survey, not in its plan.")]
     network = plan.network.options()
     return [
         Entry("name", name),
