@@ -25,6 +25,8 @@ LOW = 0.1
 LARGEST = {2: 2048**2, 3: 256**3}
 """Voxels of the patch that the search begins with."""
 LEAST_BATCH = 2
+LEAST_DEPTH = 3
+"""Stages of MONAI's DynUNet."""
 COVERED = 0.05
 """Part of a mean site's voxels that a batch may have."""
 LEAST_SAMPLES, MOST_SAMPLES = 4, 16
@@ -196,7 +198,13 @@ class _Search:
         return [min(round(edge * scale), most) for edge, most in zip(dense, self._shape, strict=True)]
 
     def _with_network(self, patch: Sequence[int]) -> tuple[tuple[int, ...], NetworkShape]:
+        """The network for a patch, which is padded to what the halvings divide, or more if it has too few of them."""
         topology = topology_for(patch, self._spacing)
+        for edge in (4 * LEAST_EDGE, 6 * LEAST_EDGE):  # two halvings along the finest axes; more if it is one alone
+            if topology.depth < LEAST_DEPTH:
+                fine = [mm < 2 * min(self._spacing) for mm in self._spacing]
+                patch = [max(own, edge) if finest else own for own, finest in zip(patch, fine, strict=True)]
+                topology = topology_for(patch, self._spacing)
         return topology.padded(patch), NetworkShape(topology, self._channels, self._classes)
 
     def _smaller(self, patch: tuple[int, ...], network: NetworkShape) -> tuple[tuple[int, ...], NetworkShape] | None:
