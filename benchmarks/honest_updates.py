@@ -4,11 +4,12 @@
     python benchmarks/honest_updates.py --table-only
 
 ROOT holds data sets as ``fedshift data prepare`` writes them; those that are not there are left out. Each run is in one
-process, with `federation.clip_norm_ratio` and `federation.clip_sample_ratio` off. Of every accepted update it takes the
-norm of the change of the parameters and of the running statistics, divided by what is usual: the largest median over
-sites of this and earlier rounds, times the site's steps over the median steps if it made more (as
-`fedshift.federation.server.clipping.usual_limits` counts). The defaults of the two options must lie above the largest
-ratios. Writes ``benchmarks/results/honest_updates.json`` and ``.md``; runs that are in the first are not repeated.
+process, with the limits ``federation.clip_…`` off. Of every accepted update it takes the norm of the change of the
+parameters and of the running statistics, and the part of the former that points against the other sites, divided by
+what is usual: the largest median over sites of this and earlier rounds, times the site's steps over the median steps if
+it made more (as `fedshift.federation.server.clipping.usual_limits` counts). Of sample counts it takes the ratio to the
+median, and to all others together. The defaults of the options must lie above the largest ratios, and the last below 1.
+Writes ``benchmarks/results/honest_updates.json`` and ``.md``; runs that are in the first are not repeated.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import platform
 import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +36,13 @@ from fedshift.schema.messages import Broadcast, Update
 from fedshift.tasks.kinds import build_task
 
 RESULT = Path(__file__).resolve().parent / "results" / "honest_updates.json"
-METHODS = ("fedavg", "fedprox", "fedbn", "fedfa+fedrdn", "afl")
-OFF = ("federation.clip_norm_ratio=null", "federation.clip_sample_ratio=null")
+METHODS = ("fedavg", "fedbn", "fedfa+fedrdn", "afl")
+OFF = tuple(f"federation.clip_{limit}_ratio=null" for limit in ("norm", "opposed", "sample"))
+KINDS = ("parameters", "against the others", "running statistics", "samples", "samples of all others")
+"""Columns of the table."""
 RUNS: dict[str, tuple[str, ...]] = {
-    "prostate": ("data.matrix=96", "network.options.features=8", "schedule.rounds=6"),
-    "office_caltech": ("schedule.rounds=6",),
+    "prostate": ("data.matrix=48", "network.options.features=8", "schedule.rounds=12"),
+    "office_caltech": ("schedule.rounds=3",),
     "digits": ("schedule.rounds=6",),
     "pacs": ("schedule.rounds=6",),
     "cifar10": ("schedule.rounds=6",),
@@ -55,22 +58,24 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=RUNS, default=[*RUNS])
     parser.add_argument("--methods", nargs="+", default=[*METHODS])
     parser.add_argument("--sites-at-most", type=int, default=12, help="of a data set with many sites only so many")
+    parser.add_argument("--real-only", action="store_true", help="not the phantom")
     parser.add_argument("--table-only", action="store_true", help="write the table from the JSON again")
     args = parser.parse_args()
     if not args.table_only:
         torch.set_num_threads(1)
         content = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {"runs": {}}
         content |= {
-            "what": "largest ratio of an honest site's change (norm) to the usual one, and of its sample count to the "
-            "median, over all rounds and sites",
+            "what": "largest ratio of an honest site's change (norm, and the part that points against the others) to "
+            "the usual one, and of its sample count to the median and to all others, over all rounds and sites",
             "command": " ".join(["python benchmarks/honest_updates.py --data ROOT"]),
             "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         }
         with tempfile.TemporaryDirectory() as scratch:
-            make_phantom(Path(scratch) / "phantom", seed=0, cases=6, matrices=(96,))
+            make_phantom(Path(scratch) / "phantom", seed=0, cases=6, matrices=(48,))
             for task in args.tasks:
-                for name, root in (("real", args.data), ("phantom", Path(scratch) / "phantom")):
+                roots = {"real": args.data, "phantom": None if args.real_only else Path(scratch) / "phantom"}
+                for name, root in roots.items():
                     for methods in args.methods:
                         key = f"{task} {name} {methods}"
                         if key in content["runs"]:
@@ -102,73 +107,99 @@ def run(task: str, methods: str, root: Path | None, folder: Path, most: int) -> 
     }
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What is taken of one update: the change of the parameters, and the norm of that of the running statistics."""
+
+    change: np.ndarray
+    statistics: float
+    n_steps: int
+    n_samples: int
+
+    @property
+    def norm(self) -> float:
+        """Of the change of the parameters."""
+        return float(np.linalg.norm(self.change))
+
+
 class Largest:
-    """Collects the norms of all updates."""
+    """The largest ratios so far; one round's updates are in memory."""
 
     def __init__(self, job: JobSpec) -> None:
         net = build_task(job).network()
         self._parameters = {name for name, parameter in net.named_parameters() if parameter.requires_grad}
-        self._rounds: dict[int, list[tuple[float, float, int, int]]] = defaultdict(list)
+        self._round, self._sent = 0, list[Sent]()
+        self._usual, self._worst = [0.0, 0.0], dict.fromkeys(KINDS, 0.0)
 
     def add(self, broadcast: Broadcast, update: Update) -> None:
-        """Note one update: norms of parameters and buffers, steps, samples."""
+        """Note one update."""
+        if update.round != self._round:
+            self._close()
+            self._round = update.round
         received = broadcast.unpacked().weights
         sent = update.restored(received).weights
-        floating = {key: sent[key] - received[key] for key in sent if np.issubdtype(sent[key].dtype, np.floating)}
-        sizes = [
-            float(
-                np.sqrt(
-                    sum(
-                        np.square(v, dtype=np.float64).sum()
-                        for k, v in floating.items()
-                        if (k in self._parameters) == own
-                    )
-                )
-            )
+        floating = {
+            key: np.ravel(sent[key] - received[key])
+            for key in sorted(sent)
+            if np.issubdtype(sent[key].dtype, np.floating)
+        }
+        parts = [
+            np.concatenate([[0], *(value for key, value in floating.items() if (key in self._parameters) == own)])
             for own in (True, False)
         ]
-        self._rounds[update.round].append((*sizes, update.n_steps, update.n_samples))
+        self._sent.append(Sent(parts[0], float(np.linalg.norm(parts[1])), update.n_steps, update.n_samples))
 
     def ratios(self) -> dict[str, float]:
         """The largest of each kind."""
-        usual, worst = [0.0, 0.0], [0.0, 0.0, 0.0]
-        for round_ in sorted(self._rounds):
-            found = self._rounds[round_]
-            steps = max(1.0, statistics.median(entry[2] for entry in found))
-            for kind in (0, 1):
-                usual[kind] = max(usual[kind], statistics.median(entry[kind] for entry in found))
-                for entry in found:
-                    if usual[kind] > 0:
-                        allowed = usual[kind] * max(1.0, entry[2] / steps)
-                        worst[kind] = max(worst[kind], entry[kind] / allowed)
-            median = statistics.median(entry[3] for entry in found)
-            worst[2] = max(worst[2], *(entry[3] / median for entry in found))
-        return dict(
-            zip(("parameters", "running statistics", "samples"), (round(ratio, 2) for ratio in worst), strict=True)
-        )
+        self._close()
+        return {kind: round(ratio, 2) for kind, ratio in self._worst.items()}
+
+    def _close(self) -> None:
+        sent, self._sent = self._sent, []
+        if not sent:
+            return
+        sizes = [[one.norm for one in sent], [one.statistics for one in sent]]
+        self._usual = [max(before, statistics.median(now)) for before, now in zip(self._usual, sizes, strict=True)]
+        steps = max(1.0, statistics.median(one.n_steps for one in sent))
+        usual, samples = self._usual, [one.n_samples for one in sent]
+        votes = [one.change * min(1.0, usual[0] / max(one.norm, usual[0])) if usual[0] else one.change for one in sent]
+        for number, one in enumerate(sent):
+            more = max(1.0, one.n_steps / steps)
+            others = np.sum([vote for other, vote in enumerate(votes) if other != number], axis=0)
+            against = -float(one.change @ others) / max(float(np.linalg.norm(others)), 1e-30)
+            found = (
+                one.norm / (usual[0] * more) if usual[0] else 0.0,
+                against / (usual[0] * more) if usual[0] else 0.0,
+                one.statistics / (usual[1] * more) if usual[1] else 0.0,
+                one.n_samples / statistics.median(samples),
+                one.n_samples / (sum(samples) - one.n_samples),
+            )
+            self._worst = {kind: max(self._worst[kind], ratio) for kind, ratio in zip(KINDS, found, strict=True)}
 
 
 def table(content: Mapping[str, object]) -> str:
     """The result as a Markdown table."""
     runs = content["runs"]
     assert isinstance(runs, dict)
-    defaults = {name: FederationSpec.model_fields[name].default for name in ("clip_norm_ratio", "clip_sample_ratio")}
     lines = [
         f"`{content['command']}`: {content['what']}.",
         "",
-        "| task, data, methods | sites | rounds | parameters | running statistics | samples |",
-        "|---|---:|---:|---:|---:|---:|",
+        f"| task, data, methods | sites | rounds | {' | '.join(KINDS)} |",
+        "|---|---:|---:|" + "---:|" * len(KINDS),
     ]
-    kinds = ("parameters", "running statistics", "samples")
     for key, found in runs.items():
-        cells = " | ".join(f"{found[kind]:.2f}" for kind in kinds)
+        cells = " | ".join(f"{found[kind]:.2f}" for kind in KINDS)
         lines.append(f"| {key.replace(' ', ', ')} | {found['sites']} | {found['rounds']} | {cells} |")
-    most = [max(found[kind] for found in runs.values()) for kind in kinds]
+    most = [max(found[kind] for found in runs.values()) for kind in KINDS]
     lines += [
         f"| **largest** | | | {' | '.join(f'**{value:.2f}**' for value in most)} |",
         "",
-        f"The defaults are `federation.clip_norm_ratio` {defaults['clip_norm_ratio']:g} and "
-        f"`federation.clip_sample_ratio` {defaults['clip_sample_ratio']:g}.",
+        "The defaults are "
+        + ", ".join(
+            f"`federation.{name}` {FederationSpec.model_fields[name].default:g}"
+            for name in ("clip_norm_ratio", "clip_opposed_ratio", "clip_sample_ratio")
+        )
+        + ". No site's samples weigh more than those of all others together.",
         "",
     ]
     return "\n".join(lines)

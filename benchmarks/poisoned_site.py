@@ -48,7 +48,7 @@ ATTACKS = ("none", "sign", "sign 15", "noise", "samples", "variances")
 MANY, LARGE = 1000, 1e6
 """What the site multiplies its samples by, and its running variances."""
 RULES: dict[str, tuple[str, ...]] = {
-    "no limits": ("federation.clip_norm_ratio=null", "federation.clip_sample_ratio=null"),
+    "no limits": tuple(f"federation.clip_{limit}_ratio=null" for limit in ("norm", "opposed", "sample")),
     "the default limits": (),
     "median": ("federation.robust.rule=median",),
     "trimmed_mean, trim 1": ("federation.robust.rule=trimmed_mean", "federation.robust.trim=1"),

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from data_prep.phantom_anatomy import Grid, draw_patient, render
 from data_prep.phantom_scanner import SCANNERS, Scanner, acquire, vary
+from data_prep.prostate import GLAND, MERGED
 from data_prep.volumes import CaseFiles, write_site
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import FILE_NAME, read_manifest
@@ -82,6 +83,8 @@ def make_phantom(
                 dataset=DATASET,
                 site=site,
                 kind="phantom",
+                labels=GLAND,
+                preparation=MERGED,
                 licence="Apache-2.0 (simulated, not patients)",
                 citation=f"fedshift prostate phantom, seed {seed}",
                 matrices=matrices,
@@ -100,7 +103,7 @@ def write_scans(
         if progress:
             progress(f"{site} {name}")
         image, mask, affine = draw_case(site=site, seed=seed, number=number)
-        case = CaseFiles(id=name, image=folder / f"{name}.nii.gz", mask=folder / f"{name}_segmentation.nii.gz")
+        case = CaseFiles(id=name, images=(folder / f"{name}.nii.gz",), mask=folder / f"{name}_segmentation.nii.gz")
         _write_nifti(image, affine, case.image)
         _write_nifti(mask, affine, case.mask)
         written.append(case)

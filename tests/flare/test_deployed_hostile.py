@@ -20,9 +20,10 @@ from nvflare.fuel.utils.fobs.lobs import get_datum_dir
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
+from fedshift.flare.patches.party_shares import CONNECTIONS
 from fedshift.schema.results import LAST
 
-from .attacks import messages, orders
+from .attacks import connections, messages, orders
 from .attacks.hostile import ANSWERS
 from .conftest import image_sites
 from .deployed import SERVER, Deployed, DeployedRun
@@ -30,8 +31,8 @@ from .deployed import SERVER, Deployed, DeployedRun
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 HOSTILE, VICTIM = "C", "B"
-MODULES = ("orders", "messages")
-"""Of tests/flare/attacks/, in this order."""
+MODULES = (("orders", "messages"), ("connections",))
+"""Of tests/flare/attacks/, in this order; each group has a process of its own."""
 DROPPED = "dropped a message from "
 
 
@@ -63,10 +64,11 @@ def own_files(federation: Deployed, site: str) -> dict[str, bytes]:
 
 def attack(federation: Deployed, job_id: str) -> dict[str, list[str]]:
     """Let the hostile site do what it likes; returns what it was answered."""
-    kit = federation.kits / HOSTILE
-    printed = federation.command("tests.flare.attacks.hostile", str(kit), job_id, VICTIM, *MODULES)
-    (line,) = [line for line in printed.splitlines() if line.startswith(ANSWERS)]
-    answers: dict[str, list[str]] = json.loads(line.removeprefix(ANSWERS))
+    kit, answers = federation.kits / HOSTILE, dict[str, list[str]]()
+    for modules in MODULES:
+        printed = federation.command("tests.flare.attacks.hostile", str(kit), job_id, VICTIM, *modules)
+        (line,) = [line for line in printed.splitlines() if line.startswith(ANSWERS)]
+        answers |= json.loads(line.removeprefix(ANSWERS))
     return answers
 
 
@@ -92,7 +94,8 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
 
 
 def test_the_hostile_site_is_answered_nothing(attacked: Attacked) -> None:
-    assert set(attacked.answers) >= {attack.__name__ for attack in (*orders.ATTACKS, *messages.ATTACKS)}
+    every = (*orders.ATTACKS, *messages.ATTACKS, *connections.ATTACKS)
+    assert set(attacked.answers) == {attack.__name__ for attack in every}
     assert not {name: said for name, said in attacked.answers.items() if said}
 
 
@@ -124,7 +127,7 @@ def test_nothing_that_honest_parties_say_is_dropped(attacked: Attacked) -> None:
 def test_a_site_whose_answer_is_none_is_left_out_by_name(attacked: Attacked) -> None:
     rejected = [fault for record in attacked.run.results.rounds for fault in record.rejected]
     assert {(fault.site, fault.key) for fault in rejected} == {(HOSTILE, "answer")}
-    assert all(fault.reason.startswith("cannot be decoded (") for fault in rejected)
+    assert {fault.reason.partition(" (")[0] for fault in rejected} == {"cannot be decoded"}
 
 
 def test_messages_fill_neither_memory_nor_disk(attacked: Attacked) -> None:
@@ -132,6 +135,13 @@ def test_messages_fill_neither_memory_nor_disk(attacked: Attacked) -> None:
     assert "it declares 3221225472 bytes, allowed are" in attacked.log(SERVER)
     left = [path for path in Path(get_datum_dir()).iterdir() if path.read_bytes() == messages.CONTENT]
     assert not left
+
+
+def test_a_party_has_so_many_connections(attacked: Attacked) -> None:
+    """The attacks themselves assert that the others are closed."""
+    assert f"'{HOSTILE}' has more than {CONNECTIONS} connections" in attacked.log(SERVER)
+    for name in ("A", VICTIM):
+        assert f"'{name}' has" not in attacked.log(SERVER)
 
 
 def test_what_was_dropped_is_in_the_servers_log_and_audit_log(attacked: Attacked) -> None:

@@ -239,7 +239,7 @@ def _run(model: Model, net: nn.Module, choice: Choice) -> Run:
         net=net,
         objective=model.task.loss,
         n_classes=len(job.task.classes),
-        images_are_slices=model.task.images_are_slices,
+        dense=model.task.dense,
         received={key: value.numpy() for key, value in model.weights.items()},
     )
 
@@ -260,7 +260,7 @@ def _check_complete(model: Model, net: nn.Module, chain: ClientChain) -> None:
         ConfigError: a method needs a site's statistics.
     """
     channels = cast(StagedNetwork, net).in_channels
-    x = torch.zeros(1, channels, model.task.sizes["rows"], model.task.sizes["columns"])
+    x = torch.zeros(1, channels, *model.task.spatial)
     try:
         chain.inputs(x.to(next(net.parameters()).device), training=False)
     except _MissingSiteState as method_name:

@@ -234,7 +234,7 @@ class MethodSet(Sequence[Method]):
     @cached_property
     def down(self) -> dict[str, dict[str, ArraySpec]]:
         """Arrays that methods send from the server to every site, as `up`; ``sites`` is the number of sites."""
-        sizes = {**build_task(self.job).sizes, "sites": len(self.job.task.sites)}
+        sizes = {**build_task(self.job).sizes, "sites": (len(self.job.task.sites),)}
         return {
             method.name: {name: spec.sized(sizes) for name, spec in method.server().down(self.net).items()}
             for method in self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,34 +10,108 @@ import numpy as np
 import pytest
 from conftest import small_image_job
 
-from fedshift.federation.server.clipping import Limits, clip, exceeded, limits_of_round, usual_limits
+from fedshift.federation.server.clipping import Limits, clip, exceeded, limits_of_round, opposition, usual_limits
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.outliers import medians
+from fedshift.federation.server.spool import SpooledUpdate
+from fedshift.federation.server.update_check import Change
 from fedshift.schema.messages import SiteInfo, Update
 
 from .test_robust import RECEIVED, SPECS, TRAINABLE, stored
 
 
+def limited(
+    updates: Sequence[SpooledUpdate],
+    usual: Mapping[str, float],
+    *,
+    norm: float | None = 5,
+    opposed: float | None = None,
+    samples: float | None = 10,
+) -> Limits | None:
+    return usual_limits(
+        updates,
+        usual,
+        norm_ratio=norm,
+        opposed_ratio=opposed,
+        sample_ratio=samples,
+        weights=RECEIVED,
+        trainable=TRAINABLE,
+    )
+
+
 def test_limits_are_the_ratio_times_the_largest_median_so_far(tmp_path: Path) -> None:
     updates = stored(tmp_path, (0.1, 0.2, 0.8), n_samples=(10, 20, 1000))
     usual = medians(updates, {"weights": 1.0, "buffers": 0.1, "scaffold": 0.3})
-    limits = usual_limits(updates, usual, norm_ratio=5, sample_ratio=10)
+    limits = limited(updates, usual)
     assert limits is not None
     assert limits.parameters == [5.0] * 3, "of an earlier round"
     assert limits.buffers == pytest.approx([5 * 0.2 * 2**0.5] * 3), "of this one"
-    assert limits.arrays == {"scaffold": [1.5] * 3} and limits.samples == 200
-    assert usual_limits(updates[:2], usual, norm_ratio=5, sample_ratio=10) is None, "two have no majority"
-    assert usual_limits(updates, usual, norm_ratio=None, sample_ratio=None) == Limits(
-        [np.inf] * 3, [np.inf] * 3, {"scaffold": [np.inf] * 3}
-    )
-    assert usual_limits(updates, {}, norm_ratio=5, sample_ratio=None).parameters == [np.inf] * 3  # type: ignore[union-attr]
+    assert limits.arrays == {"scaffold": [1.5] * 3}
+    assert limited(updates[:2], usual) is None, "two have no majority"
+    unlimited = Limits([np.inf] * 3, [np.inf] * 3, {"scaffold": [np.inf] * 3})
+    assert limited(updates, usual, norm=None, samples=None) == unlimited
+    assert limited(updates, {}, opposed=1, samples=None).parameters == [np.inf] * 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("counts", "most"),
+    [((10, 20, 1000), 30), ((10, 10, 10, 10, 1000), 40), ((10,) * 7 + (1000,), 50), ((1, 2, 3, 100, 1000), 15)],
+)
+def test_no_site_weighs_more_than_all_others_or_five_times_the_median(
+    counts: tuple[int, ...], most: float, tmp_path: Path
+) -> None:
+    updates = stored(tmp_path, (0.1,) * len(counts), n_samples=counts)
+    limits = limited(updates, {}, samples=5)
+    assert limits is not None and limits.samples == most
 
 
 def test_a_site_with_more_steps_may_move_further(tmp_path: Path) -> None:
     updates = stored(tmp_path, (0.5, 0.5, 0.5))
     updates[2].n_steps = 4
-    limits = usual_limits(updates, medians(updates, {}), norm_ratio=5, sample_ratio=10)
+    limits = limited(updates, medians(updates, {}))
     assert limits is not None and limits.parameters == [5, 5, 20]
+    updates[2].n_steps = 2000  # as it would make with so many samples as it says
+    limits = limited(updates, medians(updates, {}), samples=5)
+    assert limits is not None and limits.parameters == [5, 5, 25]
+
+
+@pytest.mark.parametrize(
+    ("moves", "limits"),
+    [
+        ((0.5, 0.5, 0.5, -1), [5, 5, 5, 0.5]),
+        ((0.5, 0.5, 0.5, -0.2), [5, 5, 5, 5]),  # short enough
+        ((0.5, 0.5, 0.5, 4), [5, 5, 5, 5]),  # along with the others
+        ((0.5, 0.5, 1, -20), [7.5, 7.5, 7.5, 0.75]),  # whose length gives it no more votes
+    ],
+)
+def test_a_change_against_the_others_has_a_lower_limit(
+    moves: tuple[float, ...], limits: list[float], tmp_path: Path
+) -> None:
+    updates = stored(tmp_path, moves)
+    found = limited(updates, medians(updates, {}), opposed=0.5)
+    assert found is not None and found.parameters == pytest.approx(limits)
+    lower = limits[-1] < limits[0]
+    said = [sentence for site, sentence in exceeded(updates, found) if "against the others" in sentence]
+    assert [sentence.endswith("(federation.clip_opposed_ratio)") for sentence in said] == [True] * lower
+
+
+def test_how_far_a_site_moves_against_the_others_is_the_part_along_their_sum(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    changes = [rng.normal(size=(2, 2)).astype(np.float32) for _ in range(5)]
+    changes[4] = -3 * (changes[0] + changes[1])
+    updates = []
+    for number, change in enumerate(changes):
+        update = Update(f"S{number}", 1, n_samples=1 + 99 * number, n_steps=1, weights={**RECEIVED, "w": change})
+        length = float(np.linalg.norm(change))
+        updates.append(SpooledUpdate(update, tmp_path / "updates" / f"{number}", Change(length, 0, {})))
+    usual = 1.5
+    found = opposition(updates, usual=usual, weights=RECEIVED, trainable=TRAINABLE)
+    votes = [change * min(1, usual / np.linalg.norm(change)) for change in changes]
+    for number, change in enumerate(changes):
+        others = sum(vote for other, vote in enumerate(votes) if other != number)
+        part = -float(np.vdot(change, others)) / float(np.linalg.norm(others))
+        assert found[number] == pytest.approx(max(0, part), abs=1e-6)
+    assert found[4] > 1 and min(found) == 0
 
 
 def test_what_is_beyond_a_limit_is_scaled_down_and_named(tmp_path: Path) -> None:
@@ -102,18 +176,22 @@ def test_a_reversed_change_can_do_no_more_than_the_limit(tmp_path: Path, caplog:
     honest = train(tmp_path / "honest")
     assert not caplog.records
     limited = train(tmp_path / "limited", attack=reverse)
+    assert "round 2: site C: its change of weights, against the others, is scaled down to 0.033 of it" in caplog.text
+    longer = train(tmp_path / "longer", "federation.clip_opposed_ratio=null", attack=reverse)
     assert "round 2: site C: its change of weights is scaled down to 0.33 of it" in caplog.text
-    free = train(tmp_path / "free", "federation.clip_norm_ratio=null", attack=reverse)
+    off = ("federation.clip_norm_ratio=null", "federation.clip_opposed_ratio=null")
+    free = train(tmp_path / "free", *off, attack=reverse)
     assert not limited.results.rounds[-1].rejected and not free.results.rounds[-1].rejected
     assert moved(free, honest) == pytest.approx(16 / 3, rel=1e-3), "one of three sites, reversed and times 15"
-    assert moved(limited, honest) == pytest.approx(6 / 3, rel=1e-3), "reversed and times 5"
+    assert moved(longer, honest) == pytest.approx(6 / 3, rel=1e-3), "reversed and times 5"
+    assert moved(limited, honest) == pytest.approx(1.5 / 3, rel=1e-3), "reversed and half as long"
 
 
-def test_a_thousandfold_sample_count_weighs_as_ten_sites_from_the_first_round(
+def test_a_thousandfold_sample_count_weighs_as_all_others_from_the_first_round(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = train(tmp_path, attack=reverse, n_samples=12000)
-    assert "round 0: site C: it counts for 120 samples in place of 12000" in caplog.text
+    assert "round 0: site C: it counts for 24 samples in place of 12000" in caplog.text
     free = train(tmp_path / "free", "federation.clip_sample_ratio=null", attack=reverse, n_samples=12000)
     honest = train(tmp_path / "honest")
     assert moved(free, honest) > moved(server, honest)
@@ -121,5 +199,6 @@ def test_a_thousandfold_sample_count_weighs_as_ten_sites_from_the_first_round(
 
 def test_limits_that_nobody_meets_change_no_bit(tmp_path: Path) -> None:
     ours = train(tmp_path / "ours")
-    free = train(tmp_path / "free", "federation.clip_norm_ratio=null", "federation.clip_sample_ratio=null")
+    options = (f"federation.clip_{name}_ratio=null" for name in ("norm", "opposed", "sample"))
+    free = train(tmp_path / "free", *options)
     assert all(ours.model.weights[key].tobytes() == value.tobytes() for key, value in free.model.weights.items())

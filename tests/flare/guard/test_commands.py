@@ -199,8 +199,13 @@ def test_the_server_looks_at_a_jobs_files_too(tmp_path: Path) -> None:
 
 
 def test_a_job_is_an_archive_of_a_moderate_size(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for body in (b"no archive", None, "text", {}):
-        assert refused(site.asked(TrainingTopic.DEPLOY, body, job_id=JOB))
+    damaged = bytearray(app(of_fedshift(tmp_path)))
+    name = b"config/config_fed_client.json"
+    start = damaged.index(name) + len(name)
+    damaged[start : start + 20] = bytes(range(200, 220))
+    for body in (b"no archive", None, "text", {}, bytes(damaged)):
+        reply = site.asked(TrainingTopic.DEPLOY, body, job_id=JOB)
+        assert refused(reply) and "no archive" in reply.body
     monkeypatch.setattr(commands, "LARGEST", 100)
     assert "larger than" in site.asked(TrainingTopic.DEPLOY, app(of_fedshift(tmp_path)), job_id=JOB).body
     assert not site.done

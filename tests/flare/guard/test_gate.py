@@ -140,3 +140,13 @@ def test_another_nvflare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotAsExpectedError, match=r"not as fedshift's gate expects it \(CoreCell.process_message\)"):
         gate.apply()
     assert CoreCell._process_received_msg is before
+
+
+def test_a_consoles_message_says_whose_connection_it_came_over(
+    parties: dict[str, Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OVER_TLS, "get_conn_properties", lambda: {"peer_cn": "other@hub.org"})
+    monkeypatch.setattr(gate, "refusal", lambda seen: None)
+    console = "_admin_3f509f41-3a7e-406e-88f6-69672abb2e34"
+    message = parties["server"].gets(console, CellChannel.SERVER_MAIN, "x", **{gate.PERSON: "lead@hub.org"})
+    assert message.get_header(gate.PERSON) == "other@hub.org"

@@ -39,6 +39,12 @@ def handle(start: Callable[[], ProcessHandle], *, dispensable: bool = True) -> P
     return PersistentHandle(start, restarts=2, pause=0.01, dispensable=dispensable)
 
 
+def run_at_server(code: str, folder: Path) -> None:
+    """The server's process of the job in this folder, until it has ended for good."""
+    ended = partial(ServerJobLauncher.ended, folder)
+    PersistentHandle(Starter(code), restarts=2, pause=0.01, dispensable=False, ended=ended).wait()
+
+
 @pytest.mark.parametrize("code", [0, 1, 103])
 def test_a_process_that_ends_by_itself_stays_ended(code: int) -> None:
     starter = Starter(f"raise SystemExit({code})")
@@ -104,24 +110,12 @@ def test_no_job_seems_to_run_whose_process_has_died(before: str, after: str, tmp
     path = tmp_path / FILE_NAME
     told = Progress(state=before, round=2, rounds=3, sites=["HK"], sites_in=[], metric="dice", best_round=1)  # type: ignore[arg-type]
     path.write_text(told.model_dump_json(), encoding="utf-8")
-    PersistentHandle(
-        Starter("import os; os._exit(1)"),
-        restarts=2,
-        pause=0.01,
-        dispensable=False,
-        ended=partial(ServerJobLauncher.ended, tmp_path),
-    ).wait()
+    run_at_server("import os; os._exit(1)", tmp_path)
     found = read_progress(tmp_path)
     assert found is not None and found.state == after
     assert (found.reason == DIED) is (after == "failed")
 
 
 def test_a_job_that_wrote_no_progress_ends_too(tmp_path: Path) -> None:
-    PersistentHandle(
-        Starter("raise SystemExit(1)"),
-        restarts=0,
-        pause=0.01,
-        dispensable=False,
-        ended=partial(ServerJobLauncher.ended, tmp_path),
-    ).wait()
+    run_at_server("raise SystemExit(1)", tmp_path)
     assert not list(tmp_path.iterdir())

@@ -9,6 +9,15 @@ of a method that are changes (`ArraySpec.averaged`: SCAFFOLD's control variates)
 
 Two sets of limits use it: rule ``norm_clipping`` of ``federation.robust`` (`limits_of_round`), and the limits that
 every job has by default (`usual_limits`), which bound what one site can do and are not met by honest sites.
+
+What does harm is the part of a change that points against those of the others: as long as theirs together it undoes the
+round, while noise of the same length does next to nothing. A limit on the length that honest sites never meet is too
+high for that, so this part has a limit of its own, by which the whole change is scaled down. With d_k the change of the
+parameters and s_k the sum of the other sites' changes, none counted as longer than usual, it is ::
+
+    max(0, - <d_k, s_k> / ‖s_k‖)
+
+Honest sites do move against the others, late, when each pulls towards its own images, but then they hardly move.
 """
 
 from __future__ import annotations
@@ -35,6 +44,8 @@ class Limits:
     buffers: Sequence[float]
     arrays: Mapping[str, Sequence[float]] = field(default_factory=dict)
     samples: float = inf
+    opposed: frozenset[int] = frozenset()
+    """Numbers of updates whose limit of the parameters is lower because they move against the others."""
 
 
 def limits_of_round(updates: Sequence[SpooledUpdate], ratio: float) -> Limits:
@@ -57,33 +68,88 @@ def usual_limits(
     usual: Mapping[str, float],
     *,
     norm_ratio: float | None,
+    opposed_ratio: float | None,
     sample_ratio: float | None,
+    weights: Weights,
+    trainable: frozenset[str],
 ) -> Limits | None:
     """Limits from what was usual in this round and earlier ones; None with fewer than three updates.
 
-    A site that made more steps than the median may move that many times further. A reference of 0 is no limit.
+    A site that made more steps than the median may move that many times further, up to ``sample_ratio``: its steps
+    follow from the samples that it says it has. A reference of 0 is no limit.
 
     Args:
         updates: a round's accepted updates.
         usual: the result of `fedshift.federation.server.outliers.medians`.
         norm_ratio: limit of a change's norm as a multiple of the usual one; None: no limit.
-        sample_ratio: limit of a sample count as a multiple of the round's median; None: no limit.
+        opposed_ratio: limit of the part of the parameters' change that points against the others' (`opposition`), as a
+            multiple of the usual norm; None: no limit.
+        sample_ratio: limit of a sample count as a multiple of the round's median, which is also no larger than those
+            of all others together; None: no limit.
+        weights: what the sites received.
+        trainable: keys of parameters, as against buffers.
     """
     if len(updates) < FEWEST_TO_COMPARE:
         return None
     steps = max(1.0, statistics.median(update.n_steps for update in updates))
-    more = [max(1.0, update.n_steps / steps) for update in updates]
+    more = [min(max(1.0, update.n_steps / steps), sample_ratio or inf) for update in updates]
+    samples = inf if sample_ratio is None else _most_samples([update.n_samples for update in updates], sample_ratio)
 
     def limit(name: str) -> list[float]:
         reference = usual.get(name, 0.0)
         return [norm_ratio * reference * k if norm_ratio is not None and reference > 0 else inf for k in more]
 
+    parameters, lowered = limit(PARAMETERS), set[int]()
+    reference = usual.get(PARAMETERS, 0.0)
+    if opposed_ratio is not None and reference > 0:
+        most = [opposed_ratio * reference * k for k in more]
+        if any(update.change.parameters > limit for update, limit in zip(updates, most, strict=True)):
+            against = opposition(updates, usual=reference, weights=weights, trainable=trainable)
+            for number, part in enumerate(against):
+                norm = updates[number].change.parameters
+                if part > most[number] and norm * most[number] / part < parameters[number]:
+                    parameters[number] = norm * most[number] / part
+                    lowered.add(number)
     return Limits(
-        parameters=limit(PARAMETERS),
+        parameters=parameters,
         buffers=limit(BUFFERS),
         arrays={method: limit(method) for method in updates[0].change.arrays},
-        samples=inf if sample_ratio is None else sample_ratio * statistics.median(u.n_samples for u in updates),
+        samples=samples,
+        opposed=frozenset(lowered),
     )
+
+
+def opposition(
+    updates: Sequence[SpooledUpdate], *, usual: float, weights: Weights, trainable: frozenset[str]
+) -> list[float]:
+    """How far each site moves the parameters against the others; 0 if it moves along with them.
+
+    In the sum of the others each site has one vote: sample counts do not matter, and a change that is longer than
+    ``usual`` counts as if it were as long. Two tensors are in memory at a time, however many sites there are.
+    """
+    lengths = [update.change.parameters for update in updates]
+    votes = [min(1.0, usual / max(length, usual)) for length in lengths]
+    with_sum, sum_with_itself = np.zeros(len(updates)), 0.0
+    for key in sorted(trainable & set(updates[0].weights)):
+        received = weights[key].astype(np.float64)
+        total = np.zeros_like(received)
+        for update, vote in zip(updates, votes, strict=True):
+            total += vote * (update.weights[key] - received)
+        with_sum += [np.vdot(update.weights[key] - received, total) for update in updates]
+        sum_with_itself += float(np.vdot(total, total))
+    against = []
+    for product, length, vote in zip(with_sum, lengths, votes, strict=True):
+        with_others = product - vote * length**2
+        others = sum_with_itself - 2 * vote * product + (vote * length) ** 2
+        against.append(max(0.0, float(-with_others / others**0.5)) if others > 0 else 0.0)
+    return against
+
+
+def _most_samples(counts: Sequence[int], ratio: float) -> float:
+    """The largest count that a site weighs with: ``ratio`` times the median, and no more than all others together."""
+    most = ratio * statistics.median(counts)
+    counted = sorted(min(count, most) for count in counts)
+    return min(most, sum(counted[:-1]))
 
 
 def clip(
@@ -133,9 +199,11 @@ def exceeded(updates: Sequence[SpooledUpdate], limits: Limits) -> Iterator[tuple
     for number, update in enumerate(updates):
         for name, factor in _factors(number, update, limits).items():
             if factor < 1:
+                against = name == PARAMETERS and number in limits.opposed
+                what, option = (", against the others,", "opposed") if against else ("", "norm")
                 yield (
                     update.site,
-                    f"its change of {name} is scaled down to {factor:.2g} of it (federation.clip_norm_ratio)",
+                    f"its change of {name}{what} is scaled down to {factor:.2g} of it (federation.clip_{option}_ratio)",
                 )
         if update.n_samples > limits.samples:
             counted = f"{ceil(limits.samples)} samples in place of {update.n_samples}"

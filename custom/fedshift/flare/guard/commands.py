@@ -19,6 +19,7 @@ import json
 import tempfile
 import uuid
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from nvflare.private.fed.server.shell_cmd import ShellCommandModule
 
 from fedshift.flare.export import client_config, server_config
 from fedshift.flare.guard.gate import DROPS
+from fedshift.flare.patches import uploads
 from fedshift.flare.patches.patch import Patch, find
 from fedshift.flare.survey import job as survey_job
 from fedshift.schema.job import FILE_NAME
@@ -91,7 +93,7 @@ SIGNATURE = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
 """What NVFlare puts into each folder of a job when it is submitted."""
 CODE = "custom/"
 """Folder of a job's code, which needs a right that no site of ours gives unless its owner says so."""
-LARGEST = 200_000_000
+LARGEST = uploads.LARGEST
 """Bytes of a job, unpacked."""
 
 
@@ -160,12 +162,14 @@ def _unwanted_file(app: Any) -> str | None:
     """What is wrong with the files that a job brings, which are not on disk yet."""
     try:
         with zipfile.ZipFile(io.BytesIO(app)) as archive:
-            files = {info.filename: info.file_size for info in archive.infolist() if not info.is_dir()}
-            if sum(files.values()) > LARGEST:
+            files = [info for info in archive.infolist() if not info.is_dir()]
+            if sum(info.file_size for info in files) > LARGEST:
                 return f"the job's app is larger than {LARGEST / 1e6:.0f} MB"
-            return _unlike_ours(files, archive.read)
-    except (zipfile.BadZipFile, TypeError, ValueError, OSError, EOFError, RuntimeError, NotImplementedError):
+            names = [info.filename for info in files]
+            contents = {name: archive.read(name) for name in CONFIGS if name in names}
+    except (zipfile.BadZipFile, zlib.error, TypeError, ValueError, OSError, EOFError, RuntimeError):
         return "the job's app is no archive"
+    return _unlike_ours(names, contents.__getitem__)
 
 
 class AppFiles(AppValidator):

@@ -12,7 +12,7 @@ from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.sec.audit import AuditService
 
 from fedshift.flare import patches
-from fedshift.flare.guard import commands, gate
+from fedshift.flare.guard import commands, gate, sessions
 from fedshift.flare.kit import is_root
 
 log = logging.getLogger("fedshift")
@@ -38,6 +38,7 @@ class Guard(FLComponent):
                     raise RuntimeError("the guard must be made before the first connection: name it in resources.json")
                 gate.apply()
                 commands.apply()
+                sessions.apply()
                 _installed.append("guard")
         patches.protect()
 

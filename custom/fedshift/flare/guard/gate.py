@@ -49,6 +49,9 @@ ODD = (MessageHeaderKey.CONN_URL, MessageHeaderKey.SECURE, MessageHeaderKey.SERV
 ERROR_TYPE = StreamHeaderKey.ERROR_TYPE
 """A header of a failed stream. With one of its values the server's job process ends itself."""
 
+PERSON = "fedshift_person"
+"""Header of a console's message: whose certificate its connection has, whatever its sender has written there."""
+
 UNKNOWN = "N/A"
 """NVFlare's name in place of one that it does not know."""
 
@@ -70,6 +73,7 @@ def apply() -> None:
         reason = _why_not(me, endpoint, connection, message)
         if reason is None:
             _take_off(me, message)
+            _put_on(endpoint, connection, message)
             original(self, endpoint, connection, message)
         else:
             sender = _sender(endpoint, connection)
@@ -99,7 +103,7 @@ def envelope(me: str, endpoint: Any, connection: Any, message: Any) -> Message:
         peer=endpoint.name,
         # A connection that NVFlare has no certificate for is one within this machine (a party's own processes).
         certified=connection is not None and is_mtls_connection(connection.connector.params),
-        person=str((connection.get_conn_properties() if connection else {}).get(DriverParams.PEER_CN.value) or ""),
+        person=_person(connection),
         origin=_text(message, MessageHeaderKey.ORIGIN),
         destination=_text(message, MessageHeaderKey.DESTINATION),
         kind=_text(message, MessageHeaderKey.MSG_TYPE),
@@ -113,6 +117,10 @@ def envelope(me: str, endpoint: Any, connection: Any, message: Any) -> Message:
         or (str(returned.get(MessageHeaderKey.DESTINATION, "")) if isinstance(returned, dict) else ""),
         oddities=tuple(key for key in ODD if message.get_header(key)),
     )
+
+
+def _person(connection: Any) -> str:
+    return str((connection.get_conn_properties() if connection else {}).get(DriverParams.PEER_CN.value) or "")
 
 
 def _text(message: Any, key: str) -> str:
@@ -138,6 +146,13 @@ def _take_off(me: str, message: Any) -> None:
     own = party(me)
     if origin is not None and own is not None and own.root == "server" != origin.root:
         message.remove_header(ERROR_TYPE)
+
+
+def _put_on(endpoint: Any, connection: Any, message: Any) -> None:
+    """Note whose a console is, for `sessions`."""
+    peer = party(endpoint.name)
+    if peer is not None and peer.kind == "console":
+        message.set_header(PERSON, _person(connection))
 
 
 def _sender(endpoint: Any, connection: Any) -> str:

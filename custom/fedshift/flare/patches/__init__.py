@@ -20,11 +20,13 @@ from fedshift.flare.patches import (
     message_pieces,
     message_text,
     numpy_arrays,
+    party_shares,
     return_codes,
     send_window,
     spooled_answers,
     steady_clock,
     unpack_in_turn,
+    uploads,
 )
 from fedshift.flare.patches.patch import SKIP, NotAsExpectedError
 
@@ -33,6 +35,8 @@ MESSAGES: tuple[ModuleType, ...] = (
     message_contents,
     incoming_streams,
     frame_size,
+    party_shares,
+    uploads,
     message_text,
     numpy_arrays,
     message_pieces,
@@ -43,7 +47,15 @@ MESSAGES: tuple[ModuleType, ...] = (
 )
 """Patches of how messages are packed, sent and received, and of the clock. Each has a `PATCH` and an `apply()`."""
 
-PROTECTION: tuple[ModuleType, ...] = (message_exits, return_codes, message_contents, incoming_streams, frame_size)
+PROTECTION: tuple[ModuleType, ...] = (
+    message_exits,
+    return_codes,
+    message_contents,
+    incoming_streams,
+    frame_size,
+    party_shares,
+    uploads,
+)
 """Patches without which another party can do harm."""
 
 _installed: set[str] = set()

@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -160,7 +161,7 @@ class Estimator:
         built = build_task(job)
         batch = job.task.schedule.batch_size * (len(job.task.groups) if cell.plan.is_pooled else 1)
         largest = min(batch, max(one.train for one in counts.values()) * len(counts))
-        side = built.sizes["rows"] * built.sizes["columns"] * 4
+        side = 4 * prod(built.spatial)
         peak = PROCESS + SERVERS * step.network + of_training(step.network, step.activations, images=largest, side=side)
         return rounds, rest, peak, assumed
 
@@ -244,8 +245,8 @@ def _step_key(job: JobSpec, device: str) -> str:
             _processor() if device == "cpu" else device,
             task.network.name,
             task.network.options,
-            [built.sizes["rows"], built.sizes["columns"], len(task.classes), task.data.get("channels")],
-            [task.loss, task.optimizer.name, schedule.batch_size, schedule.precision, schedule.threads],
+            [*built.spatial, len(task.classes), task.data.get("channels")],
+            [str(task.loss), task.optimizer.name, schedule.batch_size, schedule.precision, schedule.threads],
         ]
     )
 
