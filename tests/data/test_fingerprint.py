@@ -13,7 +13,7 @@ from surveysites import CLASSES, SHAPE, survey_site, voxels
 from fedshift.data.fingerprint import bins, counts_only, fingerprint, rounded
 from fedshift.federation.survey.numbers import quantile, spread
 from fedshift.schema.errors import DataError
-from fedshift.schema.fingerprint import ALL, BINS, OUTSIDE
+from fedshift.schema.fingerprint import ALL, BINS, OUTSIDE, PLACES
 
 SEEDS = (1, 2, 3, 4)
 
@@ -78,7 +78,7 @@ def test_a_class_of_few_cases_is_only_counted(tmp_path: Path) -> None:
     folder = survey_site(tmp_path, "A", SEEDS)
     told = fingerprint(folder, least=5)
     assert told.volumes["core"].cases == 4 and told.volumes["core"].values == () and told.volumes["core"].ml == 0
-    assert set(told.intensities["image"]) == {ALL, OUTSIDE}
+    assert set(told.intensities["image"]) == {*PLACES}
 
 
 def test_classes_that_the_site_does_not_outline_and_sequences(tmp_path: Path) -> None:

@@ -6,16 +6,18 @@ import re
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from monai.networks.nets import DynUNet
-from surveysites import survey_site
+from surveysites import survey_site, voxels
 
 from fedshift.data.fingerprint import counts_only, fingerprint
 from fedshift.federation.planning.memory import GIGA
 from fedshift.federation.planning.plan import Plan, make_plan
 from fedshift.federation.planning.task_file import task_file
+from fedshift.federation.resolve import resolve
 from fedshift.federation.survey.merge import merge
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import Fingerprint, Geometry, SurveySpec, Tally
@@ -148,4 +150,21 @@ def test_the_task_file_says_why(dims: int, tmp_path: Path) -> None:
     assert "nnU-Net's rule" in why["batch_size"] and "GB" in why["batch_size"]
     assert "core in 6 of 6 cases" in why["classes"]
     assert "simulated data, no patients" in text
-    assert max(map(len, text.splitlines())) <= 120 or dims == 3
+    job = resolve(_written(tmp_path, text), "fedavg")
+    assert job.task.data == task.data, "the job's own checks take it"
+
+
+def _written(folder: Path, text: str) -> str:
+    (folder / "plan.yaml").write_text(text, encoding="utf-8")
+    return str(folder / "plan.yaml")
+
+
+def test_ct_is_clipped_by_what_is_inside_the_labels(tmp_path: Path) -> None:
+    told = fingerprint(survey_site(tmp_path, "A", (1, 2, 3), sequences=("CT",)))
+    text = task_file(make_plan(told, sites=1), told, SurveySpec(survey="s", dataset="organ", sites=("A",)), name="ours")
+    data = yaml.safe_load(text)["data"]
+    assert data["normalise"] == "fixed" and "nnU-Net's rule for CT" in comments(text)["normalise"]
+    inside = np.concatenate([image[labels > 0].ravel() for image, labels in (voxels(seed) for seed in (1, 2, 3))])
+    assert data["fixed"]["low"] == pytest.approx(np.quantile(inside, 0.005), rel=0.1)
+    assert data["fixed"]["high"] == pytest.approx(np.quantile(inside, 0.995), rel=0.1)
+    assert resolve(_written(tmp_path, text), "fedavg").task.data["normalise"] == "fixed"
