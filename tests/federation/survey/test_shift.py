@@ -85,7 +85,7 @@ def test_a_site_that_tells_counts_only_is_not_on_the_map(sites: dict[str, Finger
     assert found.farthest == ("bright", "coarse")
     said = text(found, told)
     assert "few is not on the map: it has fewer cases" in said
-    assert "coarse is on the map only" in said
+    assert "not in the plan: coarse" in said
 
 
 def test_one_site_alone_has_no_map(sites: dict[str, Fingerprint]) -> None:
