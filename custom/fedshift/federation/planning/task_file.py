@@ -87,7 +87,7 @@ def _entries(plan: Plan, pooled: Fingerprint, spec: SurveySpec, name: str) -> li
                 "lr": 0.001,
                 "weight_decay": 0.0001,
                 "clip_norm": 12.0,
-                "lr_schedule": {"name": "cosine", "warm_up": 3},
+                "lr_schedule": {"name": "cosine"},
             },
             "Not nnU-Net's, whose SGD is made for 250,000 steps; but the limit of 12 for the gradient's norm is.",
         ),
