@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedshift.tasks.machine import own_cores
+from fedshift.tasks.shallow_volumes import protect
 
 if TYPE_CHECKING:
     from fedshift.schema.job import Precision, Threads
@@ -59,6 +60,8 @@ def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Mo
         volumes = any(isinstance(module, nn.Conv3d) for module in net.modules())
         layout = torch.channels_last_3d if volumes else torch.channels_last
         net = net.to(memory_format=layout)  # type: ignore[call-overload]
+        if volumes and device.type == "cpu":
+            protect(net)
     return net
 
 

@@ -74,15 +74,25 @@ def resample(images: Tensor, labels: Tensor, maps: Tensor, patch: Sequence[int])
 
     Images are sampled linearly, labels at the nearest voxel.
     """
-    whole = torch.tensor(images.shape[2:], dtype=torch.float32)
-    ratio = torch.tensor(patch, dtype=torch.float32)[None, :] / whole[:, None]
-    theta = (maps * ratio).flip((1, 2))  # torch counts the last axis first
-    theta = torch.cat([theta, torch.zeros(len(theta), len(patch), 1)], 2).to(images)
-    grid = functional.affine_grid(theta, [len(images), 1, *patch], align_corners=False)
+    grid = _grid(maps, patch, images)
     moved = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
     named = labels[:, None].to(images.dtype)
     found = functional.grid_sample(named, grid, mode="nearest", padding_mode="border", align_corners=False)
     return moved, found[:, 0].to(labels.dtype)
+
+
+def _grid(maps: Tensor, patch: Sequence[int], images: Tensor) -> Tensor:
+    """What `torch.nn.functional.grid_sample` reads, (n, *patch, D): sums of one term an axis, faster than products."""
+    dims = len(patch)
+    whole = images.new_tensor(images.shape[2:])
+    per_voxel = (2 * maps.to(images) / whole[:, None]).flip(1)  # torch counts the last axis first
+    grid = images.new_zeros((len(maps), *patch, dims))
+    for axis, side in enumerate(patch):
+        offsets = torch.arange(side, device=images.device, dtype=images.dtype) - (side - 1) / 2
+        along = per_voxel[:, :, axis, None] * offsets  # (n, D, side)
+        shape = [len(maps), *(side if other == axis else 1 for other in range(dims)), dims]
+        grid += along.transpose(1, 2).reshape(shape)
+    return grid
 
 
 def centre(volume: Tensor, patch: Sequence[int]) -> Tensor:
