@@ -222,5 +222,5 @@ def _write_page(
         plan="" if plan is None else plan.read_text(encoding="utf-8"),
     )
     path = out / MAP
-    page.write(page.render([chapter]), path)
+    page.write(page.render(page.with_ids([chapter])), path)
     return path

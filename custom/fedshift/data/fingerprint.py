@@ -18,6 +18,7 @@ from fedshift.schema.errors import DataError
 from fedshift.schema.fingerprint import (
     ALL,
     BINS,
+    INSIDE,
     LOWEST,
     OUTSIDE,
     STEP,
@@ -29,6 +30,7 @@ from fedshift.schema.fingerprint import (
     Volumes,
 )
 from fedshift.schema.manifest import Case, Manifest, read_manifest
+from fedshift.schema.names import one_line
 
 GRID, VOLUME = 0.01, 0.2
 """Largest rounding of voxel sizes, numbers of voxels and extents, and of volumes, as a part of the number."""
@@ -38,7 +40,7 @@ KEPT_BITS = 5
 """Of the 23 bits of a float's mantissa: bins are 1/32 to 1/64 of the number wide."""
 _DROPPED = 23 - KEPT_BITS
 SCANNER = "scanner"
-"""Key in a manifest's ``preparation``: the scanner's make and model, where preparation knows it."""
+"""Key in a manifest's ``preparation``: the scanner's make and model (or a simulated one's settings), where known."""
 
 
 def rounded(value: float, share: float) -> float:
@@ -173,6 +175,8 @@ def fingerprint(
         images, labels = read_images(folder, manifest, case), read_labels(folder, case)
         known = None if case.has_dummy_geometry else math.prod(case.spacing) / 1000
         masks = {ALL: np.ones(labels.shape, bool), OUTSIDE: labels == 0}
+        if len(outlined) > 1 and labels.any():
+            masks[INSIDE] = labels > 0
         for number, name in enumerate(manifest.classes[1:], 1):
             mask = labels == number
             if name in volumes and mask.any():
@@ -254,5 +258,7 @@ def _three(rows: Sequence[Sequence[float]], share: float) -> ThreeTallies:
 def _scanners(manifest: Manifest) -> dict[str, int]:
     """Scanner → cases, as far as preparation has noted them: one name for the site, or a list with one a case."""
     noted = manifest.preparation.get(SCANNER)
+    if isinstance(noted, dict):  # settings of a simulated one
+        noted = one_line("simulated: " + ", ".join(f"{key} {value}" for key, value in noted.items()))
     names = noted if isinstance(noted, list) else [noted] * len(manifest.cases) if isinstance(noted, str) else []
-    return {str(name): names.count(name) for name in dict.fromkeys(names)}
+    return {one_line(name): names.count(name) for name in dict.fromkeys(names)}

@@ -183,7 +183,7 @@ def _pair(found: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint]) -> S
     columns = [Column("", numeric=False), *(Column(site) for site in pair)]
     apart: list[Row] = [
         [
-            Cell(aspect.title, aspect.means),
+            aspect.title,
             Cell(
                 number(distance, aspect),
                 aspect.level(distance),

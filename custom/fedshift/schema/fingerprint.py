@@ -23,8 +23,9 @@ FILE_NAME = "survey.json"
 BINS = 120
 """Bins of a histogram of normalised intensities, from `LOWEST` in steps of `STEP` standard deviations."""
 LOWEST, STEP = -4.0, 0.1
-ALL, OUTSIDE = "whole volume", "outside the labels"
-"""Places besides the classes themselves; neither can be the name of a class of a prepared site (`_not_a_place`)."""
+ALL, OUTSIDE, INSIDE = "whole volume", "outside the labels", "inside the labels"
+"""Places besides the classes themselves; the last one if there are several classes. No class has such a name."""
+PLACES = (ALL, OUTSIDE, INSIDE)
 MOST_VALUES = 20_000
 """Different values that a tally may have."""
 MOST_PARTS = 1024
@@ -93,7 +94,7 @@ class Fingerprint(Strict):
     """What a site tells of its cases; ``surveyed`` is how many of them everything below ``cases`` is about.
 
     ``withheld``: why the site tells of nothing but its counts. ``annotated``: as in a site's manifest.
-    ``intensities``: sequence → place (`ALL`, `OUTSIDE` or a class) → intensities; one unnamed sequence is called
+    ``intensities``: sequence → place (of `PLACES`, or a class) → intensities; one unnamed sequence is called
     ``image``. ``noise``: standard deviation of the noise on histograms; then there are histograms of normalised
     intensities only.
     """
@@ -111,18 +112,18 @@ class Fingerprint(Strict):
     geometry: Geometry | None = None
     volumes: Annotated[dict[ClassName, Volumes], Field(max_length=256)] = {}
     intensities: Annotated[
-        dict[ClassName, Annotated[dict[ClassName, Intensities], Field(max_length=258)]], Field(max_length=MOST_PARTS)
+        dict[ClassName, Annotated[dict[ClassName, Intensities], Field(max_length=259)]], Field(max_length=MOST_PARTS)
     ] = {}
     scanners: Annotated[dict[Line, int], Field(max_length=MOST_PARTS)] | None = None
 
     @model_validator(mode="after")
     def _of_its_classes(self) -> Self:
         for name in self.classes:
-            if name in (ALL, OUTSIDE):
+            if name in PLACES:
                 raise ValueError(f"a class cannot be called {name!r}: rename it where the site is prepared")
         foreground = self.classes[1:]
         for name in (*self.volumes, *(place for places in self.intensities.values() for place in places)):
-            if name not in (*foreground, ALL, OUTSIDE):
+            if name not in (*foreground, *PLACES):
                 raise ValueError(f"tells of {name!r}, which is none of its classes")
         return self
 

@@ -25,6 +25,8 @@ LOW = 0.1
 LARGEST = {2: 2048**2, 3: 256**3}
 """Voxels of the patch that the search begins with."""
 LEAST_BATCH = 2
+LEAST_DEPTH = 3
+"""Stages of MONAI's DynUNet."""
 COVERED = 0.05
 """Part of a mean site's voxels that a batch may have."""
 LEAST_SAMPLES, MOST_SAMPLES = 4, 16
@@ -196,7 +198,13 @@ class _Search:
         return [min(round(edge * scale), most) for edge, most in zip(dense, self._shape, strict=True)]
 
     def _with_network(self, patch: Sequence[int]) -> tuple[tuple[int, ...], NetworkShape]:
+        """The network for a patch, which is padded to what the halvings divide, or more if it has too few of them."""
         topology = topology_for(patch, self._spacing)
+        for edge in (4 * LEAST_EDGE, 6 * LEAST_EDGE):  # two halvings along the finest axes; more if it is one alone
+            if topology.depth < LEAST_DEPTH:
+                fine = [mm < 2 * min(self._spacing) for mm in self._spacing]
+                patch = [max(own, edge) if finest else own for own, finest in zip(patch, fine, strict=True)]
+                topology = topology_for(patch, self._spacing)
         return topology.padded(patch), NetworkShape(topology, self._channels, self._classes)
 
     def _smaller(self, patch: tuple[int, ...], network: NetworkShape) -> tuple[tuple[int, ...], NetworkShape] | None:
@@ -234,10 +242,10 @@ def _batch(
     voxels = cases * prod(shape) * (slices if len(patch) == 2 else 1)
     covered = round(COVERED * voxels / prod(patch))
     batch = max(LEAST_BATCH, min(room, covered))
-    limits = (
-        f"{room} patches fit into memory; {COVERED:.0%} of the voxels of a site's mean {cases:.0f} cases are {covered}"
+    reasons["batch_size"] = (
+        f"{room} patches fit into memory, {covered} would be {COVERED:.0%} of a site's voxels (with the mean of "
+        f"{cases:.0f} cases): the smaller, and at least {LEAST_BATCH} (nnU-Net's rule)"
     )
-    reasons["batch_size"] = f"{limits}; at least {LEAST_BATCH} (nnU-Net's rule)"
     return batch
 
 

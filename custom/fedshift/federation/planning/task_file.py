@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -12,11 +13,14 @@ import yaml
 
 from fedshift.federation.planning.plan import Plan
 from fedshift.federation.survey.numbers import quantile, spread
-from fedshift.schema.fingerprint import OUTSIDE, Fingerprint, SurveySpec
+from fedshift.schema.fingerprint import INSIDE, OUTSIDE, Fingerprint, SurveySpec
 from fedshift.schema.job import TaskSpec
 
-WIDTH = 118
+WIDTH = 100
 ROUNDS = 100
+CT = "CT"
+LOW, HIGH = 0.005, 0.995
+"""Quantiles of intensities inside the labels to which nnU-Net clips CT."""
 FOREGROUND = 0.33
 """nnU-Net's part of the patches that are centred on foreground."""
 
@@ -55,7 +59,7 @@ def _heading(pooled: Fingerprint, spec: SurveySpec) -> list[str]:
 
 def _entries(plan: Plan, pooled: Fingerprint, spec: SurveySpec, name: str) -> list[Entry]:
     why = plan.reasons
-    held_out = [Entry("held_out", list(spec.held_out), "on the map of the survey, not in its plan")]
+    held_out = [Entry("held_out", list(spec.held_out), "On the map of the survey, not in its plan.")]
     network = plan.network.options()
     return [
         Entry("name", name),
@@ -83,7 +87,7 @@ def _entries(plan: Plan, pooled: Fingerprint, spec: SurveySpec, name: str) -> li
                 "lr": 0.001,
                 "weight_decay": 0.0001,
                 "clip_norm": 12.0,
-                "lr_schedule": {"name": "cosine", "warm_up": 3},
+                "lr_schedule": {"name": "cosine"},
             },
             "Not nnU-Net's, whose SGD is made for 250,000 steps; but the limit of 12 for the gradient's norm is.",
         ),
@@ -117,7 +121,7 @@ def _data(plan: Plan, pooled: Fingerprint) -> list[Entry]:
         Entry("patch", list(plan.patch), _sentence(why["patch"])),
         *context,
         *sequences,
-        Entry("normalise", "volume", _normalisation(pooled)),
+        *_normalisation(pooled),
         Entry("samples_per_case", plan.samples, _sentence(why["samples_per_case"])),
         Entry("foreground", FOREGROUND, "nnU-Net's part of the patches that are centred on foreground."),
         Entry("augmentation", "strong", "nnU-Net's list."),
@@ -139,26 +143,49 @@ def _labels(pooled: Fingerprint) -> str:
     return "; ".join(said) + "." if said else ""
 
 
-def _normalisation(pooled: Fingerprint) -> str:
-    """Why each volume is normalised, with what was found."""
-    said = [
-        "Each volume to mean 0 and standard deviation 1 (nnU-Net's rule for everything but CT, whose intensities mean "
-        "the same everywhere)."
-    ]
+def _normalisation(pooled: Fingerprint) -> list[Entry]:
+    """How intensities are normalised, with what was found."""
+    found = _found(pooled)
+    if len(pooled.channels) == 1 and CT in re.split(r"\W+", pooled.channels[0].upper()):
+        fixed = _of_foreground(pooled)
+        if fixed is not None:
+            why = (
+                "CT has a unit, so all volumes are clipped to the 0.5 and 99.5 percentiles inside the labels and "
+                "normalised by the mean and standard deviation there (nnU-Net's rule for CT). "
+                f"{found}"
+            )
+            return [Entry("normalise", "fixed", why), Entry("fixed", fixed)]
+    why = f"Each volume to mean 0 and standard deviation 1 (nnU-Net's rule for everything but CT). {found}"
+    return [Entry("normalise", "volume", why.strip())]
+
+
+def _found(pooled: Fingerprint) -> str:
+    """Intensities as they are stored, inside each class and outside."""
+    said = []
     for sequence, places in pooled.intensities.items():
         inside = {place: of for place, of in places.items() if place in pooled.classes}
-        outside = places.get(OUTSIDE)
-        if not inside or outside is None:
-            continue
-        found = ", ".join(
-            f"{place} {spread(of).mean:.4g} ± {spread(of).deviation:.4g} (the cases' means ± {spread(of).between:.4g})"
-            for place, of in inside.items()
-        )
-        said.append(f"{sequence}, as stored: {found}; outside {spread(outside).mean:.4g}.")
-        if "CT" in sequence.upper().split():
-            low, high = (min(quantile(of.values, q) for of in inside.values()) for q in (0.005, 0.995))
-            said.append(f"nnU-Net would clip this CT to about {low:.3g} … {high:.3g}.")
+        if inside and OUTSIDE in places:
+            of_classes = ", ".join(
+                f"{place} {spread(of).mean:.4g} ± {spread(of).deviation:.4g} (the cases' means ± "
+                f"{spread(of).between:.4g})"
+                for place, of in inside.items()
+            )
+            said.append(f"{sequence}, as stored: {of_classes}; outside {spread(places[OUTSIDE]).mean:.4g}.")
     return " ".join(said)
+
+
+def _of_foreground(pooled: Fingerprint) -> dict[str, float] | None:
+    """Percentiles, mean and standard deviation inside the labels; None if no site told them."""
+    (places,) = pooled.intensities.values() or ({},)
+    inside = places.get(INSIDE) or next((of for place, of in places.items() if place in pooled.classes), None)
+    if inside is None or not inside.values:
+        return None
+    low, high = quantile(inside.values, LOW), quantile(inside.values, HIGH)
+    found = spread(inside)
+    if low >= high or not found.deviation:
+        return None
+    numbers = {"low": low, "high": high, "mean": found.mean, "std": found.deviation}
+    return {key: float(f"{value:.4g}") for key, value in numbers.items()}
 
 
 def _sentence(text: str) -> str:

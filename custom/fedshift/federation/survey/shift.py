@@ -16,7 +16,7 @@ import numpy as np
 
 from fedshift.federation.survey.merge import merge
 from fedshift.federation.survey.numbers import normalised, spread
-from fedshift.schema.fingerprint import ALL, OUTSIDE, STEP, Fingerprint, Tally
+from fedshift.schema.fingerprint import ALL, OUTSIDE, PLACES, STEP, Fingerprint, Tally
 
 Level = Literal["similar", "differs", "differs much", "unknown"]
 Pair = tuple[str, str]
@@ -225,7 +225,7 @@ def contrasts(site: Fingerprint) -> dict[tuple[str, str], float]:
     for sequence, places in site.intensities.items():
         outside = places.get(OUTSIDE)
         for place, inside in places.items():
-            if place not in (ALL, OUTSIDE) and outside is not None:
+            if place not in PLACES and outside is not None:
                 found[sequence, place] = inside.normalised_mean / inside.cases - outside.normalised_mean / outside.cases
     return found
 

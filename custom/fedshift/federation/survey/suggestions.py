@@ -128,7 +128,7 @@ def _cautions(found: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Iterator[
         if one.withheld:
             yield Suggestion("note", f"{one.site} is not on the map: {one.withheld}.")
     if found.placed:
-        yield Suggestion("note", f"{', '.join(found.placed)} is on the map only; the plan is made without it.")
+        yield Suggestion("note", f"On the map only, and not in the plan: {', '.join(found.placed)}.")
 
 
 def _level(found: ShiftMap, aspect: Aspect) -> str:
