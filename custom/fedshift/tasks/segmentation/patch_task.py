@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedshift.data.counts import STEP
 from fedshift.data.resampled import FORMAT
-from fedshift.data.voxels import intensity_range
+from fedshift.data.voxels import intensity_range, network_volume, shape_at
 from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
@@ -25,7 +25,7 @@ from fedshift.tasks.evaluation.overlap import box_of
 from fedshift.tasks.evaluation.spread import FEWEST
 from fedshift.tasks.losses import Logits, make_loss
 from fedshift.tasks.segmentation.patches import DataSpec, Patches
-from fedshift.tasks.segmentation.volumes import as_volume, classes_of, segment
+from fedshift.tasks.segmentation.volumes import as_images, as_volume, classes_of, segment
 from fedshift.tasks.segmentation.windows import sliding
 
 OVERLAP_OF_ROUNDS = 1 - STEP
@@ -175,6 +175,25 @@ class Task:
             return segment(voxels, spacing, forward, **self.inference())
         except ValueError as error:
             raise DataError(f"the scan {error}") from None
+
+    def windows(self, voxels: np.ndarray, spacing: Sequence[float]) -> list[Tensor]:
+        """A scan as images of the size of training, side by side, in batches; ``voxels`` and ``spacing`` as above."""
+        found: list[Tensor] = []
+
+        def keep(x: Tensor) -> Tensor:
+            found.append(x.clone())
+            return x[:, :1]
+
+        data = self._data
+        volume = network_volume(
+            voxels,
+            shape_at(voxels.shape[1:], spacing, data.spacing),
+            normalise=data.normalise,
+            nonzero=data.nonzero,
+            fixed=None if data.fixed is None else data.fixed.numbers,
+        )
+        sliding(keep, as_images(volume, dims=data.dims, context=data.context), patch=self.spatial, overlap=0)
+        return found
 
     @property
     def _mirrored(self) -> tuple[int, ...]:
