@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=8, help="cases of each site of the phantom")
     parser.add_argument("--no-phantom", action="store_true", help="only the real data, for now")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=[*RULES])
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=[*ATTACKS])
     parser.add_argument("--table-only", action="store_true", help="write the table from the JSON again")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
@@ -193,7 +194,8 @@ def measure(args: argparse.Namespace) -> None:
     content = {
         "what": "last model's mean foreground Dice per case at the honest sites, in percent; FedAvg, "
         f"{args.rounds} rounds of 10 steps of Adam 0.003, batches of 8, U-Net with 8 features, {MATRIX}x{MATRIX}; the "
-        f"phantom has six sites of {args.cases} cases; the poisoned site is {POISONED}",
+        f"phantom has six sites of {args.cases} cases, the real prostate MRI four of 6 to 9; the poisoned site is "
+        f"{POISONED}",
         "command": "python benchmarks/poisoned_site.py --data ROOT",
         "seed": args.seed,
         "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
@@ -220,7 +222,7 @@ def measure(args: argparse.Namespace) -> None:
                 options = (*SMALL, f"schedule.rounds={args.rounds}", *RULES[rule])
                 job = resolve("prostate", "fedavg", options=options, seed=args.seed, sites=sites)
                 found = content["runs"].setdefault(what, {}).setdefault(rule, {})  # type: ignore[attr-defined]
-                for attack in ATTACKS:
+                for attack in args.attacks:
                     if attack in found:
                         continue
                     found[attack] = run(job, data, root / f"{what} {rule} {attack}".replace(" ", "_"), attack)

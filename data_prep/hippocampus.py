@@ -39,9 +39,9 @@ SOURCE = "Medical Segmentation Decathlon, Task04_Hippocampus"
 LICENCE = "CC-BY-SA 4.0"
 SCANNERS = {
     "sim_a": Scanner(gamma=1.0, bias=0.0, noise=0.0, thickness=1.0),  # as taken
-    "sim_b": Scanner(gamma=0.55, bias=0.35, noise=0.02, thickness=1.0),
-    "sim_c": Scanner(gamma=1.7, bias=0.15, noise=0.06, thickness=2.0),
-    "sim_d": Scanner(gamma=0.8, bias=0.8, noise=0.04, thickness=3.0),
+    "sim_b": Scanner(gamma=0.55, bias=0.3, noise=0.02, thickness=1.0),
+    "sim_c": Scanner(gamma=1.6, bias=0.15, noise=0.035, thickness=1.0),
+    "sim_d": Scanner(gamma=0.8, bias=0.6, noise=0.025, thickness=2.0),
 }
 
 

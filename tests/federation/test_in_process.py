@@ -266,8 +266,8 @@ def test_it_learns_and_records_what_happened(three_sites: dict[str, Path], tmp_p
 @pytest.mark.parametrize(
     "network",
     [
-        ("network.name=monai_unet", "network.options.channels=[4, 8, 8, 8, 8]"),
-        ("network.name=monai_basic_unet", "network.options.features=[4, 4, 8, 8, 8, 4]"),
+        ("network.name=monai.UNet", "network.options={channels: [4, 8, 8, 8, 8], norm: batch}"),
+        ("network.name=monai.BasicUNet", "network.options={features: [4, 4, 8, 8, 8, 4], norm: batch}"),
     ],
 )
 def test_methods_work_on_monais_networks(

@@ -33,7 +33,7 @@ loss: {name: monai.DiceCELoss, options: {batch: true}}
 optimizer: {name: adam, lr: 0.01}
 schedule: {rounds: 3, local_epochs: 2, batch_size: 2}
 """
-IN_3D = "{dims: 3, patch: [16, 16, 16], spacing: [1.5, 1.2, 1.2], samples_per_case: 4}"
+IN_3D = "{dims: 3, patch: [16, 16, 16], spacing: [1.5, 1.2, 1.2], samples_per_case: 4, augmentation: light}"
 IN_2D = "{dims: 2, patch: [16, 16], context: 3, samples_per_case: 6, normalise: percentile}"
 
 

@@ -106,3 +106,21 @@ def test_a_second_answer_in_a_round_is_logged(name: str, said: bool, caplog: pyt
     context.set_prop(FLContextKey.TASK_RESULT, result, private=True, sticky=False)
     workflow.handle_event(EventType.BEFORE_PROCESS_SUBMISSION, context)
     assert ("site HK answered the open round more than once" in caplog.text) is said
+
+
+def test_a_job_that_too_few_sites_run_says_which_do_not() -> None:
+    """FLARE stops it, as it does for one that an administrator aborts."""
+    workflow = workflow_with(Answers(), round_is_open=True)
+    asked = frozenset({"BMC", "HK", "UCL"})
+    for name in ("HK", "UCL", "BMC"):
+        context = FLContext()
+        context.set_prop(FLContextKey.DISCONNECTED_CLIENT_NAME, name)
+        workflow.handle_event(EventType.CLIENT_DISCONNECTED, context)
+    context = FLContext()
+    context.set_prop(FLContextKey.RECONNECTED_CLIENT_NAME, "BMC")
+    workflow.handle_event(EventType.CLIENT_RECONNECTED, context)
+    said = workflow._why_stopped(asked, 2, "round 1")
+    assert said.startswith(
+        "the run was stopped during round 1: too few sites run their part of the job, HK, UCL do not"
+    )
+    assert workflow._why_stopped(asked, 1, "round 1").startswith("the run was stopped from outside during round 1")

@@ -57,8 +57,8 @@ def parts(kind: str) -> frozenset[str]:
     ("name", "options", "count"),
     [
         ("unet", {"features": 4}, 18),
-        ("monai_unet", {"channels": [4, 8, 8]}, None),
-        ("monai_basic_unet", {"features": [4, 4, 8, 8, 8, 4]}, 18),
+        ("monai.UNet", {"channels": [4, 8, 8], "norm": "batch"}, None),
+        ("monai.BasicUNet", {"features": [4, 4, 8, 8, 8, 4], "norm": "batch"}, 18),
         ("digits_cnn", {"size": 16, "width": 4}, 5),
         ("mnist_cnn", {"size": 16}, 0),
     ],

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "data/integrity": "data/test_check.py",
     "data/pairing": "data/test_scansets.py",
     "data/patterns": "data/test_scansets.py",
+    "data/prepared": "data_prep/test_own.py",
     "data/scans": "data/test_check.py",
     "data_prep/decode": "data_prep/test_pictures.py",
     "data_prep/lists": "data_prep/test_domainnet.py",

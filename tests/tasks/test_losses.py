@@ -8,6 +8,7 @@ import torch
 from conftest import golden
 from torch.nn import functional
 
+from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import LossSpec
 from fedshift.tasks import losses
@@ -126,6 +127,13 @@ def test_what_is_not_annotated_counts_as_background() -> None:
 def test_what_is_refused(name: str, options: dict[str, object], annotated: list[int] | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make_loss(name, options, n_classes=3, annotated=annotated)
+
+
+def test_a_method_that_mixes_is_refused_with_a_loss_of_one_class_each() -> None:
+    losses.check_mixes("monai.DiceCELoss", "mixup")
+    losses.check_mixes("ce", "mixup")
+    with pytest.raises(ConfigError, match=r"method mixup: it mixes the classes .* loss monai\.HausdorffDTLoss"):
+        resolve("prostate", "mixup", options=["loss=monai.HausdorffDTLoss"])
 
 
 def test_a_loss_without_options_is_its_name_in_a_job() -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from fedshift.data import blocks
 from fedshift.data.arrays import rebuilt
 from fedshift.data.prepared import image_files, read_images, read_labels
-from fedshift.data.voxels import Fixed, Normalise, normalised, places, resized, resized_labels, shape_at
+from fedshift.data.voxels import Fixed, Normalise, network_volume, places, resized_labels, shape_at
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Case, Manifest, read_manifest
 from fedshift.schema.strict import nearest
@@ -200,23 +200,6 @@ def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) 
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def normalised_images(
-    voxels: np.ndarray, preparation: Preparation, numbers: list[int], shape: tuple[int, ...]
-) -> np.ndarray:
-    """The arrays' voxels (sequences, z, y, x) float16 of a case's sequences as stored.
-
-    Raises:
-        ValueError: intensities that the preparation cannot take.
-    """
-    made = [
-        resized(
-            normalised(voxels[one], preparation.normalise, nonzero=preparation.nonzero, fixed=preparation.fixed), shape
-        )
-        for one in numbers
-    ]
-    return np.stack(made).astype(np.float16)
-
-
 def _images(
     site_dir: Path,
     manifest: Manifest,
@@ -226,7 +209,13 @@ def _images(
     shape: tuple[int, ...],
 ) -> np.ndarray:
     try:
-        return normalised_images(read_images(site_dir, manifest, case), preparation, numbers, shape)
+        return network_volume(
+            read_images(site_dir, manifest, case)[numbers],
+            shape,
+            normalise=preparation.normalise,
+            nonzero=preparation.nonzero,
+            fixed=None if preparation.fixed is None else preparation.fixed.numbers,
+        )
     except ValueError as error:
         raise DataError(f"{image_files(site_dir, manifest, case.id)[numbers[0]]} {error}") from None
 

@@ -28,6 +28,7 @@ SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 ORIENTATION = "RAS"
 MOST_VOXELS = 2**30
 """A scan with more voxels is refused before it is decoded, which takes up to 32 bytes of memory for each voxel."""
+_FLOATING = (sitk.sitkFloat32, sitk.sitkFloat64)
 MOST_INTENSITY = 1e30
 """Preparation computes in single precision, which ends at 3e38."""
 
@@ -101,7 +102,8 @@ def read_volumes(
         components = image.GetNumberOfComponentsPerPixel()
         if components != 1:
             raise ScanError(path, f"has {components} values per voxel", "export it in grey, not in colour")
-        bad = 0 if path.is_dir() else non_finite(path)
+        # ITK gives whole numbers only where the file has them, and there is nothing to look for.
+        bad = non_finite(path) if path.is_file() and image.GetPixelID() in _FLOATING else 0
         return [_oriented(_three_dimensional(image, path, channel), path, direction, bad) for channel in channels]
     except MemoryError:
         raise ScanError(path, "does not fit into this machine's memory", "crop it, or use a larger machine") from None
@@ -226,7 +228,7 @@ def _read_series(folder: Path) -> sitk.Image:
         raise ScanError(folder, what, again if unread else "put the slices of one series there")
     if len(series) > 1:
         raise ScanError(
-            folder, f"holds {len(series)} DICOM series", "keep one, the axial T2, or make a folder for each"
+            folder, f"holds {len(series)} DICOM series", "keep the one that is used, or make a folder for each"
         )
     if len(files) < 3:
         raise ScanError(folder, f"has {len(files)} slice(s)", "at least three are needed, export the whole volume")

@@ -40,6 +40,11 @@ class Fixed(Strict):
         return self
 
     @property
+    def numbers(self) -> tuple[float, float, float, float]:
+        """For `normalised`."""
+        return self.low, self.high, self.mean, self.std
+
+    @property
     def range(self) -> tuple[float, float]:
         """Smallest and largest normalised intensity."""
         return (self.low - self.mean) / self.std, (self.high - self.mean) / self.std
@@ -53,7 +58,9 @@ def intensity_range(normalise: Normalise, fixed: Fixed | None) -> tuple[float, f
     return (0.0 if normalise == "percentile" else -most), most
 
 
-def normalised(voxels: np.ndarray, normalise: Normalise, *, nonzero: bool, fixed: Fixed | None) -> np.ndarray:
+def normalised(
+    voxels: np.ndarray, normalise: Normalise, *, nonzero: bool, fixed: tuple[float, float, float, float] | None
+) -> np.ndarray:
     """Intensities of one sequence of one volume, float32.
 
     Args:
@@ -61,7 +68,7 @@ def normalised(voxels: np.ndarray, normalise: Normalise, *, nonzero: bool, fixed
         normalise: ``volume`` subtracts the volume's mean and divides by its standard deviation; ``percentile`` clips to
             `QUANTILES` and scales to 0 … 1; ``fixed`` see `Fixed`; ``none`` leaves them.
         nonzero: leave out voxels that are 0 when measuring, and leave them 0.
-        fixed: for ``normalise: fixed``.
+        fixed: for ``normalise: fixed``: low, high, mean and standard deviation.
 
     Raises:
         ValueError: with ``none``, intensities beyond `MOST_PLAIN`.
@@ -72,7 +79,8 @@ def normalised(voxels: np.ndarray, normalise: Normalise, *, nonzero: bool, fixed
     if not measured.size:
         return np.zeros(values.shape, np.float32)
     if fixed is not None:
-        values = (np.clip(values, fixed.low, fixed.high) - fixed.mean) / fixed.std
+        low, high, mean, std = fixed
+        values = (np.clip(values, low, high) - mean) / std
     elif normalise == "volume":
         deviation = float(measured.std())
         values = np.clip((values - measured.mean()) / (deviation or 1.0), -MOST_DEVIATIONS, MOST_DEVIATIONS)
@@ -104,6 +112,23 @@ def resized(voxels: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         if voxels.shape[axis] != after:
             voxels = resize_axis(voxels, axis, after)
     return voxels
+
+
+def network_volume(
+    voxels: np.ndarray,
+    shape: Sequence[int],
+    *,
+    normalise: Normalise,
+    nonzero: bool,
+    fixed: tuple[float, float, float, float] | None,
+) -> np.ndarray:
+    """Sequences (S, z, y, x) of a case as stored, normalised and on the grid that the network sees, float16.
+
+    Raises:
+        ValueError: intensities that the normalisation cannot take.
+    """
+    made = [resized(normalised(one, normalise, nonzero=nonzero, fixed=fixed), shape) for one in voxels]
+    return np.stack(made).astype(np.float16)
 
 
 def resized_labels(labels: np.ndarray, shape: Sequence[int]) -> np.ndarray:

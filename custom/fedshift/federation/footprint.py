@@ -43,8 +43,13 @@ def footprint(job: JobSpec, *, precision: Precision | None = None) -> Measured:
     return Measured(
         activations=max(more - few, 1),  # without what is kept once, such as weights in bf16
         network=sum(value.nbytes for value in net.state_dict().values()),
-        side=4 * prod(built.spatial),
+        evaluation=evaluation_of(built),
     )
+
+
+def evaluation_of(built: Task) -> int:
+    """Bytes that evaluation holds at once, of float32."""
+    return 4 * prod(built.spatial) * built.evaluated
 
 
 def _kept(net: nn.Module, built: Task, precision: Precision, n: int) -> int:

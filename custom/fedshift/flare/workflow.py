@@ -74,6 +74,7 @@ class FedshiftWorkflow(Controller):
         self._asked: frozenset[str] = frozenset()
         self._answered: set[str] = set()
         self._silent: set[str] = set()
+        self._gone: set[str] = set()
         self._unusable: deque[tuple[str, str]] = deque(maxlen=MOST_UNUSABLE)
         self._fault: Exception | None = None
         self._progress: ProgressFile | None = None
@@ -83,6 +84,10 @@ class FedshiftWorkflow(Controller):
         """Answer ``show_stats`` of the console; look at every answer that comes in."""
         if event_type == EventType.BEFORE_PROCESS_SUBMISSION:
             self._note_repeated(fl_ctx.get_prop(FLContextKey.TASK_RESULT))
+        elif event_type == EventType.CLIENT_DISCONNECTED:
+            self._gone.add(str(fl_ctx.get_prop(FLContextKey.DISCONNECTED_CLIENT_NAME)))
+        elif event_type == EventType.CLIENT_RECONNECTED:
+            self._gone.discard(str(fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)))
         progress = self._progress
         add_stats(event_type, fl_ctx, lambda: server_stats(None if progress is None else progress.latest()))
 
@@ -253,9 +258,9 @@ class FedshiftWorkflow(Controller):
                     if elapsed >= end or coordinator.hopeless or task.completion_status is not None:
                         break
                     if abort_signal.triggered:
-                        waiting = ", ".join(sorted(asked - self._answered))
-                        place = _place(coordinator, coordinator.round)
-                        raise Stopped(f"the run was stopped from outside during {place}, before {waiting} answered")
+                        raise Stopped(
+                            self._why_stopped(asked, patience.min_sites, _place(coordinator, coordinator.round))
+                        )
                     self._changed.wait(min(LOOK, max(end - elapsed, 0.0)))
         finally:
             with self._changed:
@@ -267,6 +272,17 @@ class FedshiftWorkflow(Controller):
         self._silent = (self._silent - asked) | silent
         if silent and not coordinator.hopeless:
             log.warning("%s: no answer from %s", _place(coordinator, coordinator.round), ", ".join(sorted(silent)))
+
+    def _why_stopped(self, asked: frozenset[str], min_sites: int, place: str) -> str:
+        """FLARE stops a job that too few clients run; all else comes from outside."""
+        gone = sorted(asked & self._gone)
+        if gone and len(asked) - len(gone) < min_sites:
+            return (
+                f"the run was stopped during {place}: too few sites run their part of the job, {', '.join(gone)} do "
+                "not, and the logs there have the reason"
+            )
+        waiting = ", ".join(sorted(asked - self._answered))
+        return f"the run was stopped from outside during {place}, before {waiting} answered"
 
     def _receive(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Take a client's answer; FLARE calls this in a separate thread."""

@@ -25,6 +25,10 @@ Subset = Split | Literal["all"]
 """What can be scored: a split, or all samples of a site that is held out."""
 
 
+EVALUATED = 64 * 40
+"""`Task.evaluated` of pictures and slices, which come in batches, and of which a volume is put together."""
+
+
 class SiteData(Samples):
     """A prepared site as training and evaluation read it."""
 
@@ -127,6 +131,8 @@ class Task(Protocol):
     sizes: Sizes
     """What words in a method's array shapes stand for: ``spatial``, ``half spatial`` (of a real spectrum), ``classes``.
     """
+    evaluated: int
+    """About how many images of one channel and of this size evaluation holds at once."""
     metric: str
     """The score that selects the best round; higher is better. One of `scores`, as the job says (`selecting`)."""
     metrics: Mapping[str, tuple[float, float]]

@@ -104,6 +104,20 @@ def available() -> list[str]:
     return [*OWN, *(PREFIX + name for name in ALLOWED)]
 
 
+def check_mixes(name: str, method: str) -> None:
+    """Refuse a method that mixes samples where the loss takes one class for each voxel.
+
+    Raises:
+        ConfigError: it does.
+    """
+    allowed = ALLOWED.get(name.removeprefix(PREFIX))
+    if allowed is not None and not allowed.soft:
+        raise ConfigError(
+            f"method {method}: it mixes the classes of voxels, and loss {name} takes one class for each: take "
+            f"{PREFIX}DiceCELoss, or leave {method} out"
+        )
+
+
 class Loss:
     """A scalar for a batch; see the module. ``soft`` says whether targets may be shares of classes."""
 

@@ -22,6 +22,7 @@ from nvflare.lighter.utils import load_private_key_file, sign_folders
 from nvflare.private.admin_defs import Message, MsgHeader, ReturnCode
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin import FedAdminAgent
+from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.server.server_cmd_modules import ServerCommandModules
 
@@ -60,6 +61,7 @@ class Site:
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
     monkeypatch.setattr(FedAdminAgent, "_dispatch_request", FedAdminAgent._dispatch_request)
+    monkeypatch.setattr(ClientEngine, "delete_run", ClientEngine.delete_run)
     monkeypatch.setattr(NetManager, "get_spec", NetManager.get_spec)
     monkeypatch.setattr(ServerCommandModules, "cmd_modules", list(ServerCommandModules.cmd_modules))
     monkeypatch.setattr(commands, "DROPS", Drops())
@@ -209,6 +211,15 @@ def test_a_job_is_an_archive_of_a_moderate_size(site: Site, tmp_path: Path, monk
     monkeypatch.setattr(commands, "LARGEST", 100)
     assert "larger than" in site.asked(TrainingTopic.DEPLOY, app(of_fedshift(tmp_path)), job_id=JOB).body
     assert not site.done
+
+
+@pytest.mark.usefixtures("site")
+def test_no_path_of_a_site_is_in_the_answer_to_a_deletion(tmp_path: Path) -> None:
+    for name in ("startup", "local", JOB):
+        (tmp_path / "other kit" / name).mkdir(parents=True)
+    engine: Any = SimpleNamespace(args=SimpleNamespace(workspace=str(tmp_path / "other kit")))
+    assert ClientEngine.delete_run(engine, JOB) == "OK"
+    assert not (tmp_path / "other kit" / JOB).exists()
 
 
 def test_the_console_has_no_commands_for_files_and_connections(site: Site) -> None:

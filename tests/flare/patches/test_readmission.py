@@ -61,9 +61,13 @@ CODES = [
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_one_site_does_not_end_the_job_by_saying_that_it_has_failed(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_site_does_not_end_the_job_by_saying_that_it_has_failed(
+    code: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(patch, "_fits", {})
     assert len(Server().reported(code)) == 2, "NVFlare ends the job no longer: the patch can go"
     monkeypatch.setattr(FederatedServer, "process_job_failure", FederatedServer.process_job_failure)
     Readmission()
+    caplog.clear()
     assert Server().reported(code) == [("ended", "UCL")]
+    assert ("its log has the reason" in caplog.text) is (code != JobReturnCode.ABORTED)

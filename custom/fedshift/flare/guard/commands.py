@@ -44,6 +44,7 @@ AGENT = "nvflare.private.fed.client.admin:FedAdminAgent"
 CONNECTIONS = "nvflare.fuel.f3.cellnet.net_manager:NetManager"
 MODULES = "nvflare.private.fed.server.server_cmd_modules:ServerCommandModules"
 DEPLOY = "nvflare.private.fed.client.training_cmds:DeployProcessor.process"
+DELETE = "nvflare.private.fed.client.client_engine:ClientEngine.delete_run"
 PATCH = Patch(
     name="commands",
     without="whoever speaks for the server reads and changes everything at a site",
@@ -51,6 +52,7 @@ PATCH = Patch(
         f"{AGENT}._dispatch_request": "cdc6f6f9852c",
         f"{AGENT}.register_cell_cb": "7fd156a1a0de",
         DEPLOY: "4f24d3c44723",
+        DELETE: "e4b35a99442a",
     },
     calls={
         f"{CONNECTIONS}.get_spec": "self",
@@ -115,6 +117,14 @@ def apply() -> None:
         return new_cell_message({}, error_reply(reason))
 
     agent._dispatch_request = dispatch
+    engine = find(DELETE.rpartition(".")[0])
+    delete = engine.delete_run
+
+    def delete_run(self: Any, job_id: str) -> str:
+        delete(self, job_id)
+        return "OK"  # NVFlare tells the server the folder's path
+
+    engine.delete_run = delete_run
     modules = find(MODULES).cmd_modules
     modules[:] = [module for module in modules if not isinstance(module, ShellCommandModule)]
     find(CONNECTIONS).get_spec = lambda self: CommandModuleSpec("cellnet", cmd_specs=[])

@@ -28,6 +28,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import Job, JobMetaKey, RunStatus
 from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.apis.job_scheduler_spec import DispatchInfo
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.private.admin_defs import MsgHeader, ReturnCode
 from nvflare.private.defs import ERROR_MSG_PREFIX, JobFailureMsgKey
 
@@ -211,13 +212,18 @@ class Readmission(FLComponent):
 
 
 def _note_failures() -> None:
-    """Take a site's report that its part of a job has failed as one that it has ended."""
+    """Take a site's report that its part of a job has failed as one that it has ended, and log it."""
     server = find(SERVER)
     original = server.process_job_failure
 
     def note(self: Any, request: Any) -> Any:
-        if isinstance(request.payload, dict):
-            request.payload = request.payload | {JobFailureMsgKey.CODE: JobReturnCode.SUCCESS}
+        told = request.payload
+        if isinstance(told, dict):
+            if told.get(JobFailureMsgKey.CODE) not in (JobReturnCode.SUCCESS, JobReturnCode.ABORTED):
+                job, reason = (str(told.get(key))[:80] for key in (JobFailureMsgKey.JOB_ID, JobFailureMsgKey.REASON))
+                site = str(request.get_header(MessageHeaderKey.ORIGIN))[:80]
+                log.warning("site %a has ended its part of job %a (%a): its log has the reason", site, job, reason)
+            request.payload = told | {JobFailureMsgKey.CODE: JobReturnCode.SUCCESS}
         return original(self, request)
 
     server.process_job_failure = note

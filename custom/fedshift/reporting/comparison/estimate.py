@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +28,7 @@ from pydantic import ValidationError
 
 from fedshift.data.counts import about_counts
 from fedshift.data.samples import epoch_starts
-from fedshift.federation.footprint import FEW, footprint, noise
+from fedshift.federation.footprint import FEW, evaluation_of, footprint, noise
 from fedshift.federation.memory import PROCESS, SERVERS, of_training
 from fedshift.reporting.comparison.cells import Cell
 from fedshift.reporting.comparison.plan import CellKind
@@ -161,8 +160,8 @@ class Estimator:
         built = build_task(job)
         batch = job.task.schedule.batch_size * (len(job.task.groups) if cell.plan.is_pooled else 1)
         largest = min(batch, max(one.train for one in counts.values()) * len(counts))
-        side = 4 * prod(built.spatial)
-        peak = PROCESS + SERVERS * step.network + of_training(step.network, step.activations, images=largest, side=side)
+        need = of_training(step.network, step.activations, images=largest, evaluation=evaluation_of(built))
+        peak = PROCESS + SERVERS * step.network + need
         return rounds, rest, peak, assumed
 
     def _sample_counts(self, cell: Cell) -> tuple[dict[str, Samples], bool]:

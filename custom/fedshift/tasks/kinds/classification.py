@@ -22,7 +22,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import LISTED, ORDER, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
-from fedshift.tasks.base import SiteData, Subset, initial_network, refuse_patch_options, selecting, sizes
+from fedshift.tasks.base import EVALUATED, SiteData, Subset, initial_network, refuse_patch_options, selecting, sizes
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.losses import Logits, main
@@ -127,6 +127,7 @@ class Task:
     """Classification of the task's classes; the score is the accuracy over a split's images."""
 
     dense = False
+    evaluated = EVALUATED
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
         {"accuracy": (0, 1), "macro_accuracy": (0, 1)}
     )

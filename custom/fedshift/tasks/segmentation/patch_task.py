@@ -8,25 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
+from fedshift.data.counts import STEP
 from fedshift.data.resampled import FORMAT
-from fedshift.data.voxels import intensity_range, resized
+from fedshift.data.voxels import intensity_range
 from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
+from fedshift.tasks.augmentation import make_augmentation
 from fedshift.tasks.base import SiteData, Subset, initial_network, selecting, sizes
 from fedshift.tasks.evaluation.by_class import RANGES, dice_by_class, distributions, names, scores_of
 from fedshift.tasks.evaluation.calibration import Calibration
-from fedshift.tasks.evaluation.components import largest_components
 from fedshift.tasks.evaluation.overlap import box_of
 from fedshift.tasks.evaluation.spread import FEWEST
 from fedshift.tasks.losses import Logits, make_loss
 from fedshift.tasks.segmentation.patches import DataSpec, Patches
+from fedshift.tasks.segmentation.volumes import as_volume, classes_of, segment
 from fedshift.tasks.segmentation.windows import sliding
 
-OVERLAP_OF_ROUNDS = 0.25
+OVERLAP_OF_ROUNDS = 1 - STEP
 """Largest overlap of windows when a round's model is scored, which only selects the best round."""
+
+PATCHES_OF_A_VOLUME, SLICES_OF_A_VOLUME = 8, 80
+"""Assumed for estimates of memory, before any volume is seen."""
 
 
 class Task:
@@ -46,8 +52,18 @@ class Task:
         self.per_case = tuple(self.metrics)
         self.spatial = self._data.patch
         self.sizes = sizes(self.spatial, len(task.classes))
+        copies = self._data.channels + 3 * len(task.classes) + 4
+        self.evaluated = copies * (PATCHES_OF_A_VOLUME if self._data.dims == 3 else SLICES_OF_A_VOLUME)
         self.intensities = intensity_range(self._data.normalise, self._data.fixed)
         self._loss = self._make_loss(None)
+        with torch.device("cpu"):  # model files are checked with tasks that are made without memory
+            self._augmentation = make_augmentation(
+                self._data.augmentation,
+                dims=self._data.dims,
+                patch=self._data.patch,
+                sequences=max(len(self._data.sequences), 1),
+                mirror=self._data.mirror,
+            )
 
     def _make_loss(self, annotated: tuple[int, ...] | None) -> Callable[[Logits, Tensor], Tensor]:
         spec = self._job.task.loss
@@ -85,7 +101,7 @@ class Task:
         Raises:
             DataError: the folder is damaged, or not what the job expects (`SiteData.check_fits`).
         """
-        data = Patches(folder, self._data, site=site, augment=None, margin=(0,) * self._data.dims)
+        data = Patches(folder, self._data, site=site, augmentation=self._augmentation)
         data.check_fits(self._job, folder, site)
         return data
 
@@ -120,8 +136,52 @@ class Task:
             x,
             patch=self.spatial,
             overlap=self._data.overlap if final else min(self._data.overlap, OVERLAP_OF_ROUNDS),
-            mirror=final and self._job.evaluation.mirror,
+            mirror=self._mirrored if final else (),
         )
+
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        """Names of the sequences that an image has, in order; empty for a single one without a name."""
+        return self._data.sequences
+
+    def inference(self) -> dict[str, Any]:
+        """Keyword arguments of `fedshift.tasks.segmentation.volumes.segment`, plain values."""
+        data = self._data
+        return {
+            "dims": data.dims,
+            "patch": data.patch,
+            "wanted": data.spacing,
+            "context": data.context,
+            "normalise": data.normalise,
+            "nonzero": data.nonzero,
+            "fixed": None if data.fixed is None else data.fixed.numbers,
+            "overlap": data.overlap,
+            "mirror": self._mirrored,
+            "largest_component": self._job.evaluation.largest_component,
+        }
+
+    def segment(self, forward: Callable[[Tensor], Tensor], voxels: np.ndarray, spacing: Sequence[float]) -> np.ndarray:
+        """Classes (z, y, x) uint8 of a scan on its own grid, with the steps of `evaluate`.
+
+        Args:
+            forward: as for `logits`.
+            voxels: the scan's sequences (S, z, y, x) in RAS orientation, as stored.
+            spacing: mm along z, y, x.
+
+        Raises:
+            DataError: intensities that the task's normalisation cannot take.
+        """
+        try:
+            return segment(voxels, spacing, forward, **self.inference())
+        except ValueError as error:
+            raise DataError(f"the scan {error}") from None
+
+    @property
+    def _mirrored(self) -> tuple[int, ...]:
+        """Axes of a patch whose mirror images are averaged for final models."""
+        if not self._job.evaluation.mirror:
+            return ()
+        return tuple(range(self._data.dims)) if self._data.mirror is None else self._data.mirror
 
     def scores(self, predictions: Iterator[Tensor], data: Patches, subset: Subset) -> dict[str, float]:
         """Dice on the network's grid, ``dice`` the mean over classes and cases, and each class's."""
@@ -153,7 +213,7 @@ class Task:
             case = data.manifest.cases[number]
             probability = as_volume(batch, self._data.dims)
             self._calibrate(calibration, probability, as_labels(data.labels(index)), outlined)
-            predicted = self.classes_of(probability, case.shape)
+            predicted = classes_of(probability, case.shape, largest_component=self._job.evaluation.largest_component)
             reference = data.reference(number)
             empty += not np.isin(predicted, [self._number(name) for name in outlined]).any()
             cases.append(
@@ -175,16 +235,6 @@ class Task:
             empty=empty,
         )
 
-    def classes_of(self, probability: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """Classes (z, y, x) uint8 on a grid of ``shape``, from probabilities (K, z, y, x) on the network's grid."""
-        found = np.zeros(tuple(shape), np.uint8)
-        most = np.full(tuple(shape), -np.inf, np.float32)
-        for number, one in enumerate(probability):
-            values = resized(one, shape)
-            larger = values > most
-            found[larger], most[larger] = number, values[larger]
-        return largest_components(found) if self._job.evaluation.largest_component else found
-
     def _number(self, name: str) -> int:
         return self._job.task.classes.index(name)
 
@@ -196,12 +246,6 @@ class Task:
         said = np.where(np.isin(predicted, counted), predicted, 0)  # all else may be what the masks call background
         inside = box_of((said > 0) | (labels > 0))
         calibration.add(probability.max(0)[inside].ravel().astype(np.float64), (said == labels)[inside].ravel())
-
-
-def as_volume(batch: Tensor, dims: int) -> np.ndarray:
-    """Probabilities of a case, (1, K, z, y, x) or slice after slice, as (K, z, y, x) float32."""
-    volume = batch[0] if dims == 3 else batch.movedim(1, 0)
-    return volume.contiguous().numpy()
 
 
 def as_labels(labels: Tensor) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -11,6 +11,7 @@ import torch
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
+from fedshift.data.counts import SAMPLES_PER_CASE
 from fedshift.data.prepared import mask_file, read_labels
 from fedshift.data.resampled import Preparation, open_volumes
 from fedshift.data.samples import CHUNK, CHUNK_BYTES
@@ -20,12 +21,13 @@ from fedshift.schema.manifest import Split
 from fedshift.schema.names import ClassName
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
+from fedshift.tasks.augmentation import Augmentation
 from fedshift.tasks.base import SiteData, Subset
+from fedshift.tasks.segmentation.volumes import as_images, neighbours
 
 AXES = 3
 SMALLEST_PATCH = 4
 Millimetres = Annotated[float, Field(gt=0, le=1000)]
-Augment = Callable[..., tuple[Tensor, Tensor]]
 
 
 def _odd(number: int) -> int:
@@ -48,8 +50,9 @@ class DataSpec(Strict):
 
     ``samples_per_case``: patches of each training case in an epoch. ``foreground``: probability that a patch is centred
     on a voxel of a foreground class, each of the case's classes equally often; all others are anywhere.
-    ``augmentation``: see `fedshift.tasks.augmentation`. ``overlap`` of neighbouring windows of the sliding window
-    in final evaluation, as a part of a window.
+    ``augmentation``: ``none``, a preset or a list, see `fedshift.tasks.augmentation`. ``mirror``: axes of a patch, from
+    0, that a preset and ``evaluation.mirror`` may mirror; null for all. Leave out the last one where classes differ in
+    the side. ``overlap`` of neighbouring windows of the sliding window in final evaluation, as a part of a window.
     """
 
     dims: Literal[2, 3] = 3
@@ -60,9 +63,10 @@ class DataSpec(Strict):
     normalise: Normalise = "volume"
     nonzero: bool = False
     fixed: Fixed | None = None
-    samples_per_case: int = Field(default=2, ge=1)
+    samples_per_case: int = Field(default=SAMPLES_PER_CASE, ge=1)
     foreground: float = Field(default=0.33, ge=0, le=1)
     augmentation: str | tuple[dict[str, Any], ...] = "none"
+    mirror: tuple[int, ...] | None = None
     overlap: float = Field(default=0.5, ge=0, lt=1)
 
     @model_validator(mode="after")
@@ -71,6 +75,8 @@ class DataSpec(Strict):
             raise ValueError(f"'patch' has {len(self.patch)} sizes, and 'dims' is {self.dims}")
         if self.context > 1 and self.dims == AXES:
             raise ValueError("'context' is for dims: 2; a patch in 3D has its neighbouring slices")
+        if any(axis not in range(self.dims) for axis in self.mirror or ()):
+            raise ValueError(f"'mirror' has axes from 0 to {self.dims - 1}")
         if len(set(self.sequences)) < len(self.sequences):
             raise ValueError("'sequences' names one twice")
         if (self.fixed is None) == (self.normalise == "fixed"):
@@ -104,15 +110,14 @@ class Patches(SiteData):
     eval_batch = 1
     split_rule = "case"
 
-    def __init__(self, folder: Path, spec: DataSpec, *, site: str, augment: Augment | None, margin: Sequence[int]):
+    def __init__(self, folder: Path, spec: DataSpec, *, site: str, augmentation: Augmentation | None) -> None:
         """Open the volumes.
 
         Args:
             folder: the prepared site.
             spec: the task's ``data``.
             site: its name, from which places of patches for statistics are drawn.
-            augment: image (C, *spatial), label (*spatial) and a seed to the same.
-            margin: by how many voxels the patch that ``augment`` takes is larger along each axis.
+            augmentation: of training batches.
 
         Raises:
             DataError: volumes, arrays or manifest are missing or damaged, or a sequence is missing.
@@ -120,7 +125,9 @@ class Patches(SiteData):
         self.volumes = open_volumes(folder, spec.preparation)
         self.manifest = self.volumes.manifest
         self._spec, self._folder, self._site = spec, folder, site
-        self._augment, self._margin = augment, (0,) * (AXES - spec.dims) + tuple(margin)
+        self._augmentation = augmentation
+        wider = (0,) * spec.dims if augmentation is None else augmentation.margin
+        self._margin = (0,) * (AXES - spec.dims) + wider
         cases = self.manifest.cases
         lost = next((case.id for case in cases if not mask_file(folder, case.id).is_file()), None)
         if lost is not None:
@@ -147,11 +154,7 @@ class Patches(SiteData):
 
     def images(self, index: np.ndarray) -> Tensor:
         """One case: (1, C, z, y, x), or in 2D (z, C, y, x); float32."""
-        volume = torch.from_numpy(np.asarray(self.volumes.images(_one(index)), np.float32))
-        if self._spec.dims == AXES:
-            return volume[None]
-        depth = volume.shape[1]
-        return volume[:, self._window(np.arange(depth), depth)].movedim(1, 0).flatten(1, 2)
+        return as_images(self.volumes.images(_one(index)), dims=self._spec.dims, context=self._spec.context)
 
     def labels(self, index: np.ndarray) -> Tensor:
         """One case: (1, z, y, x), or in 2D (z, y, x); int64."""
@@ -186,22 +189,22 @@ class Patches(SiteData):
     def samples(self, index: np.ndarray, subset: Subset) -> tuple[Tensor, Tensor]:
         """Patches drawn as in training, the same in every round, without augmentation."""
         seeds = [derive_seed(0, self._site, 0, f"patch {number} of {subset}") for number in index.tolist()]
-        return self._batch(index, seeds, subset, augment=None)
+        return self._batch(index, seeds, subset, margin=(0,) * AXES)
 
     def drawn(self, index: np.ndarray, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Patches of a training batch; place and augmentation of each are by a seed of its own."""
-        seeds = torch.randint(2**62, (len(index),), generator=rng).tolist()
-        return self._batch(index, seeds, "train", augment=self._augment)
+        seeds = torch.randint(2**62, (len(index),), generator=rng)
+        x, y = self._batch(index, seeds.tolist(), "train", margin=self._margin)
+        return (x, y) if self._augmentation is None else self._augmentation(x, y, seeds=seeds)
 
     def _batch(
-        self, index: np.ndarray, seeds: Sequence[int], subset: Subset, *, augment: Augment | None
+        self, index: np.ndarray, seeds: Sequence[int], subset: Subset, *, margin: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         cases = self.members(subset)[index // self._spec.samples_per_case].tolist()
-        made = [self._patch(case, seed, augment) for case, seed in zip(cases, seeds, strict=True)]
+        made = [self._patch(case, seed, margin) for case, seed in zip(cases, seeds, strict=True)]
         return torch.stack([x for x, _ in made]), torch.stack([y for _, y in made])
 
-    def _patch(self, case: int, seed: int, augment: Augment | None) -> tuple[Tensor, Tensor]:
-        margin = (0,) * AXES if augment is None else self._margin
+    def _patch(self, case: int, seed: int, margin: Sequence[int]) -> tuple[Tensor, Tensor]:
         start = self._place(case, np.random.default_rng(seed))
         first = tuple(at - more // 2 for at, more in zip(start, margin, strict=True))
         size = tuple(side + more for side, more in zip(self._spec.window, margin, strict=True))
@@ -210,11 +213,10 @@ class Patches(SiteData):
             images = cut(self.volumes.images(case), first, size)
         else:
             volume = self.volumes.images(case)
-            slices = self._window(np.array([start[0]]), volume.shape[1])[0]
+            slices = neighbours(np.array([start[0]]), self._spec.context, volume.shape[1])[0]
             images = cut(volume[:, slices], (0, *first[1:]), (len(slices), *size[1:]))
             images, labels = images.reshape(-1, *size[1:]), labels[0]
-        x, y = torch.from_numpy(images.astype(np.float32)), torch.from_numpy(labels.astype(np.int64))
-        return (x, y) if augment is None else augment(x, y, seed=seed)
+        return torch.from_numpy(images.astype(np.float32)), torch.from_numpy(labels.astype(np.int64))
 
     def _place(self, case: int, rng: np.random.Generator) -> tuple[int, ...]:
         """The first voxel of a patch; below 0 where the volume is smaller than the patch."""
@@ -230,11 +232,6 @@ class Patches(SiteData):
                 anywhere = np.clip(centre - window // 2, 0, np.maximum(free, 0))
         start: tuple[int, ...] = tuple(np.where(free < 0, -(-free // 2), anywhere).tolist())
         return start
-
-    def _window(self, slices: np.ndarray, depth: int) -> np.ndarray:
-        """Slices with their neighbours (n, context); the first and the last slice of a volume are repeated."""
-        reach = self._spec.context // 2
-        return np.clip(slices[:, None] + np.arange(-reach, reach + 1), 0, depth - 1)
 
 
 def _one(index: np.ndarray) -> int:

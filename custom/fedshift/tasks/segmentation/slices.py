@@ -21,7 +21,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Case, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
-from fedshift.tasks.base import SiteData, Subset, initial_network, refuse_patch_options, selecting, sizes
+from fedshift.tasks.base import EVALUATED, SiteData, Subset, initial_network, refuse_patch_options, selecting, sizes
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.overlap import box_of, counts_of, dice, papers_dice
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
@@ -162,6 +162,7 @@ class Task:
     """Segmentation of the task's classes; the score is the mean foreground Dice over cases."""
 
     dense = True
+    evaluated = EVALUATED
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
         {"dice": (0, 1), "dice_papers": (0, 1), "hd95": (0, MAX_MILLIMETRES), "asd": (0, MAX_MILLIMETRES)}
     )

@@ -13,7 +13,7 @@ AT_ONCE = {2: 16, 3: 2}
 
 
 def sliding(
-    forward: Callable[[Tensor], Tensor], x: Tensor, *, patch: Sequence[int], overlap: float, mirror: bool = False
+    forward: Callable[[Tensor], Tensor], x: Tensor, *, patch: Sequence[int], overlap: float, mirror: Sequence[int] = ()
 ) -> Tensor:
     """Logits (B, K, *spatial) float32 of images (B, C, *spatial) of any size, which are padded with 0 if too small.
 
@@ -22,11 +22,11 @@ def sliding(
         x: images; what is assembled lies on their device.
         patch: size of a window.
         overlap: of neighbouring windows, as a part of a window.
-        mirror: take the mean over the window and all its mirror images.
+        mirror: axes of a window, from 0; the mean is taken over all its mirror images along some of them.
     """
     from monai.inferers.utils import sliding_window_inference  # takes seconds to import
 
-    flips = mirrors(len(patch)) if mirror else [()]
+    flips = mirrors(mirror)
 
     def one(window: Tensor) -> Tensor:
         total: Tensor | None = None
@@ -44,7 +44,7 @@ def sliding(
     return logits
 
 
-def mirrors(dims: int) -> list[tuple[int, ...]]:
-    """Every set of spatial dimensions of (B, C, *spatial) to flip, the empty one first."""
-    axes = range(2, 2 + dims)
-    return [chosen for number in range(dims + 1) for chosen in combinations(axes, number)]
+def mirrors(axes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Every set of dimensions of (B, C, *spatial) to flip, of spatial axes from 0; the empty one first."""
+    dims = [2 + axis for axis in axes]
+    return [chosen for number in range(len(dims) + 1) for chosen in combinations(dims, number)]

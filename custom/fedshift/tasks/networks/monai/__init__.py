@@ -101,7 +101,8 @@ def build(
             raise ConfigError(f"network {name}: option {key} must be numbers, words or lists of them")
     if allowed.patch is not None:
         given[allowed.patch] = _fixed(name, allowed, patch)
-    chosen = {**allowed.defaults(spatial_dims), **{key: _tuples(value) for key, value in options.items()}}
+    plain = {key: _tuples(value) for key, value in options.items()}
+    chosen = {**allowed.defaults(spatial_dims, plain), **plain}
     made = type(short, (Segmenter, cls), {"__module__": __name__})
     net = _made(made, name, {**given, **chosen})
     net.in_channels, net.main_last = in_channels, allowed.main_last
