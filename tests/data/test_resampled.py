@@ -37,6 +37,13 @@ def test_resampled_volumes_keep_the_extent_and_the_volume_of_each_class(tmp_path
         assert (opened.labels(0) == number).mean() == pytest.approx((before == number).mean(), rel=0.15)
 
 
+def test_without_a_voxel_size_slices_get_as_many_voxels_along_their_longer_side(tmp_path: Path) -> None:
+    folder = make_volume_site(tmp_path, "A", shape=(12, 20, 24), spacing=(1.0, 1.0, 1.0))
+    opened = open_volumes(folder, Preparation(spacing=36))
+    assert opened.shapes[0].tolist() == [12, 30, 36]
+    assert shape_at((9, 256, 128), (1.0, 1.0, 1.0), 128) == (9, 128, 64)
+
+
 def test_places_are_voxels_of_their_class(tmp_path: Path) -> None:
     opened = open_volumes(make_volume_site(tmp_path, "A"), Preparation(spacing=(3.0, 1.5, 1.5)))
     for case in range(len(opened.manifest.cases)):

@@ -37,12 +37,13 @@ MOST_PLACES = 5000
 class Preparation:
     """How volumes become arrays.
 
-    ``spacing``: mm along z, y, x; None keeps each volume's own, and so does None for an axis. ``normalise``,
+    ``spacing``: mm along z, y, x; None keeps each volume's own, and so does None for an axis. One whole number is the
+    voxels along the longer side of a slice, for scans whose headers hold no voxel size. ``normalise``,
     ``nonzero`` and ``fixed``: see `fedshift.data.voxels.normalised`. ``sequences``: which of a site's, in this order;
     empty for a site's only one.
     """
 
-    spacing: tuple[float | None, float | None, float | None] | None = None
+    spacing: tuple[float | None, float | None, float | None] | int | None = None
     normalise: Normalise = "volume"
     nonzero: bool = False
     fixed: Fixed | None = None
@@ -149,7 +150,10 @@ def volumes_dir(site_dir: Path, manifest: Manifest, preparation: Preparation) ->
         "cases": [[case.id, case.sha256_image, case.sha256_label, case.shape, case.spacing] for case in manifest.cases],
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
-    at = "own" if spacing is None else "x".join("own" if length is None else f"{length:g}" for length in spacing)
+    if isinstance(spacing, int):
+        at = f"matrix{spacing}"
+    else:
+        at = "own" if spacing is None else "x".join("own" if length is None else f"{length:g}" for length in spacing)
     return site_dir / manifest.cases[0].array / f"volumes_{at}_{preparation.normalise}_{digest}"
 
 

@@ -96,9 +96,15 @@ def normalised(
 
 
 def shape_at(
-    shape: Sequence[int], spacing: Sequence[float], wanted: Sequence[float | None] | None
+    shape: Sequence[int], spacing: Sequence[float], wanted: Sequence[float | None] | int | None
 ) -> tuple[int, int, int]:
-    """Voxels along z, y, x of a volume at another spacing (mm); None keeps that of an axis, or all."""
+    """Voxels along z, y, x of a volume at another spacing (mm); None keeps that of an axis, or all.
+
+    One whole number is the voxels along the longer side of a slice, whatever the spacing.
+    """
+    if isinstance(wanted, int):
+        rows, columns = (max(1, round(size * wanted / max(shape[1:]))) for size in shape[1:])
+        return shape[0], rows, columns
     z, y, x = (
         size if target is None else max(1, round(size * have / target))
         for size, have, target in zip(shape, spacing, wanted or (None,) * 3, strict=True)

@@ -168,6 +168,8 @@ grid, where the most probable class is taken. The code is in `scripts/patchwise.
 
 
 def _spacing(data: dict[str, Any]) -> str:
+    if data["matrix"] is not None:
+        return f"{data['matrix']} voxels along the longer side of a slice"
     if data["spacing"] is None:
         return "its own voxels"
     lengths = " x ".join("own" if length is None else f"{length:g}" for length in data["spacing"])

@@ -85,6 +85,7 @@ class Task:
                     "dims",
                     "patch",
                     "spacing",
+                    "matrix",
                     "context",
                     "sequences",
                     "normalise",
@@ -150,7 +151,7 @@ class Task:
         return {
             "dims": data.dims,
             "patch": data.patch,
-            "wanted": data.spacing,
+            "wanted": data.grid,
             "context": data.context,
             "normalise": data.normalise,
             "nonzero": data.nonzero,
@@ -187,7 +188,7 @@ class Task:
         data = self._data
         volume = network_volume(
             voxels,
-            shape_at(voxels.shape[1:], spacing, data.spacing),
+            shape_at(voxels.shape[1:], spacing, data.grid),
             normalise=data.normalise,
             nonzero=data.nonzero,
             fixed=None if data.fixed is None else data.fixed.numbers,

@@ -58,7 +58,7 @@ def segment(
     *,
     dims: int,
     patch: Sequence[int],
-    wanted: Sequence[float | None] | None,
+    wanted: Sequence[float | None] | int | None,
     context: int,
     normalise: Normalise,
     nonzero: bool,
@@ -75,7 +75,7 @@ def segment(
         network: images of the patch's size to logits, on any device.
         dims: 2 or 3.
         patch: size of the images.
-        wanted: spacing to which volumes are resampled.
+        wanted: spacing to which volumes are resampled, or voxels along the longer side of a slice.
         context: neighbouring slices as channels, in 2D.
         normalise: see `fedshift.data.voxels.normalised`, as the next two.
         nonzero: whether zeros are left out.
