@@ -7,7 +7,7 @@ one case has are rounded (`rounded`, `bins`), the same way at every site.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -171,7 +171,7 @@ def fingerprint(
     for case in cases:
         progress(case.id)
         images, labels = read_images(folder, manifest, case), read_labels(folder, case)
-        known = None if case.has_dummy_geometry else math.prod(case.spacing) / 1000
+        known = math.prod(case.spacing) / 1000 if manifest.knows_spacing(case) else None
         masks = {ALL: np.ones(labels.shape, bool), OUTSIDE: labels == 0}
         for number, name in enumerate(manifest.classes[1:], 1):
             mask = labels == number
@@ -184,7 +184,7 @@ def fingerprint(
     return _fingerprint(
         manifest,
         surveyed=len(cases),
-        geometry=_geometry(cases),
+        geometry=_geometry(manifest, cases),
         volumes={
             name: Volumes(cases=v.cases, of=len(cases))
             if name in rare
@@ -231,9 +231,8 @@ def _fingerprint(manifest: Manifest, **told: object) -> Fingerprint:
     )
 
 
-def _geometry(cases: Iterable[Case]) -> Geometry:
-    cases = tuple(cases)
-    known = [case for case in cases if not case.has_dummy_geometry]
+def _geometry(manifest: Manifest, cases: Sequence[Case]) -> Geometry:
+    known = [case for case in cases if manifest.knows_spacing(case)]
     extents = [[n * mm for n, mm in zip(case.shape, case.spacing, strict=True)] for case in known]
     return Geometry(
         cases=len(known),
