@@ -29,6 +29,7 @@ from data_prep.msd import CITATION, SITE, find_described
 from data_prep.scanners import Scanner, scan_again
 from data_prep.volumes import Change, SitePlan, VolumePlan
 from fedshift.data.casefiles import CaseFiles, Decoded, Finding
+from fedshift.data.fingerprint import SCANNER
 from fedshift.data.labels import settle_labels
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import SIMULATED, TRUE_SPACING
@@ -78,7 +79,13 @@ def plan_volumes(source: Path, *, simulate: bool = False, seed: int = 0) -> Volu
     sites: list[SitePlan] = []
     for site, cases in deal_cases(found.cases, sorted(SCANNERS), seed=seed).items():
         scanner = SCANNERS[site]
-        notes = {TRUE_SPACING: True, SIMULATED: "sites and scanners", "scanner": asdict(scanner), "seed": seed}
+        notes = {
+            TRUE_SPACING: True,
+            SIMULATED: "sites and scanners",
+            SCANNER: f"simulated {site}",
+            "scanner_settings": asdict(scanner),
+            "seed": seed,
+        }
         findings = () if sites else found.findings  # of the download: an error stops the first site
         plan = _site(site, cases, findings, f"{SOURCE}, dealt to simulated sites", notes)
         sites.append(replace(plan, change=_change(scanner, site, seed)))

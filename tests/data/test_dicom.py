@@ -212,7 +212,7 @@ def test_nothing_of_a_patient_gets_into_a_prepared_site_or_a_message(
         (tmp_path / "masks").mkdir(exist_ok=True)
         sitk.WriteImage(mask, str(tmp_path / "masks" / f"case{number}.nii.gz"))
     images, masks = tmp_path / "images", tmp_path / "masks"
-    site = prepare_own(images, masks, "HK", tmp_path / "root", matrices=(16,))
+    site = prepare_own(images, masks, "HK", tmp_path / "root", dataset="brain", labels={"brain": (1,)}, matrices=(16,))
     main(["data", "check", str(images), "--masks", str(masks)])
     main(["data", "check", str(site)])
     bad = write_series(tmp_path / "bad" / "case9", lambda c, k: put(SPACING, b"19450102\\secret")(tagged(c, k), k))

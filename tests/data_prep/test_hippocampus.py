@@ -45,7 +45,8 @@ def test_simulated_sites_say_that_they_are(sites: dict[str, Path]) -> None:
         manifest = read_manifest(folder)
         assert (manifest.dataset, manifest.kind) == ("hippocampus_simulated", "patients")
         assert manifest.simulated == "sites and scanners" and "simulated" in manifest.preparation["source"]
-        assert Scanner(**manifest.preparation["scanner"]) == SCANNERS[site]
+        assert Scanner(**manifest.preparation["scanner_settings"]) == SCANNERS[site]
+        assert manifest.preparation["scanner"] == f"simulated {site}"
     assert check(sites["sim_a"].parent) == []
 
 

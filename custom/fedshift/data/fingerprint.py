@@ -168,13 +168,12 @@ def fingerprint(
     manifest = _volumes_of(folder)
     cases = surveyed_cases(manifest)
     found: dict[str, dict[str, _IntensitySum]] = {}
-    true_size = [case for case in cases if manifest.has_true_spacing or not case.has_dummy_geometry]
     outlined = manifest.classes[1:] if manifest.annotated is None else manifest.annotated
     volumes = {name: _VolumeSum() for name in outlined}
     for case in cases:
         progress(case.id)
         images, labels = read_images(folder, manifest, case), read_labels(folder, case)
-        known = math.prod(case.spacing) / 1000 if case in true_size else None
+        known = math.prod(case.spacing) / 1000 if manifest.knows_spacing(case) else None
         masks = {ALL: np.ones(labels.shape, bool), OUTSIDE: labels == 0}
         if len(outlined) > 1 and labels.any():
             masks[INSIDE] = labels > 0
@@ -189,7 +188,7 @@ def fingerprint(
     return _fingerprint(
         manifest,
         surveyed=len(cases),
-        geometry=_geometry(cases, true_size),
+        geometry=_geometry(manifest, cases),
         volumes={
             name: Volumes(cases=v.cases, of=len(cases))
             if name in rare
@@ -237,8 +236,8 @@ def _fingerprint(manifest: Manifest, **told: object) -> Fingerprint:
     )
 
 
-def _geometry(cases: Sequence[Case], known: Sequence[Case]) -> Geometry:
-    """``known``: those of the cases that have a voxel size."""
+def _geometry(manifest: Manifest, cases: Sequence[Case]) -> Geometry:
+    known = [case for case in cases if manifest.knows_spacing(case)]
     extents = [[n * mm for n, mm in zip(case.shape, case.spacing, strict=True)] for case in known]
     return Geometry(
         cases=len(known),

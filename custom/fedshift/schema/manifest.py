@@ -147,7 +147,11 @@ class Manifest(Strict):
     @property
     def has_unknown_spacing(self) -> bool:
         """Whether any case has a dummy geometry, so that distances and volumes in mm mean nothing."""
-        return not self.has_true_spacing and any(case.has_dummy_geometry for case in self.cases)
+        return not all(self.knows_spacing(case) for case in self.cases)
+
+    def knows_spacing(self, case: Case) -> bool:
+        """Whether a case's voxel size is one, and no placeholder."""
+        return self.has_true_spacing or not case.has_dummy_geometry
 
     @property
     def has_true_spacing(self) -> bool:
