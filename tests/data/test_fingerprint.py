@@ -65,6 +65,14 @@ def test_a_placeholder_is_no_voxel_size(tmp_path: Path) -> None:
     assert told.volumes["core"].cases == 4 and told.volumes["core"].values == ()
 
 
+def test_a_voxel_size_that_is_said_to_be_true_counts(tmp_path: Path) -> None:
+    said = {"true_spacing": True, "simulated": "scanners", "scanner": {"gamma": 2, "noise": 0.1}}
+    told = fingerprint(survey_site(tmp_path, "A", SEEDS, spacing=(1.0, 1.0, 1.0), preparation=said), scanners=True)
+    assert told.geometry is not None and told.geometry.cases == 4 and told.geometry.spacing[0] == ((1.0, 4.0),)
+    assert told.volumes["core"].ml > 0
+    assert told.simulated == "scanners" and told.scanners == {"simulated: gamma 2, noise 0.1": 4}
+
+
 def test_the_test_part_is_not_looked_at_and_no_case_is_named(tmp_path: Path) -> None:
     told = fingerprint(survey_site(tmp_path, "A", SEEDS, splits=["train", "train", "val", "test"]))
     assert told.surveyed == 3 and told.cases == {"test": 1, "train": 2, "val": 1}

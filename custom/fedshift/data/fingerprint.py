@@ -7,7 +7,7 @@ one case has are rounded (`rounded`, `bins`), the same way at every site.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -168,12 +168,13 @@ def fingerprint(
     manifest = _volumes_of(folder)
     cases = surveyed_cases(manifest)
     found: dict[str, dict[str, _IntensitySum]] = {}
+    true_size = [case for case in cases if manifest.has_true_spacing or not case.has_dummy_geometry]
     outlined = manifest.classes[1:] if manifest.annotated is None else manifest.annotated
     volumes = {name: _VolumeSum() for name in outlined}
     for case in cases:
         progress(case.id)
         images, labels = read_images(folder, manifest, case), read_labels(folder, case)
-        known = None if case.has_dummy_geometry else math.prod(case.spacing) / 1000
+        known = math.prod(case.spacing) / 1000 if case in true_size else None
         masks = {ALL: np.ones(labels.shape, bool), OUTSIDE: labels == 0}
         if len(outlined) > 1 and labels.any():
             masks[INSIDE] = labels > 0
@@ -188,7 +189,7 @@ def fingerprint(
     return _fingerprint(
         manifest,
         surveyed=len(cases),
-        geometry=_geometry(cases),
+        geometry=_geometry(cases, true_size),
         volumes={
             name: Volumes(cases=v.cases, of=len(cases))
             if name in rare
@@ -226,6 +227,7 @@ def _fingerprint(manifest: Manifest, **told: object) -> Fingerprint:
             "site": manifest.site,
             "dataset": manifest.dataset,
             "kind": manifest.kind,
+            "simulated": manifest.simulated,
             "cases": {split: len(manifest.by_split(split)) for split in sorted(splits)},
             "classes": manifest.classes,
             "sequences": manifest.sequences,
@@ -235,9 +237,8 @@ def _fingerprint(manifest: Manifest, **told: object) -> Fingerprint:
     )
 
 
-def _geometry(cases: Iterable[Case]) -> Geometry:
-    cases = tuple(cases)
-    known = [case for case in cases if not case.has_dummy_geometry]
+def _geometry(cases: Sequence[Case], known: Sequence[Case]) -> Geometry:
+    """``known``: those of the cases that have a voxel size."""
     extents = [[n * mm for n, mm in zip(case.shape, case.spacing, strict=True)] for case in known]
     return Geometry(
         cases=len(known),

@@ -88,7 +88,7 @@ ROWS_OF_EVERY_JOB = (
     ("type of error", "1 word", "when a task fails", "that the task failed; the full message stays in the site's log"),
 )
 ROWS_OF_A_SURVEY = {
-    "site, dataset, kind": ("names", "always", "who answers; whether the data are patients or simulated"),
+    "site, dataset, kind, simulated": ("names", "always", "who answers; whether data, or scanners, are simulated"),
     "cases, surveyed": ("a number for each split, and 1 more", "always", "the size of the data set"),
     "classes, annotated, sequences": ("names", "always", "what the site outlines, and on which sequences"),
     "withheld": ("1 sentence", "always", "which rule of its policy makes the site tell counts only; empty if none"),

@@ -93,7 +93,8 @@ class Geometry(Strict):
 class Fingerprint(Strict):
     """What a site tells of its cases; ``surveyed`` is how many of them everything below ``cases`` is about.
 
-    ``withheld``: why the site tells of nothing but its counts. ``annotated``: as in a site's manifest.
+    ``simulated``: what was simulated of its scans, as in its manifest. ``withheld``: why the site tells of nothing but its
+    counts. ``annotated``: as in a site's manifest.
     ``intensities``: sequence → place (of `PLACES`, or a class) → intensities; one unnamed sequence is called
     ``image``. ``noise``: standard deviation of the noise on histograms; then there are histograms of normalised
     intensities only.
@@ -102,6 +103,7 @@ class Fingerprint(Strict):
     site: Name
     dataset: Name
     kind: Literal["patients", "images", "phantom"]
+    simulated: Line | None = None
     cases: dict[Split, int]
     classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=256)]
     sequences: Annotated[tuple[ClassName, ...], Field(max_length=MOST_PARTS)] = ()

@@ -14,7 +14,7 @@ from fedshift.schema.errors import PolicyError
 from fedshift.schema.fingerprint import ALL, Fingerprint
 from fedshift.schema.policy import Policy
 
-COUNTS = {"site", "dataset", "kind", "cases", "classes", "sequences", "annotated", "withheld"}
+COUNTS = {"site", "dataset", "kind", "simulated", "cases", "classes", "sequences", "annotated", "withheld"}
 
 
 def told_beyond_counts(told: Fingerprint) -> set[str]:

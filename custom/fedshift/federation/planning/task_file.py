@@ -50,6 +50,7 @@ def task_file(plan: Plan, pooled: Fingerprint, spec: SurveySpec, *, name: str) -
 
 def _heading(pooled: Fingerprint, spec: SurveySpec) -> list[str]:
     phantom = " These are simulated data, no patients." if pooled.kind == "phantom" else ""
+    phantom += f" Simulated: {pooled.simulated}." if pooled.simulated else ""
     return [
         f"Planned by 'fedshift survey' from {pooled.surveyed} cases of {len(spec.sites)} sites, by nnU-Net v2's "
         "published rules (Isensee et al., Nature Methods 2021)." + phantom,

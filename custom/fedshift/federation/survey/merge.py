@@ -34,6 +34,7 @@ def merge(fingerprints: Sequence[Fingerprint], *, name: str = EVERYONE) -> Finge
         site=name,
         dataset=first.dataset,
         kind=first.kind,
+        simulated=next((one.simulated for one in fingerprints if one.simulated), None),
         cases=_dicts([one.cases for one in fingerprints], lambda a, b: a + b),
         classes=first.classes,
         sequences=first.sequences,

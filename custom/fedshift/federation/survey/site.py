@@ -89,7 +89,7 @@ def with_noise(found: Fingerprint, noise: StatisticsNoise) -> Fingerprint:
                 normalised=tuple(np.maximum(histogram + deviation * drawn, 0.0).tolist()),
             )
         }
-    kept = {"site", "dataset", "kind", "cases", "classes", "sequences", "annotated", "surveyed"}
+    kept = {"site", "dataset", "kind", "simulated", "cases", "classes", "sequences", "annotated", "surveyed"}
     return Fingerprint.model_validate({**found.model_dump(include=kept), "noise": deviation, "intensities": noisy})
 
 

@@ -115,6 +115,9 @@ def _apart(found: ShiftMap) -> Iterator[Suggestion]:
 
 
 def _cautions(found: ShiftMap, fingerprints: Sequence[Fingerprint]) -> Iterator[Suggestion]:
+    for what in dict.fromkeys(one.simulated for one in fingerprints if one.simulated):
+        sites = [one.site for one in fingerprints if one.simulated == what]
+        yield Suggestion("caution", f"Simulated at {', '.join(sites)}: {what}. Such a shift is made up.")
     few = [f"{one.site} ({one.surveyed})" for one in fingerprints if not one.withheld and one.surveyed < FEW]
     if few:
         yield Suggestion(
