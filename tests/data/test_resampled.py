@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from volumesites import make_volume_site
 
+from fedshift.data.check import check
 from fedshift.data.prepared import mask_file, read_images, read_labels
 from fedshift.data.resampled import MOST_PLACES, Preparation, open_volumes, volumes_dir
 from fedshift.data.voxels import Fixed, normalised, places, resized_labels, shape_at
@@ -83,6 +84,8 @@ def test_a_changed_byte_is_noticed_and_another_cohort_has_arrays_of_its_own(tmp_
         file.write(b"\x01\x02\x02\x01")
     with pytest.raises(DataError, match=r"labels.npy has changed since it was written.*delete the folder"):
         open_volumes(folder, preparation)
+    (finding,) = (one for one in check(folder) if one.level == "error" and one.file == made)
+    assert "labels.npy has changed since it was written" in finding.message
     content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     content["cases"] = content["cases"][:3]
     (folder / "manifest.json").write_text(json.dumps(content), encoding="utf-8")

@@ -11,12 +11,14 @@ from types import MappingProxyType
 import numpy as np
 
 from fedshift.data.arrays import SliceArrays, cached_arrays, labels_of, open_arrays, slices_of
+from fedshift.data.blocks import verify
 from fedshift.data.casefiles import CaseFiles, Decoded, Finding, dummy_finding, is_dummy, read_case
 from fedshift.data.images import open_images
 from fedshift.data.labels import Labels, settle_labels
 from fedshift.data.pairing import ScanSet
 from fedshift.data.patterns import is_pattern
 from fedshift.data.prepared import image_files, mask_file
+from fedshift.data.resampled import cached_volumes
 from fedshift.data.scans import content_hash
 from fedshift.data.scansets import gather
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
@@ -340,6 +342,12 @@ def _opened_arrays(site: Path) -> Iterator[_Cache | Finding]:
         try:
             arrays = open_arrays(site, matrix=matrix, clip_above_quantile=clip_above_quantile, full=True)
             yield _Cache(folder, arrays, clip_above_quantile)
+        except DataError as error:
+            what = f"cannot be used ({str(error).split(': ')[0]})"
+            yield Finding("error", folder, what, "delete it, it is made again")
+    for folder in cached_volumes(site):
+        try:
+            verify(folder, None, fix="", full=True)
         except DataError as error:
             what = f"cannot be used ({str(error).split(': ')[0]})"
             yield Finding("error", folder, what, "delete it, it is made again")

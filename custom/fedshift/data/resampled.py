@@ -27,6 +27,7 @@ from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Case, Manifest, read_manifest
 from fedshift.schema.strict import nearest
 
+PREFIX = "volumes_"
 FORMAT = 1
 """Raised when other voxels come out of the same settings."""
 MOST_PLACES = 5000
@@ -154,7 +155,12 @@ def volumes_dir(site_dir: Path, manifest: Manifest, preparation: Preparation) ->
         at = f"matrix{spacing}"
     else:
         at = "own" if spacing is None else "x".join("own" if length is None else f"{length:g}" for length in spacing)
-    return site_dir / manifest.cases[0].array / f"volumes_{at}_{preparation.normalise}_{digest}"
+    return site_dir / manifest.cases[0].array / f"{PREFIX}{at}_{preparation.normalise}_{digest}"
+
+
+def cached_volumes(site_dir: Path) -> list[Path]:
+    """Folders of the volumes that a site has already, of any preparation."""
+    return sorted((site_dir / "arrays").glob(f"{PREFIX}*"))
 
 
 def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) -> str:
