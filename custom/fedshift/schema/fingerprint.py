@@ -95,8 +95,8 @@ class Fingerprint(Strict):
 
     ``simulated``: what was simulated of its scans, as in its manifest. ``withheld``: why the site tells of nothing but
     its counts. ``annotated``: as in a site's manifest. ``intensities``: sequence → place (of `PLACES`, or a class) →
-    intensities; one unnamed sequence is called ``image``. ``noise``: standard deviation of the noise on histograms; then
-    there are histograms of normalised intensities only.
+    intensities; one unnamed sequence is called ``image``. ``noise``: standard deviation of the noise on histograms;
+    then there are histograms of normalised intensities only.
     """
 
     site: Name
