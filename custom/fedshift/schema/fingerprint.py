@@ -94,10 +94,9 @@ class Fingerprint(Strict):
     """What a site tells of its cases; ``surveyed`` is how many of them everything below ``cases`` is about.
 
     ``simulated``: what was simulated of its scans, as in its manifest. ``withheld``: why the site tells of nothing but
-    its counts. ``annotated``: as in a site's manifest.
-    ``intensities``: sequence → place (of `PLACES`, or a class) → intensities; one unnamed sequence is called
-    ``image``. ``noise``: standard deviation of the noise on histograms; then there are histograms of normalised
-    intensities only.
+    its counts. ``annotated``: as in a site's manifest. ``intensities``: sequence → place (of `PLACES`, or a class) →
+    intensities; one unnamed sequence is called ``image``. ``noise``: standard deviation of the noise on histograms;
+    then there are histograms of normalised intensities only.
     """
 
     site: Name
