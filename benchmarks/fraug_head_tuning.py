@@ -45,7 +45,7 @@ def accuracy(task: Task, data: SiteData, chain: ClientChain, net: nn.Module, job
     right = total = 0.0
     for split in HELD_OUT:
         if data.count(split):
-            predictions = local_training.predict(data, chain, net, split, job.task.schedule)
+            predictions = local_training.predict(task, data, chain, net, split, job.task.schedule)
             right += data.count(split) * task.scores(predictions, data, split)["accuracy"]
             total += data.count(split)
     return right / total

@@ -33,9 +33,10 @@ from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Split
+from fedshift.tasks.evaluation.overlap import dice
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.kinds.segmentation import Slices, Task, dice
 from fedshift.tasks.precision import prepare, use_threads
+from fedshift.tasks.segmentation.slices import Slices, Task
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "phantom_shift.json"
@@ -60,7 +61,7 @@ def train_and_test(job: JobSpec, data: dict[str, Slices], train_on: Sequence[str
         net=net,
         objective=task.loss,
         n_classes=len(job.task.classes),
-        images_are_slices=task.images_are_slices,
+        dense=task.dense,
     )
     run.optimizer = local_training.make_optimizer(net, job.task.optimizer)
     chain = ClientChain(method_set.load(job.methods), run, {})
@@ -70,7 +71,7 @@ def train_and_test(job: JobSpec, data: dict[str, Slices], train_on: Sequence[str
     for site, slices in data.items():
         total = cases = 0.0
         for split in HELD_OUT:
-            predictions = local_training.predict(slices, chain, net, split, once)
+            predictions = local_training.predict(task, slices, chain, net, split, once)
             number = len(slices.manifest.by_split(split))
             total += number * task.scores(predictions, slices, split)["dice"]
             cases += number

@@ -47,7 +47,7 @@ from fedshift.methods.fedrdn import image_statistics
 from fedshift.schema.errors import QuorumError
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.policy import Policy
-from fedshift.tasks.kinds.segmentation import ce_dice_loss
+from fedshift.tasks.losses import ce_dice_loss
 from fedshift.tasks.networks.unet import UNet
 
 DELTA = 1e-5

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from data_prep.volumes import CaseFiles, write_site
-from fedshift.data.scans import content_hash, read_scan
-from fedshift.data.scansets import pair_folders
-from fedshift.schema.errors import DataError
-from fedshift.schema.manifest import FILE_NAME, Manifest, read_manifest
+import numpy as np
+
+from data_prep.volumes import LEFT_OUT, OWN, SPLIT_RULE, CaseFiles, write_site
+from fedshift.data.check import prepared_files
+from fedshift.data.labels import Labels, settle_labels
+from fedshift.data.pairing import ScanSet
+from fedshift.data.scans import content_hash, read_scan, read_volumes
+from fedshift.data.scansets import gather
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.manifest import FILE_NAME, TRUE_SPACING, Manifest, read_manifest
 from fedshift.schema.strict import nearest
 
-SOURCE = "own scans"
 LICENCE = "property of the site, not for redistribution"
+_SAME_FOR_ALL = ("source", "orientation", "intensity", "labels", "split_rule", LEFT_OUT)
 
 
 def prepare_own(
@@ -22,85 +30,200 @@ def prepare_own(
     site: str,
     root: Path,
     *,
-    dataset: str = "prostate",
+    dataset: str,
+    source: Path | None = None,
+    sequences: Mapping[str, str] = MappingProxyType({}),
+    labels: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    classes: Sequence[str] | None = None,
+    annotated: Sequence[str] | None = None,
     withdraw: Sequence[str] = (),
     matrices: Sequence[int] = (),
     licence: str = LICENCE,
     citation: str = "",
     trust_voxels: bool = False,
+    true_spacing: bool = False,
+    skip_damaged: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Path:
     """Prepare a site from its own scans or update it; returns ``root/dataset/site``.
 
-    Images and masks are matched by file name. Existing cases keep their splits; a corrected mask of the same image
-    replaces the former one. The site folder is written completely and replaced only when everything succeeded, so no
-    data of a withdrawn case remain in it.
+    Existing cases keep their splits; a corrected mask of the same image replaces the former one. The site folder is
+    written completely and replaced only when everything succeeded, so no data of a withdrawn case remain in it. A site
+    that was made from a public data set gets own scans beside its cases if classes and sequences are the same.
 
     Args:
-        images: a folder of NIfTI, NRRD or MetaImage files, or of sub-folders with one DICOM series each; None
-            when cases are only withdrawn.
-        masks: a folder of masks with the same names (a suffix such as ``_segmentation`` is allowed), values 0 and
-            1 (or 2 for a second zone).
+        images: a folder of NIfTI, NRRD or MetaImage files, or of sub-folders with one DICOM series each; or a pattern;
+            None when cases are only withdrawn.
+        masks: a folder of masks with the same names (a suffix such as ``_segmentation`` is allowed), or a pattern.
         site: the site's name in the federation.
         root: root folder of the prepared data.
         dataset: the data set the site takes part in.
+        source: a folder in any known layout in place of ``images`` and ``masks``; or what relative paths begin at.
+        sequences: name -> pattern or "", see `fedshift.data.scansets.gather`.
+        labels: class -> values of the masks; several values are merged.
+        classes: the classes of the task, the background first; by default those of the site or of the scans.
+        annotated: the classes that the site's masks outline; None for all.
         withdraw: ids of cases to remove.
         matrices: sizes whose slices are cached now, in addition to those that the site already has.
         licence: licence terms, for the manifest.
         citation: reference, for the manifest.
-        trust_voxels: use the image's geometry for a mask whose header differs but whose voxel count matches.
+        trust_voxels: use the first image's geometry for files whose header differs but whose voxel count matches.
+        true_spacing: voxels of 1 x 1 x 1 mm are no placeholder.
+        skip_damaged: leave out cases with an error.
         progress: called with the id of each case before it is read.
 
     Raises:
+        ConfigError: labels that do not fit the classes, or arguments that do not go together.
         DataError: masks missing or extra, scans with errors, a different image under a known id, an id to withdraw
-            that does not exist or still lies in ``images``, or a site that was prepared from another source.
+            that does not exist or still lies in ``images``, or a site with other classes or sequences.
     """
     target = root / dataset / site
     manifest = read_manifest(target) if (target / FILE_NAME).is_file() else None
-    if manifest and manifest.preparation.get("source") != SOURCE:
-        raise DataError(
-            f"{target} was prepared from {manifest.preparation.get('source')}: choose another --site or --out"
-        )
-    given = _given(images, masks, trust_voxels)
     known = {case.id: case for case in manifest.cases} if manifest else {}
-    _refuse_withdrawals(withdraw, known=list(known), given=given, target=target, images=images)
+    found = _gather(source, images, masks, sequences, manifest, target)
+    meant = _labels(found, manifest, labels, classes, annotated, target)
+    given = [replace(case, labels=meant, trust_voxels=trust_voxels) for case in found.cases] if found else []
+    _refuse_withdrawals(withdraw, known=list(known), given=given, target=target, images=images or source)
     if manifest:
         _refuse_other_images(manifest, given)
-    kept = [
-        CaseFiles(case, target / "volumes" / f"{case}.nii.gz", target / "volumes" / f"{case}_mask.nii.gz")
-        for case in known
-        if case not in withdraw
-    ]
+    kept = (
+        [prepared_files(target, manifest, case) for case in known.values() if case.id not in withdraw]
+        if manifest
+        else []
+    )
     cases = {case.id: case for case in [*kept, *given]}  # a given case replaces a kept one
     if not cases:
         raise DataError(f"{target} would be left without a case: delete the folder instead")
+    preparation = dict(manifest.preparation) if manifest else {}
+    origin = preparation.get("source", OWN) if manifest else OWN
+    mixed = manifest is not None and origin != OWN and bool(given) and OWN not in origin
+    assert meant is not None or manifest is not None
+    settled = meant or Labels.of_classes(manifest.classes, manifest.annotated)  # type: ignore[union-attr]
     return write_site(
         list(cases.values()),
         root,
         dataset=dataset,
         site=site,
         kind="patients",
-        licence=licence,
-        citation=citation,
+        labels=settled,
+        sequences=manifest.sequences if manifest else found.sequences if found else (),
+        licence=_both(manifest, licence, mixed=mixed, public=origin != OWN, ours="licence"),
+        citation=_both(manifest, citation, mixed=mixed, public=origin != OWN, ours="citation"),
         matrices=sorted({*matrices, *_cached(target)}),
         splits={case.id: case.split for case in known.values()},
-        source=SOURCE,
+        source=f"{origin}, and {OWN}" if mixed else origin,
+        findings=found.findings if found else (),
+        preparation=_notes(preparation, settled, changed=bool(given), true_spacing=true_spacing),
+        skip_damaged=skip_damaged,
         progress=progress,
     )
 
 
-def _given(images: Path | None, masks: Path | None, trust_voxels: bool) -> list[CaseFiles]:
-    if images is None and masks is None:
-        return []
-    if images is None or masks is None:
-        raise DataError("--images and --masks go together: name both folders, or neither to withdraw cases only")
-    found = pair_folders(images, masks)
-    errors = [finding.sentence() for finding in found.findings if finding.level == "error"]
-    if errors:
-        raise DataError("\n  ".join(["nothing was prepared, images and masks are not in pairs:", *errors]))
-    if not found.cases:
-        raise DataError(f"{images} holds no scans: expected NIfTI, NRRD or MetaImage files, or DICOM sub-folders")
-    return [CaseFiles(case.id, case.image, case.mask, trust_voxels=trust_voxels) for case in found.cases]
+def _notes(former: Mapping[str, Any], labels: Labels, *, changed: bool, true_spacing: bool) -> dict[str, Any]:
+    """What the manifest keeps of the former preparation."""
+    notes = {key: value for key, value in former.items() if key not in _SAME_FOR_ALL}
+    if former.get("split_rule", SPLIT_RULE) != SPLIT_RULE:
+        notes["split_rule"] = former["split_rule"]
+    if "labels" in former and (not changed or isinstance(former["labels"], str)):
+        notes["labels"] = former["labels"]
+    return notes | ({TRUE_SPACING: True} if true_spacing else {})
+
+
+def _both(manifest: Manifest | None, own: str, *, mixed: bool, public: bool, ours: str) -> str:
+    """A public data set's terms stay where own scans are added to it."""
+    if manifest is None or not public:
+        return own
+    former = str(getattr(manifest, ours))
+    return f"{former}; {OWN}: {own}" if mixed and own else former
+
+
+def _gather(
+    source: Path | None,
+    images: Path | None,
+    masks: Path | None,
+    sequences: Mapping[str, str],
+    manifest: Manifest | None,
+    target: Path,
+) -> ScanSet | None:
+    """The scans that are given; None if cases are only withdrawn."""
+    if manifest is not None and manifest.kind != "patients":
+        raise DataError(f"{target} holds simulated scans: choose another --site or --out for scans of patients")
+    if source is None and images is None and masks is None and not any(sequences.values()):
+        return None
+    wanted = sequences or dict.fromkeys(manifest.sequences if manifest else (), "")
+    sets = gather(source, images=images, masks=masks, sequences=wanted)
+    if len(sets) > 1:
+        names = ", ".join(found.name for found in sets[:5])
+        raise DataError(
+            f"{source} holds the scans of {len(sets)} folders ({names}): name one, a site is prepared at a time"
+        )
+    found = sets[0]
+    if not found.cases and not any(finding.level == "error" for finding in found.findings):
+        where = images or source
+        raise DataError(f"{where} holds no scans: expected NIfTI, NRRD or MetaImage files, or DICOM sub-folders")
+    if manifest is not None and found.sequences != manifest.sequences:
+        single = len(found.sequences) < 2 and len(manifest.sequences) < 2
+        if not single:
+            raise DataError(
+                f"{target} has the sequences {', '.join(manifest.sequences) or 'one without a name'}, the scans "
+                f"{', '.join(found.sequences) or 'one without a name'}: choose the same, in this order, with --sequence"
+            )
+    return found
+
+
+def _labels(
+    found: ScanSet | None,
+    manifest: Manifest | None,
+    given: Mapping[str, Sequence[int]],
+    classes: Sequence[str] | None,
+    annotated: Sequence[str] | None,
+    target: Path,
+) -> Labels | None:
+    """What the masks' values mean; None if there are no masks.
+
+    Raises:
+        ConfigError: nothing says it.
+        DataError: the site has other classes.
+    """
+    if found is None:
+        return None
+    if manifest is not None:
+        if classes is not None and tuple(classes) != manifest.classes:
+            raise DataError(
+                f"{target} has the classes {', '.join(manifest.classes)}, the task {', '.join(classes)}: choose "
+                "another --site or --out, or delete the folder"
+            )
+        annotated = annotated or manifest.annotated
+        classes = manifest.classes
+    recorded = manifest.preparation.get("labels") if manifest else None
+    described = found.labels or (Labels.named(recorded) if isinstance(recorded, dict) else None)
+    labels = settle_labels(given=given, described=described, classes=classes, annotated=annotated)
+    if labels is None:
+        raise ConfigError(_what_are_they(found, classes))
+    if manifest is not None and labels.annotated != manifest.annotated:
+        raise DataError(
+            f"{target} has masks of {', '.join(manifest.annotated or manifest.classes[1:])}, the given ones are of "
+            f"{labels.structure}: a site's masks outline the same classes, choose another --site for the others"
+        )
+    return labels
+
+
+def _what_are_they(found: ScanSet, classes: Sequence[str] | None) -> str:
+    values: set[int] = set()
+    for case in found.cases[:5]:
+        values.update(np.unique(read_scan(case.mask).voxels).astype(int).tolist())
+    shown = sorted(values - {0})
+    names = list(classes[1:]) if classes else ["NAME"] * len(shown)
+    example = " ".join(f"--label {name}={value}" for name, value in zip(names, shown, strict=False))
+    merged = (
+        f", or merge them, as in --label {names[0]}={','.join(map(str, shown))}"
+        if len(shown) > 1 and not classes
+        else ""
+    )
+    return (
+        f"the masks in {found.folder} have the value(s) {', '.join(map(str, shown)) or 0}, and nothing says what they "
+        f"are: name them, as in {example or '--label NAME=1'}{merged}"
+    )
 
 
 def _refuse_withdrawals(
@@ -120,7 +243,12 @@ def _refuse_other_images(manifest: Manifest, given: Sequence[CaseFiles]) -> None
     """Refuse a different image under a known id: the case keeps its split, so the id must mean the same patient."""
     known = {case.id: case.sha256_image for case in manifest.cases}
     for case in given:
-        if case.id in known and content_hash(read_scan(case.image).voxels) != known[case.id]:
+        if case.id not in known:
+            continue
+        channels = case.channels or (None,) * len(case.images)
+        volumes = [read_volumes(file, [channel])[0] for file, channel in zip(case.images, channels, strict=True)]
+        voxels = volumes[0].voxels if len(volumes) == 1 else np.stack([volume.voxels for volume in volumes])
+        if content_hash(voxels) != known[case.id]:
             raise DataError(
                 f"{case.image} differs from the image that the site has as {case.id}: "
                 f"rename it, or withdraw {case.id} first"

@@ -5,6 +5,10 @@ of six sites, and this module writes ``CaseXX.nii.gz`` and ``CaseXX_segmentation
 six-site set) and passes them to ``volumes.write_site``. All random numbers are derived from (seed, site, case): the
 same seed gives the same bytes with the same versions and processor type, and a case does not depend on which other
 cases are made.
+
+By default a mask is the whole gland and a case has one T2 image. ``zones`` tells the peripheral from the transition
+zone; a second sequence is the same patient on the same grid, in the contrast of a diffusion map. These are data sets of
+their own (``prostate_zones``, ``prostate_sequences``, ``prostate_zones_sequences``) with the same T2 images.
 """
 
 from __future__ import annotations
@@ -18,14 +22,18 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.phantom_anatomy import Grid, draw_patient, render
-from data_prep.phantom_scanner import SCANNERS, Scanner, acquire, vary
+from data_prep.phantom_anatomy import Field, Grid, Patient, draw_patient, render
+from data_prep.phantom_scanner import SCANNERS, Scanner, acquire, diffusion, vary
+from data_prep.prostate import GLAND, MERGED
 from data_prep.volumes import CaseFiles, write_site
+from fedshift.data.labels import Labels
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import FILE_NAME, read_manifest
 from fedshift.schema.strict import nearest
 
 DATASET = "prostate"
+SEQUENCES = ("T2", "ADC")
+ZONES = Labels.named({"peripheral zone": (1,), "transition zone": (2,)})
 CASES = 8  # per site
 NOTE = """SIMULATED, NOT PATIENTS
 
@@ -44,20 +52,24 @@ def make_phantom(
     sites: Sequence[str] | None = None,
     cases: int | None = None,
     matrices: Sequence[int] = (96,),
+    zones: bool = False,
+    sequences: int = 1,
     progress: Callable[[str], None] | None = None,
 ) -> Path:
-    """Write the phantom's sites to ``root/prostate/<site>`` and return ``root``.
+    """Write the phantom's sites to ``root/prostate/<site>`` (see `dataset_of`) and return ``root``.
 
     Args:
         root: the phantom's own folder; it must not contain prepared sites of patients.
         seed: seed of all random numbers.
         sites: names of the sites to make; default all six.
         cases: patients per site, default 8.
-        matrices: sizes whose slices are cached now.
+        matrices: sizes whose slices are cached now; with ``zones`` none are.
+        zones: two classes in place of the whole gland.
+        sequences: 1 or 2 images of each case.
         progress: called with ``SITE CaseXX`` before each case is made.
 
     Raises:
-        ConfigError: an unknown site, a negative seed, or fewer than one case.
+        ConfigError: an unknown site, a negative seed, fewer than one case, or another number of sequences.
         DataError: ``root`` contains sites that are not a phantom, or cannot be written.
     """
     chosen = list(SCANNERS) if sites is None else list(dict.fromkeys(sites))
@@ -67,7 +79,10 @@ def make_phantom(
             raise ConfigError(f"the phantom has no site {site!r}{nearest(site, SCANNERS)}")
     if count < 1 or seed < 0:
         raise ConfigError(f"the phantom needs cases >= 1 and seed >= 0, not {count} and {seed}")
-    _refuse_patients(root)
+    if sequences not in (1, 2):
+        raise ConfigError(f"the phantom has 1 or 2 sequences, not {sequences}")
+    dataset = dataset_of(zones=zones, sequences=sequences)
+    _refuse_patients(root / dataset)
     try:
         root.mkdir(parents=True, exist_ok=True)
         (root / "PHANTOM.txt").write_text(NOTE.format(seed=seed), encoding="utf-8")
@@ -75,23 +90,40 @@ def make_phantom(
         raise DataError(f"{root} cannot be written ({error.strerror}): give another folder") from None
     for site in chosen:
         with TemporaryDirectory(prefix="fedshift-phantom-") as scratch:
-            files = write_scans(Path(scratch), site=site, seed=seed, cases=count, progress=progress)
+            files = write_scans(
+                Path(scratch), site=site, seed=seed, cases=count, zones=zones, sequences=sequences, progress=progress
+            )
             write_site(
                 files,
                 root,
-                dataset=DATASET,
+                dataset=dataset,
                 site=site,
                 kind="phantom",
+                labels=ZONES if zones else GLAND,
+                sequences=SEQUENCES if sequences > 1 else (),
+                preparation=None if zones else MERGED,
                 licence="Apache-2.0 (simulated, not patients)",
                 citation=f"fedshift prostate phantom, seed {seed}",
-                matrices=matrices,
+                matrices=() if zones else matrices,
                 source=f"simulated by fedshift data phantom, seed {seed}",
             )
     return root
 
 
+def dataset_of(*, zones: bool, sequences: int) -> str:
+    """The name of the phantom's data set."""
+    return "_".join([DATASET, *(["zones"] if zones else []), *(["sequences"] if sequences > 1 else [])])
+
+
 def write_scans(
-    folder: Path, *, site: str, seed: int, cases: int, progress: Callable[[str], None] | None = None
+    folder: Path,
+    *,
+    site: str,
+    seed: int,
+    cases: int,
+    zones: bool = False,
+    sequences: int = 1,
+    progress: Callable[[str], None] | None = None,
 ) -> list[CaseFiles]:
     """Write a site's scans and masks as a scanner would export them; returns their paths."""
     written = []
@@ -99,31 +131,59 @@ def write_scans(
         name = f"Case{number:02d}"
         if progress:
             progress(f"{site} {name}")
-        image, mask, affine = draw_case(site=site, seed=seed, number=number)
-        case = CaseFiles(id=name, image=folder / f"{name}.nii.gz", mask=folder / f"{name}_segmentation.nii.gz")
-        _write_nifti(image, affine, case.image)
+        image, mask, affine = draw_case(site=site, seed=seed, number=number, zones=zones)
+        volumes: list[Volume] = [image]
+        if sequences > 1:
+            volumes.append(draw_diffusion(site=site, seed=seed, number=number))
+        endings = [""] if sequences == 1 else [f"_{name}" for name in SEQUENCES]
+        files = tuple(folder / f"{name}{ending}.nii.gz" for ending in endings)
+        case = CaseFiles(
+            id=name,
+            images=files,
+            mask=folder / f"{name}_segmentation.nii.gz",
+            sequences=SEQUENCES if sequences > 1 else (),
+        )
+        for volume, file in zip(volumes, files, strict=True):
+            _write_nifti(volume, affine, file)
         _write_nifti(mask, affine, case.mask)
         written.append(case)
     return written
 
 
-def draw_case(*, site: str, seed: int, number: int) -> tuple[Volume, NDArray[np.uint8], NDArray[np.float64]]:
+def draw_case(
+    *, site: str, seed: int, number: int, zones: bool = False
+) -> tuple[Volume, NDArray[np.uint8], NDArray[np.float64]]:
     """Make one case: image and mask ``[columns, rows, slices]`` as NIfTI stores them, and the affine (RAS, mm)."""
     scanner = SCANNERS[site]
     rng = np.random.default_rng([seed, zlib.crc32(site.encode()), number])
+    grid, patient, signal, mask = _draw(scanner, rng)
+    mask[[0, -1]] = 0
+    image = acquire(signal, patient, grid, scanner, rng)
+    affine = _affine(scanner, rng)
+    step = -1 if scanner.head_first else 1
+    return image[::step].T, (mask if zones else np.minimum(mask, 1))[::step].T, affine
+
+
+def draw_diffusion(*, site: str, seed: int, number: int) -> Volume:
+    """The second sequence of a case: the same patient and grid as in `draw_case`."""
+    scanner = diffusion(SCANNERS[site])
+    name = zlib.crc32(site.encode())
+    grid, patient, signal, _ = _draw(scanner, np.random.default_rng([seed, name, number]))
+    image = acquire(signal, patient, grid, scanner, np.random.default_rng([seed, name, number, 1]))
+    return image[:: -1 if scanner.head_first else 1].T
+
+
+def _draw(scanner: Scanner, rng: np.random.Generator) -> tuple[Grid, Patient, Field, NDArray[np.uint8]]:
+    """A patient, and signal and zones before they are scanned; the contrast has no part in who it is."""
     grid = Grid.centred(
         shape=(scanner.slices, scanner.matrix, scanner.matrix),
         spacing=(scanner.thickness, scanner.spacing, scanner.spacing),
     )
     # Half the stack minus 1.5 slices and 3 mm, the largest shift by the gland's position and bend.
     headroom = (scanner.slices / 2 - 1.5) * scanner.thickness - 3
-    patient = draw_patient(rng, endorectal=scanner.coil == "endorectal", headroom=headroom)
-    signal, mask = render(patient, grid, vary(scanner.contrast, rng), rng, soft=scanner.spacing)
-    mask[[0, -1]] = 0
-    image = acquire(signal, patient, grid, scanner, rng)
-    affine = _affine(scanner, rng)
-    step = -1 if scanner.head_first else 1
-    return image[::step].T, mask[::step].T, affine
+    patient = draw_patient(rng, endorectal=scanner.endorectal, headroom=headroom)
+    signal, zones = render(patient, grid, vary(scanner.contrast, rng), rng, soft=scanner.spacing)
+    return grid, patient, signal, zones
 
 
 def _affine(scanner: Scanner, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -151,9 +211,9 @@ def _write_nifti(voxels: NDArray[np.generic], affine: NDArray[np.float64], path:
     nib.save(image, path)
 
 
-def _refuse_patients(root: Path) -> None:
+def _refuse_patients(folder: Path) -> None:
     """Refuse a folder with prepared scans of patients, so that they are never mixed with or replaced by the phantom."""
-    for path in sorted((root / DATASET).glob(f"*/{FILE_NAME}")):
+    for path in sorted(folder.glob(f"*/{FILE_NAME}")):
         if read_manifest(path.parent).kind != "phantom":
             raise DataError(
                 f"{path.parent} holds prepared scans that are no phantom: choose another folder for the phantom"

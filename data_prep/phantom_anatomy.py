@@ -145,7 +145,10 @@ class Canvas:
 def render(
     patient: Patient, grid: Grid, contrast: Contrast, rng: np.random.Generator, *, soft: float
 ) -> tuple[Field, NDArray[np.uint8]]:
-    """Paint the patient: signal (float32, no noise yet) and prostate mask {0, 1}, both [S, H, W]."""
+    """Paint the patient: signal (float32, no noise yet) and zones of the prostate, both [S, H, W].
+
+    Zones are 1 (peripheral, with the capsule and the stroma in front) and 2 (transition), 0 outside the gland.
+    """
     bend = [smooth_noise(rng, grid, scale=30) * np.float32(a) for a in (1.0, 1.6, 1.6)]
     z = grid.z - np.float32(patient.centre[0]) + bend[0]
     y = grid.y - np.float32(patient.centre[1]) + bend[1]
@@ -155,8 +158,8 @@ def render(
     canvas = Canvas(z.shape, soft=soft)
     _pelvis(canvas, patient, contrast, z, y, x, fine, coarse)
     _bladder_and_bowel(canvas, patient, contrast, z, y, x, coarse)
-    mask = _gland(canvas, patient, contrast, z, y, x, fine, coarse, rng)
-    return canvas.signal, mask
+    zones = _gland(canvas, patient, contrast, z, y, x, fine, coarse, rng)
+    return canvas.signal, zones
 
 
 def _pelvis(canvas: Canvas, p: Patient, c: Contrast, z: Field, y: Field, x: Field, fine: Field, coarse: Field) -> None:
@@ -234,7 +237,7 @@ def _gland(
     coarse: Field,
     rng: np.random.Generator,
 ) -> NDArray[np.uint8]:
-    """Paint the seminal vesicles and the prostate's zones; returns the gland's mask."""
+    """Paint the seminal vesicles and the prostate's zones; returns the zones."""
     az, ay, ax = p.axes
     wings = _radius(z - az - 2, y - 0.55 * ay - 0.15 * np.abs(x), np.abs(x) - 15, (7.0, 6.0, 15.0))
     canvas.paint((1 - wings) * 6 + 1.5 * fine, c.vesicle * (1 - 0.35 * np.clip(fine, 0, 1)))
@@ -277,4 +280,4 @@ def _gland(
     canvas.paint(2.2 - np.hypot(x, y + 0.1 * ay) + np.minimum(inner, 0), c.peripheral)  # urethra
     cap = (1 - _radius(z, y + 0.92 * ay, x, (0.8 * az, 4.0, 0.45 * ax))) * 4
     canvas.paint(np.minimum(cap, depth), c.stroma)
-    return np.asarray(depth > 0, np.uint8)
+    return np.asarray((depth > 0).astype(np.uint8) + ((inner > 0) & (depth > 0)), np.uint8)

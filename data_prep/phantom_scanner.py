@@ -6,7 +6,7 @@ between sites as real ones do; they are not measurements of the real hospitals.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -33,6 +33,12 @@ class Scanner:
     dtype: Literal["int16", "float32"]
     tilt: tuple[float, float, float]  # obliquity of the stack in degrees about x, y, z
     head_first: bool = False  # slices stored from head to foot
+    balloon: bool = False  # an endorectal coil is in place, although it does not receive
+
+    @property
+    def endorectal(self) -> bool:
+        """Whether the patient has an endorectal coil."""
+        return self.balloon or self.coil == "endorectal"
 
 
 # Long echo time, bright fat: the usual fast spin echo.
@@ -66,6 +72,12 @@ _FLAT = Contrast(
     stroma=0.25, vesicle=0.70, vein=0.60, wall=0.44, stool=0.40,
 )  # fmt: skip
 
+# An apparent diffusion coefficient instead of T2: free water is bright, fat and cortex are black.
+_DIFFUSION = Contrast(
+    fat=0.06, muscle=0.36, marrow=0.10, cortex=0.03, bladder=0.95, peripheral=0.74, transition=0.44,
+    stroma=0.30, vesicle=0.62, vein=0.50, wall=0.42, stool=0.22,
+)  # fmt: skip
+
 SCANNERS: dict[str, Scanner] = {
     "BIDMC": Scanner(
         matrix=192, spacing=0.72, thickness=2.2, slices=18, contrast=_LONG, coil="endorectal",
@@ -93,6 +105,22 @@ SCANNERS: dict[str, Scanner] = {
         strength=0.6, gamma=0.82, blur=1.1, noise=0.035, top=30000, dtype="int16", tilt=(-9, 0, -3),
     ),
 }  # fmt: skip
+
+
+def diffusion(scanner: Scanner) -> Scanner:
+    """The same scanner's second sequence: another contrast on the same grid, with more blur and noise, less shading."""
+    return replace(
+        scanner,
+        contrast=_DIFFUSION,
+        balloon=scanner.endorectal,
+        coil="body",
+        strength=0.05,
+        gamma=1.0,
+        blur=2.2 * scanner.blur,
+        noise=1.5 * scanner.noise,
+        top=3000,
+        dtype="int16",
+    )
 
 
 def vary(contrast: Contrast, rng: np.random.Generator, *, spread: float = 0.12) -> Contrast:

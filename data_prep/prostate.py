@@ -1,7 +1,7 @@
 """Prostate MRI: prepare unpacked public downloads, one folder per site.
 
-Three distributions are recognised by their layout. Images are T2-weighted volumes, masks cover the entire gland;
-labels above 1 (zones) are merged into 1.
+Three distributions are recognised by their layout. Images are T2-weighted volumes, masks cover the entire gland: where
+they tell two zones apart (values 1 and 2), both are the prostate.
 
 Six sites (Liu et al. 2020)
     "Multi-site dataset for prostate MRI segmentation", linked from https://liuquande.github.io/SAML/: 116
@@ -24,14 +24,17 @@ MSD Task05
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data_prep.volumes import CaseFiles, write_site
+from data_prep.volumes import CaseFiles, SitePlan, VolumePlan, write_volumes
 from fedshift.data.casefiles import Finding
-from fedshift.data.scansets import ScanSet, find_sets
+from fedshift.data.labels import Labels
+from fedshift.data.pairing import UNNAMED, ScanSet
+from fedshift.data.scansets import find_sets
 from fedshift.schema.errors import DataError
 from fedshift.schema.strict import nearest
 
@@ -46,6 +49,9 @@ SITE_OF_FOLDER = {
     "ISBI": "RUNMC",
     "UCL": "UCL",
 }
+GLAND = Labels.named({"prostate": (1, 2)})
+"""In all three distributions 2, where there is one, is a zone of the gland."""
+MERGED = {"labels": "values above 1 merged into 1"}
 PROMISE12_SITES = {"BIDMC": range(0, 13), "RUNMC": range(13, 25), "UCL": range(25, 38), "HK": range(38, 50)}
 
 
@@ -77,18 +83,17 @@ MSD = Distribution(
 )
 
 
-@dataclass(frozen=True)
-class SitePlan:
-    """The scans of one site, not read yet."""
-
-    site: str
-    cases: tuple[CaseFiles, ...]
-    findings: tuple[Finding, ...]
-    distribution: Distribution
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--sites``."""
+    parser.add_argument("--sites", type=_names, metavar="A,B", help="only these sites (default: all)")
 
 
-def plan_prostate(source: Path, *, sites: Sequence[str] | None = None) -> list[SitePlan]:
-    """The sites in a download, in the order of ``SITES``.
+def plan_volumes(source: Path, *, sites: Sequence[str] | None = None) -> VolumePlan:
+    """Find the sites of a download, in the order of ``SITES``.
+
+    Args:
+        source: the unpacked download; the module's docstring describes the layouts.
+        sites: only these sites; default all that are found.
 
     Raises:
         DataError: an unknown layout or site.
@@ -101,7 +106,8 @@ def plan_prostate(source: Path, *, sites: Sequence[str] | None = None) -> list[S
     if absent:
         here = ", ".join(plan.site for plan in plans)
         raise DataError(f"{source} has no site {', '.join(absent)}: it holds {here}, name some of these")
-    return [plan for plan in plans if not sites or plan.site in sites]
+    chosen = tuple(plan for plan in plans if not sites or plan.site in sites)
+    return VolumePlan(dataset="prostate", labels=GLAND, sites=chosen)
 
 
 def prepare_prostate(
@@ -115,48 +121,23 @@ def prepare_prostate(
 ) -> list[Path]:
     """Prepare a public distribution; returns the site folders ``root/prostate/<site>``.
 
-    Each site folder is replaced completely. Its split depends only on the names of its cases, so the same download
-    gives the same split everywhere.
-
-    Args:
-        source: the unpacked download; the module's docstring describes the layouts.
-        root: where the site folders go.
-        sites: only these sites; default all that are found.
-        matrices: sizes whose slices are cached now.
-        trust_voxels: use the image's geometry for a mask whose header differs but whose voxel count matches.
-        progress: called with site and case before each case is read.
+    See `plan_volumes` and `data_prep.volumes.write_volumes`.
 
     Raises:
         DataError: an unknown layout or site, or scans with errors; the sites before that one are already written.
     """
-    folders = []
-    for plan in plan_prostate(source, sites=sites):
-        errors = [finding.sentence() for finding in plan.findings if finding.level == "error"]
-        if errors:
-            title = f"site {plan.site} was not prepared, its images and masks are not in pairs:"
-            raise DataError("\n  ".join([title, *errors]))
-        tell = (lambda case, site=plan.site: progress(f"{site} {case}")) if progress else None
-        folders.append(
-            write_site(
-                [replace(case, trust_voxels=trust_voxels) for case in plan.cases],
-                root,
-                dataset="prostate",
-                site=plan.site,
-                kind="patients",
-                licence=plan.distribution.licence,
-                citation=plan.distribution.citation,
-                matrices=matrices,
-                source=plan.distribution.name,
-                progress=tell,
-            )
-        )
-    return folders
+    plan = plan_volumes(source, sites=sites)
+    return write_volumes(plan, root, matrices=matrices, trust_voxels=trust_voxels, progress=progress)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _plans(source: Path, sets: Sequence[ScanSet]) -> list[SitePlan]:
-    if any(found.layout == "msd" for found in sets):
-        msd = next(found for found in sets if found.layout == "msd")
-        return [SitePlan("MSD", msd.cases, msd.findings, MSD)]
+    if any(found.layout == "described" for found in sets):
+        found = _t2_only(next(found for found in sets if found.layout == "described"))
+        return [_plan("MSD", found.cases, found.findings, MSD)]
     sets = [found for found in sets if found.cases or _site_of(found)]
     if sets and any(_site_of(found) for found in sets):
         return _by_folder(source, sets)
@@ -168,6 +149,34 @@ def _plans(source: Path, sets: Sequence[ScanSet]) -> list[SitePlan]:
         f"({', '.join(SITE_OF_FOLDER)}), PROMISE12's Case00 to Case49, or MSD's imagesTr and labelsTr; "
         "for scans of your own use 'fedshift data prepare own'"
     )
+
+
+def _plan(site: str, cases: tuple[CaseFiles, ...], findings: tuple[Finding, ...], origin: Distribution) -> SitePlan:
+    return SitePlan(
+        site=site,
+        cases=cases,
+        findings=findings,
+        source=origin.name,
+        licence=origin.licence,
+        citation=origin.citation,
+        preparation=MERGED,
+    )
+
+
+def _t2_only(found: ScanSet) -> ScanSet:
+    """Take T2, or the first of sequences without names, and leave it without a name, as in the other distributions."""
+    names = {name.lower(): name for name in found.sequences}
+    if "t2" not in names and not all(UNNAMED.fullmatch(name) for name in names):
+        raise DataError(
+            f"{found.folder / 'dataset.json'} names the channels {', '.join(names)}, not T2: it is not the prostate "
+            "task, prepare it with 'fedshift data prepare msd'"
+        )
+    number = found.sequences.index(names["t2"]) if "t2" in names else 0
+    cases = tuple(
+        replace(case, images=(case.images[number],), channels=case.channels[number : number + 1], sequences=())
+        for case in found.cases
+    )
+    return replace(found, cases=cases, sequences=())
 
 
 def _by_folder(source: Path, sets: Sequence[ScanSet]) -> list[SitePlan]:
@@ -183,15 +192,15 @@ def _by_folder(source: Path, sets: Sequence[ScanSet]) -> list[SitePlan]:
     promise12 = all(_promise12_site(case) == site for site, found in folders.items() for case in found.cases)
     origin = PROMISE12 if promise12 else LIU2020
     ordered = [(site, folders[site]) for site in SITES if site in folders]
-    return [SitePlan(site, found.cases, found.findings, origin) for site, found in ordered]
+    return [_plan(site, found.cases, found.findings, origin) for site, found in ordered]
 
 
 def _by_number(found: ScanSet) -> list[SitePlan]:
-    plans = []
+    plans: list[SitePlan] = []
     for site in SITES:
         cases = tuple(case for case in found.cases if _promise12_site(case) == site)
-        if cases:  # every site gets the download's findings, so an error stops the first site
-            plans.append(SitePlan(site, cases, found.findings, PROMISE12))
+        if cases:  # an error in the download stops the first site
+            plans.append(_plan(site, cases, () if plans else found.findings, PROMISE12))
     return plans
 
 

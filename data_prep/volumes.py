@@ -1,10 +1,13 @@
-"""Write one prepared site of volumes: volumes in one orientation, cached slices and a manifest.
+"""Write prepared sites of volumes: volumes in one orientation, cached slices and a manifest.
 
 A site folder is either written completely or not at all. Splits are by case. Cases are sorted by a hash of (dataset,
 site, id) and divided so that about 60/20/20 % are train/val/test: val and test get ``round(n / 5)`` cases each, and at
 least one if there are three cases or more (3: 1/1/1, 6: 4/1/1, 8: 4/2/2, 10: 6/2/2); one or two cases are all train.
 The hash depends on nothing else, so the same download gives the same split on every machine. Cases that already have a
 split keep it; the others fill the splits that lack most cases.
+
+A data set of volumes has a module whose ``plan_volumes(source, ...)`` finds the scans of each of its sites
+(`VolumePlan`), as ``plan`` does for pictures; reading, checks, splits and writing are the same for all.
 """
 
 from __future__ import annotations
@@ -13,21 +16,112 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from data_prep.replace_folder import replace_folder
 from fedshift.data.arrays import build_arrays
 from fedshift.data.casefiles import CaseFiles as CaseFiles
-from fedshift.data.casefiles import Finding, dummy_finding, is_dummy, read_case, structure_of
+from fedshift.data.casefiles import Decoded, Finding, dummy_finding, is_dummy, read_case
+from fedshift.data.check import not_outlined
+from fedshift.data.labels import Labels, check_name
+from fedshift.data.prepared import FOLDER, mask_file, sequence_files
 from fedshift.data.scans import ORIENTATION, content_hash, write_scan
 from fedshift.schema.errors import DataError
-from fedshift.schema.manifest import Case, Manifest, Split
+from fedshift.schema.manifest import FILE_NAME, Case, Manifest, Split, read_manifest
 
 log = logging.getLogger(__name__)
 
 SPLIT_RULE = "by-case 60/20/20"
-CLASSES = ("background", "prostate")
+OWN = "own scans"
+"""In the source of a site's manifest, where a hospital's own scans are among its cases."""
+LEFT_OUT = "cases_left_out_as_damaged"
+"""Key in ``preparation``: how many cases ``skip_damaged`` has left out."""
+Change = Callable[[str, Decoded], Decoded]
+"""What is done to a case, given by id, before it is written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitePlan:
+    """The scans of one site, not read yet.
+
+    ``preparation``: what the manifest says besides what is the same for all. ``change``: see `write_site`.
+    """
+
+    site: str
+    cases: tuple[CaseFiles, ...]
+    findings: tuple[Finding, ...] = ()
+    source: str
+    licence: str
+    citation: str
+    preparation: Mapping[str, Any] | None = None
+    change: Change | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumePlan:
+    """The sites of a data set of volumes."""
+
+    dataset: str
+    labels: Labels
+    sites: tuple[SitePlan, ...]
+    sequences: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Number of cases."""
+        return sum(len(site.cases) for site in self.sites)
+
+
+def write_volumes(
+    plan: VolumePlan,
+    root: Path,
+    *,
+    matrices: Sequence[int] = (),
+    trust_voxels: bool = False,
+    skip_damaged: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> list[Path]:
+    """Prepare all sites of a plan; returns their folders ``root/<dataset>/<site>``.
+
+    Each site folder is replaced completely. Its split depends only on the names of its cases, so the same download
+    gives the same split everywhere.
+
+    Raises:
+        DataError: scans with errors, or a site that has own scans too; the sites before that one are already written.
+    """
+    folders = []
+    for site in plan.sites:
+        target = root / plan.dataset / site.site
+        if (target / FILE_NAME).is_file() and OWN in str(read_manifest(target).preparation.get("source")):
+            raise DataError(
+                f"{target} has own scans among its cases, which would be lost: give another --out, or delete it"
+            )
+        tell = (lambda case, site=site.site: progress(f"{site} {case}")) if progress else None
+        folders.append(
+            write_site(
+                [replace(case, labels=plan.labels, trust_voxels=trust_voxels) for case in site.cases],
+                root,
+                dataset=plan.dataset,
+                site=site.site,
+                kind="patients",
+                labels=plan.labels,
+                sequences=plan.sequences,
+                licence=site.licence,
+                citation=site.citation,
+                matrices=matrices,
+                source=site.source,
+                findings=site.findings,
+                preparation=site.preparation,
+                change=site.change,
+                skip_damaged=skip_damaged,
+                progress=tell,
+            )
+        )
+    return folders
 
 
 def write_site(
@@ -37,11 +131,17 @@ def write_site(
     dataset: str,
     site: str,
     kind: Literal["patients", "phantom"],
+    labels: Labels,
+    sequences: tuple[str, ...] = (),
     licence: str,
     citation: str,
     matrices: Sequence[int] = (),
     splits: Mapping[str, Split] | None = None,
     source: str,
+    findings: Sequence[Finding] = (),
+    preparation: Mapping[str, Any] | None = None,
+    change: Change | None = None,
+    skip_damaged: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Path:
     """Check and write a site; returns its folder ``root/dataset/site``.
@@ -50,43 +150,72 @@ def write_site(
     anything fails.
 
     Args:
-        cases: the scans and masks.
+        cases: the scans and masks; cases that say nothing else have ``labels``.
         root: root folder of the prepared data.
         dataset: name of the data set.
         site: name of the site.
         kind: real patients or the phantom.
+        labels: the site's classes, and what the masks' values mean.
+        sequences: names of the sequences, empty for one unnamed.
         licence: licence terms, for the manifest.
         citation: reference, for the manifest.
         matrices: sizes whose slices are cached now; others are cached at first use.
         splits: splits of the cases that already have one.
         source: where the scans come from, in a few words without a path.
+        findings: what was found when images and masks were matched.
+        preparation: what the manifest says of the preparation besides what is the same for all.
+        change: what is done to each case before it is written.
+        skip_damaged: leave out cases with an error, with a warning for each error; the manifest counts them.
         progress: called with the id of each case before it is read.
 
     Raises:
         DataError: no case, an invalid name, a duplicate id or content, or any error that the checks find.
     """
-    _refuse_names(cases, dataset, site)
+    unmatched = [finding for finding in findings if finding.level == "error"]
+    if unmatched and not skip_damaged:
+        title = f"site {site} was not prepared, its images and masks are not in pairs:"
+        raise DataError("\n  ".join([title, *(finding.sentence() for finding in unmatched)]))
+    _refuse_names(cases, dataset, site, several=len(sequences) > 1)
+    if matrices and len(labels.classes) > 2:
+        raise DataError(
+            f"site {site} has {len(labels.classes) - 1} classes, slices at a matrix are cached for one: leave out "
+            "--matrix"
+        )
     target = root / dataset / site
     with replace_folder(target) as beside:
-        (beside / "volumes").mkdir()
-        split_of = deal_splits([case.id for case in cases], dataset=dataset, site=site, fixed=splits or {})
+        (beside / FOLDER).mkdir()
+        writer = _Writer(beside, [check_name(name, of="a sequence") for name in sequences], change)
+        for case in cases:
+            if progress:
+                progress(case.id)
+            writer.write(case if case.labels else replace(case, labels=labels))
+        writer.refuse_errors(site, skip_damaged=skip_damaged)
+        said = {
+            "source": source,
+            "orientation": ORIENTATION,
+            "intensity": "per volume: clip at the 99th percentile, min-max, times 255, floor",
+            "labels": labels.values,
+            "split_rule": SPLIT_RULE,
+            **(preparation or {}),
+        }
+        aside = len(cases) - len(writer.entries) + len({finding.file for finding in unmatched})
+        if aside:
+            said[LEFT_OUT] = aside
+        split_of = deal_splits([case.id for case in writer.entries], dataset=dataset, site=site, fixed=splits or {})
         manifest = Manifest(
             schema=1,
             dataset=dataset,
             site=site,
             kind=kind,
-            preparation={
-                "source": source,
-                "orientation": ORIENTATION,
-                "intensity": "per volume: clip at the 99th percentile, min-max, times 255, floor",
-                "labels": "values above 1 merged into 1",
-                "split_rule": SPLIT_RULE,
-            },
-            classes=CLASSES,
-            cases=_write_volumes(cases, beside, split_of, site, progress),
+            preparation=said,
+            classes=labels.classes,
+            sequences=sequences,
+            annotated=labels.annotated,
+            cases=tuple(case.model_copy(update={"split": split_of[case.id]}) for case in writer.entries),
             licence=licence,
             citation=citation,
         )
+        _warn([*unmatched, *writer.findings], cases, manifest, writer)
         arrays = {str(matrix): build_arrays(beside, manifest, matrix) for matrix in matrices}
         manifest.model_copy(update={"arrays": arrays}).write(beside)
     return target
@@ -109,60 +238,87 @@ def deal_splits(ids: Sequence[str], *, dataset: str, site: str, fixed: Mapping[s
     return splits
 
 
-def _write_volumes(
-    cases: Sequence[CaseFiles],
-    folder: Path,
-    split_of: Mapping[str, Split],
-    site: str,
-    progress: Callable[[str], None] | None,
-) -> tuple[Case, ...]:
-    """Write image and mask of every case; errors of all cases are collected into one."""
-    entries: list[Case] = []
-    findings: list[Finding] = []
-    seen: dict[str, str] = {}
-    offset = dummies = 0
-    for case in cases:
-        if progress:
-            progress(case.id)
-        pair, found = read_case(case, structure=structure_of(CLASSES))
-        findings += found
-        if pair is None:
-            continue
-        sha = content_hash(pair.image.voxels)
-        if sha in seen:
-            what = f"has the same voxels as case {seen[sha]}"
-            findings.append(Finding("error", case.image, what, "remove one of the two"))
-            continue
-        seen[sha] = case.id
-        write_scan(pair.image, folder / "volumes" / f"{case.id}.nii.gz")
-        write_scan(pair.mask, folder / "volumes" / f"{case.id}_mask.nii.gz")
-        slices, rows, columns = pair.image.voxels.shape
-        x, y, z = pair.image.spacing
-        entries.append(
+class _Writer:
+    """Reads, checks and writes the cases of one site, and collects what is wrong with them.
+
+    Attributes:
+        entries: the cases that are written; their splits are dealt when all are known.
+        findings: of all cases.
+        indices: class indices that occur in any mask.
+        dummies: cases whose header is a placeholder.
+    """
+
+    def __init__(self, folder: Path, sequences: Sequence[str], change: Change | None) -> None:
+        self._folder, self._sequences, self._change = folder, sequences, change
+        self.entries: list[Case] = []
+        self.findings: list[Finding] = []
+        self.indices: set[int] = set()
+        self.dummies = 0
+        self._seen: dict[str, str] = {}
+        self._offset = 0
+
+    def write(self, case: CaseFiles) -> None:
+        """Read, check and write one case."""
+        decoded, found = read_case(case)
+        self.findings += found
+        if decoded is None:
+            return
+        if self._change is not None:
+            decoded = self._change(case.id, decoded)
+        hashes = [content_hash(image.voxels) for image in decoded.images]
+        for number, sha in enumerate(hashes):
+            if sha in self._seen:
+                what = f"{case.named(number)}has the same voxels as case {self._seen[sha]}"
+                self.findings.append(Finding("error", case.images[number], what, "remove one of the two"))
+                return
+        self._seen.update(dict.fromkeys(hashes, case.id))
+        for image, path in zip(
+            decoded.images, sequence_files(self._folder, len(self._sequences), case.id), strict=True
+        ):
+            write_scan(image, path)
+        write_scan(decoded.mask, mask_file(self._folder, case.id))
+        slices, rows, columns = decoded.image.voxels.shape
+        x, y, z = decoded.image.spacing
+        self.entries.append(
             Case(
                 id=case.id,
-                sha256_image=sha,
-                sha256_label=content_hash(pair.mask.voxels),
-                split=split_of[case.id],
+                sha256_image=hashes[0] if len(hashes) == 1 else content_hash(decoded.voxels),
+                sha256_label=content_hash(decoded.mask.voxels),
+                split="train",
                 shape=(slices, rows, columns),
                 spacing=(round(z, 6), round(y, 6), round(x, 6)),
-                direction=tuple(round(cosine, 6) for cosine in pair.image.direction),
+                direction=tuple(round(cosine, 6) for cosine in decoded.image.direction),
                 array="arrays",
-                offset=offset,
+                offset=self._offset,
             )
         )
-        offset += slices
-        dummies += is_dummy(pair.image)
-    errors = [finding.sentence() for finding in findings if finding.level == "error"]
-    if errors:
-        more = "".join(f"\n  {error}" for error in errors[:20])
-        raise DataError(f"site {site} was not prepared, {len(errors)} error(s) in its scans:{more}")
-    for finding in [*findings, *dummy_finding(cases[0].image.parent, dummies, len(cases))]:
-        log.warning("%s", finding.sentence())
-    return tuple(entries)
+        self._offset += slices
+        self.dummies += is_dummy(decoded.image)
+        self.indices.update(np.flatnonzero(np.bincount(decoded.mask.voxels.ravel())).tolist())
+
+    def refuse_errors(self, site: str, *, skip_damaged: bool) -> None:
+        """Raise one error for all that was found.
+
+        Raises:
+            DataError: a case has an error and ``skip_damaged`` is not set, or no case is left.
+        """
+        errors = [finding.sentence() for finding in self.findings if finding.level == "error"]
+        if errors and not (skip_damaged and self.entries):
+            more = "".join(f"\n  {error}" for error in errors[:20])
+            raise DataError(f"site {site} was not prepared, {len(errors)} error(s) in its scans:{more}")
 
 
-def _refuse_names(cases: Sequence[CaseFiles], dataset: str, site: str) -> None:
+def _warn(findings: Sequence[Finding], cases: Sequence[CaseFiles], manifest: Manifest, writer: _Writer) -> None:
+    dummies = 0 if manifest.has_true_spacing else writer.dummies
+    of_site = [
+        *dummy_finding(cases[0].image.parent, dummies, len(cases)),
+        *not_outlined(cases[0].mask.parent, manifest.classes, manifest.annotated, writer.indices),
+    ]
+    for finding in [*findings, *of_site]:
+        log.warning("%s%s", "left out: " if finding.level == "error" else "", finding.sentence())
+
+
+def _refuse_names(cases: Sequence[CaseFiles], dataset: str, site: str, *, several: bool) -> None:
     """Check ids and site names: they become file names, possibly on a case-insensitive file system."""
     if not cases:
         raise DataError(f"site {site} has no case: give at least one image with its mask")
@@ -172,6 +328,8 @@ def _refuse_names(cases: Sequence[CaseFiles], dataset: str, site: str) -> None:
                 f"{what} name {name!r} cannot be a file name here: use letters, digits, '-', '_' and '.', "
                 "and no '_mask' at the end"
             )
+        if several and what == "case" and re.search(r"_\d{4}$", name):
+            raise DataError(f"case name {name!r} ends like the number of a sequence: rename the case")
     seen: dict[str, CaseFiles] = {}
     for case in cases:
         other = seen.setdefault(case.id.lower(), case)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -108,3 +110,63 @@ def rotation(degrees: float, axis: int) -> tuple[float, ...]:
     matrix[i, i] = matrix[j, j] = np.cos(angle)
     matrix[i, j], matrix[j, i] = -np.sin(angle), np.sin(angle)
     return tuple(float(v) for v in matrix.ravel())
+
+
+def zones(mask: sitk.Image, values: tuple[int, int] = (1, 2)) -> sitk.Image:
+    """A mask of two structures: the right and the left part of a ball."""
+    voxels = sitk.GetArrayFromImage(mask)
+    middle = int(np.flatnonzero(voxels.any((0, 1))).mean())
+    voxels[..., : middle + 1] *= values[0]
+    voxels[..., middle + 1 :] *= values[1]
+    made = sitk.GetImageFromArray(voxels)
+    made.CopyInformation(mask)
+    return made
+
+
+def other_sequence(image: sitk.Image) -> sitk.Image:
+    """The same anatomy on the same grid in another contrast: what is bright is dark."""
+    return sitk.Cast(1100 - image, image.GetPixelID())
+
+
+def write_described(
+    folder: Path,
+    *,
+    sequences: Sequence[str] = ("MRI",),
+    classes: Sequence[str] = ("ball",),
+    style: str = "msd",
+    cases: int = 3,
+    seed: int = 0,
+) -> Path:
+    """A data set in the Decathlon's layout (4D for several sequences) or in nnU-Net's (``style`` nnunet)."""
+    for name in ("imagesTr", "labelsTr"):
+        (folder / name).mkdir(parents=True)
+    training = []
+    for k in range(cases):
+        image, mask = volume(seed + k)
+        taken = [image, other_sequence(image)][: len(sequences)]
+        if style == "nnunet":
+            for number, each in enumerate(taken):
+                sitk.WriteImage(each, str(folder / "imagesTr" / f"case_{k}_{number:04d}.nii.gz"))
+        else:
+            sitk.WriteImage(
+                sitk.JoinSeries(taken) if len(taken) > 1 else image, str(folder / "imagesTr" / f"case_{k}.nii.gz")
+            )
+        sitk.WriteImage(zones(mask) if len(classes) > 1 else mask, str(folder / "labelsTr" / f"case_{k}.nii.gz"))
+        training.append({"image": f"./imagesTr/case_{k}.nii.gz", "label": f"./labelsTr/case_{k}.nii.gz"})
+    all_classes = ("background", *classes)
+    said: dict[str, object] = {"name": "Ball", "numTraining": cases}
+    if style == "nnunet":
+        said |= {
+            "channel_names": {str(number): name for number, name in enumerate(sequences)},
+            "labels": {name: number for number, name in enumerate(all_classes)},
+            "file_ending": ".nii.gz",
+        }
+    else:
+        said |= {
+            "modality": {str(number): name for number, name in enumerate(sequences)},
+            "labels": {str(number): name for number, name in enumerate(all_classes)},
+            "licence": "CC-BY-SA 4.0",
+            "training": training,
+        }
+    (folder / "dataset.json").write_text(json.dumps(said), encoding="utf-8")
+    return folder

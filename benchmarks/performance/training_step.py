@@ -31,7 +31,7 @@ from fedshift.methods.base import Run
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.kinds.segmentation import ce_dice_loss
+from fedshift.tasks.losses import ce_dice_loss
 from fedshift.tasks.networks.unet import UNet
 
 BATCH, MATRIX = 16, 96

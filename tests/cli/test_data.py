@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from conftest import make_image_site
-from scanfiles import write_pair
+from scanfiles import write_described, write_pair
 
 from fedshift.cli import main
 from fedshift.data.locate import find_site
+from fedshift.schema.manifest import read_manifest
 
 
 @pytest.fixture
@@ -28,7 +29,22 @@ def prepare(scans: Path, *words: str) -> int:
         for folder, ending in ((images, ""), (masks, "_segmentation")):
             folder.mkdir(exist_ok=True)
             shutil.copyfile(scans / f"Case{number:02d}{ending}.nii.gz", folder / f"Case{number:02d}.nii.gz")
-    return main(["data", "prepare", "own", "--images", str(images), "--masks", str(masks), "--site", "HK", *words])
+    return main(
+        [
+            "data",
+            "prepare",
+            "own",
+            "--images",
+            str(images),
+            "--masks",
+            str(masks),
+            "--site",
+            "HK",
+            "--dataset",
+            "prostate",
+            *words,
+        ]
+    )
 
 
 def test_preparation_ends_with_the_line_that_makes_its_data_found(
@@ -66,3 +82,42 @@ def test_check_says_how_much_it_has_looked_at(
     assert last_line(tmp_path / "out") == "3 cases at 1 site: 0 error(s), 0 warning(s)"
     (scans / "Case01.nii.gz").write_bytes(b"")
     assert last_line(scans).startswith("3 cases in 1 folder: 1 error(s)"), "also those that cannot be read"
+
+
+def test_the_task_names_data_set_and_classes(
+    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a file, from `apps/`, or by the data set of a task there; without any of them it is asked."""
+    words = ["data", "prepare", "own", "--source", str(scans), "--site", "A", "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "give --task, the task that the site takes part in, or --dataset" in capsys.readouterr().err
+    (tmp_path / "spleens.yaml").write_text("dataset: spleens\nclasses: [background, spleen]\n", encoding="utf-8")
+    for choice, dataset, classes in (
+        (["--task", str(tmp_path / "spleens.yaml")], "spleens", ("background", "spleen")),
+        (["--task", "prostate"], "prostate", ("background", "prostate")),
+        (["--dataset", "prostate"], "prostate", ("background", "prostate")),
+        (["--dataset", "livers", "--label", "liver=1"], "livers", ("background", "liver")),
+    ):
+        assert main([*words, *choice]) == 0
+        assert read_manifest(tmp_path / "out" / dataset / "A").classes == classes
+    assert main([*words, "--dataset", "kidneys"]) == 2
+    assert "nothing says what they are: name them, as in --label NAME=1" in capsys.readouterr().err
+    assert main([*words, "--task", "prostat"]) == 2
+    assert "there is no task 'prostat'; did you mean 'prostate'" in capsys.readouterr().err
+
+
+def test_what_was_prepared_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_described(tmp_path / "set", sequences=("T2", "ADC"), classes=("PZ", "TZ"), cases=4)
+    (source / "imagesTr" / "case_3.nii.gz").write_bytes(b"")
+    words = ["data", "prepare", "msd", "--source", str(source), "--out", str(tmp_path / "out"), "--skip-damaged"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "MSD: 3 case(s) (1 train, 1 val, 1 test)" in said
+    assert "  classes PZ, TZ; sequences T2, ADC; 1 left out, see above" in said
+
+
+def test_check_takes_names_of_labels(scans: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", str(scans), "--label", "gland=2"]) == 1
+    assert "0 outside, 2 gland" in capsys.readouterr().out
+    assert main(["data", "check", str(scans), "--label", "gland"]) == 2
+    assert "--label takes a name and values" in capsys.readouterr().err

@@ -10,17 +10,25 @@ import pytest
 import SimpleITK as sitk
 from scanfiles import IDENTITY, rotation, volume, write_dicom, write_pair
 
+from data_prep.prostate import GLAND
 from data_prep.volumes import CaseFiles, deal_splits, write_site
 from fedshift.data import arrays
 from fedshift.data.arrays import SliceArrays, open_arrays
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import read_manifest
 
-ABOUT = {"dataset": "prostate", "kind": "patients", "licence": "none", "citation": "none", "source": "tests"}
+ABOUT = {
+    "dataset": "prostate",
+    "kind": "patients",
+    "licence": "none",
+    "citation": "none",
+    "source": "tests",
+    "labels": GLAND,
+}
 
 
 def site_of(pairs: list[tuple[Path, Path]], root: Path, **options: object) -> Path:
-    cases = [CaseFiles(image.name.split(".")[0], image, mask) for image, mask in pairs]
+    cases = [CaseFiles(image.name.split(".")[0], (image,), mask) for image, mask in pairs]
     return write_site(cases, root, site="A", **(ABOUT | options))  # type: ignore[arg-type]
 
 

@@ -13,17 +13,18 @@ import nibabel
 import numpy as np
 import pytest
 import SimpleITK as sitk
-from scanfiles import rotation, volume, write_dicom, write_pair
+from scanfiles import rotation, volume, write_described, write_dicom, write_pair
 
-from data_prep.prostate import prepare_prostate
-from data_prep.volumes import CaseFiles, write_site
+from data_prep.msd import plan_volumes
+from data_prep.prostate import GLAND, prepare_prostate
+from data_prep.volumes import CaseFiles, write_site, write_volumes
 from fedshift.cli import data
 from fedshift.data.blocks import write_hashes
 from fedshift.data.casefiles import Finding
 from fedshift.data.check import check
 from fedshift.data.integrity import fault
 from fedshift.schema.errors import DataError
-from fedshift.schema.manifest import FILE_NAME
+from fedshift.schema.manifest import FILE_NAME, read_manifest
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def scans(tmp_path: Path) -> Path:
 
 def prepare(scans: Path, root: Path) -> Path:
     cases = [
-        CaseFiles(f"Case{k:02d}", scans / f"Case{k:02d}.nii.gz", scans / f"Case{k:02d}_segmentation.nii.gz")
+        CaseFiles(f"Case{k:02d}", (scans / f"Case{k:02d}.nii.gz",), scans / f"Case{k:02d}_segmentation.nii.gz")
         for k in range(3)
     ]
     return write_site(
@@ -45,6 +46,7 @@ def prepare(scans: Path, root: Path) -> Path:
         dataset="prostate",
         site="HK",
         kind="patients",
+        labels=GLAND,
         licence="none",
         citation="none",
         matrices=[16],
@@ -118,7 +120,6 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "missing mask": (lambda d: (d / MASK).unlink(), IMAGE, "has no mask"),
     "extra mask": (lambda d: (d / IMAGE).unlink(), MASK, "is a mask without an image Case01"),
     "empty mask": (lambda d: edit(d / MASK, np.zeros_like), MASK, "is an empty mask"),
-    "unknown label": (lambda d: edit(d / MASK, put(3)), MASK, "has unknown label(s) 3"),
     "negative label": (
         lambda d: edit(d / MASK, lambda v: put(-1)(v.astype(np.int16))),
         MASK,
@@ -261,6 +262,7 @@ def test_a_file_is_unpacked_in_small_pieces(scans: Path) -> None:
 
 WARNINGS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "mask on every slice": (lambda d: edit(d / MASK, np.ones_like), MASK, "covers every one of the 9 slices"),
+    "zones without names": (lambda d: edit(d / MASK, put(2)), "HK", "has masks with the label(s) 1, 2 (2 in Case01"),
     "dummy geometry": (
         lambda d: remake(d / IMAGE, spacing=(1.0, 1.0, 1.0), radius=3),
         "HK",
@@ -291,7 +293,6 @@ def test_warnings(scans: Path, tmp_path: Path, fault: str) -> None:
 
 SOUND: dict[str, Callable[[Path], object]] = {
     "nothing": lambda d: None,
-    "two zones": lambda d: edit(d / MASK, put(2)),
     "trailing axis of one": lambda d: edit(d / IMAGE, lambda v: v[..., None]),
     "mask stored in another orientation": lambda d: sitk.WriteImage(
         sitk.DICOMOrient(sitk.ReadImage(str(d / MASK)), "SRA"), str(d / MASK)
@@ -515,14 +516,100 @@ def test_sentence() -> None:
     assert finding.sentence() == "a.nii.gz is empty: copy it"
 
 
+def test_a_value_that_nothing_names_is_an_error_if_others_are_named(scans: Path, tmp_path: Path) -> None:
+    edit(scans / MASK, put(3))
+    (finding,) = check(scans, labels={"gland": [1, 2]})
+    assert finding.level == "error" and finding.file.name == MASK and "has unknown label(s) 3" in finding.message
+    assert "0 outside, 1 or 2 gland" in finding.mend and "--label gland=1,2,3 to merge it" in finding.mend
+    with pytest.raises(DataError, match=r"Case01_segmentation\.nii\.gz has unknown label\(s\) 3"):
+        prepare(scans, tmp_path / "out")
+
+
 def test_findings_speak_of_the_classes_that_a_site_has(scans: Path, tmp_path: Path) -> None:
-    edit(scans / "Case01_segmentation.nii.gz", put(7))
+    edit(scans / MASK, np.zeros_like)
     (raw,) = check(scans)
-    assert "0 outside, 1 (or 2) structure" in raw.mend
-    edit(scans / "Case01_segmentation.nii.gz", put(0))
+    assert "draw the structure (0 outside, 1 structure)" in raw.mend
+    (named,) = check(scans, labels={"spleen": [1]})
+    assert "draw the spleen (0 outside, 1 spleen)" in named.mend
+    edit(scans / MASK, put(1))
     site = prepare(scans, tmp_path / "out")
     edit(site / "volumes" / "Case01_mask.nii.gz", put(7))
-    assert "0 outside, 1 (or 2) prostate" in check(site)[0].mend
+    assert "0 outside, 1 prostate" in check(site)[0].mend
     change_manifest(site, lambda content: content.update(classes=["background", "left kidney", "right kidney"]))
     found = check(site)[0].mend
-    assert "left kidney or right kidney" in found and "prostate" not in found
+    assert "1 left kidney, 2 right kidney" in found and "prostate" not in found
+
+
+def test_sites_of_a_data_set_that_differ_are_told(scans: Path, tmp_path: Path) -> None:
+    site = prepare(scans, tmp_path / "out")
+    other = site.with_name("UCL")
+    shutil.copytree(site, other)
+    for file in (other / "volumes").glob("*.nii.gz"):
+        if "mask" not in file.name:
+            edit(file, lambda v: v + 1)
+    change_manifest(other, lambda content: content.update(site="UCL", classes=["background", "gland"]))
+    messages = [finding.message for finding in check(tmp_path / "out")]
+    assert f"has the classes background, gland, {site} background, prostate" in messages
+
+
+# Several sequences
+
+ADC = "case_1_0001.nii.gz"
+SEQUENCES: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "missing": (
+        lambda d: (d / ADC).unlink(),
+        "case_1_0000.nii.gz",
+        "is of case case_1, which has no sequence ADC (case_1_0001)",
+    ),
+    "one too many": (
+        lambda d: shutil.copy(d / ADC, d / "case_1_0002.nii.gz"),
+        "case_1_0002.nii.gz",
+        "is sequence 0002 of case case_1, the set has T2, ADC",
+    ),
+    "another grid": (
+        lambda d: edit(d / ADC, lambda v: v[:, 1:]),
+        ADC,
+        "(ADC of case case_1) has 24 x 19 x 9 voxels, T2 of case case_1 24 x 20 x 9",
+    ),
+    "misregistered": (
+        lambda d: geometry(d / ADC, lambda i: i.SetOrigin(i.TransformIndexToPhysicalPoint((2, 0, 0)))),
+        ADC,
+        "(ADC of case case_1) differs from T2 of case case_1 in origin by up to 1.4 mm",
+    ),
+    "a copy": (
+        lambda d: shutil.copy(d / "case_1_0000.nii.gz", d / ADC),
+        ADC,
+        "(ADC of case case_1) has the same voxels as T2 of case case_1",
+    ),
+    "another patient's": (
+        lambda d: shutil.copy(d / "case_0_0001.nii.gz", d / ADC),
+        ADC,
+        "(ADC of case case_1) has the same voxels as case case_0",
+    ),
+    "empty": (lambda d: edit(d / ADC, np.ones_like), ADC, "(ADC of case case_1) has the same value everywhere"),
+    "damaged": (lambda d: cut(d / ADC, 0.5), ADC, "(ADC of case case_1) cannot be read"),
+}
+
+
+@pytest.mark.parametrize("fault", SEQUENCES)
+def test_faults_of_a_sequence_name_it_and_its_case(tmp_path: Path, fault: str) -> None:
+    folder = write_described(tmp_path / "set", sequences=("T2", "ADC"), style="nnunet")
+    assert check(folder) == []
+    spoil, file, words = SEQUENCES[fault]
+    spoil(folder / "imagesTr")
+    (finding,) = check(folder)
+    assert (finding.level, finding.file.name) == ("error", file) and words in finding.message
+    with pytest.raises(DataError, match=file.replace(".", r"\.")):
+        write_volumes(plan_volumes(folder), tmp_path / "out")
+    (site,) = write_volumes(plan_volumes(folder), tmp_path / "out", skip_damaged=True)
+    assert len(read_manifest(site).cases) == 2
+    assert read_manifest(site).preparation["cases_left_out_as_damaged"] == 1
+
+
+def test_volumes_of_a_4d_file_are_sequences(tmp_path: Path) -> None:
+    folder = write_described(tmp_path / "set", sequences=("T2", "ADC"))
+    assert check(folder) == []
+    image = folder / "imagesTr" / "case_1.nii.gz"
+    sitk.WriteImage(sitk.ReadImage(str(image))[:, :, :, 0], str(image))
+    (finding,) = check(folder)
+    assert finding.file == image and "has 1 volume(s), not the expected 2" in finding.message

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import make_image_site, make_site, small_image_job, small_job
+from volumesites import make_volume_site
 
 from fedshift.data.counts import about_counts
 from fedshift.schema.manifest import read_manifest
@@ -47,3 +48,10 @@ def test_the_split_by_slice_has_its_own_shares(tmp_path: Path) -> None:
     folder = make_site(tmp_path, "HK", cases=20, depth=10)
     counts = about_counts(read_manifest(folder), {"split": "slice-legacy"})
     assert counts == {"train": 72, "val": 24, "test": 24}, "of 200 slices about 120 show the organ"
+
+
+def test_patches_of_an_epoch_and_windows_of_an_evaluation_are_counted(tmp_path: Path) -> None:
+    folder = make_volume_site(tmp_path, "A", cases=5, shape=(12, 20, 24), spacing=(2.0, 1.0, 1.0))
+    data = {"patch": [8, 16, 16], "spacing": [1.0, None, 0.5], "samples_per_case": 3}
+    counts = about_counts(read_manifest(folder), data)
+    assert counts == {"train": 9, "val": 4 * 2 * 4, "test": 4 * 2 * 4}

@@ -7,15 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import SimpleITK as sitk
-from scanfiles import volume, write_dicom, write_pair
+from scanfiles import volume, write_described, write_dicom, write_pair, zones
 
 from data_prep import volumes
 from data_prep.own import prepare_own
+from data_prep.phantom import make_phantom
 from data_prep.prostate import prepare_prostate
 from fedshift.cli import data
 from fedshift.data.arrays import open_arrays
 from fedshift.data.check import check
-from fedshift.schema.errors import DataError
+from fedshift.data.prepared import read_images, read_labels
+from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import read_manifest
 
 
@@ -39,7 +41,13 @@ def hospital(tmp_path: Path) -> Path:
 
 
 def prepare(folder: Path, **options: object) -> Path:
-    return prepare_own(folder / "images", folder / "masks", "clinic", folder / "out", **options)  # type: ignore[arg-type]
+    return own(folder / "images", folder / "masks", folder / "out", **options)
+
+
+def own(images: Path | None, masks: Path | None, out: Path, site: str = "clinic", **options: object) -> Path:
+    """Own scans for the prostate task."""
+    given: dict[str, object] = {"dataset": "prostate", "classes": ("background", "prostate"), **options}
+    return prepare_own(images, masks, site, out, **given)  # type: ignore[arg-type]
 
 
 def splits(site: Path) -> dict[str, str]:
@@ -65,7 +73,7 @@ def test_every_format(hospital: Path) -> None:
 def test_masks_beside_the_images_and_with_endings(tmp_path: Path) -> None:
     for k in range(3):
         write_pair(tmp_path / "scans", f"P{k}", seed=k, ending="_seg")
-    site = prepare_own(tmp_path / "scans", tmp_path / "scans", "clinic", tmp_path / "out")
+    site = own(tmp_path / "scans", tmp_path / "scans", tmp_path / "out")
     assert sorted(splits(site)) == ["P0", "P1", "P2"]
 
 
@@ -90,7 +98,7 @@ def test_new_folder_with_new_cases_only(hospital: Path, tmp_path: Path) -> None:
     before = splits(site)
     for k in (20, 21):
         scan(tmp_path / "later", f"N{k}", k)
-    prepare_own(tmp_path / "later" / "images", tmp_path / "later" / "masks", "clinic", hospital / "out")
+    own(tmp_path / "later" / "images", tmp_path / "later" / "masks", hospital / "out")
     assert {case: splits(site)[case] for case in before} == before and len(splits(site)) == 8
 
 
@@ -106,7 +114,7 @@ def test_withdrawn_case_is_gone(hospital: Path) -> None:
     before = splits(site)
     case = read_manifest(site).cases[2]
     gone = open_arrays(site, matrix=24).images[case.offset : case.offset + case.shape[0]].copy()
-    prepare_own(None, None, "clinic", hospital / "out", withdraw=["P2"])
+    own(None, None, hospital / "out", withdraw=["P2"])
     assert splits(site) == {other: split for other, split in before.items() if other != "P2"}
     slices = open_arrays(site, matrix=24)
     assert len(slices.images) == 5 * 9
@@ -214,24 +222,217 @@ def test_last_case_cannot_be_withdrawn(tmp_path: Path) -> None:
     scan(tmp_path, "P0", 0)
     prepare(tmp_path)
     with pytest.raises(DataError, match="would be left without a case"):
-        prepare_own(None, None, "clinic", tmp_path / "out", withdraw=["P0"])
+        own(None, None, tmp_path / "out", withdraw=["P0"])
 
 
 def test_nothing_given(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="left without a case"):
-        prepare_own(None, None, "clinic", tmp_path / "out")
-    with pytest.raises(DataError, match="--images and --masks go together"):
-        prepare_own(tmp_path, None, "clinic", tmp_path / "out")
+        own(None, None, tmp_path / "out")
+    with pytest.raises(ConfigError, match="--images and --masks go together"):
+        own(tmp_path, None, tmp_path / "out")
     with pytest.raises(DataError, match="nowhere is not a folder"):
-        prepare_own(tmp_path / "nowhere", tmp_path, "clinic", tmp_path / "out")
+        own(tmp_path / "nowhere", tmp_path, tmp_path / "out")
 
 
-def test_site_of_a_public_set_is_not_mixed_with_own_scans(hospital: Path, tmp_path: Path) -> None:
+def test_own_scans_join_the_cases_of_a_public_set(hospital: Path, tmp_path: Path) -> None:
     for k in range(3):
         write_pair(tmp_path / "raw" / "HK", f"Case{k:02d}", seed=50 + k)
-    prepare_prostate(tmp_path / "raw", tmp_path / "out")
-    with pytest.raises(DataError, match=r"HK was prepared from .*Liu.*"):
-        prepare_own(hospital / "images", hospital / "masks", "HK", tmp_path / "out")
+    (site,) = prepare_prostate(tmp_path / "raw", tmp_path / "out")
+    public, before = read_manifest(site), splits(site)
+    for _ in range(2):
+        own(hospital / "images", hospital / "masks", tmp_path / "out", "HK", licence="ours")
+        manifest = read_manifest(site)
+        assert len(manifest.cases) == 9 and {case: splits(site)[case] for case in before} == before
+        assert manifest.preparation["source"] == f"{public.preparation['source']}, and own scans"
+        assert manifest.licence == f"{public.licence}; own scans: ours"
+        assert manifest.citation == public.citation and manifest.classes == public.classes
+    assert check(site) == []
+    with pytest.raises(DataError, match=r"HK has own scans among its cases, which would be lost"):
+        prepare_prostate(tmp_path / "raw", tmp_path / "out")
+    own(None, None, tmp_path / "out", "HK", withdraw=["P0"])
+    assert read_manifest(site).licence.endswith("ours")
+
+
+def test_own_scans_do_not_join_simulated_ones(hospital: Path) -> None:
+    make_phantom(hospital / "out", sites=["UCL"], cases=1, matrices=())
+    with pytest.raises(DataError, match="UCL holds simulated scans"):
+        own(hospital / "images", hospital / "masks", hospital / "out", "UCL")
+
+
+# Classes
+
+
+def zoned(folder: Path, *, values: tuple[int, int] = (1, 2), cases: int = 3) -> Path:
+    """Scans whose masks have two zones."""
+    (folder / "images").mkdir(parents=True)
+    (folder / "masks").mkdir()
+    for k in range(cases):
+        image, mask = volume(k)
+        sitk.WriteImage(image, str(folder / "images" / f"P{k}.nii.gz"))
+        sitk.WriteImage(zones(mask, values), str(folder / "masks" / f"P{k}.nii.gz"))
+    return folder
+
+
+def two(folder: Path, **options: object) -> Path:
+    given: dict[str, object] = {"dataset": "pelvis", "classes": None, **options}
+    return own(folder / "images", folder / "masks", folder / "out", **given)
+
+
+def test_values_get_the_classes_that_are_named(tmp_path: Path) -> None:
+    site = two(zoned(tmp_path, values=(4, 7)), labels={"outer": [7], "inner": [4]})
+    manifest = read_manifest(site)
+    assert manifest.classes == ("background", "outer", "inner") and manifest.dataset == "pelvis"
+    assert manifest.preparation["labels"] == {"outer": [7], "inner": [4]}
+    stored = sitk.GetArrayFromImage(sitk.ReadImage(str(tmp_path / "masks" / "P0.nii.gz")))
+    prepared = read_labels(site, manifest.cases[0])
+    assert (prepared == 1).sum() == (stored == 7).sum() > 0 and (prepared == 2).sum() == (stored == 4).sum() > 0
+    assert check(site) == []
+
+
+def test_later_cases_need_no_names_again(tmp_path: Path) -> None:
+    site = two(zoned(tmp_path, values=(4, 7)), labels={"outer": [7], "inner": [4]})
+    zoned(tmp_path / "more", values=(4, 7), cases=5)
+    for k in range(3):
+        (tmp_path / "more" / "images" / f"P{k}.nii.gz").unlink()
+        (tmp_path / "more" / "masks" / f"P{k}.nii.gz").unlink()
+    own(tmp_path / "more" / "images", tmp_path / "more" / "masks", tmp_path / "out", dataset="pelvis", classes=None)
+    manifest = read_manifest(site)
+    assert len(manifest.cases) == 5 and set(np.unique(read_labels(site, manifest.cases[4]))) == {0, 1, 2}
+    assert manifest.preparation["labels"] == {"outer": [7], "inner": [4]}
+    with pytest.raises(DataError, match="has the classes background, outer, inner, the task background, prostate"):
+        own(None, None, tmp_path / "out", dataset="pelvis", withdraw=["P0"])
+        own(tmp_path / "images", tmp_path / "masks", tmp_path / "out", dataset="pelvis")
+
+
+def test_zones_are_merged_only_if_it_is_asked_for(tmp_path: Path) -> None:
+    zoned(tmp_path)
+    with pytest.raises(DataError, match=r"P0\.nii\.gz has unknown label\(s\) 2: .*--label prostate=1,2 to merge it"):
+        own(tmp_path / "images", tmp_path / "masks", tmp_path / "out")
+    site = own(tmp_path / "images", tmp_path / "masks", tmp_path / "out", labels={"prostate": [1, 2]})
+    assert set(np.unique(read_labels(site, read_manifest(site).cases[0]))) == {0, 1}
+
+
+def test_a_site_that_outlines_some_of_the_classes(tmp_path: Path) -> None:
+    zoned(tmp_path, values=(1, 1))
+    with pytest.raises(ConfigError, match=r"no value of the masks is given for inner: .*--annotated"):
+        two(tmp_path, labels={"outer": [1]}, classes=("background", "inner", "outer"))
+    site = two(tmp_path, labels={"outer": [1]}, classes=("background", "inner", "outer"), annotated=["outer"])
+    manifest = read_manifest(site)
+    assert manifest.classes == ("background", "inner", "outer") and manifest.annotated == ("outer",)
+    assert set(np.unique(read_labels(site, manifest.cases[0]))) == {0, 2}
+    assert check(site) == []
+    mask = site / "volumes" / "P1_mask.nii.gz"
+    sitk.WriteImage(sitk.Cast(sitk.ReadImage(str(mask)) > 0, sitk.sitkUInt8), str(mask))
+    (finding,) = check(site)
+    assert "unknown label(s) 1" in finding.message and "0 outside, 2 outer" in finding.mend
+
+
+WRONG_LABELS: dict[str, tuple[dict[str, object], type[Exception], str]] = {
+    "nothing said": ({}, ConfigError, r"have the value\(s\) 1, 2, and nothing .*--label NAME=1 .*merge .*NAME=1,2"),
+    "not in the task": (
+        {"labels": {"otter": [1]}, "classes": ("background", "outer")},
+        ConfigError,
+        "--label has 'otter', which is none of the classes outer",
+    ),
+    "one value twice": ({"labels": {"a": [1], "b": [1, 2]}}, ConfigError, "value 1 stands for a and for b"),
+    "background": ({"labels": {"a": [0]}}, ConfigError, "0 cannot stand for a"),
+    "no name": ({"labels": {"=cmd": [1]}}, ConfigError, "cannot be the name of a class"),
+    "annotated": ({"labels": {"a": [1, 2]}, "annotated": ["b"]}, ConfigError, "--annotated names 'b'"),
+    "cached slices": ({"labels": {"a": [1], "b": [2]}, "matrices": [16]}, DataError, "leave out --matrix"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG_LABELS)
+def test_labels_that_do_not_fit(tmp_path: Path, fault: str) -> None:
+    options, error, words = WRONG_LABELS[fault]
+    zoned(tmp_path)
+    with pytest.raises(error, match=words):
+        two(tmp_path, **options)
+    assert not (tmp_path / "out" / "pelvis" / "clinic").exists()
+
+
+def test_a_class_that_no_case_has_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    site = two(zoned(tmp_path, values=(1, 1)), labels={"outer": [1], "inner": [2]})
+    assert "has no mask with a voxel of inner" in caplog.text
+    (finding,) = check(site)
+    assert finding.level == "warning" and "has no mask with a voxel of inner" in finding.message
+
+
+# Cases with an error
+
+
+def test_damaged_cases_are_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for k in range(5):
+        scan(tmp_path, f"P{k}", k)
+    (tmp_path / "images" / "P1.nii.gz").write_bytes(b"x" * 400)
+    (tmp_path / "masks" / "P3.nii.gz").unlink()
+    with pytest.raises(DataError, match="P3"):
+        prepare(tmp_path)
+    site = prepare(tmp_path, skip_damaged=True)
+    assert sorted(splits(site)) == ["P0", "P2", "P4"]
+    assert set(splits(site).values()) == {"train", "val", "test"}
+    assert read_manifest(site).preparation["cases_left_out_as_damaged"] == 2
+    assert (
+        "left out: " in caplog.text
+        and "P1.nii.gz cannot be read" in caplog.text
+        and "P3.nii.gz has no mask" in caplog.text
+    )
+    assert not list(site.rglob("P1*")) and check(site) == []
+    for k in (1, 3):
+        scan(tmp_path, f"P{k}", k)
+    assert len(splits(prepare(tmp_path))) == 5
+    assert "cases_left_out_as_damaged" not in read_manifest(site).preparation
+
+
+def test_a_site_without_a_sound_case_is_refused(tmp_path: Path) -> None:
+    scan(tmp_path, "P0", 0)
+    (tmp_path / "images" / "P0.nii.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"1 error\(s\) in its scans"):
+        prepare(tmp_path, skip_damaged=True)
+
+
+# Sequences
+
+
+def test_sequences_are_kept_side_by_side(tmp_path: Path) -> None:
+    write_described(tmp_path / "set", sequences=("T2", "ADC"), classes=("outer", "inner"), style="nnunet")
+    site = own(None, None, tmp_path / "out", dataset="pelvis", classes=None, source=tmp_path / "set")
+    manifest = read_manifest(site)
+    assert manifest.sequences == ("T2", "ADC") and manifest.classes == ("background", "outer", "inner")
+    assert sorted(file.name for file in (site / "volumes").glob("case_0*")) == [
+        "case_0_0000.nii.gz",
+        "case_0_0001.nii.gz",
+        "case_0_mask.nii.gz",
+    ]
+    t2, adc = read_images(site, manifest, manifest.cases[0])
+    assert t2.shape == adc.shape == manifest.cases[0].shape and np.corrcoef(t2.ravel(), adc.ravel())[0, 1] < -0.9
+    assert check(site) == []
+    own(None, None, tmp_path / "out", dataset="pelvis", classes=None, withdraw=["case_0"])
+    assert not list((site / "volumes").glob("case_0_*")) and "is not in the manifest" not in str(check(site))
+    with pytest.raises(DataError, match="has the sequences T2, ADC, the scans T2: choose the same"):
+        own(
+            None,
+            None,
+            tmp_path / "out",
+            dataset="pelvis",
+            classes=None,
+            source=tmp_path / "set",
+            sequences={"T2": ""},
+        )
+
+
+def test_a_changed_or_swapped_sequence_is_found(tmp_path: Path) -> None:
+    write_described(tmp_path / "set", sequences=("T2", "ADC"), style="nnunet")
+    site = own(None, None, tmp_path / "out", dataset="pelvis", classes=None, source=tmp_path / "set")
+    first, second = (site / "volumes" / f"case_1_000{number}.nii.gz" for number in range(2))
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    (finding,) = check(site)
+    assert finding.file == first and "its voxels have changed (or another sequence of the case)" in finding.message
+    second.unlink()
+    (finding,) = check(site)
+    assert finding.file == second and "(ADC of case case_1) does not exist" in finding.message
 
 
 def test_command(hospital: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,7 +440,9 @@ def test_command(hospital: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data.add_parsers(parser.add_subparsers())
 
     def run(line: str) -> int:
-        args = parser.parse_args(f"data prepare own --site clinic --out {hospital / 'out'} {line}".split())
+        args = parser.parse_args(
+            f"data prepare own --dataset prostate --site clinic --out {hospital / 'out'} {line}".split()
+        )
         return int(args.func(args))
 
     assert run(f"--images {hospital / 'images'} --masks {hospital / 'masks'} --matrix 16") == 0

@@ -12,6 +12,8 @@ from data_prep.phantom import draw_case, make_phantom, write_scans
 from data_prep.phantom_scanner import SCANNERS
 from fedshift.cli.phantom import add_parser
 from fedshift.data.arrays import open_arrays
+from fedshift.data.check import check
+from fedshift.data.prepared import read_images, read_labels
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import read_manifest
 
@@ -139,7 +141,31 @@ def test_refuses_to_lie_beside_patients(root: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "PHANTOM.txt").exists() and not (tmp_path / "prostate" / "HK").exists()
 
 
-@pytest.mark.parametrize(("options", "hint"), [({"sites": ["RUMNC"]}, "RUNMC"), ({"cases": 0}, "cases >= 1")])
+def test_zones_and_a_second_sequence_beside_the_same_t2(root: Path, tmp_path: Path) -> None:
+    make_phantom(tmp_path, seed=3, sites=["HK", "I2CVB"], cases=2, zones=True, sequences=2)
+    for site in ("HK", "I2CVB"):  # with an endorectal coil; stored from head to foot
+        folder, known = tmp_path / "prostate_zones_sequences" / site, root / "prostate" / site
+        manifest, plain = read_manifest(folder), read_manifest(known)
+        assert manifest.kind == "phantom" and manifest.sequences == ("T2", "ADC")
+        assert manifest.classes == ("background", "peripheral zone", "transition zone")
+        for case, single in zip(manifest.cases, plain.cases, strict=False):
+            t2, adc = read_images(folder, manifest, case)
+            zones, gland = read_labels(folder, case), read_labels(known, single)
+            np.testing.assert_array_equal(t2, read_images(known, plain, single)[0])
+            np.testing.assert_array_equal(zones > 0, gland > 0)
+            shares = np.bincount(zones.ravel(), minlength=3)[1:] / (zones > 0).sum()
+            assert shares.min() > 0.1, "both zones are there"
+            stands_out = [image[gland > 0].mean() / image[gland == 0].mean() for image in (t2, adc)]
+            assert stands_out[1] > 1.4 * stands_out[0], "fat is dark in ADC"
+        assert {finding.message for finding in check(folder)} == {"has no val case", "has no test case"}
+    make_phantom(tmp_path, seed=3, sites=["HK"], cases=1, sequences=2, matrices=(32,))
+    assert (tmp_path / "prostate_sequences" / "HK" / "arrays" / "32").is_dir(), "slices of the first sequence"
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [({"sites": ["RUMNC"]}, "RUNMC"), ({"cases": 0}, "cases >= 1"), ({"sequences": 3}, "1 or 2 sequences")],
+)
 def test_wrong_options_name_the_mend(options: dict[str, object], hint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=hint):
         make_phantom(tmp_path, **options)  # type: ignore[arg-type]
@@ -161,6 +187,8 @@ def test_cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert "1 cases" in capsys.readouterr().out
     assert _cli("phantom", "--out", str(tmp_path / "here"), "--sites", "UCL", "--cases", "1") == 0
     assert (tmp_path / "here" / "prostate" / "UCL" / "manifest.json").is_file()
+    assert _cli("phantom", "--out", str(tmp_path / "here"), "--sites", "UCL", "--cases", "1", "--zones") == 0
+    assert (tmp_path / "here" / "prostate_zones" / "UCL" / "manifest.json").is_file()
     with pytest.raises(ConfigError, match="--matrix"):
         _cli("phantom", "--matrix", "big")
 

@@ -10,7 +10,7 @@ import pytest
 import SimpleITK as sitk
 from scanfiles import volume, write_liu, write_pair
 
-from data_prep.prostate import PROMISE12_SITES, plan_prostate, prepare_prostate
+from data_prep.prostate import PROMISE12_SITES, plan_volumes, prepare_prostate
 from fedshift.cli import data
 from fedshift.data.arrays import open_arrays
 from fedshift.data.check import check
@@ -64,7 +64,7 @@ def test_liu_six_sites(tmp_path: Path) -> None:
 def test_folder_names_in_any_case(tmp_path: Path, spelling: str) -> None:
     for k in range(3):
         write_pair(tmp_path / "raw" / spelling, f"Case{k:02d}", seed=k)
-    assert [plan.site for plan in plan_prostate(tmp_path / "raw")] == ["BIDMC"]
+    assert [plan.site for plan in plan_volumes(tmp_path / "raw").sites] == ["BIDMC"]
 
 
 @pytest.mark.parametrize("parts", [False, True])
@@ -87,7 +87,7 @@ def test_promise12_test_cases_are_passed_over(tmp_path: Path) -> None:
         _, mask = write_pair(tmp_path / "raw" / "test_data", f"Case{k:02d}", seed=90 + k, suffix=".mhd")
         mask.unlink()
         mask.with_suffix(".raw").unlink()
-    assert sum(len(plan.cases) for plan in plan_prostate(tmp_path / "raw")) == 8
+    assert plan_volumes(tmp_path / "raw").total == 8
 
 
 def test_promise12_case_in_two_parts(tmp_path: Path) -> None:

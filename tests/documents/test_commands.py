@@ -27,7 +27,7 @@ import torch
 from conftest import make_image_site, small_image_job
 from nvflare import cli as nvflare_cli
 from picturefiles import write_office, write_picture, write_tree
-from scanfiles import volume, write_dicom, write_pair
+from scanfiles import other_sequence, volume, write_described, write_dicom, write_pair, zones
 
 from data_prep.pacs import PACS
 from fedshift import cli
@@ -57,7 +57,11 @@ RUN: dict[str, list[str]] = {
     r"fedshift --version": [],
     r"fedshift (tasks|methods)\b.*": [],
     r"fedshift data phantom": SMALL_DATA,  # once: pages that repeat it get what it made
+    r"fedshift data phantom --cases 6": ["--sites", "BIDMC,HK,UCL", "--matrix", "32"],
+    r"fedshift survey prostate\b.*": ["--sites", "BIDMC,HK"],
+    r"fedshift job \S+ surveys/.*": [],
     r"fedshift data (check|prepare own) .*": [],
+    r"fedshift data prepare (msd|hippocampus) .*": [],
     r"fedshift data prepare shapes .*": [],
     r"fedshift job \S+ prostate .*federation\.robust\..*": [],  # of the task's six sites
     r"fedshift (job|pooled|leave-one-out|cross-site)( \S+)? prostate\b.*": SMALL_JOB,
@@ -90,7 +94,7 @@ PARSED: dict[str, str] = {
 
 MEANT: dict[str, dict[str, str]] = {
     r"fedshift data check DIR": {"DIR": "promise12"},
-    r"fedshift data prepare own --images DIR .*": {"--images DIR": "--images scans", "--masks DIR": "--masks masks"},
+    r"fedshift data prepare own .* --images DIR .*": {"--images DIR": "--images scans", "--masks DIR": "--masks masks"},
     r"fedshift data prepare prostate .*": {"DIR": "promise12"},
     r"fedshift data prepare office_caltech .*": {"DIR": "office"},
     r"nvflare simulator .*": {"-t 6": "-t 3"},  # it has three sites
@@ -389,6 +393,18 @@ def own_scans(folder: Path, *, images: str, masks: str) -> None:
 
 def for_own_data(folder: Path, phantom: Path) -> None:
     own_scans(folder, images="scans", masks="masks")
+    write_described(folder / "Task04_Hippocampus", classes=("Anterior", "Posterior"), cases=12)
+    for number in range(5):
+        image, mask = volume(number)
+        for name, made in (
+            (f"zones/images/P{number}", image),
+            (f"zones/masks/P{number}", zones(mask)),
+            (f"bids/sub-{number}/anat/sub-{number}_T2w", image),
+            (f"bids/sub-{number}/dwi/sub-{number}_adc", other_sequence(image)),
+            (f"bids/derivatives/drawn/sub-{number}/sub-{number}_mask", mask),
+        ):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            SimpleITK.WriteImage(made, str(folder / f"{name}.nii.gz"))
 
 
 def for_a_new_task(folder: Path, phantom: Path) -> None:

@@ -22,6 +22,7 @@ ROUNDS: dict[str, Any] = json.loads((RESULTS / "performance" / "many_rounds.json
 MEMORY: dict[str, Any] = json.loads((RESULTS / "performance" / "server_memory.json").read_text(encoding="utf-8"))
 SITES: dict[str, Any] = json.loads((RESULTS / "performance" / "many_sites.json").read_text(encoding="utf-8"))
 RUNS: dict[str, Any] = json.loads((RESULTS / "flare_round_cost.json").read_text(encoding="utf-8"))["runs"]
+AUGMENTATION: dict[str, Any] = json.loads((RESULTS / "performance" / "augmentation.json").read_text(encoding="utf-8"))
 PEERS = ("Flower simulation", "NVFlare FedAvgRecipe")
 
 
@@ -201,3 +202,19 @@ def test_scale_on_paper() -> None:
     site = [f"{2 * 80:.0f} s", f"{2 * 80 * share:.0f} s", f"{2 * 4.382e-3 * 80:.1f} s"]
     assert row("through a site's link", section) == site
     assert row("FLARE and the coordinator", section) == [f"{large * seconds:.0f} s", "", f"{small * seconds:.0f} s"]
+
+
+@pytest.mark.parametrize("kind", ["2D", "3D"])
+def test_augmentation(kind: str) -> None:
+    found = AUGMENTATION[kind]
+    seconds, ratios = found["seconds a batch"], found["ratios"]
+    assert row(kind, "Augmentation") == [
+        " x ".join(map(str, found["batch"])),
+        told(seconds["own"], 3),
+        told(seconds["monai"], 3),
+        told(seconds["step"], 2),
+        told(ratios["monai to own"], 1),
+        f"{ratios['own of an epoch']['median']:.1%}",
+        f"{ratios['monai of an epoch']['median']:.1%}",
+    ]
+    assert ratios["monai to own"]["low"] > 1 and ratios["own of an epoch"]["high"] < 0.15

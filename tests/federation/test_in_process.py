@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_site, small_image_job, small_job
+from rich.console import Console
 
 from fedshift import cli
 from fedshift.federation.in_process import run_in_process, run_pooled
@@ -44,6 +46,24 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(three_sites: di
     np.random.seed(5)
     assert same(first, final_weights(small_job("fedrdn+fedfa"), three_sites, tmp_path / "b"))
     assert not same(first, final_weights(small_job("fedfa+fedrdn", seed=1), three_sites, tmp_path / "c"))
+
+
+def test_the_initial_weights_are_scored_if_the_job_asks_for_it(
+    three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    plain = run_in_process(small_image_job("fedavg"), three_image_sites, tmp_path / "plain").results
+    job = small_image_job("fedavg", "evaluation.start=true")
+    scored = run_in_process(job, three_image_sites, tmp_path / "scored").results
+    assert plain.statistics is not None and plain.statistics.sites == {}
+    assert scored.statistics is not None and scored.selected is not None and scored.selected.round > 0
+    initial = Coordinator(job, tmp_path / "server").model.broadcast(1, best_round=0, sites=("A",))
+    site = Site(job, "A", data=three_image_sites["A"], state=tmp_path / "state")
+    assert scored.statistics.sites["A"].val == site.score(initial, "val")
+    assert [told.val for told in scored.rounds[0].sites.values()] == [t.val for t in plain.rounds[0].sites.values()]
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(scores_table(scored))
+    mean = np.mean([told.val["accuracy"] for told in scored.statistics.sites.values()])
+    assert f"Mean validation score of the initial weights: {100 * mean:.1f} %" in console.export_text()
 
 
 def test_test_scores_of_rounds_are_recorded_and_select_nothing(
@@ -246,8 +266,8 @@ def test_it_learns_and_records_what_happened(three_sites: dict[str, Path], tmp_p
 @pytest.mark.parametrize(
     "network",
     [
-        ("network.name=monai_unet", "network.options.channels=[4, 8, 8, 8, 8]"),
-        ("network.name=monai_basic_unet", "network.options.features=[4, 4, 8, 8, 8, 4]"),
+        ("network.name=monai.UNet", "network.options={channels: [4, 8, 8, 8, 8], norm: batch}"),
+        ("network.name=monai.BasicUNet", "network.options={features: [4, 4, 8, 8, 8, 4], norm: batch}"),
     ],
 )
 def test_methods_work_on_monais_networks(

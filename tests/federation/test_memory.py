@@ -77,7 +77,7 @@ def test_gpus_share_the_processes_and_the_one_with_most_decides() -> None:
 def test_batches_are_no_larger_than_the_largest_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 10**10)
     data = {site: make_site(tmp_path, site) for site in ("BIDMC", "HK")}  # 2 cases of 8 slices to train on
-    measured = Measured(activations=MB, network=MB, side=4096)
+    measured = Measured(activations=MB, network=MB, evaluation=2560 * 4096)
     small, whole = (
         needs_of(small_job("fedavg", f"schedule.batch_size={n}", sites=["BIDMC", "HK"]), data, measured)[0].batch
         for n in (4, 10**6)

@@ -10,10 +10,10 @@ from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import ConfigError
 
 SETS = [
-    ["network.name=monai_unet", "network.options.channels=[8, 16, 32]", "network.options.residual=0"],
-    ["network.name=monai_unet", "network.options={channels: [8, 16, 32]}", "network.options.residual=0"],
-    ["network={name: monai_unet, options: {residual: 0}}", "network.options.channels=[8, 16, 32]"],
-    ["network={name: monai_unet, options: {residual: 0}}", "network.options.channels=[8, 16, 32]"],
+    ["network.name=monai.UNet", "network.options.channels=[8, 16, 32]", "network.options.num_res_units=0"],
+    ["network.name=monai.UNet", "network.options={channels: [8, 16, 32]}", "network.options.num_res_units=0"],
+    ["network={name: monai.UNet, options: {num_res_units: 0}}", "network.options.channels=[8, 16, 32]"],
+    ["network={name: monai.UNet, options: {num_res_units: 0}}", "network.options.channels=[8, 16, 32]"],
 ]
 
 
@@ -21,12 +21,12 @@ SETS = [
 def test_the_order_of_options_does_not_matter(options: list[str]) -> None:
     for order in permutations(options):
         network = resolve("prostate", "fedavg", options=order).task.network
-        assert network.name == "monai_unet"
-        assert network.options == {"channels": [8, 16, 32], "residual": 0}
+        assert network.name == "monai.UNet"
+        assert network.options == {"channels": [8, 16, 32], "num_res_units": 0}
 
 
 def test_a_network_of_the_wrong_dimension_is_refused_in_any_order() -> None:
-    for order in permutations(["network.options.spatial_dims=3", "network.name=monai_unet"]):
+    for order in permutations(["network.options.spatial_dims=3", "network.name=monai.UNet"]):
         with pytest.raises(ConfigError, match="spatial_dims"):
             resolve("prostate", "fedavg", options=order)
 
@@ -38,7 +38,7 @@ def test_a_network_of_the_wrong_dimension_is_refused_in_any_order() -> None:
         ["schedule.keep=1", "schedule.keep=true"],
         ["schedule={rounds: 3}", "schedule.rounds=4"],
         ["data=none", "data.matrix=96"],
-        ["network={name: unet}", "network.name=monai_unet"],
+        ["network={name: unet}", "network.name=monai.UNet"],
     ],
 )
 def test_options_that_contradict_each_other_are_both_named(options: list[str]) -> None:

@@ -26,6 +26,7 @@ from fedshift.data.locate import SiteSettings
 from fedshift.federation.resolve import resolve
 from fedshift.flare import kit as kits
 from fedshift.flare.export import client_config, server_config
+from fedshift.flare.survey import job as survey
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.policy import Policy
 
@@ -126,6 +127,8 @@ def test_a_job_builds_our_components_and_no_others(site: kits.Kit, server: kits.
     parts = [entry["path"] for part in ("workflows", "components") for entry in server_config()[part]]
     assert all(builds(server, path) for path in parts) and not builds(server, executor)
     assert builds(site, executor) and not any(builds(site, path) for path in parts)
+    assert builds(server, survey.server_config()["workflows"][0]["path"])
+    assert builds(site, survey.client_config()["executors"][0]["executor"]["path"])
     for path in (
         "nvflare.app_common.workflows.scatter_and_gather.ScatterAndGather",
         "nvflare.app_common.logging.job_log_streamer.JobLogStreamer",
@@ -321,7 +324,7 @@ def test_the_sites_settings_are_valid_as_written_and_with_all_that_is_commented_
     assert settings.data == {"prostate": '/a path: with "signs"', "pacs": "/b"}
     assert settings.privacy == Policy(), "written out, not changed"
     with_noise = yaml.safe_load(text.replace("  # statistics:", "  statistics:").replace("  # weights:", "  weights:"))
-    assert set(with_noise["privacy"]) == {"train", "allow", "min_cases", "case_scores", "statistics", "weights"}
+    assert set(with_noise["privacy"]) == set(Policy.model_fields) - {"encryption"}
     SiteSettings.parse(with_noise, where="test")
 
 

@@ -22,7 +22,7 @@ from fedshift.cli import main
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.inference import export
-from fedshift.inference.bundle import script
+from fedshift.inference.bundle_slices import script
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.schema.results import LAST
 

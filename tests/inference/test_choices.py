@@ -22,7 +22,8 @@ from .conftest import Run, save_model
 
 def images_of(arrays: SliceArrays, model: Model) -> Images:
     cases = [arrays.images[case.offset : case.offset + case.shape[0]] for case in arrays.manifest.cases]
-    return Images.of_scans(cases, context=model.data["context"], scale=model.data["scale"])
+    context, scale = model.data["context"], model.data["scale"]
+    return Images([batch for case in cases for batch in batches(case, context=context, scale=scale)])
 
 
 @torch.inference_mode()

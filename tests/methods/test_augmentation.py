@@ -27,7 +27,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def augmented(
     x: Tensor, y: Tensor | None = None, *, seed: int = 0, slices: bool = False, **options: object
 ) -> base.Batch:
-    ctx = make_context("augmentation", seed=seed, images_are_slices=slices)
+    ctx = make_context("augmentation", seed=seed, dense=slices)
     y = torch.zeros(len(x), dtype=torch.int64) if y is None else y
     return augmentation.Client(augmentation.Config(**options)).augment(base.Batch(x, y), ctx)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,6 @@ from .cases import KINDS, REFUSED, ROUNDS, cases, job_for
 
 CASES = list(cases())
 POOLED = [name for name in method_set.available() if method_set.load({name: {}})[-1].is_pooled]
-FEDERATED = [(names, kind) for names, kind in CASES if names not in POOLED]
 Data = Mapping[str, Path]
 
 
@@ -102,8 +101,7 @@ def assert_same(one: Coordinator, other: Coordinator) -> None:
     assert scores(one) == scores(other)
 
 
-@pytest.mark.parametrize(("names", "kind"), CASES)
-def test_it_trains(names: str, kind: str, runs: Runs) -> None:
+def it_trains(names: str, kind: str, runs: Runs, folder: Path) -> None:
     results = runs(names, kind).results
     assert [record.rejected for record in results.rounds] == [[]] * ROUNDS[kind]
     assert results.statistics is not None and results.statistics.rejected == []
@@ -114,24 +112,13 @@ def test_it_trains(names: str, kind: str, runs: Runs) -> None:
     assert results.final is not None and all(splits["test"] for splits in results.final.best.sites.values())
 
 
-@pytest.mark.parametrize(("name", "kind"), sorted(REFUSED))
-def test_it_is_refused_with_the_reason(name: str, kind: str) -> None:
-    with pytest.raises(ConfigError, match=f"method {name}: .*(one label|no embedding)"):
-        KINDS[kind](name)
-
-
-@pytest.mark.parametrize(
-    ("names", "kind"), [case for case in FEDERATED if "+" not in case[0] or case[1] == "classification"]
-)
-def test_serialised_messages_and_new_executors_change_no_bit(names: str, kind: str, runs: Runs, tmp_path: Path) -> None:
-    federation = Federation(job_for(names, kind), runs.data[kind], tmp_path)
+def serialised_messages_and_new_executors_change_no_bit(names: str, kind: str, runs: Runs, folder: Path) -> None:
+    federation = Federation(job_for(names, kind), runs.data[kind], folder)
     assert_same(runs(names, kind), federation.run())
 
 
-@pytest.mark.parametrize("names", [names for names, kind in CASES if "+" not in names and kind == "classification"])
-def test_a_killed_run_goes_on_to_the_same_numbers(names: str, runs: Runs, tmp_path: Path) -> None:
+def a_killed_run_goes_on_to_the_same_numbers(names: str, kind: str, runs: Runs, folder: Path) -> None:
     """Killed after a site's answer in round 3: the site's state and the server's state of round 2 are on disk."""
-    kind = "classification"
     job = job_for(names, kind)
     child = os.fork()
     if child == 0:
@@ -141,12 +128,39 @@ def test_a_killed_run_goes_on_to_the_same_numbers(names: str, runs: Runs, tmp_pa
                 os.kill(os.getpid(), signal.SIGKILL)
 
         try:
-            run(job, runs.data[kind], tmp_path, on_progress=die)
+            run(job, runs.data[kind], folder, on_progress=die)
         finally:
             os._exit(1)  # not reached: the process is killed
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert (tmp_path / "server_state.pt").is_file()
-    assert_same(runs(names, kind), run(job, runs.data[kind], tmp_path, resume=True))
+    assert (folder / "server_state.pt").is_file()
+    assert_same(runs(names, kind), run(job, runs.data[kind], folder, resume=True))
+
+
+Check = Callable[[str, str, Runs, Path], None]
+
+
+def checks() -> Iterator[tuple[str, str, Check]]:
+    """The checks of one job follow each other, so that one worker process runs it once for all of them."""
+    for names, kind in CASES:
+        one, images = "+" not in names, kind == "classification"
+        yield names, kind, it_trains
+        if names not in POOLED and (one or images):
+            yield names, kind, serialised_messages_and_new_executors_change_no_bit
+        if one and images:
+            yield names, kind, a_killed_run_goes_on_to_the_same_numbers
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "check"), [pytest.param(*of, id=f"{of[0]}-{of[1]}-{of[2].__name__}") for of in checks()]
+)
+def test_every_method(names: str, kind: str, check: Check, runs: Runs, tmp_path: Path) -> None:
+    check(names, kind, runs, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "kind"), sorted(REFUSED))
+def test_it_is_refused_with_the_reason(name: str, kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"method {name}: .*(one label|no embedding)"):
+        KINDS[kind](name)
 
 
 def test_a_run_of_another_job_is_not_gone_on_with(runs: Runs, tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def parts(kind: str) -> frozenset[str]:
     ("name", "options", "count"),
     [
         ("unet", {"features": 4}, 18),
-        ("monai_unet", {"channels": [4, 8, 8]}, None),
-        ("monai_basic_unet", {"features": [4, 4, 8, 8, 8, 4]}, 18),
+        ("monai.UNet", {"channels": [4, 8, 8], "norm": "batch"}, None),
+        ("monai.BasicUNet", {"features": [4, 4, 8, 8, 8, 4], "norm": "batch"}, 18),
         ("digits_cnn", {"size": 16, "width": 4}, 5),
         ("mnist_cnn", {"size": 16}, 0),
     ],
@@ -215,7 +215,7 @@ def test_it_helps_where_sites_differ_in_brightness_and_contrast(tmp_path: Path) 
     data = {s: make_image_site(tmp_path / "data", s, gain=g, offset=o, images=108) for s, (g, o) in SHIFTS.items()}
     scores = {}
     for name in ("fedavg", "fedbn"):
-        job = small_image_job(name, "schedule.rounds=6", "schedule.local_epochs=3")
+        job = small_image_job(name, "schedule.rounds=16", "schedule.local_epochs=3")
         result = run_in_process(job, data, tmp_path / name).results.final
         assert result is not None
         # The test images alone are so few that the margin would depend on the processor's rounding.

@@ -66,7 +66,7 @@ def trained_loss(
         ce = functional.cross_entropy(logits, y)
         return ce / 2 + logits.square().mean() if slices else ce
 
-    ctx = make_context("fedmix", net, n_classes=4, objective=objective, images_are_slices=slices)
+    ctx = make_context("fedmix", net, n_classes=4, objective=objective, dense=slices)
     client = fedmix.Client(fedmix.Config(lam=lam, variant=variant))
     client.attach(net, ctx)
     client.receive({"images": problem.mean_x, "targets": problem.mean_y}, ctx)

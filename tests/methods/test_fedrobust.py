@@ -121,7 +121,7 @@ def test_layers_draw_the_same_in_the_adversarys_pass_and_in_training() -> None:
 def test_slices_of_a_segmentation_network_in_half_precision_layout() -> None:
     net = unet.UNet(features=4).train().to(memory_format=torch.channels_last)
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    ctx = make_context("fedrobust", net, objective=functional.cross_entropy, images_are_slices=True)
+    ctx = make_context("fedrobust", net, objective=functional.cross_entropy, dense=True)
     x = torch.rand(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     soft = torch.softmax(torch.rand(2, 2, 32, 32), 1)
     client = fedrobust.Client(fedrobust.Config())

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from conftest import golden, make_context
+from conftest import Samples, golden, make_context
 from torch.nn import functional
 
 from fedshift.methods import base, irm
@@ -59,6 +59,14 @@ def test_the_weight_grows_after_the_warm_up_in_new_objects_too() -> None:
     f = functional.cross_entropy(logits, y).item()
     assert told[0] == told[1] and told[2] == told[3]
     assert (told[0] - f) == pytest.approx(told[2] - f / 100, rel=1e-5)
+
+
+@pytest.mark.parametrize(("steps", "warned"), [(2, True), (3, False)])
+def test_a_job_that_ends_within_its_warm_up_says_so(steps: int, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    ctx = make_context("irm")
+    ctx.state["steps"] = torch.tensor(steps)
+    irm.Client(irm.Config(warmup=2)).end(Samples(np.empty(0)), ctx)
+    assert ("weight=100 was never used" in caplog.text) == warned
 
 
 def test_without_weight_it_is_the_mean_over_sites() -> None:

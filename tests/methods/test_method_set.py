@@ -114,4 +114,4 @@ def test_two_methods_that_decide_what_a_site_keeps_are_refused() -> None:
 
 
 def test_a_spec_keeps_words_that_are_no_size_of_the_task() -> None:
-    assert ArraySpec(("classes", "groups", 3)).sized({"classes": 10}).shape == (10, "groups", 3)
+    assert ArraySpec(("classes", "groups", 3)).sized({"classes": (10,)}).shape == (10, "groups", 3)

@@ -38,6 +38,11 @@ OPTIONS = [
     ("images", "fedavgm fedavgm.beta=-0.1", "method fedavgm: 'beta'"),
     ("images", "fedavgm fedavgm.server_lr=0", "method fedavgm: 'server_lr'"),
     ("slices", "fedbn fedbn.norms=bn", "method fedbn: 'norms' .* 'batch' or 'all'"),
+    (
+        "slices",
+        "fedbn network.options.norm=batch_statistics network.options.bn_momentum=0.1",
+        "method fedbn: network unet has no batch norm",
+    ),
     ("slices", "fedfa fedfa.layers=[1,6]", r"method fedfa: layers \[6\] .* 1 to 5"),
     ("images", "fedharmo fedharmo.alpha=-1", "method fedharmo: 'alpha' .* 0"),
     ("images", "fedirm fedirm.weight=-1", "method fedirm: 'weight' .* 0"),
@@ -73,6 +78,10 @@ OPTIONS = [
     ("images", "groupdro groupdro.eta=-1", "method groupdro: 'eta' .* 0"),
     ("slices", "harmofl harmofl.variant=code", "method harmofl: 'variant' .* 'paper' or 'released'"),
     ("images", "irm irm.weight=-1", "method irm: 'weight' .* 0"),
+    *(
+        ("images", f"{name} {name}.weight=50 schedule.local_steps=7", f"method {name}: weight .* warm-up of 500")
+        for name in ("irm", "fedirm", "vrex")
+    ),
     ("slices", "manifold_mixup manifold_mixup.layers=[0,9]", r"method manifold_mixup: layers \[9\] .* 1 to 5"),
     ("images", "manifold_mixup manifold_mixup.layers=[]", "method manifold_mixup: layers is empty"),
     ("slices", "mixstyle mixstyle.layers=[1,6]", r"method mixstyle: layers \[6\] .* 1 to 5"),

@@ -14,7 +14,8 @@ from methods.cases import cases, job_for
 
 from fedshift.flare import codec
 from fedshift.methods import method_set
-from fedshift.reporting.leaves import leaves_page, leaves_section
+from fedshift.reporting.leaves import ROWS_OF_A_SURVEY, leaves_page, leaves_section
+from fedshift.schema.fingerprint import Fingerprint
 from fedshift.tasks.kinds import build_task
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
@@ -25,6 +26,11 @@ def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8").endswith("\n" + leaves_page()), (
         "run 'fedshift methods --leaves' and put it in"
     )
+
+
+def test_the_table_of_a_survey_has_every_field_of_a_sites_answer() -> None:
+    told = [name for names in ROWS_OF_A_SURVEY for name in names.split(", ")]
+    assert sorted(told) == sorted(Fingerprint.model_fields)
 
 
 def test_methods_that_share_statistics_say_so() -> None:

@@ -387,3 +387,44 @@ def test_a_centralised_reference_starts_from_it_too(
     assert cli.main(["pooled", "all", str(SHAPES), "--set", "schedule.rounds=1", "--weights", str(path)]) == 0
     assert "Initial weights: start.pth" in capsys.readouterr().out
     assert read_results(tmp_path / "runs" / "all_shapes").job.network["weights"]["file"] == "start.pth"
+
+
+# --- what fits of another model -------------------------------------------------------------------
+
+
+def bundle(state: State, folder: Path) -> Path:
+    """The folder of a MONAI bundle, with a checkpoint as its training program writes them."""
+    saved(
+        {"model": {f"module.{key}": value for key, value in state.items()}, "epoch": 3}, folder / pretrained.IN_BUNDLE
+    )
+    return folder
+
+
+def test_a_bundle_gives_the_layers_that_fit_and_the_rest_is_named(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    theirs = other(
+        small_net(9).state_dict(), head__weight=torch.zeros(9, 32), head__bias=None, extra__weight=torch.ones(2)
+    )
+    folder = bundle(theirs, tmp_path / "spleen")
+    options = ["network.name=digits_cnn", "network.options={size: 16, width: 4}"]
+    assert cli.main(["job", "fedavg", str(SHAPES), "--init", str(folder), "--set", *options, "--out", "jobs"]) == 0
+    said = capsys.readouterr().out
+    assert "new: head (2 arrays); unused: head (1 array), extra (1 array)" in said
+    job = read_job(tmp_path / "jobs" / "fedavg_shapes" / "app" / "config" / "fedshift.yaml")
+    assert job.task.network.weights == pretrained.identify(folder / pretrained.IN_BUNDLE, partial=True)
+    net, own = small_net(1), small_net(1).state_dict()
+    pretrained.load(net, job.task.network.weights)
+    for key, value in net.state_dict().items():
+        assert torch.equal(value, own[key] if key.startswith("head.") else theirs[key]), key
+
+
+def test_a_model_of_which_nothing_fits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no array .* by name and shape"):
+        pretrained.take_what_fits(small_net(1), {"other.weight": torch.ones(3)}, where="file.pt")
+
+
+def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no models/model\.pt"):
+        pretrained.file_of(tmp_path)

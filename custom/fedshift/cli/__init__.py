@@ -21,6 +21,7 @@ from fedshift.cli import (
     report,
     run,
     site,
+    survey,
     tasks,
 )
 from fedshift.cli.arguments import check_paths, phantom_data
@@ -75,6 +76,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (
         data,
+        survey,
         job,
         run,
         pooled,

@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """``fedshift export``."""
     from fedshift.inference import classify, export, segment
     from fedshift.inference.model import open_model
+    from fedshift.inference.sequences import first_files
     from fedshift.schema.errors import ConfigError
 
     if not (args.bundle or args.onnx or args.torch_export):
@@ -41,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--statistics own needs images to estimate them from: name some with --images")
     if args.images and not chosen.own:
         raise ConfigError("--images is for --statistics own: add it, or leave out --images")
-    ready = (segment if model.is_segmentation else classify).ready_for(model, args.images, chosen, device=args.device)
+    images = first_files(args.images, model.sequences)
+    ready = (segment if model.is_segmentation else classify).ready_for(model, images, chosen, device=args.device)
     for line in describe(model):
         print(line)
     print_statistics(ready)

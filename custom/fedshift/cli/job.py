@@ -37,8 +37,15 @@ def add_job_arguments(parser: Any, *, with_methods: bool = True, with_held_out: 
     )
     parser.add_argument("--seed", type=int, default=0, help="decides every random number (default 0)")
     parser.add_argument("--name", help="default: methods and task joined by _")
-    parser.add_argument(
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument(
         "--weights", type=Path, metavar="FILE", help="a state_dict to start from, such as ImageNet's (default: scratch)"
+    )
+    start.add_argument(
+        "--init",
+        type=Path,
+        metavar="MODEL",
+        help="a model file or MONAI bundle to start from; layers that do not fit start anew, and are listed",
     )
 
 
@@ -58,7 +65,9 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
     from fedshift.tasks import pretrained
     from fedshift.tasks.kinds import build_task
 
-    weights = None if args.weights is None else pretrained.identify(args.weights)
+    start = args.weights or args.init
+    path = None if start is None else pretrained.file_of(start)
+    weights = None if path is None else pretrained.identify(path, partial=args.init is not None)
     changes.setdefault("sites", names(args.sites))
     changes.setdefault("held_out", names(getattr(args, "held_out", None)))
     changes.setdefault("name", args.name)
@@ -71,10 +80,11 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
         weights=weights,
         **changes,
     )
-    if weights is not None:
-        taken = pretrained.take(build_task(job).network(), pretrained.read(args.weights), where=str(args.weights))
-        kept = pretrained.keep(args.weights, weights)
-    if weights is not None and not quiet:
+    if path is None or weights is None:
+        return job
+    taken = pretrained.select(build_task(job).network(), weights, path)
+    kept = pretrained.keep(path, weights)
+    if not quiet:
         print(f"initial weights: {pretrained.describe(weights, taken)}; the server finds them in {kept.parent}")
         before = pretrained.trained_by(weights).get(job.task.dataset, ())
         not_new = [site for site in job.task.held_out if site in before]

@@ -25,12 +25,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--sites", metavar="A,B", help="some of BIDMC,HK,I2CVB,BMC,RUNMC,UCL (default all)")
     parser.add_argument("--cases", type=int, metavar="N", help="patients a site (default 8)")
     parser.add_argument("--matrix", metavar="M,N", default="96", help="image sizes to cache right away (default 96)")
+    parser.add_argument("--zones", action="store_true", help="two zones of the gland as classes, not the whole gland")
+    parser.add_argument("--sequences", type=int, default=1, metavar="N", help="2: an ADC map beside T2 (default 1)")
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the phantom with a progress bar; returns the exit code."""
-    from data_prep.phantom import CASES, make_phantom
+    from data_prep.phantom import CASES, dataset_of, make_phantom
     from data_prep.phantom_scanner import SCANNERS
     from fedshift.schema.errors import ConfigError
 
@@ -55,11 +57,13 @@ def run(args: argparse.Namespace) -> int:
             sites=sites,
             cases=args.cases,
             matrices=matrices,
+            zones=args.zones,
+            sequences=args.sequences,
             progress=lambda what: bar.update(task, description=what, completed=next(begun, total)),
         )
     console.print(
         f"Phantom (simulated, no patients): {total} cases in {time.monotonic() - started:.0f} s, "
-        f"in {root / 'prostate'}",
+        f"in {root / dataset_of(zones=args.zones, sequences=args.sequences)}",
         soft_wrap=True,
     )
     if root != phantom_home().absolute():

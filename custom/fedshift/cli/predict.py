@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """``fedshift predict``; exit code 1 if it failed for some of the images."""
     from fedshift.data.scans import require_text
     from fedshift.inference.model import open_model
+    from fedshift.inference.sequences import first_files
     from fedshift.schema.errors import ConfigError
 
     model, images = open_model(args.model), list(dict.fromkeys(args.images))
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{table} already exists: name another folder with --out, or replace it with --force")
     for line in describe(model):
         print(line)
+    images = first_files(images, model.sequences)
     rows = (_segment if model.is_segmentation else _classify)(model, images, args)
     return _write_rows(rows, args.out, n=len(images))
 
@@ -63,14 +65,17 @@ def _segment(model: Model, images: Sequence[Path], args: argparse.Namespace) -> 
     from fedshift.schema.names import printable
 
     replace = {image.resolve() for image in images} if args.force else _predicted_before(args.out)
-    places = segment.output_paths(images, args.out, overlay=args.overlay, replace=replace)
+    places = segment.output_paths(images, args.out, overlay=args.overlay, replace=replace, sequences=model.sequences)
     ready = segment.ready_for(model, images, choice(args), device=args.device)
     print_statistics(ready)
     _make_folder(args.out)
+    classes = model.header.job.task.classes[1:]
     for done in segment.segment_scans(model, ready, places):
         row: dict[str, object] = {"file": done.image, "volume_ml": "", "voxels": "", "statistics": ready.statistics}
+        row |= {f"volume_ml {name}": "" for name in classes if len(classes) > 1}
         if done.error is None:
             row |= {"volume_ml": f"{done.volume_ml:.3f}", "voxels": done.voxels}
+            row |= {f"volume_ml {name}": f"{volume:.3f}" for name, volume in done.volumes.items()}
             drawn = f", {done.overlay}" if done.overlay else ""
             print(printable(f"{done.image}: {done.volume_ml:.1f} ml, {done.mask}{drawn}"))
         for remark in done.remarks:

@@ -188,22 +188,27 @@ def _square(slices: np.ndarray) -> np.ndarray:
 
 
 def _resample(slices: np.ndarray, matrix: int) -> np.ndarray:
-    """Resample rows, then columns, by summing over the few pixels with a weight above 0.
+    """Resample rows, then columns."""
+    result = slices.astype(np.float64)
+    for axis in (1, 2):
+        result = resize_axis(result, axis, matrix)
+    return result
+
+
+def resize_axis(values: np.ndarray, axis: int, after: int) -> np.ndarray:
+    """Resample floating-point values along one axis by summing over the few elements with a weight above 0.
 
     A matrix product would be slower on a busy machine (threaded BLAS), and its order of summation is not fixed.
     """
-    weights = resize_weights(slices.shape[1], matrix)
+    weights = resize_weights(values.shape[axis], after)
     taps = int((weights > 0).sum(axis=1).max())
     first = np.minimum((weights > 0).argmax(axis=1), weights.shape[1] - taps)
-    result = slices.astype(np.float64)
-    for axis in (1, 2):
-        total: np.ndarray | float = 0.0
-        for tap in range(taps):
-            weight = weights[np.arange(matrix), first + tap]
-            weight = weight[:, None] if axis == 1 else weight
-            total = total + np.take(result, first + tap, axis=axis) * weight
-        result = np.asarray(total)
-    return result
+    weights = weights.astype(values.dtype)
+    total: np.ndarray | float = 0.0
+    for tap in range(taps):
+        weight = weights[np.arange(after), first + tap].reshape(-1, *[1] * (values.ndim - 1 - axis))
+        total = total + np.take(values, first + tap, axis=axis) * weight
+    return np.asarray(total)
 
 
 def resize_weights(before: int, after: int) -> np.ndarray:

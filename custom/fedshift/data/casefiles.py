@@ -1,19 +1,20 @@
-"""One case before preparation: its image and mask files, and checks of the two together."""
+"""One case before preparation: its image and mask files, and checks of them together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from fedshift.data.scans import Scan, ScanError, read_scan
+from fedshift.data.labels import Labels
+from fedshift.data.scans import Scan, ScanError, read_scan, read_volumes
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
 from fedshift.schema.names import printable
 
-KNOWN_LABELS = (0, 1, 2)  # 2 is a second zone in some public sets; everything above 0 is the structure
 STRUCTURE = "structure"
 """What a mask outlines, where the classes are not known."""
 ORIGIN_TOLERANCE = 1e-2  # mm
@@ -21,17 +22,38 @@ ORIGIN_TOLERANCE = 1e-2  # mm
 
 @dataclass(frozen=True)
 class CaseFiles:
-    """A case: any image file that SimpleITK reads, or a DICOM series folder, and its mask.
+    """A case: a file for each sequence, of any kind that SimpleITK reads or a folder of DICOM slices, and its mask.
 
-    ``channel`` picks the volume of a 4D image; ``trust_voxels`` takes the image's geometry for the mask,
-    whatever the mask's header says, if both files have the same number of voxels along each axis.
+    Attributes:
+        id: the case.
+        images: the files, in the order of the sequences; a 4D file is named once for each of its volumes that is used.
+        mask: the file of the mask.
+        channels: which volume to take from each image file, for 4D files; None for 3D files.
+        sequences: names of the sequences, empty for one unnamed.
+        labels: what the mask's values mean; without them every whole number from 0 to 255 is accepted.
+        trust_voxels: take the first image's geometry for the other files, whatever their headers say, if they have the
+            same number of voxels along each axis.
     """
 
     id: str
-    image: Path
+    images: tuple[Path, ...]
     mask: Path
-    channel: int | None = None
+    channels: tuple[int | None, ...] = ()
+    sequences: tuple[str, ...] = ()
+    labels: Labels | None = None
     trust_voxels: bool = False
+
+    @property
+    def image(self) -> Path:
+        """The file of the first sequence."""
+        return self.images[0]
+
+    def named(self, number: int) -> str:
+        """A sequence in a sentence: ``(ADC of case P1) ``; nothing if there is only one."""
+        if len(self.images) < 2:
+            return ""
+        name = self.sequences[number] if self.sequences else f"sequence {number + 1}"
+        return f"({name} of case {self.id}) "
 
 
 @dataclass(frozen=True)
@@ -49,38 +71,57 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class CasePair:
-    """A decoded case: image and mask in RAS orientation; the mask is uint8 {0,1}."""
+class Decoded:
+    """A decoded case in RAS orientation: its sequences, and its mask as uint8.
 
-    image: Scan
+    The mask holds the index of each voxel's class, or, if nothing says what the values mean, the values as stored.
+    """
+
+    images: tuple[Scan, ...]
     mask: Scan
 
+    @property
+    def image(self) -> Scan:
+        """The first sequence."""
+        return self.images[0]
 
-def read_case(case: CaseFiles, *, structure: str = STRUCTURE) -> tuple[CasePair | None, list[Finding]]:
-    """Read a case and list everything that is wrong with it; the pair is None if there is an error.
+    @property
+    def voxels(self) -> np.ndarray:
+        """What the content's hash is made of: one volume, or all sequences stacked (sequences, z, y, x)."""
+        if len(self.images) == 1:
+            return self.images[0].voxels
+        return np.stack([image.voxels for image in self.images])
 
-    ``structure`` is what the mask outlines, as findings name it.
-    """
+
+def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
+    """Read a case and list everything that is wrong with it; what was read is None if there is an error."""
     findings: list[Finding] = []
-    image = _read(case.image, findings, channel=case.channel)
-    trusted = image.stored_direction if image and case.trust_voxels else None
-    mask = _read(case.mask, findings, direction=trusted)
-    if image is not None:
-        findings += _image_findings(case.image, image)
+    images = _read_images(case, findings)
+    first = images[0]
+    trusted = first.stored_direction if first and case.trust_voxels else None
+    try:
+        mask = read_scan(case.mask, direction=trusted)
+    except ScanError as error:
+        findings.append(Finding("error", case.mask, error.what, error.mend))
+        mask = None
+    for number, image in enumerate(images):
+        if image is not None:
+            findings += _image_findings(case, number, image)
+    findings += _same_sequences(case, images)
     if mask is not None:
-        findings += _mask_findings(case.mask, mask, structure)
-    if image is not None and mask is not None:
-        if case.trust_voxels and image.voxels.shape == mask.voxels.shape:
-            mask = replace(image, voxels=mask.voxels)
-        findings += _geometry_findings(case, image, mask)
-    if image is None or mask is None or any(finding.level == "error" for finding in findings):
+        findings += _mask_findings(case.mask, mask, case.labels)
+    if first is not None:
+        for number, image in enumerate(images[1:], start=1):
+            if image is not None:
+                images[number] = fitted = _trusted(case, first, image)
+                findings += _grid_findings(case, number, first, fitted)
+        if mask is not None:
+            mask = _trusted(case, first, mask)
+            findings += _grid_findings(case, None, first, mask)
+    read = tuple(image for image in images if image is not None)
+    if len(read) < len(images) or mask is None or any(finding.level == "error" for finding in findings):
         return None, findings
-    return CasePair(image, replace(image, voxels=(mask.voxels > 0).astype(np.uint8))), findings
-
-
-def structure_of(classes: Sequence[str]) -> str:
-    """What the masks of these classes outline: all but the first, which is the background."""
-    return " or ".join(classes[1:]) or STRUCTURE
+    return Decoded(read, replace(read[0], voxels=_classes(mask.voxels, case.labels))), findings
 
 
 def is_dummy(scan: Scan) -> bool:
@@ -97,31 +138,34 @@ def dummy_finding(folder: Path, dummies: int, cases: int) -> list[Finding]:
             "warning",
             folder,
             f"has a dummy geometry in {dummies} of {cases} header(s), 1 x 1 x 1 mm voxels and no rotation",
-            "without the original headers, distances and volumes in mm mean nothing",
+            "without the original headers, distances and volumes in mm mean nothing; if the voxels are of this size, "
+            "prepare with --true-spacing",
         )
     ]
 
 
-def _read(
-    path: Path,
-    findings: list[Finding],
-    *,
-    channel: int | None = None,
-    direction: tuple[float, ...] | None = None,
-) -> Scan | None:
-    try:
-        return read_scan(path, channel=channel, direction=direction)
-    except ScanError as error:
-        findings.append(Finding("error", path, error.what, error.mend))
-        return None
+def _read_images(case: CaseFiles, findings: list[Finding]) -> list[Scan | None]:
+    """The sequences; a file with several of them is decoded once."""
+    channels = case.channels or (None,) * len(case.images)
+    images: list[Scan | None] = []
+    for path, group in groupby(zip(case.images, channels, strict=True), key=lambda pair: pair[0]):
+        wanted = [channel for _, channel in group]
+        trusted = images[0].stored_direction if images and images[0] and case.trust_voxels else None
+        try:
+            images += read_volumes(path, wanted, direction=trusted)
+        except ScanError as error:
+            findings.append(Finding("error", path, f"{case.named(len(images))}{error.what}", error.mend))
+            images += [None] * len(wanted)
+    return images
 
 
-def _image_findings(path: Path, image: Scan) -> Iterator[Finding]:
-    voxels = image.voxels
+def _image_findings(case: CaseFiles, number: int, image: Scan) -> Iterator[Finding]:
+    path, named, voxels = case.images[number], case.named(number), image.voxels
     if voxels.min() == voxels.max():
-        yield Finding("error", path, f"has the same value everywhere ({voxels.flat[0]:g})", "export the scan again")
+        what = f"{named}has the same value everywhere ({voxels.flat[0]:g})"
+        yield Finding("error", path, what, "export the scan again")
     x, y, z = image.spacing
-    if z < 0.5 * max(x, y):
+    if number == 0 and z < 0.5 * max(x, y):
         yield Finding(
             "warning",
             path,
@@ -131,11 +175,25 @@ def _image_findings(path: Path, image: Scan) -> Iterator[Finding]:
         )
 
 
-def _mask_findings(path: Path, mask: Scan, structure: str) -> Iterator[Finding]:
+def _same_sequences(case: CaseFiles, images: Sequence[Scan | None]) -> Iterator[Finding]:
+    """Find a sequence that is a copy of another one, as when a file was exported twice."""
+    for number, image in enumerate(images):
+        for earlier, other in enumerate(images[:number]):
+            if image is None or other is None or not np.array_equal(image.voxels, other.voxels):
+                continue
+            if image.voxels.min() < image.voxels.max():  # otherwise it is found to be empty
+                what = f"{case.named(number)}has the same voxels as {case.named(earlier).strip(' ()')}"
+                yield Finding("error", case.images[number], what, "export the sequence again")
+
+
+def _mask_findings(path: Path, mask: Scan, labels: Labels | None) -> Iterator[Finding]:
     values = np.unique(mask.voxels)
     fractional = values[values != np.rint(values)]
-    unknown = values[~np.isin(values, KNOWN_LABELS)]
-    known = f"0 outside, 1 (or 2) {structure}"
+    structure = labels.structure if labels else STRUCTURE
+    known = f"0 outside, 1 {structure}" if labels is None else str(labels)
+    unknown = (
+        values[(values < 0) | (values > 255)] if labels is None else values[~np.isin(values, [0, *labels.class_of])]
+    )
     if fractional.size:
         yield Finding(
             "error",
@@ -145,7 +203,7 @@ def _mask_findings(path: Path, mask: Scan, structure: str) -> Iterator[Finding]:
         )
     elif unknown.size:
         shown = ", ".join(f"{value:g}" for value in unknown[:5])
-        yield Finding("error", path, f"has unknown label(s) {shown}", f"relabel it so that values are {known}")
+        yield Finding("error", path, f"has unknown label(s) {shown}", _mend_of_unknown(unknown, labels, known))
     elif not mask.voxels.any():
         mend = f"draw the {structure} ({known}) or leave the case out"
         yield Finding("error", path, "is an empty mask", mend)
@@ -158,23 +216,54 @@ def _mask_findings(path: Path, mask: Scan, structure: str) -> Iterator[Finding]:
         )
 
 
-def _geometry_findings(case: CaseFiles, image: Scan, mask: Scan) -> Iterator[Finding]:
-    """At most one finding per case: a wrong shape hides all other differences."""
-    mend = f"export the mask on the grid of {case.image.name}"
-    stored = f" (stored as {image.stored} and {mask.stored})" if image.stored != mask.stored else ""
-    if image.voxels.shape != mask.voxels.shape:
-        given, wanted = (" x ".join(map(str, scan.voxels.shape[::-1])) for scan in (mask, image))
-        yield Finding("error", case.mask, f"has {given} voxels, its image {wanted}{stored}", mend)
+def _mend_of_unknown(unknown: np.ndarray, labels: Labels | None, known: str) -> str:
+    first = f"{unknown[0]:g}"
+    if labels is None or unknown[0] < 0:
+        return f"relabel it so that values are {known}"
+    name, values = next(iter(labels.values.items()))
+    merged = f"--label {name}={','.join(map(str, [*values, first]))}"
+    return f"relabel it so that values are {known}, or say what {first} is, as in {merged} to merge it"
+
+
+def _classes(voxels: np.ndarray, labels: Labels | None) -> np.ndarray:
+    if labels is None:
+        return voxels.astype(np.uint8)
+    table = np.zeros(max([0, *labels.class_of]) + 1, np.uint8)
+    for value, index in labels.class_of.items():
+        table[value] = index
+    return np.asarray(table[voxels.astype(np.intp)])
+
+
+def _trusted(case: CaseFiles, first: Scan, other: Scan) -> Scan:
+    if case.trust_voxels and first.voxels.shape == other.voxels.shape:
+        return replace(first, voxels=other.voxels)
+    return other
+
+
+def _grid_findings(case: CaseFiles, number: int | None, first: Scan, other: Scan) -> Iterator[Finding]:
+    """Compare a further sequence, or the mask (``number`` None), with the first sequence.
+
+    At most one finding: a wrong shape hides all other differences.
+    """
+    path = case.mask if number is None else case.images[number]
+    named = "" if number is None else case.named(number)
+    whose = "its image" if number is None else case.named(0).strip(" ()")
+    what = "export the mask" if number is None else "register the sequence to it and export it"
+    mend = f"{what} on the grid of {case.image.name}"
+    stored = f" (stored as {first.stored} and {other.stored})" if first.stored != other.stored else ""
+    if first.voxels.shape != other.voxels.shape:
+        given, wanted = (" x ".join(map(str, scan.voxels.shape[::-1])) for scan in (other, first))
+        yield Finding("error", path, f"{named}has {given} voxels, {whose} {wanted}{stored}", mend)
         return
     differences = []
-    for name, unit, tolerance, one, other in (
-        ("spacing", " mm", SPACING_TOLERANCE, image.spacing, mask.spacing),
-        ("direction", "", DIRECTION_TOLERANCE, image.direction, mask.direction),
-        ("origin", " mm", ORIGIN_TOLERANCE, image.origin, mask.origin),
+    for name, unit, tolerance, one, two in (
+        ("spacing", " mm", SPACING_TOLERANCE, first.spacing, other.spacing),
+        ("direction", "", DIRECTION_TOLERANCE, first.direction, other.direction),
+        ("origin", " mm", ORIGIN_TOLERANCE, first.origin, other.origin),
     ):
-        gap = np.abs(np.subtract(other, one))
+        gap = np.abs(np.subtract(two, one))
         if gap.max() > tolerance:
             differences.append(f"{name} by up to {gap.max():.3g}{unit} (tolerance {tolerance:g}{unit})")
     if differences:
         mend += ", or, if you know that only its header is wrong, prepare with --trust-voxels"
-        yield Finding("error", case.mask, f"differs from its image in {', '.join(differences)}{stored}", mend)
+        yield Finding("error", path, f"{named}differs from {whose} in {', '.join(differences)}{stored}", mend)

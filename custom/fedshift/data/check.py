@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from fedshift.data.arrays import SliceArrays, cached_arrays, labels_of, open_arrays, slices_of
-from fedshift.data.casefiles import CaseFiles, CasePair, Finding, dummy_finding, is_dummy, read_case, structure_of
+from fedshift.data.casefiles import CaseFiles, Decoded, Finding, dummy_finding, is_dummy, read_case
 from fedshift.data.images import open_images
+from fedshift.data.labels import Labels, settle_labels
+from fedshift.data.pairing import ScanSet
+from fedshift.data.patterns import is_pattern
+from fedshift.data.prepared import image_files, mask_file
 from fedshift.data.scans import content_hash
-from fedshift.data.scansets import ScanSet, find_sets, pair_folders
-from fedshift.schema.errors import DataError, FedshiftError
+from fedshift.data.scansets import gather
+from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, read_manifest
 
 Progress = Callable[[str], None]
@@ -48,13 +53,23 @@ class _Seen:
 
 
 def check(
-    path: Path, *, masks: Path | None = None, progress: Progress | None = None, counts: Counts | None = None
+    path: Path,
+    *,
+    masks: Path | None = None,
+    labels: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    annotated: Sequence[str] | None = None,
+    sequences: Mapping[str, str] = MappingProxyType({}),
+    progress: Progress | None = None,
+    counts: Counts | None = None,
 ) -> list[Finding]:
     """Examine scans or prepared sites.
 
     Args:
         path: a folder of scans in any known layout, a prepared site, or a folder with several of either.
-        masks: the masks, if they lie in a folder of their own; ``path`` then holds the images.
+        masks: the masks, if they lie in a folder of their own; ``path`` then holds the images. Both may be patterns.
+        labels: class -> values of the masks, for scans that are not prepared yet.
+        annotated: the classes that the masks outline; None for all.
+        sequences: name of a sequence -> its pattern, or "" (`fedshift.data.scansets.gather`).
         progress: called with what is read next.
         counts: is filled in with how much there was to look at.
 
@@ -62,9 +77,11 @@ def check(
         Errors and warnings in the order found; preparation refuses what is an error here.
 
     Raises:
+        ConfigError: labels or sequences that do not fit the scans.
         DataError: ``path`` does not exist.
     """
-    if not path.exists():
+    by_pattern = masks is not None and (is_pattern(path) or any(sequences.values()))
+    if not path.exists() and not by_pattern:
         raise DataError(f"{path} does not exist: name the folder that holds the scans")
     seen = _Seen()
     tell = progress or (lambda _: None)
@@ -72,14 +89,21 @@ def check(
     counts = counts or Counts()
     if prepared:
         counts.prepared, counts.sites = True, len(prepared)
-        return [finding for site in prepared for finding in _check_site(site, seen, tell, counts)]
+        found = [finding for site in prepared for finding in _check_site(site, seen, tell, counts)]
+        return [*found, *_unlike(prepared)]
     try:
-        sets = [pair_folders(path, masks)] if masks else find_sets(path)
+        if masks is None or any(sequences.values()):
+            sets = gather(path, masks=masks, sequences=sequences)
+        else:
+            sets = gather(None, images=path, masks=masks, sequences=sequences)
+    except ConfigError:
+        raise
     except DataError as error:
         what, _, mend = str(error).removeprefix(str(path)).strip().partition(": ")
         return [Finding("error", path, what, mend)]
     counts.sites, counts.samples = len(sets), sum(len(scans.cases) for scans in sets)
-    return [finding for scans in sets for finding in _check_set(scans, seen, tell)]
+    of_set = [(scans, settle_labels(given=labels, described=scans.labels, annotated=annotated)) for scans in sets]
+    return [finding for scans, meant in of_set for finding in _check_set(scans, meant, seen, tell)]
 
 
 def _prepared_sites(path: Path) -> list[Path]:
@@ -88,17 +112,51 @@ def _prepared_sites(path: Path) -> list[Path]:
     return [site for site in found if not site.name.startswith(".")]
 
 
-def _check_set(scans: ScanSet, seen: _Seen, tell: Progress) -> Iterator[Finding]:
+def _check_set(scans: ScanSet, labels: Labels | None, seen: _Seen, tell: Progress) -> Iterator[Finding]:
     yield from scans.findings
     dummies = 0
+    holders: dict[int, list[Path]] = {}
     for case in scans.cases:
         tell(f"{scans.name} {case.id}")
-        pair, findings = read_case(case)
+        decoded, findings = read_case(replace(case, labels=labels))
         yield from findings
-        if pair is not None:
-            dummies += is_dummy(pair.image)
-            yield from _twice(case, pair, None, seen)
+        if decoded is not None:
+            dummies += is_dummy(decoded.image)
+            for value in np.unique(decoded.mask.voxels).tolist():
+                holders.setdefault(value, []).append(case.mask)
+            yield from _twice(case, decoded, None, seen, "")
+    if labels is None:
+        yield from _without_names(scans.folder, holders)
+    else:
+        yield from not_outlined(scans.folder, labels.classes, labels.annotated, holders)
     yield from dummy_finding(scans.folder, dummies, len(scans.cases))
+
+
+def _without_names(folder: Path, holders: Mapping[int, Sequence[Path]]) -> Iterator[Finding]:
+    """One warning for a folder whose masks have other values than 0 and 1, and nothing says what they mean."""
+    values = sorted(holders.keys() - {0})
+    if not values or values == [1]:
+        return
+    single = [f"{value} in {files[0].name} only" for value, files in sorted(holders.items()) if len(files) == 1]
+    shown = ", ".join(map(str, values)) + (f" ({', '.join(single[:3])})" if single and len(holders[0]) > 1 else "")
+    listed = ",".join(map(str, values))
+    each = " ".join(f"--label NAME={value}" for value in values[:3])
+    mend = f"name them, as in {each}, or merge them, as in --label NAME={listed}"
+    yield Finding("warning", folder, f"has masks with the label(s) {shown}, and nothing says what they are", mend)
+
+
+def not_outlined(
+    folder: Path, classes: Sequence[str], annotated: Sequence[str] | None, indices: Collection[int]
+) -> Iterator[Finding]:
+    """Warn about classes that no mask of a folder has, given the class indices that occur in any."""
+    for name in annotated or classes[1:]:
+        if classes.index(name) not in indices and indices:
+            yield Finding(
+                "warning",
+                folder,
+                f"has no mask with a voxel of {name}",
+                "look whether its value is right, or name with --annotated the classes that the masks do outline",
+            )
 
 
 def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iterator[Finding]:
@@ -123,26 +181,49 @@ def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iter
     yield from (found for found in opened if isinstance(found, Finding))
     caches = {found.folder: found for found in opened if isinstance(found, _Cache)}
     dummies = 0
+    indices: set[int] = set()
+    labels = Labels.of_classes(manifest.classes, manifest.annotated)
     for case in manifest.cases:
         tell(f"{manifest.site} {case.id}")
-        files = _prepared_files(site, case)
-        pair, findings = read_case(files, structure=structure_of(manifest.classes))
+        files = prepared_files(site, manifest, case, labels)
+        decoded, findings = read_case(files)
         yield from findings
-        if pair is not None:
-            dummies += is_dummy(pair.image)
-            changed = list(_fits_manifest(files, pair, case))
+        if decoded is not None:
+            dummies += is_dummy(decoded.image)
+            indices.update(np.unique(decoded.mask.voxels).tolist())
+            changed = list(_fits_manifest(files, decoded, case))
             yield from changed
-            stale = [folder for folder, cache in caches.items() if not changed and not cache.is_of(pair, case)]
+            stale = [folder for folder, cache in caches.items() if not changed and not cache.is_of(decoded, case)]
             for folder in stale:
                 del caches[folder]
                 what = f"has other slices of {case.id} than its volumes"
                 yield Finding("error", folder, what, "delete it, it is made again")
-            yield from _twice(files, pair, case.split, seen)
+            yield from _twice(files, decoded, case.split, seen, manifest.dataset)
+    yield from not_outlined(site, manifest.classes, manifest.annotated, indices)
     yield from _not_listed(site, manifest)
     for split in ("train", "val", "test"):
         if split not in {case.split for case in manifest.cases}:
             yield Finding("warning", site, f"has no {split} case", "add cases, three are the least")
-    yield from dummy_finding(site, dummies, len(manifest.cases))
+    yield from dummy_finding(site, 0 if manifest.has_true_spacing else dummies, len(manifest.cases))
+
+
+def _unlike(prepared: Sequence[Path]) -> Iterator[Finding]:
+    """Compare classes and sequences of the sites of each data set with those of its first site."""
+    first: dict[str, tuple[Path, Manifest]] = {}
+    for site in prepared:
+        try:
+            manifest = read_manifest(site)
+        except FedshiftError:
+            continue  # is found by its own check
+        other, known = first.setdefault(manifest.dataset, (site, manifest))
+        for what, have, wanted in (
+            ("classes", manifest.classes, known.classes),
+            ("sequences", manifest.sequences, known.sequences),
+        ):
+            if have != wanted:
+                shown = ", ".join(have) or "one without a name"
+                message = f"has the {what} {shown}, {other} {', '.join(wanted) or 'one without a name'}"
+                yield Finding("warning", site / FILE_NAME, message, "prepare both with the same, in the same order")
 
 
 def _check_pictures(site: Path, manifest: Manifest, seen: _Seen, tell: Progress) -> Iterator[Finding]:
@@ -184,47 +265,57 @@ def _channels(images: Path) -> int:
     return int(shape[1]) if len(shape) == 4 else 3
 
 
-def _prepared_files(site: Path, case: Case) -> CaseFiles:
-    volumes = site / "volumes"
-    return CaseFiles(case.id, volumes / f"{case.id}.nii.gz", volumes / f"{case.id}_mask.nii.gz")
+def prepared_files(site: Path, manifest: Manifest, case: Case, labels: Labels | None = None) -> CaseFiles:
+    """The files of a prepared case, whose masks hold the indices of classes."""
+    files = image_files(site, manifest, case.id)
+    meant = labels or Labels.of_classes(manifest.classes, manifest.annotated)
+    return CaseFiles(case.id, files, mask_file(site, case.id), sequences=manifest.sequences, labels=meant)
 
 
-def _fits_manifest(files: CaseFiles, pair: CasePair, case: Case) -> Iterator[Finding]:
+def _fits_manifest(files: CaseFiles, decoded: Decoded, case: Case) -> Iterator[Finding]:
     what = "is not what was prepared, its voxels have changed"
-    for file, voxels, known in (
-        (files.image, pair.image.voxels, case.sha256_image),
-        (files.mask, pair.mask.voxels, case.sha256_label),
+    for file, voxels, shape, known in (
+        (files.image, decoded.voxels, decoded.image.voxels.shape, case.sha256_image),
+        (files.mask, decoded.mask.voxels, decoded.mask.voxels.shape, case.sha256_label),
     ):
-        if voxels.shape != case.shape or content_hash(voxels) != known:
-            yield Finding("error", file, what, "prepare the site again")
+        if shape != case.shape or content_hash(voxels) != known:
+            among = " (or another sequence of the case)" if file == files.image and len(files.images) > 1 else ""
+            yield Finding("error", file, f"{what}{among}", "prepare the site again")
 
 
-def _twice(files: CaseFiles, pair: CasePair, split: str | None, seen: _Seen) -> Iterator[Finding]:
-    """Find content that two cases share: one patient under two names, or a mask that was copied by mistake."""
-    sha = content_hash(pair.image.voxels)
-    if sha in seen.images:
-        other, where, other_split = seen.images[sha]
-        splits = f", one for {other_split} and one for {split}," if split and split != other_split else ""
-        yield Finding(
-            "error",
-            files.image,
-            f"has the same voxels as case {other}{splits} in {where}",
-            "keep one of the two, and in one split",
-        )
-    else:
-        sha_mask = content_hash(pair.mask.voxels)
+def _twice(files: CaseFiles, decoded: Decoded, split: str | None, seen: _Seen, dataset: str) -> Iterator[Finding]:
+    """Find content that two cases share: one patient under two names, or a mask that was copied by mistake.
+
+    Prepared data sets are apart: the same scans may be in several, with other classes.
+    """
+    doubled = False
+    for number, image in enumerate(decoded.images):
+        sha = f"{dataset} {content_hash(image.voxels)}"
+        if sha in seen.images and not doubled:
+            other, where, other_split = seen.images[sha]
+            splits = f", one for {other_split} and one for {split}," if split and split != other_split else ""
+            yield Finding(
+                "error",
+                files.images[number],
+                f"{files.named(number)}has the same voxels as case {other}{splits} in {where}",
+                "keep one of the two, and in one split",
+            )
+            doubled = True
+        seen.images.setdefault(sha, (files.id, files.image.parent, split))
+    sha_mask = f"{dataset} {content_hash(decoded.mask.voxels)}"
+    if not doubled:
         if sha_mask in seen.masks:
             other, where, _ = seen.masks[sha_mask]
             yield Finding("warning", files.mask, f"is also the mask of case {other} in {where}", "see which is right")
         seen.masks.setdefault(sha_mask, (files.id, files.mask.parent, split))
-    seen.images.setdefault(sha, (files.id, files.image.parent, split))
 
 
 def _not_listed(site: Path, manifest: Manifest) -> Iterator[Finding]:
     """Scans in ``volumes/`` that the manifest does not name, such as those of a patient who withdrew."""
-    listed = {case.id for case in manifest.cases}
+    listed = {file for case in manifest.cases for file in image_files(site, manifest, case.id)}
+    listed |= {mask_file(site, case.id) for case in manifest.cases}
     for file in sorted((site / "volumes").glob("*.nii.gz")):
-        if file.name.removesuffix(".nii.gz").removesuffix("_mask") not in listed:
+        if file not in listed:
             yield Finding("warning", file, "is not in the manifest and is not used", "delete it")
 
 
@@ -236,11 +327,11 @@ class _Cache:
     arrays: SliceArrays
     clip_above_quantile: float
 
-    def is_of(self, pair: CasePair, case: Case) -> bool:
+    def is_of(self, decoded: Decoded, case: Case) -> bool:
         """Whether the slices are those that the volumes give."""
         rows = slice(case.offset, case.offset + case.shape[0])
-        images = slices_of(pair.image.voxels, self.arrays.matrix, self.clip_above_quantile)
-        labels = labels_of(pair.mask.voxels, self.arrays.matrix)
+        images = slices_of(decoded.image.voxels, self.arrays.matrix, self.clip_above_quantile)
+        labels = labels_of(decoded.mask.voxels, self.arrays.matrix)
         return np.array_equal(self.arrays.images[rows], images) and np.array_equal(self.arrays.labels[rows], labels)
 
 

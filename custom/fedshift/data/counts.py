@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil, prod
 from typing import Any, get_args
 
 from fedshift.data.splits import split_by_content
+from fedshift.data.voxels import shape_at
 from fedshift.schema.manifest import Manifest, Split
 
 FOREGROUND = 0.6
 """Assumed fraction of a volume's slices that contain foreground (on which the papers' protocols train)."""
+SAMPLES_PER_CASE = 2
+"""Default of ``data.samples_per_case``."""
+STEP = 0.75
+"""From one window to the next, as a part of a window, when rounds are scored."""
 FEWEST = 32
 """Minimum number of training slices when ``data.fraction`` is set."""
 
@@ -34,7 +40,10 @@ def used_pictures(
 
 
 def about_counts(manifest: Manifest, data: Mapping[str, Any]) -> dict[str, int]:
-    """Estimated number of samples in each split; ``data`` is the ``data`` section of the task. Exact for pictures."""
+    """Estimated number of samples in each split; ``data`` is the ``data`` section of the task. Exact for pictures.
+
+    Of patches: those of an epoch, and the windows that evaluation slides over.
+    """
     if manifest.pictures:
         splits = [picture.split for picture in manifest.pictures]
         if data.get("shares"):
@@ -46,6 +55,8 @@ def about_counts(manifest: Manifest, data: Mapping[str, Any]) -> dict[str, int]:
             images=data.get("images"),
         )
         return {split: max(n, split == "train") for split, n in used.items()}
+    if data.get("patch"):
+        return _patches(manifest, data)
     sizes = {"train": 0.0, "val": 0.0, "test": 0.0}
     for case in manifest.cases:
         sizes[case.split] += case.shape[0]
@@ -57,3 +68,17 @@ def about_counts(manifest: Manifest, data: Mapping[str, Any]) -> dict[str, int]:
     few = min(sizes["train"], FEWEST)
     sizes["train"] = max(few, sizes["train"] * float(data.get("fraction") or 1.0))
     return {"train": max(round(sizes["train"]), 1), "val": round(sizes["val"]), "test": round(sizes["test"])}
+
+
+def _patches(manifest: Manifest, data: Mapping[str, Any]) -> dict[str, int]:
+    patch = list(data["patch"])
+    window = [1] * (3 - len(patch)) + patch
+    counts = {"train": 0, "val": 0, "test": 0}
+    for case in manifest.cases:
+        if case.split == "train":
+            counts["train"] += int(data.get("samples_per_case") or SAMPLES_PER_CASE)
+            continue
+        shape = shape_at(case.shape, case.spacing, data.get("spacing"))
+        steps = [ceil(max(size - side, 0) / (STEP * side)) for size, side in zip(shape, window, strict=True)]
+        counts[case.split] += prod(step + 1 for step in steps)
+    return {**counts, "train": max(counts["train"], 1)}

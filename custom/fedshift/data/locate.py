@@ -116,6 +116,22 @@ def find_site(
     )
 
 
+def prepared_sites(dataset: str, environ: Mapping[str, str] | None = None) -> list[str]:
+    """Names of the sites of a data set that are prepared on this machine, where `find_site` looks in a simulation."""
+    environ = os.environ if environ is None else environ
+    named = environ.get(DATA)
+    roots = [Path(named).absolute()] if named else [data_home(environ), phantom_home(environ)]
+    return next((sites for root in roots if (sites := _sites_in(root / dataset))), [])
+
+
+def prepared_datasets(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Names of the data sets that have a prepared site on this machine."""
+    environ = os.environ if environ is None else environ
+    named = environ.get(DATA)
+    roots = [Path(named).absolute()] if named else [data_home(environ), phantom_home(environ)]
+    return sorted({folder.name for root in roots for folder in _folders(root) if _sites_in(folder)})
+
+
 def _from_site_file(file: Path, given: str, dataset: str, site: str) -> Path:
     """The folder that a kit's file names."""
     if not Path(given).is_absolute():

@@ -18,10 +18,15 @@ FOLDER = "volumes"
 
 def image_files(site_dir: Path, manifest: Manifest, case: str) -> tuple[Path, ...]:
     """The image files of a case, one for each sequence."""
+    return sequence_files(site_dir, len(manifest.sequences), case)
+
+
+def sequence_files(site_dir: Path, sequences: int, case: str) -> tuple[Path, ...]:
+    """The image files of a case with so many sequences; none or one is one file."""
     folder = site_dir / FOLDER
-    if len(manifest.sequences) < 2:
+    if sequences < 2:
         return (folder / f"{case}.nii.gz",)
-    return tuple(folder / f"{case}_{number:04d}.nii.gz" for number in range(len(manifest.sequences)))
+    return tuple(folder / f"{case}_{number:04d}.nii.gz" for number in range(sequences))
 
 
 def mask_file(site_dir: Path, case: str) -> Path:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 CHUNK = 32
+CHUNK_BYTES = 2**26
+"""A chunk of larger samples has fewer of them."""
 
 
 def epoch_starts(n_train: int, *, batch_size: int, drop_last: bool) -> range:
@@ -30,7 +32,14 @@ class Samples(ABC):
 
     @abstractmethod
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Images (B, C, H, W) float32 without augmentation and targets, for indices in 0 … n_train - 1."""
+        """Images (B, C, *spatial) float32 without augmentation and targets, for indices in 0 … n_train - 1."""
+
+    def drawn(self, index: np.ndarray, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The samples of a training batch before `augmented`; by default `train_samples`, which draws nothing.
+
+        Patches are cut at random places here, each by a seed of its own.
+        """
+        return self.train_samples(index)
 
     def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Apply the task's own augmentation; by default none."""
@@ -42,8 +51,14 @@ class Samples(ABC):
         Prepared sites are sorted by class or case, so that a chunk in order is no sample of the site.
         """
         index = np.arange(self.n_train) if order is None else torch.randperm(self.n_train, generator=order).numpy()
-        for start in range(0, self.n_train, CHUNK):
-            yield self.train_samples(index[start : start + CHUNK])
+        size = self.chunk
+        for start in range(0, self.n_train, size):
+            yield self.train_samples(index[start : start + size])
+
+    @property
+    def chunk(self) -> int:
+        """Number of samples that `chunks` gives at a time."""
+        return CHUNK
 
     def train_batches(
         self, *, batch_size: int, order: torch.Generator, augmentation: torch.Generator, drop_last: bool = True
@@ -54,7 +69,7 @@ class Samples(ABC):
         """
         shuffled = torch.randperm(self.n_train, generator=order).numpy()
         for start in epoch_starts(self.n_train, batch_size=batch_size, drop_last=drop_last):
-            x, y = self.train_samples(shuffled[start : start + batch_size])
+            x, y = self.drawn(shuffled[start : start + batch_size], rng=augmentation)
             yield self.augmented(x, y, rng=augmentation)
 
 
@@ -73,13 +88,26 @@ class Union(Samples):
 
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
         """Samples grouped by site (not in the order of ``index``); batches are shuffled anyway."""
+        picked = [part.train_samples(chosen) for part, chosen in self._by_part(index)]
+        return torch.cat([x for x, _ in picked]), torch.cat([y for _, y in picked])
+
+    def drawn(self, index: np.ndarray, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """As in `train_samples`, each site's own."""
+        picked = [part.drawn(chosen, rng=rng) for part, chosen in self._by_part(index)]
+        return torch.cat([x for x, _ in picked]), torch.cat([y for _, y in picked])
+
+    @property
+    def chunk(self) -> int:
+        """That of the sites, which have samples of one size."""
+        return self._parts[0].chunk
+
+    def _by_part(self, index: np.ndarray) -> Iterator[tuple[Samples, np.ndarray]]:
+        """The sites that have samples of ``index``, and their numbers within the site."""
         part_of = np.searchsorted(self._ends, index, side="right")
-        picked = []
         for number, part in enumerate(self._parts):
             chosen = index[part_of == number]
             if len(chosen):
-                picked.append(part.train_samples(chosen - (self._ends[number] - part.n_train)))
-        return torch.cat([x for x, _ in picked]), torch.cat([y for _, y in picked])
+                yield part, chosen - (self._ends[number] - part.n_train)
 
     def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Apply the augmentation, which is the same for all sites of a job."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 ORIENTATION = "RAS"
 MOST_VOXELS = 2**30
 """A scan with more voxels is refused before it is decoded, which takes up to 32 bytes of memory for each voxel."""
+_FLOATING = (sitk.sitkFloat32, sitk.sitkFloat64)
 MOST_INTENSITY = 1e30
 """Preparation computes in single precision, which ends at 3e38."""
 
@@ -83,19 +85,44 @@ def read_scan(path: Path, *, channel: int | None = None, direction: tuple[float,
         ScanError: unreadable, truncated, NaN, 4D, several values per voxel, fewer than three slices, too large, or
             slices of a series that are not one volume.
     """
+    return read_volumes(path, [channel], direction=direction)[0]
+
+
+def read_volumes(
+    path: Path, channels: Sequence[int | None], *, direction: tuple[float, ...] | None = None
+) -> list[Scan]:
+    """Read several volumes of a 4D file, which is decoded once; otherwise like `read_scan`.
+
+    Raises:
+        ScanError: as for `read_scan`; also if the file has fewer volumes than are wanted.
+    """
     require_text(path)
     try:
-        return _read_oriented(path, channel, direction)
+        image = _read_series(path) if path.is_dir() else _read_file(path)
+        components = image.GetNumberOfComponentsPerPixel()
+        if components != 1:
+            raise ScanError(path, f"has {components} values per voxel", "export it in grey, not in colour")
+        # ITK gives whole numbers only where the file has them, and there is nothing to look for.
+        bad = non_finite(path) if path.is_file() and image.GetPixelID() in _FLOATING else 0
+        return [_oriented(_three_dimensional(image, path, channel), path, direction, bad) for channel in channels]
     except MemoryError:
         raise ScanError(path, "does not fit into this machine's memory", "crop it, or use a larger machine") from None
 
 
-def _read_oriented(path: Path, channel: int | None, direction: tuple[float, ...] | None) -> Scan:
-    image = _read_series(path) if path.is_dir() else _read_file(path)
-    components = image.GetNumberOfComponentsPerPixel()
-    if components != 1:
-        raise ScanError(path, f"has {components} values per voxel", "export it in grey, not in colour")
-    image = _three_dimensional(image, path, channel)
+def volumes_in(path: Path) -> int:
+    """How many volumes a file has by its header: more than 1 for 4D. 1 for anything that cannot be read."""
+    if not path.is_file():
+        return 1
+    reader = sitk.ImageFileReader()
+    reader.SetFileName(str(path))
+    try:
+        reader.ReadImageInformation()
+    except RuntimeError:
+        return 1
+    return int(math.prod(reader.GetSize()[3:]))
+
+
+def _oriented(image: sitk.Image, path: Path, direction: tuple[float, ...] | None, bad_in_file: int) -> Scan:
     if direction is not None:
         image.SetDirection(direction)
     own = image.GetDirection()
@@ -105,7 +132,7 @@ def _read_oriented(path: Path, channel: int | None, direction: tuple[float, ...]
             path, f"has {image.GetSize()[2]} slice(s)", "at least three are needed, export the whole volume"
         )
     voxels = sitk.GetArrayFromImage(image)
-    bad = int(np.count_nonzero(~np.isfinite(voxels))) or (0 if path.is_dir() else non_finite(path))
+    bad = int(np.count_nonzero(~np.isfinite(voxels))) or bad_in_file
     if bad:
         raise ScanError(path, f"has {bad} voxel(s) that are NaN or infinite", "export it again without filters")
     largest = max(abs(float(voxels.min())), abs(float(voxels.max())))
@@ -201,7 +228,7 @@ def _read_series(folder: Path) -> sitk.Image:
         raise ScanError(folder, what, again if unread else "put the slices of one series there")
     if len(series) > 1:
         raise ScanError(
-            folder, f"holds {len(series)} DICOM series", "keep one, the axial T2, or make a folder for each"
+            folder, f"holds {len(series)} DICOM series", "keep the one that is used, or make a folder for each"
         )
     if len(files) < 3:
         raise ScanError(folder, f"has {len(files)} slice(s)", "at least three are needed, export the whole volume")
@@ -227,12 +254,16 @@ def _three_dimensional(image: sitk.Image, path: Path, channel: int | None) -> si
     if image.GetDimension() == 2:
         raise ScanError(path, "has 1 slice(s)", "at least three are needed, export the whole volume")
     if image.GetDimension() == 3:
+        if channel:
+            raise ScanError(
+                path, f"has 1 volume(s), not the expected {channel + 1}", "add the others, or download it again"
+            )
         return image
     if image.GetDimension() > 4 or (channel is None and size[3] > 1):
         raise ScanError(
             path,
             f"is {image.GetDimension()}D ({' x '.join(map(str, size))})",
-            "save the T2 volume alone as a 3D file",
+            "save one of its volumes alone as a 3D file, or name all of them in order with --sequence",
         )
     pick = channel or 0
     if pick >= size[3]:

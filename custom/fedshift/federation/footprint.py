@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import cast
 
 import torch
@@ -42,8 +43,13 @@ def footprint(job: JobSpec, *, precision: Precision | None = None) -> Measured:
     return Measured(
         activations=max(more - few, 1),  # without what is kept once, such as weights in bf16
         network=sum(value.nbytes for value in net.state_dict().values()),
-        side=built.sizes["rows"] * built.sizes["columns"] * 4,
+        evaluation=evaluation_of(built),
     )
+
+
+def evaluation_of(built: Task) -> int:
+    """Bytes that evaluation holds at once, of float32."""
+    return 4 * prod(built.spatial) * built.evaluated
 
 
 def _kept(net: nn.Module, built: Task, precision: Precision, n: int) -> int:
@@ -65,7 +71,6 @@ def _kept(net: nn.Module, built: Task, precision: Precision, n: int) -> int:
 
 def noise(net: nn.Module, built: Task, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """``n`` images of the task's shape and targets that mean nothing."""
-    rows, columns, classes = (built.sizes[key] for key in ("rows", "columns", "classes"))
-    x = torch.rand(n, cast(StagedNetwork, net).in_channels, rows, columns)
-    shape = (n, rows, columns) if built.images_are_slices else (n,)
-    return x, torch.randint(classes, shape)
+    x = torch.rand(n, cast(StagedNetwork, net).in_channels, *built.spatial)
+    shape = (n, *built.spatial) if built.dense else (n,)
+    return x, torch.randint(built.sizes["classes"][0], shape)

@@ -27,29 +27,29 @@ SPARE = 0.9
 GIGA = 1e9
 
 
-def of_training(network: int, activations: int, *, images: int, side: int) -> int:
+def of_training(network: int, activations: int, *, images: int, evaluation: int) -> int:
     """Bytes that a process needs to train, beside what it has imported.
 
     Args:
         network: bytes of the network's arrays.
         activations: bytes that one image leaves for the backward pass.
         images: in a batch.
-        side: bytes of one channel of an image as float32; evaluation holds many.
+        evaluation: bytes of images that evaluation holds at once.
     """
-    return COPIES * network + int(1.3 * images * activations) + 64 * 40 * side
+    return COPIES * network + int(1.3 * images * activations) + evaluation
 
 
 @dataclass(frozen=True)
 class Measured:
     """What a run's memory depends on, as `fedshift.federation.footprint` finds it.
 
-    Bytes: what one image leaves for the backward pass, the network's arrays, one channel of an image as float32, and
-    those free on each GPU that sites would use.
+    Bytes: what one image leaves for the backward pass, the network's arrays, the images that evaluation holds at once,
+    and those free on each GPU that sites would use.
     """
 
     activations: int
     network: int
-    side: int
+    evaluation: int
     gpus: tuple[int, ...] = ()
 
 
@@ -102,8 +102,8 @@ def needs_in_process(job: JobSpec, data: Mapping[str, Path], measured: Measured,
 def _parts(job: JobSpec, data: Mapping[str, Path], measured: Measured) -> tuple[int, int, int]:
     """Images in a batch, bytes for each of them, bytes besides."""
     largest = max(about_counts(read_manifest(folder), job.task.data)["train"] for folder in data.values())
-    image = of_training(0, measured.activations, images=1, side=0)
-    fixed = of_training(measured.network, 0, images=0, side=measured.side)
+    image = of_training(0, measured.activations, images=1, evaluation=0)
+    fixed = of_training(measured.network, 0, images=0, evaluation=measured.evaluation)
     return min(job.task.schedule.batch_size, largest), image, fixed
 
 

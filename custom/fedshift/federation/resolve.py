@@ -25,6 +25,7 @@ from fedshift.schema.job import (
 )
 from fedshift.schema.strict import nearest
 from fedshift.schema.task_files import Numbered, apps_dir, tasks
+from fedshift.tasks import trial
 from fedshift.tasks.base import Task
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.stages import StagedNetwork
@@ -179,15 +180,17 @@ def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
     key = (spec.kind, spec.network.model_dump_json(), *sorted(task.sizes.items()))
     if key in _fitting:
         return
-    rows, columns, classes = task.sizes["rows"], task.sizes["columns"], task.sizes["classes"]
-    wanted = (1, classes, rows, columns) if task.images_are_slices else (1, classes)
+    wanted = (1, len(spec.classes), *task.spatial) if task.dense else (1, len(spec.classes))
     channels = cast(StagedNetwork, net).in_channels
     try:
         with torch.inference_mode():
-            shape = tuple(net.eval()(torch.zeros(1, channels, rows, columns)).shape)
+            shape = tuple(net.eval()(torch.zeros(1, channels, *task.spatial)).shape)
     except (RuntimeError, ValueError) as error:
+        if task.dense and not isinstance(getattr(net, "head", None), nn.Linear):
+            trial.check_patch(net, task.spatial, name=spec.network.name)
+        size = " x ".join(map(str, task.spatial))
         raise ConfigError(
-            f"task {spec.name}: network {spec.network.name} cannot take images of {rows} x {columns} "
+            f"task {spec.name}: network {spec.network.name} cannot take images of {size} "
             f"({str(error).splitlines()[0]}): change network.name, network.options or data"
         ) from None
     if shape != wanted:
@@ -195,6 +198,8 @@ def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
             f"task {spec.name}: network {spec.network.name} answers an image with {shape}, {spec.kind} needs {wanted}: "
             "change network.name"
         )
+    if task.dense:
+        trial.check_patch(net, task.spatial, name=spec.network.name)
     _fitting.add(key)
 
 

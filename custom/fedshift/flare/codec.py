@@ -22,6 +22,7 @@ from fedshift.flare import patches
 from fedshift.schema.compression import Packed
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.fingerprint import Fingerprint
 from fedshift.schema.identity import Identity, own_identity
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update
 
@@ -29,6 +30,8 @@ patches.install()  # every process that sends or receives a message imports this
 
 STATISTICS, TRAIN, VALIDATE = "statistics", "train", "validate"
 """Task names."""
+SURVEY = "survey"
+"""The task of a survey, which is a job of its own."""
 
 
 class WireError(FedshiftError):
@@ -113,6 +116,35 @@ def decode_answers(shareable: Shareable) -> list[Answer]:
         WireError: not an answer of fedshift, or made by another version or source of it (both are named).
     """
     dxo = _open(shareable)
+    _require_same(dxo)
+    return [_decode(site, part) for site, part in dxo.data.items()]
+
+
+def encode_told(told: Fingerprint | str) -> Shareable:
+    """Encode a site's answer to a survey: its fingerprint, or why it has none."""
+    said = {"reason": told} if isinstance(told, str) else {"fingerprint": told.model_dump_json()}
+    return DXO(DataKind.COLLECTION, data={}, meta={"fedshift": asdict(own_identity()), **said}).to_shareable()
+
+
+def decode_told(shareable: Shareable) -> Fingerprint:
+    """Decode a site's answer to a survey at the server.
+
+    Raises:
+        WireError: no fingerprint, or that of another version of fedshift; or the site says why it has none.
+    """
+    dxo = _open(shareable)
+    _require_same(dxo)
+    reason, text = dxo.get_meta_prop("reason"), dxo.get_meta_prop("fingerprint")
+    if reason is not None:
+        raise WireError(SURVEY, str(reason))
+    try:
+        return Fingerprint.model_validate_json(text)
+    except ValidationError as error:
+        raise WireError("fingerprint", error.errors()[0]["msg"]) from None
+
+
+def _require_same(dxo: DXO) -> None:
+    """Refuse an answer of another version or source of fedshift."""
     theirs = dxo.get_meta_prop("fedshift")
     try:
         identity = Identity(str(theirs["version"]), str(theirs["source"]))
@@ -123,7 +155,6 @@ def decode_answers(shareable: Shareable) -> list[Answer]:
             "version",
             f"the site runs fedshift {identity}, the server fedshift {own_identity()}: install the same on both",
         )
-    return [_decode(site, part) for site, part in dxo.data.items()]
 
 
 def _encode(answer: Answer) -> DXO:

@@ -15,7 +15,7 @@ from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.identity import own_identity
-from fedshift.schema.job import FILE_NAME, JobSpec, read_job
+from fedshift.schema.job import FILE_NAME, JobSpec, read_job, read_yaml
 
 APP = "app"
 SPEC = Path(APP) / "config" / FILE_NAME
@@ -61,17 +61,39 @@ def write_job(job: JobSpec, folder: Path, *, production: bool = False, with_code
         raise ConfigError("a provisioned client is one site: use --set federation.hosts=null")
     if folder.exists() and not (folder / SPEC).is_file():
         raise ConfigError(f"{folder} is there and is no fedshift job: give another --name or --out")
+    return write_folder(
+        folder,
+        meta=meta(job),
+        server=server_config(),
+        client=client_config(),
+        spec=HEADER + _yaml(job),
+        production=production,
+        with_code=with_code,
+    )
+
+
+def write_folder(
+    folder: Path,
+    *,
+    meta: dict[str, Any],
+    server: dict[str, Any],
+    client: dict[str, Any],
+    spec: str,
+    production: bool,
+    with_code: bool = False,
+) -> Path:
+    """Write the files of a job, completely or not at all; ``spec`` is the text of its ``fedshift.yaml``."""
     beside = folder.parent / f".{folder.name}.partial-{uuid.uuid4().hex[:8]}"
     config = beside / APP / "config"
     config.mkdir(parents=True)
     try:
         for path, content in (
-            (beside / "meta.json", meta(job)),
-            (config / "config_fed_server.json", server_config()),
-            (config / "config_fed_client.json", client_config()),
+            (beside / "meta.json", meta),
+            (config / "config_fed_server.json", server),
+            (config / "config_fed_client.json", client),
         ):
             path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        (config / FILE_NAME).write_text(HEADER + _yaml(job), encoding="utf-8")
+        (config / FILE_NAME).write_text(spec, encoding="utf-8")
         if not production:
             custom = beside / APP / "custom"
             custom.mkdir()
@@ -128,6 +150,8 @@ def read_job_folder(folder: Path) -> JobSpec:
     """
     if not (folder / SPEC).is_file():
         raise ConfigError(f"{folder} is no fedshift job (it has no {SPEC}): 'fedshift job' writes one")
+    if "survey" in read_yaml(folder / SPEC):
+        raise ConfigError(f"{folder} asks for a survey and trains nothing: run it with 'fedshift survey {folder}'")
     return read_job(folder / SPEC)
 
 

@@ -24,6 +24,7 @@ from nvflare.private.fed.utils.site_config import project_site_config
 from fedshift.data.locate import SITE_FILE
 from fedshift.flare.export import client_config, server_config
 from fedshift.flare.log_lines import OneEntry
+from fedshift.flare.survey import job as survey_job
 from fedshift.schema.errors import ConfigError
 
 Role = Literal["site", "server"]
@@ -67,6 +68,8 @@ privacy:
   allow: [statistics, control, loss]  # of: statistics, prototypes, images, generator, control, loss, other
   min_cases: 1                        # patients (or pictures) to train on before any of these leaves
   case_scores: false                  # true: a final model's score of every single case leaves too, without ids
+  survey_cases: 3                     # cases before a survey gets more than their number; at least 3
+  scanners: false                     # true: a survey is told the scanners' makes and models
   # encryption: required              # refuse jobs in which the server could read single updates
   # Gaussian noise: epsilon and delta for the whole job together, or, in their place, multiplier for one message
   # statistics: {{epsilon: 8.0, delta: 1.0e-5, clip: 1.0}}
@@ -208,7 +211,8 @@ def lay(files: Mapping[str, str], local: Path, *, force: bool = False) -> list[s
 
 def components(role: Role) -> tuple[str, ...]:
     """Full names of the classes that our jobs name for a party. FLARE's own need no permission."""
-    return tuple(sorted(_paths(server_config() if role == "server" else client_config())))
+    ours = {"server": (server_config, survey_job.server_config), "site": (client_config, survey_job.client_config)}
+    return tuple(sorted({path for config in ours[role] for path in _paths(config())}))
 
 
 def resources(kit: Kit) -> dict[str, Any]:

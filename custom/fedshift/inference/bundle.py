@@ -7,11 +7,11 @@ therefore the same as those of ``fedshift predict``.
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import shutil
 import uuid
+from collections.abc import Sequence
 from importlib import metadata as packages
 from pathlib import Path
 from typing import Any
@@ -20,92 +20,14 @@ import numpy as np
 import torch
 
 import fedshift
-from fedshift.data import arrays
 from fedshift.federation.model_files import Header
-from fedshift.inference import slicewise
+from fedshift.inference import bundle_patches, bundle_slices
 from fedshift.inference.export import write_torchscript
 from fedshift.inference.model import Model, ReadyModel
 from fedshift.inference.plausible import EXPECTED
 from fedshift.schema.errors import ConfigError
-from fedshift.tasks import precision
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
-COPIED_FUNCTIONS = (
-    arrays.radiological,
-    arrays.to_uint8,
-    arrays.resize_images,
-    arrays.restore,
-    arrays._square,
-    arrays._resample,
-    arrays.resize_weights,
-    precision.uses_bf16,
-    precision.autocast,
-    precision.arrange,
-    slicewise.to_network,
-    slicewise.to_scan,
-    slicewise.batches,
-    slicewise.segment,
-)
-"""Functions copied into the bundle's script. They may call only each other, numpy and torch."""
-COPIED_CONSTANTS = {"CLIP_ABOVE_QUANTILE": arrays.CLIP_ABOVE_QUANTILE, "BATCH_SIZE": slicewise.BATCH_SIZE}
-SCRIPT_HEADER = '''"""Convert scans to network slices and back. fedshift {version}; Apache License 2.0, see LICENSE."""
-
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
-
-import numpy as np
-import torch
-from torch import Tensor
-
-Precision = Literal["fp32", "bf16", "auto"]
-'''
-SCRIPT_INFERER = '''
-class SliceInferer:
-    """A MONAI inferer: maps a volume (1, 1, X, Y, Z) in RAS orientation to a mask of the same shape."""
-
-    def __init__(
-        self, *, matrix: int, context: int, scale: float, clip_above_quantile: float, precision: Precision
-    ) -> None:
-        self._options: dict[str, Any] = {
-            "matrix": matrix,
-            "context": context,
-            "scale": scale,
-            "clip_above_quantile": clip_above_quantile,
-            "precision": precision,
-        }
-
-    def __call__(self, inputs: Tensor, network: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
-        if inputs.dim() != 5 or inputs.shape[:2] != (1, 1):
-            raise ValueError(f"expected one 3D volume (1, 1, X, Y, Z), got {tuple(inputs.shape)}")
-        if not torch.isfinite(inputs).all():
-            raise ValueError("the scan contains NaN or infinite voxels")
-        volume = inputs[0, 0].cpu().numpy().transpose(2, 1, 0)
-        mask = segment(volume, network, device=device, **self._options)
-        return torch.from_numpy(np.ascontiguousarray(mask.transpose(2, 1, 0)).astype(np.float32))[None, None]
-
-
-def segment_files(
-    files: list[str],
-    preprocessing: Callable[[Any], Any],
-    network: Callable[[Tensor], Tensor],
-    inferer: SliceInferer,
-    postprocessing: Callable[[Any], Any],
-    device: torch.device,
-) -> None:
-    """Segment the scans one by one and save the masks."""
-    if not files:
-        raise ValueError("no scans found: set dataset_dir to a folder of .nii.gz files, or datalist to a list of files")
-    for file in files:
-        data = preprocessing({"image": file})
-        mask = inferer(torch.as_tensor(data["image"])[None], network, device)[0]
-        data["pred"] = data["image"].clone()
-        data["pred"][:] = mask
-        postprocessing(data)
-        print(f"{file}: {int(mask.sum())} voxels")
-'''
 
 
 def write_bundle(model: Model, ready: ReadyModel, folder: Path) -> None:
@@ -118,6 +40,7 @@ def write_bundle(model: Model, ready: ReadyModel, folder: Path) -> None:
         raise ConfigError(f"{model.path} is an image classifier: export it with --onnx or --torch-export")
     if folder.exists():
         raise ConfigError(f"{folder} already exists: name a new folder")
+    parts = parts_of(model)
     staging = folder.with_name(f".{folder.name}.partial-{uuid.uuid4().hex[:8]}")
     try:
         for part in ("configs", "docs", "models", "scripts"):
@@ -128,7 +51,7 @@ def write_bundle(model: Model, ready: ReadyModel, folder: Path) -> None:
             "configs/inference.json": _json(_inference(model)),
             "docs/README.md": model_card(model, ready),
             "scripts/__init__.py": '"""Functions that the configuration calls."""\n',
-            "scripts/slicewise.py": script(),
+            f"scripts/{parts.SCRIPT}.py": parts.script(),
             "LICENSE": _licence_text(),
         }
         for name, text in texts.items():
@@ -140,11 +63,9 @@ def write_bundle(model: Model, ready: ReadyModel, folder: Path) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def script() -> str:
-    """The source of ``scripts/slicewise.py``."""
-    constants = "".join(f"{name} = {value!r}\n" for name, value in COPIED_CONSTANTS.items())
-    functions = "\n\n".join(inspect.getsource(function) for function in COPIED_FUNCTIONS)
-    return f"{SCRIPT_HEADER.format(version=fedshift.__version__)}\n{constants}\n\n{functions}\n{SCRIPT_INFERER}"
+def parts_of(model: Model) -> Any:
+    """The module with what is special about the model's kind of images."""
+    return bundle_slices if model.patches is None else bundle_patches
 
 
 def _json(content: dict[str, Any]) -> str:
@@ -165,19 +86,19 @@ def _plain(content: Any, path: Path) -> Any:
 
 
 def _inference(model: Model) -> dict[str, Any]:
-    data = model.data
+    parts = parts_of(model)
     return {
         "imports": [
             "$import glob",
             "$import os",
             "$import numpy",
             "$import torch",
-            "$from scripts.slicewise import segment_files",
+            f"$from scripts.{parts.SCRIPT} import segment_files",
         ],
         "bundle_root": ".",
         "dataset_dir": "input",
         "output_dir": "$@bundle_root + '/eval'",
-        "datalist": "$sorted(glob.glob(os.path.join(@dataset_dir, '*.nii.gz')))",
+        "datalist": parts.datalist(model),
         "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
         "network_def": "$torch.jit.load(@bundle_root + '/models/model.ts', map_location=@device)",
         "network": "$@network_def.eval()",
@@ -194,14 +115,7 @@ def _inference(model: Model) -> dict[str, Any]:
                 },
             ],
         },
-        "inferer": {
-            "_target_": "scripts.slicewise.SliceInferer",
-            "matrix": data["matrix"],
-            "context": data["context"],
-            "scale": data["scale"],
-            "clip_above_quantile": data["clip_above_quantile"],
-            "precision": model.header.job.task.schedule.precision,
-        },
+        "inferer": parts.inferer(model),
         "postprocessing": {
             "_target_": "Compose",
             "transforms": [
@@ -232,11 +146,12 @@ def _inference(model: Model) -> dict[str, Any]:
 
 
 def _metadata(model: Model, ready: ReadyModel) -> dict[str, Any]:
-    header, data, job = model.header, model.data, model.header.job
-    background, target = job.task.classes
-    shape = [data["matrix"], data["matrix"]]
-    slice_offsets = [channel - data["context"] // 2 for channel in range(data["context"])]
-    modality = EXPECTED[target].modality if target in EXPECTED else "n/a"
+    header, job = model.header, model.header.job
+    target, about, shape = _targets(job.task.classes), parts_of(model).described(model), list(model.task.spatial)
+    first = job.task.classes[1]
+    modality = EXPECTED[first].modality if first in EXPECTED else "n/a"
+    labels = ", ".join(f"{number} is {name}" for number, name in enumerate(job.task.classes[1:], start=1))
+    labels = f"single channel data, {labels}, 0 is everything else"
     return {
         "schema": SCHEMA,
         "version": "0.1.0",
@@ -246,15 +161,15 @@ def _metadata(model: Model, ready: ReadyModel) -> dict[str, Any]:
         "numpy_version": np.__version__,
         "required_packages_version": {"nibabel": packages.version("nibabel")},
         "name": f"Segmentation of the {target}, {'+'.join(job.methods)}",
-        "task": f"Segmentation of the {target} in volumes, slice by slice",
+        "task": f"Segmentation of the {target} {about['what']}",
         "description": f"{_training_sentence(header)} {_ORIGIN} {_statistics_sentence(ready)}",
         "authors": "the federation that trained the model; exported by fedshift",
         "copyright": "the weights: the federation that trained them; the scripts: Apache License 2.0",
         "data_source": _DATA_DESCRIPTIONS[header.kind],
         "data_type": "nibabel",
-        "image_classes": f"{data['context']} neighbouring slices, intensity scaled to [0, {data['scale']:g}]",
-        "label_classes": f"single channel data, 1 is {target}, 0 is everything else",
-        "pred_classes": f"single channel data, 1 is {target}, 0 is everything else",
+        "image_classes": about["image"],
+        "label_classes": labels,
+        "pred_classes": labels,
         "eval_metrics": header.scores,
         "intended_use": "Research only. Not a medical device; not for diagnosis or treatment.",
         "references": [],
@@ -264,31 +179,34 @@ def _metadata(model: Model, ready: ReadyModel) -> dict[str, Any]:
                     "type": "image",
                     "format": "magnitude",
                     "modality": modality,
-                    "num_channels": data["context"],
+                    "num_channels": len(about["channels"]),
                     "spatial_shape": shape,
                     "dtype": "float32",
-                    "value_range": [0, data["scale"]],
-                    "is_patch_data": False,
-                    "channel_def": {
-                        str(channel): f"slice {offset:+d}" if offset else "the slice"
-                        for channel, offset in enumerate(slice_offsets)
-                    },
+                    "value_range": about["range"],
+                    "is_patch_data": about["patch"],
+                    "channel_def": {str(number): name for number, name in enumerate(about["channels"])},
                 }
             },
             "outputs": {
                 "pred": {
                     "type": "image",
                     "format": "segmentation",
-                    "num_channels": 2,
+                    "num_channels": len(job.task.classes),
                     "spatial_shape": shape,
                     "dtype": "float32",
                     "value_range": [],
-                    "is_patch_data": False,
-                    "channel_def": {"0": f"logit of {background}", "1": f"logit of {target}"},
+                    "is_patch_data": about["patch"],
+                    "channel_def": {str(number): f"logit of {name}" for number, name in enumerate(job.task.classes)},
                 }
             },
         },
     }
+
+
+def _targets(classes: Sequence[str]) -> str:
+    """The foreground classes as words of a sentence."""
+    *others, last = classes[1:]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 _DATA_DESCRIPTIONS = {
@@ -325,8 +243,11 @@ def _statistics_sentence(ready: ReadyModel) -> str:
 
 def model_card(model: Model, ready: ReadyModel) -> str:
     """The text of the bundle's ``docs/README.md``."""
-    header, data, job = model.header, model.data, model.header.job
-    target = job.task.classes[1]
+    header, job = model.header, model.header.job
+    target, about = _targets(job.task.classes), parts_of(model).described(model)
+    inside = "1 inside the predicted " + target
+    if len(job.task.classes) > 2:
+        inside = ", ".join(f"{number} inside the {name}" for number, name in enumerate(job.task.classes[1:], start=1))
     scores = "".join(f"| {_text(name)} | {value:.4f} |\n" for name, value in header.scores.items()) or "| unknown | |\n"
     warning = (
         "> **Simulated data.** This model was trained on a phantom, not on patients, to show that the software works.\n"
@@ -343,15 +264,16 @@ def model_card(model: Model, ready: ReadyModel) -> str:
 {_training_sentence(header)} {_ORIGIN} {_statistics_sentence(ready)}
 
 ## Intended use
-Research on federated learning and on segmentation of the {target}, by people who look at every mask. Input: one
-axial volume as a NIfTI file. Output: a mask on the scan's own grid, 1 inside the predicted {target}.
+Research on federated learning and on segmentation of the {target}, by people who look at every mask.
+Input: {about["input"]}. Output: a mask on the scan's own
+grid, {inside}.
 
 ```
 cd THIS_FOLDER
 python -m monai.bundle run --config_file configs/inference.json --dataset_dir SCANS --output_dir MASKS
 ```
 
-needs `monai`, `torch`, `nibabel` and `fire`. The masks are the same as those of `fedshift predict`.
+needs `monai`, `torch`, `nibabel`{about["needs"]} and `fire`. The masks are the same as those of `fedshift predict`.
 
 ## Training
 | | |
@@ -369,10 +291,7 @@ Methods, with their options:
 
 {options}{notes}
 ## Preprocessing and postprocessing
-The scan is reoriented to RAS. Intensities are clipped above the {data["clip_above_quantile"]:.0%} quantile of the
-volume and scaled to integers 0 … 255. Slices are zero-padded to squares and resampled to {data["matrix"]} x
-{data["matrix"]}. The network gets {data["context"]} neighbouring slices as channels, scaled to 0 … {data["scale"]:g}.
-Probabilities are resampled to the scan's grid and thresholded at 0.5. The code is in `scripts/slicewise.py`.
+{about["steps"]}
 
 ## Metrics
 Mean over the training sites' validation cases, for the selected round:

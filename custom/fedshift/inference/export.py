@@ -48,7 +48,7 @@ def example(model: Model, *, batch: int) -> Tensor:
     """Random network inputs (batch, C, H, W), uniform over the task's intensity range; the seed is the batch size."""
     low, high = model.task.intensities
     channels = cast(StagedNetwork, model.task.network()).in_channels
-    shape = batch, channels, model.task.sizes["rows"], model.task.sizes["columns"]
+    shape = batch, channels, *model.task.spatial
     return low + (high - low) * torch.rand(shape, generator=torch.Generator().manual_seed(batch))
 
 

@@ -26,7 +26,7 @@ def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> Non
     """Write a mask on the grid of the file that ``scan`` was read from, and read it back.
 
     Args:
-        mask: bool ``[z, y, x]`` in RAS, as ``scan.voxels``.
+        mask: bool, or classes uint8, ``[z, y, x]`` in RAS, as ``scan.voxels``.
         scan: its geometry, and the orientation of the original file.
         path: the suffix selects the format.
         source: the scan's file. From a NIfTI source, qform and sform are both copied with their codes, because

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedshift.federation.model_files import Header, header_of, read_model_file
 from fedshift.federation.site.state import SiteState, StateStore
-from fedshift.inference.slicewise import batches
 from fedshift.methods.base import Client, Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import Method, MethodSet
@@ -29,6 +27,7 @@ from fedshift.tasks.base import Task
 from fedshift.tasks.device import choose_device
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import prepare
+from fedshift.tasks.segmentation.patch_task import Task as PatchTask
 from fedshift.tasks.stages import StagedNetwork
 
 
@@ -62,13 +61,23 @@ class Model:
         return self.header.job.task.kind == "segmentation"
 
     @property
+    def patches(self) -> PatchTask | None:
+        """The task if it segments by patches; None if by slices, or if it classifies."""
+        return self.task if isinstance(self.task, PatchTask) else None
+
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        """Names of the sequences that a case must have; empty for a single one without a name."""
+        return () if self.patches is None else self.patches.sequences
+
+    @property
     def data(self) -> dict[str, Any]:
         """How the training images were prepared: `fedshift.tasks.base.Task.preparation`."""
         return self.header.preparation
 
 
 class Predictor(nn.Module):
-    """Maps the task's images (B, C, H, W) to logits; the methods' normalisation is applied first."""
+    """Maps the task's images (B, C, *spatial) to logits; the methods' normalisation is applied first."""
 
     def __init__(self, net: nn.Module, chain: ClientChain) -> None:
         """Wrap a network and its method chain, both with the same site's state."""
@@ -77,7 +86,7 @@ class Predictor(nn.Module):
         self._chain = chain
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of ``x`` (B, C, H, W)."""
+        """Return the logits of ``x`` (B, C, *spatial)."""
         logits: Tensor = self.net(self._chain.inputs(x, training=False))
         return logits
 
@@ -101,7 +110,7 @@ class Images:
     """Images given for prediction, with the interface of a site's training samples; targets are all zero."""
 
     def __init__(self, batches: Sequence[Tensor]) -> None:
-        """``batches`` are (B, C, H, W) float32."""
+        """``batches`` are (B, C, *spatial) float32."""
         self._batches = batches
         self.n_train = sum(len(batch) for batch in batches)
 
@@ -117,11 +126,6 @@ class Images:
         for start in range(0, self.n_train, size):
             picked = [places[number] for number in shuffled[start : start + size]]
             yield torch.stack([batch[row] for batch, row in picked]), torch.zeros(len(picked), dtype=torch.int64)
-
-    @classmethod
-    def of_scans(cls, scans: Sequence[np.ndarray], *, context: int, scale: float) -> Images:
-        """Make batches from scans in the format of `fedshift.inference.slicewise.to_network`."""
-        return cls([batch for scan in scans for batch in batches(scan, context=context, scale=scale)])
 
 
 class _MissingSiteState(Exception):
@@ -216,7 +220,8 @@ def make_ready(model: Model, choice: Choice, *, images: Images | None = None, de
     if choice != Choice() and not has_effect:
         notes.append("the model is the same for every site, so the choice of a site's statistics changes nothing")
     used = choice if has_effect else Choice()
-    name = _statistics_name(used, images, job.task.kind)
+    what = "images" if not model.is_segmentation else "slices" if model.patches is None else "patches"
+    name = _statistics_name(used, images, what)
     return ReadyModel(Predictor(net, chain).eval(), torch_device, used, name, tuple(notes))
 
 
@@ -239,7 +244,7 @@ def _run(model: Model, net: nn.Module, choice: Choice) -> Run:
         net=net,
         objective=model.task.loss,
         n_classes=len(job.task.classes),
-        images_are_slices=model.task.images_are_slices,
+        dense=model.task.dense,
         received={key: value.numpy() for key, value in model.weights.items()},
     )
 
@@ -260,7 +265,7 @@ def _check_complete(model: Model, net: nn.Module, chain: ClientChain) -> None:
         ConfigError: a method needs a site's statistics.
     """
     channels = cast(StagedNetwork, net).in_channels
-    x = torch.zeros(1, channels, model.task.sizes["rows"], model.task.sizes["columns"])
+    x = torch.zeros(1, channels, *model.task.spatial)
     try:
         chain.inputs(x.to(next(net.parameters()).device), training=False)
     except _MissingSiteState as method_name:
@@ -326,12 +331,12 @@ def _personal_notes(model: Model, methods: MethodSet, choice: Choice) -> list[st
     return []
 
 
-def _statistics_name(choice: Choice, images: Images | None, kind: str) -> str:
+def _statistics_name(choice: Choice, images: Images | None, what: str) -> str:
     """The source of the statistics, for users."""
     if choice.site is not None:
         return f"site {choice.site}"
     if choice.state is not None:
         return f"state of {choice.state.resolve().name}"
     if choice.own and images is not None:
-        return f"own, of {images.n_train} {'slices' if kind == 'segmentation' else 'images'}"
+        return f"own, of {images.n_train} {what}"
     return "the model's own"

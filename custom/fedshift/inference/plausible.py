@@ -91,10 +91,17 @@ def check_positions(path: Path) -> Iterator[str]:
         )
 
 
-def check_scan(scan: Scan, tags: Mapping[str, str], *, target: str) -> Iterator[str]:
-    """Warn about unusual properties of a scan; ``target`` is the foreground class."""
+def check_scan(scan: Scan, tags: Mapping[str, str], *, target: str, signed: bool = False) -> Iterator[str]:
+    """Warn about unusual properties of a scan.
+
+    Args:
+        scan: the scan.
+        tags: of `read_tags`.
+        target: the foreground class.
+        signed: whether the model was trained on images below 0, such as CT.
+    """
     low = float(scan.voxels.min())
-    if low < MIN_INTENSITY:
+    if low < MIN_INTENSITY and not signed:
         yield f"has intensities down to {low:g}, as CT or normalised images have: is it an unprocessed MRI scan?"
     n_values = len(np.unique(scan.voxels))
     if n_values <= MAX_MASK_VALUES:

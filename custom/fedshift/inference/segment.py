@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
-from fedshift.data.scans import Scan, ScanError, read_scan
+from fedshift.data.scans import Scan, ScanError
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
 from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready
 from fedshift.inference.plausible import check_positions, check_scan, check_volume, read_tags
-from fedshift.inference.slicewise import segment, to_network
+from fedshift.inference.sequences import case_of, read_case
+from fedshift.inference.slicewise import batches, segment, to_network
 from fedshift.schema.errors import ConfigError, FedshiftError
+from fedshift.tasks.precision import arrange, autocast
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,19 @@ class Segmented:
     overlay: Path | None = None
     voxels: int = 0
     volume_ml: float = 0.0
+    volumes: Mapping[str, float] = field(default_factory=dict)
+    """ml of each foreground class, if there are several."""
     remarks: tuple[str, ...] = ()
     error: str | None = None
 
 
 def output_paths(
-    images: Sequence[Path], out: Path, *, overlay: bool, replace: Collection[Path] = ()
+    images: Sequence[Path],
+    out: Path,
+    *,
+    overlay: bool,
+    replace: Collection[Path] = (),
+    sequences: Sequence[str] = (),
 ) -> dict[Path, tuple[Path, Path | None]]:
     """The paths of each image's mask and overlay.
 
@@ -39,6 +49,7 @@ def output_paths(
         out: the folder for masks and overlays.
         overlay: whether overlays are drawn.
         replace: resolved paths of images whose outputs may be overwritten.
+        sequences: names of the model's sequences; with several, a scan is the first file of its case.
 
     Raises:
         ConfigError: two images would get the same output file, an output would overwrite an image, or it exists.
@@ -46,7 +57,7 @@ def output_paths(
     paths: dict[Path, tuple[Path, Path | None]] = {}
     given = {image.resolve() for image in images}
     for image in images:
-        mask = mask_path(image, out)
+        mask = mask_path(case_of(image, sequences), out)
         picture = mask.with_name(f"{mask.name.partition('_mask.')[0]}_overlay.png") if overlay else None
         files = {mask, *([picture] if picture else []), *(mask.with_suffix(end) for end in _data_suffixes(mask))}
         twin = next((other for other, made in paths.items() if files & set(made)), None)
@@ -78,17 +89,25 @@ def ready_for(model: Model, images: Sequence[Path], choice: Choice, *, device: s
     """
     if not choice.own:
         return make_ready(model, choice, device=device)
-    data, stacks, first_error = model.data, [], None
+    given, first_error = [], None
     for image in images:
         try:
-            clip = data["clip_above_quantile"]
-            stacks.append(to_network(_read(image).voxels, matrix=data["matrix"], clip_above_quantile=clip))
+            given += _inputs(model, image)
         except ScanError as error:  # `segment_scans` reports it for this scan
             first_error = first_error or error
-    if not stacks and first_error is not None:
+    if not given and first_error is not None:
         raise first_error
-    given = Images.of_scans(stacks, context=data["context"], scale=data["scale"])
-    return make_ready(model, choice, images=given, device=device)
+    return make_ready(model, choice, images=Images(given), device=device)
+
+
+def _inputs(model: Model, image: Path) -> list[Tensor]:
+    """A scan as the network's images, in batches."""
+    scan, voxels = read_case(image, model.sequences)
+    if model.patches is not None:
+        return model.patches.windows(voxels, scan.spacing[::-1])
+    data = model.data
+    slices = to_network(scan.voxels, matrix=data["matrix"], clip_above_quantile=data["clip_above_quantile"])
+    return list(batches(slices, context=data["context"], scale=data["scale"]))
 
 
 def segment_scans(
@@ -111,37 +130,47 @@ def segment_scans(
 
 
 def _segment_one(model: Model, ready: ReadyModel, image: Path, mask_file: Path, overlay: Path | None) -> Segmented:
-    target = model.header.job.task.classes[1]
-    scan = _read(image)
-    remarks = [*check_positions(image), *check_scan(scan, read_tags(image), target=target)]
-    mask = predict_mask(model, ready, scan)
+    classes = model.header.job.task.classes[1:]
+    scan, voxels = read_case(image, model.sequences)
+    signed = model.data.get("normalise") == "fixed"
+    remarks = [*check_positions(image), *check_scan(scan, read_tags(image), target=classes[0], signed=signed)]
+    mask = predict_mask(model, ready, scan, voxels)
+    volumes = {name: volume_ml(mask == number, scan) for number, name in enumerate(classes, start=1)}
     volume = volume_ml(mask, scan)
-    remarks += check_volume(volume, target=target)
+    for name in classes:
+        remarks += check_volume(volumes[name], target=name)
     write_mask(mask, scan, mask_file, source=image)
     if overlay is not None:
         from fedshift.inference.overlay import draw  # imported only if asked for: needs Pillow
 
-        draw(scan, mask, overlay, title=f"{image.name}: {target} {volume:.1f} ml", kind=model.header.kind)
-    return Segmented(image, mask_file, overlay, int(np.count_nonzero(mask)), volume, tuple(remarks))
+        said = ", ".join(f"{name} {volumes[name]:.1f} ml" for name in classes)
+        draw(scan, mask > 0, overlay, title=f"{image.name}: {said}", kind=model.header.kind)
+    told = volumes if len(classes) > 1 else {}
+    return Segmented(image, mask_file, overlay, int(np.count_nonzero(mask)), volume, told, tuple(remarks))
 
 
-def predict_mask(model: Model, ready: ReadyModel, scan: Scan) -> np.ndarray:
-    """Predict the foreground mask of a scan: bool, same shape as ``scan.voxels``."""
-    data = model.data
-    return segment(
+def predict_mask(model: Model, ready: ReadyModel, scan: Scan, voxels: np.ndarray) -> np.ndarray:
+    """Predict the class of each voxel of a scan: uint8, same shape as ``scan.voxels``.
+
+    ``voxels`` are of all its sequences, (S, z, y, x).
+    """
+    data, precision = model.data, model.header.job.task.schedule.precision
+    if model.patches is not None:
+
+        def forward(x: Tensor) -> Tensor:
+            with autocast(precision, ready.device):
+                logits: Tensor = ready.predictor(arrange(x, precision, ready.device))
+            return logits
+
+        return model.patches.segment(forward, voxels, scan.spacing[::-1])
+    mask = segment(
         scan.voxels,
         ready.predictor,
         matrix=data["matrix"],
         context=data["context"],
         scale=data["scale"],
         clip_above_quantile=data["clip_above_quantile"],
-        precision=model.header.job.task.schedule.precision,
+        precision=precision,
         device=ready.device,
     )
-
-
-def _read(path: Path) -> Scan:
-    scan = read_scan(path)
-    if scan.voxels.min() == scan.voxels.max():
-        raise ScanError(path, "has the same intensity everywhere", "export the scan again")
-    return scan
+    return mask.astype(np.uint8)

@@ -18,6 +18,7 @@ once.
 Choices:
 
 - Images of neighbouring slices and grey images have no colours; only brightness and contrast apply to them.
+- In 3D all slices of a volume get the same transform within their plane.
 - Colour changes are applied in the listed order (torchvision: random order) and clamped to the batch's minimum and
   maximum, because intensities may go up to 1 or to 255. Contrast scales around the image's mean grey value.
 - Images are sampled bilinearly, with edge values where a sample within the image's outline needs pixels beyond it.
@@ -93,7 +94,7 @@ def turned(degrees: Tensor) -> Tensor:
 
 
 def sample(x: Tensor, matrices: Tensor, mode: str) -> Tensor:
-    """Images (B, C, S, S) resampled with affine maps (B, 2, 3) from output to input coordinates; 0 outside."""
+    """Images (B, C, H, W) resampled with affine maps (B, 2, 3) from output to input coordinates; 0 outside."""
     grid = functional.affine_grid(matrices.to(x), list(x.shape), align_corners=False)
     inside = (grid.abs() <= 1).all(-1)[:, None]
     return functional.grid_sample(x, grid, mode=mode, padding_mode="border", align_corners=False) * inside
@@ -169,6 +170,10 @@ class Client(base.Client[Config]):
 
     def augment(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
         """Augmented images, and masks transformed with them."""
+        if batch.x.dim() == 5:  # the slices of a volume as channels
+            shape = batch.x.shape
+            flat = self.augment(base.Batch(batch.x.flatten(1, 2), batch.y), ctx)
+            return base.Batch(flat.x.reshape(shape), flat.y)
         x, y = self._move(batch, ctx)
         if self.config.level == "moderate":
             x = self._colour(x, ctx)
@@ -190,18 +195,23 @@ class Client(base.Client[Config]):
         if flip:
             matrices[:, 0, 0] *= 1 - 2 * (torch.rand(count, generator=rng) < flip).float()
         if config.rotation:
-            matrices = turned(uniform(-config.rotation, config.rotation, (count,), rng)) @ matrices
+            turns = turned(uniform(-config.rotation, config.rotation, (count,), rng))
+            rows, columns = batch.x.shape[-2:]
+            if rows != columns:  # coordinates go from -1 to 1 along both sides
+                turns = turns * torch.tensor([[1, rows / columns], [columns / rows, 1]])
+            matrices = turns @ matrices
         x = sample(batch.x, matrices, config.interpolation)
         if batch.y.dim() == 1:
             return x, batch.y
-        return x, sample(batch.y[:, None].to(x), matrices, "nearest")[:, 0].to(batch.y.dtype)
+        masks = batch.y if batch.y.dim() == 4 else batch.y[:, None]
+        return x, sample(masks.to(x), matrices, "nearest").to(batch.y.dtype).reshape(batch.y.shape)
 
     def _colour(self, x: Tensor, ctx: base.Context) -> Tensor:
         rng, count = ctx.rng("colour"), len(x)
         factors = uniform(1 - JITTER, 1 + JITTER, (3, count, 1, 1, 1), rng).to(x)
         turns = uniform(-HUE, HUE, (count, 1, 1), rng).to(x)
         fade = (torch.rand((count, 1, 1, 1), generator=rng) < GREY).to(x.device)
-        if ctx.run.images_are_slices or x.shape[1] != len(LUMA):
+        if ctx.run.dense or x.shape[1] != len(LUMA):
             return jitter(x, factors, None)
         x = jitter(x, factors, turns)
         return torch.where(fade, grey(x), x)

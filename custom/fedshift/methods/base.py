@@ -12,6 +12,9 @@ Order of the client hooks in a round::
 round goes into ``ctx.state`` at a site and ``self.state`` at the server. Both are written to disk: a site's state
 before the site answers, the server's state at the end of the round.
 
+Images and features are (B, C, *spatial) with two spatial dimensions, or with three if the task is in 3D. A method's
+formula "over H and W" is over all of them, so that a volume that repeats one slice gives the slice's numbers.
+
 Centralised references are methods whose client half sets ``trains_on``, because they train on all sites' images in one
 place. They run in one process only (`fedshift.federation.in_process.run_pooled`).
 """
@@ -33,6 +36,7 @@ from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.policy import ArrayKind
 from fedshift.schema.seeding import generator
 from fedshift.schema.strict import Strict
+from fedshift.tasks.losses import Logits
 
 ConfigT = TypeVar("ConfigT", bound=Strict)
 
@@ -50,8 +54,8 @@ class ArraySpec:
 
     Attributes:
         shape: sizes of the dimensions. A word is a size that the network does not determine: one of the task's sizes
-            (`fedshift.tasks.base.Task.sizes`), ``sites``, or any other word for a size that the site chooses, from 1 to
-            its number of training samples.
+            (`fedshift.tasks.base.Task.sizes`; ``spatial`` stands for several), ``sites``, or any other word for a size
+            that the site chooses, from 1 to its number of training samples.
         dtype: NumPy type name.
         when: sent once, in the statistics round, or in every training round.
         low: smallest allowed value of an element.
@@ -84,10 +88,12 @@ class ArraySpec:
     alike: Literal["", "norm", "elements"] = ""
     averaged: Literal["", "values", "changes"] = ""
 
-    def sized(self, sizes: Mapping[str, int]) -> ArraySpec:
+    def sized(self, sizes: Mapping[str, tuple[int, ...]]) -> ArraySpec:
         """Return a copy with the words in ``shape`` that ``sizes`` has replaced by numbers."""
-        shape = tuple(sizes.get(size, size) if isinstance(size, str) else size for size in self.shape)
-        return replace(self, shape=shape)
+        shape: list[int | str] = []
+        for size in self.shape:
+            shape += sizes.get(size, (size,)) if isinstance(size, str) else (size,)
+        return replace(self, shape=tuple(shape))
 
 
 class TrainingSamples(Protocol):
@@ -99,7 +105,7 @@ class TrainingSamples(Protocol):
         ...
 
     def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield training images (B, C, H, W) float32 and targets (see `Batch`) without augmentation.
+        """Yield training images (B, C, *spatial) float32 and targets (see `Batch`) without augmentation.
 
         In order, class after class or case after case; where a batch's own statistics matter, shuffle by ``order``.
         """
@@ -107,7 +113,7 @@ class TrainingSamples(Protocol):
 
 
 class Normalise(Protocol):
-    """Apply every method's ``inputs`` to images (B, C, H, W), as in training or as in evaluation."""
+    """Apply every method's ``inputs`` to images (B, C, *spatial), as in training or as in evaluation."""
 
     def __call__(self, x: Tensor, *, training: bool) -> Tensor:
         """Return images of the same shape."""
@@ -124,11 +130,13 @@ class Run:
     rounds: int
     sites: tuple[str, ...]
     net: nn.Module
-    objective: Callable[[Tensor, Tensor], Tensor]
-    """The task's loss as a function of (logits, targets); a scalar."""
+    objective: Callable[[Logits, Tensor], Tensor]
+    """The task's loss as a function of (what the network gives, targets); a scalar."""
     n_classes: int
-    images_are_slices: bool = False
-    """Whether channels are neighbouring slices of a volume, not colours."""
+    dense: bool = False
+    """Whether every pixel or voxel has a target (`fedshift.tasks.base.Task.dense`)."""
+    marginal: bool = False
+    """Whether the site's masks leave out some of the task's classes, which its background then may be."""
     n_domains: int = 0
     """Domains whose images are in equal parts of a centralised reference's batch; 0 for as many as sites."""
     step: int = 0
@@ -183,7 +191,7 @@ class Context:
 
 @dataclass
 class Batch:
-    """Inputs (B, C, H, W) float32 and targets: (B, H, W) or (B,) int64, or soft targets (B, K, …) float32."""
+    """Inputs (B, C, *spatial) float32 and targets: (B, *spatial) or (B,) int64, or soft targets (B, K, …) float32."""
 
     x: Tensor
     y: Tensor
@@ -280,7 +288,7 @@ class Client(Generic[ConfigT]):
         return batch
 
     def inputs(self, x: Tensor, ctx: Context, *, training: bool) -> Tensor:
-        """Change a batch of images (B, C, H, W). Training and evaluation."""
+        """Change a batch of images (B, C, *spatial). Training and evaluation."""
         return x
 
     def batch(self, batch: Batch, ctx: Context) -> Batch:

@@ -46,7 +46,14 @@ class Client(base.Client[Config]):
     """Keeps normalisation layers at the site."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """``unseen: averaged`` needs running statistics to be sent."""
+        """Require layers to keep; ``unseen: averaged`` needs running statistics to be sent."""
+        if not norm_keys(net, self.config.norms):
+            other = "use --set fedbn.norms=all" if norm_keys(net, "all") else "choose a network with normalisation"
+            raise ConfigError(
+                f"method fedbn: network {job.task.network.name} has no "
+                f"{'batch norm' if self.config.norms == 'batch' else 'normalisation'} with weights, so nothing would "
+                f"stay at a site: {other}"
+            )
         if self.config.unseen == "averaged" and job.methods.get("fedavg", {}).get("buffers") == "local":
             raise ConfigError(
                 "method fedbn: unseen=averaged needs running statistics to be sent, and fedavg.buffers=local keeps "

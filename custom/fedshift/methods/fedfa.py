@@ -2,9 +2,9 @@
 
 Zhou & Konukoglu, "FedFA: Federated Feature Augmentation", ICLR 2023 (equation numbers are the paper's).
 
-At a site, at each chosen encoder stage, with probability p for a batch X of shape (B, C, H, W)::
+At a site, at each chosen encoder stage, with probability p for a batch X of shape (B, C, H, W) or (B, C, D, H, W)::
 
-    μ, σ   = mean and standard deviation of X over H, W, per image and channel     (2)
+    μ, σ   = mean and standard deviation of X over space, per image and channel     (2)
     S_μ    = variance of μ over the batch, per channel;  S_σ likewise for σ        (3)
     m ← α m + (1−α) mean_b μ,   s ← α s + (1−α) mean_b σ                           (4)
     Ŝ_μ    = (γ_μ + 1) S_μ;  Ŝ_σ likewise                                          (7)
@@ -56,6 +56,7 @@ from torch.utils.hooks import RemovableHandle
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.mixing import stages_of
+from fedshift.methods.shared.spatial import over_space, spatial_dims
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
@@ -89,8 +90,8 @@ class Config(Strict):
 
 
 def feature_statistics(x: Tensor, *, eps: float, unbiased: bool) -> tuple[Tensor, Tensor]:
-    """Eq. 2: mean and standard deviation over space, (B, C, H, W) -> 2 x (B, C)."""
-    variance, mean = torch.var_mean(x, (2, 3), correction=int(unbiased))
+    """Eq. 2: mean and standard deviation over space, (B, C, *spatial) -> 2 x (B, C)."""
+    variance, mean = torch.var_mean(x, spatial_dims(x), correction=int(unbiased))
     return mean, (variance + eps).sqrt()
 
 
@@ -106,7 +107,7 @@ def augment(
     new_mean = mean + noise[0] * spread[0]
     scale = 1 + noise[1] * spread[1] / std
     shift = new_mean - mean * scale
-    return torch.addcmul(shift[..., None, None], x, scale[..., None, None])
+    return torch.addcmul(over_space(shift, x), x, over_space(scale, x))
 
 
 def fires(u: float, config: Config) -> bool:
@@ -125,7 +126,7 @@ class FeatureAugmentation:
         self.received: Arrays = {}
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Augmented features, of the same shape (B, C, H, W) and type."""
+        """Augmented features, of the same shape (B, C, *spatial) and type."""
         if not self._net.training:
             return features
         rng = self._ctx.rng(f"layer{self._layer}")

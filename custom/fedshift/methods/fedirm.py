@@ -32,9 +32,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import idle_warmup, penalty_weight
+from fedshift.methods.shared.domains import idle_warmup, penalty_weight, warn_of_warmup
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
 from fedshift.tasks.stages import ClassifyingNetwork
@@ -74,8 +75,8 @@ class Client(base.Client[Config]):
             )
 
     def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``warmup`` with a weight that it does not change."""
-        return idle_warmup(self.config.weight)
+        """``warmup`` with a weight that it does not change, or ``weight`` in a job that ends before."""
+        return idle_warmup(self.config.weight, self.config.warmup, job.task.schedule)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
         """(loss + β penalty) / max(β, 1)."""
@@ -86,3 +87,8 @@ class Client(base.Client[Config]):
             head = cast(ClassifyingNetwork, ctx.run.net).head
             penalty = classifier_penalty(ctx.run.objective(logits, batch.y), head.weight)
         return (loss + weight * penalty) / max(weight, 1.0)
+
+    def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
+        """Warn after the last round if the warm-up is not over; sends nothing."""
+        warn_of_warmup(ctx, method="fedirm", weight=self.config.weight, warmup=self.config.warmup)
+        return {}

@@ -43,6 +43,8 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.seeding import generator
 from fedshift.schema.strict import Strict
+from fedshift.tasks import trial
+from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import precise
 from fedshift.tasks.stages import StagedNetwork
 
@@ -95,7 +97,13 @@ class Client(base.Client[Config]):
     """Sends its averages once and trains with those of all sites."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse methods that divide the task's loss: FedMix subtracts the undivided loss."""
+        """Refuse methods that divide the loss, and losses of several outputs: FedMix subtracts the whole loss."""
+        task = build_task(job)
+        if task.dense and not isinstance(trial.run(net, task.spatial, training=True), Tensor):
+            raise ConfigError(
+                "method fedmix: replaces the loss of one output, and the network has several (deep supervision): turn "
+                "it off in network.options"
+            )
         released = job.methods.get("fraug", {}).get("variant") == "released"
         for other in (*(["fedirm"] if "fedirm" in job.methods else []), *(["fraug"] if released else [])):
             raise ConfigError(
@@ -104,16 +112,16 @@ class Client(base.Client[Config]):
             )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """Averaged images (groups, C, H, W) and averaged targets."""
+        """Averaged images (groups, C, *spatial) and averaged targets."""
         channels = cast(StagedNetwork, net).in_channels
         head = getattr(net, "head", None)
-        targets: tuple[int | str, ...] = ("groups", "classes", "rows", "columns")
+        targets: tuple[int | str, ...] = ("groups", "classes", "spatial")
         if isinstance(head, nn.Linear):
             targets = ("groups", head.out_features)
         of = f"{self.config.images} of the site's training images, drawn at random; every image is in at most one"
         return {
             "images": base.ArraySpec(
-                ("groups", channels, "rows", "columns"),
+                ("groups", channels, "spatial"),
                 when="once",
                 low=-LARGEST,
                 high=LARGEST,
@@ -128,6 +136,11 @@ class Client(base.Client[Config]):
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """Averages over random groups of M training images."""
         each = self.config.images
+        if ctx.run.marginal:
+            raise DataError(
+                f"site {ctx.run.site}: its masks leave out some of the task's classes, and FedMix averages masks: "
+                "leave the site or the method out"
+            )
         if data.n_train < each:
             raise DataError(
                 f"site {ctx.run.site}: has {data.n_train} training images, and FedMix averages groups of {each}: lower "
@@ -173,7 +186,7 @@ class Client(base.Client[Config]):
         own, theirs, inner = terms(logits, ctx.scratch["x"], batch.y, ctx.scratch["average"], lam=lam)
         if self.config.variant == "released":
             inner = inner / len(batch.x)
-        if ctx.run.images_are_slices:  # in classification the task's loss equals `own` bit for bit
+        if ctx.run.dense:  # in classification the task's loss equals `own` bit for bit
             loss = loss + (own - ctx.run.objective(logits, batch.y))
         return loss + lam * (theirs - own + inner)
 

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.methods import base
+from fedshift.methods.shared.spatial import over_space, spatial_dims
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
@@ -55,9 +56,9 @@ class Config(Strict):
 
 
 def image_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and (biased, as in the paper) standard deviation per image and channel: (B, C, H, W) -> 2 x (B, C)."""
+    """Mean and (biased, as in the paper) standard deviation per image and channel: (B, C, *spatial) -> 2 x (B, C)."""
     x = x.double()
-    return x.mean((2, 3)), x.std((2, 3), correction=0)
+    return x.mean(spatial_dims(x)), x.std(spatial_dims(x), correction=0)
 
 
 class Client(base.Client[Config]):
@@ -141,7 +142,7 @@ class Client(base.Client[Config]):
             i = torch.randint(len(self._means), (count,), generator=rng)
             j = torch.randint(len(self._stds), (count,), generator=rng) if released else i
             mean, std = self._means[i], self._stds[j]
-        return (x - mean[..., None, None].to(x.device)) / std[..., None, None].to(x.device)
+        return (x - over_space(mean, x).to(x.device)) / over_space(std, x).to(x.device)
 
 
 class Server(base.Server[Config]):

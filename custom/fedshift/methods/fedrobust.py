@@ -37,6 +37,7 @@ from torch.nn import functional
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.passes import probing
+from fedshift.methods.shared.spatial import over_space
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
@@ -78,8 +79,9 @@ class Affine(NamedTuple):
     scale: float = 1.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Γ x + s δ for every pixel, (B, C, H, W) -> the same shape."""
-        return functional.conv2d(x, self.gamma[:, :, None, None], self.scale * self.delta)
+        """Γ x + s δ for every pixel, (B, C, *spatial) -> the same shape."""
+        convolve = functional.conv3d if x.dim() == 5 else functional.conv2d
+        return convolve(x, over_space(self.gamma, x), self.scale * self.delta)
 
 
 def ascend(affine: Affine, risk: Tensor, *, n: int, config: Config) -> Affine:

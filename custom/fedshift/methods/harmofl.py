@@ -7,8 +7,8 @@ is then normalised with it, in training and in evaluation::
     A_k = 1/n_k Σ_i |F(x_i)|,    A = 1/K Σ_k A_k
     x ← F⁻¹( A · exp(i · arg F(x)) )
 
-F is the discrete Fourier transform over rows and columns. The paper's other half, weight perturbation, is in
-``fedharmo``.
+F is the discrete Fourier transform over rows and columns, and in 3D over slices too. The paper's other half, weight
+perturbation, is in ``fedharmo``.
 
 Deviations from the paper:
 
@@ -18,8 +18,8 @@ Deviations from the paper:
   has phase 0.
 
 Variants: ``variant: released`` follows the authors' code, which replaces the DC term only:
-x ← x − mean(x) + s A(0)/(HW), s the sign of the image's mean. Their A comes from the first batch; here it comes from
-all training images in this variant too.
+x ← x − mean(x) + s A(0)/N, N the number of pixels, s the sign of the image's mean. Their A comes from the first batch;
+here it comes from all training images in this variant too.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.methods import base
+from fedshift.methods.shared.spatial import over_space, spatial_dims
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
@@ -50,22 +51,24 @@ class Config(Strict):
 
 
 def amplitude(x: Tensor) -> Tensor:
-    """|F(x)| for non-negative column frequencies: (B, C, H, W) -> (B, C, H, W // 2 + 1)."""
-    spectrum: Tensor = torch.fft.rfft2(x).abs()
+    """|F(x)| for non-negative column frequencies: (B, C, …, W) -> (B, C, …, W // 2 + 1)."""
+    spectrum: Tensor = torch.fft.rfftn(x, dim=spatial_dims(x)).abs()
     return spectrum
 
 
 def with_amplitude(x: Tensor, shared: Tensor) -> Tensor:
-    """Images (B, C, H, W) with the amplitudes ``shared`` (C, H, W // 2 + 1) and their own phases."""
-    phase = torch.fft.rfft2(x).angle()
-    image: Tensor = torch.fft.irfft2(torch.polar(shared.to(phase).expand_as(phase), phase), s=x.shape[-2:])
+    """Images (B, C, …, W) with the amplitudes ``shared`` (C, …, W // 2 + 1) and their own phases."""
+    dims = spatial_dims(x)
+    phase = torch.fft.rfftn(x, dim=dims).angle()
+    spectrum = torch.polar(shared.to(phase).expand_as(phase), phase)
+    image: Tensor = torch.fft.irfftn(spectrum, s=x.shape[2:], dim=dims)
     return image
 
 
 def with_mean(x: Tensor, shared: Tensor) -> Tensor:
-    """Images (B, C, H, W) whose DC terms have the amplitudes ``shared`` (C, 1, 1)."""
-    mean = x.mean((2, 3), keepdim=True)
-    target = shared.to(x) / (x.shape[-2] * x.shape[-1])
+    """Images (B, C, *spatial) whose DC terms have the amplitudes ``shared`` (C, 1, 1)."""
+    mean = x.mean(spatial_dims(x), keepdim=True)
+    target = over_space(shared.to(x).flatten(), x) / x[0, 0].numel()
     return x - mean + torch.where(mean < 0, -target, target)
 
 
@@ -90,7 +93,7 @@ class Client(base.Client[Config]):
             shape: tuple[int | str, ...] = (channels, 1, 1)
             reveals = "average brightness of the site's training images (of its only image, if it has one)"
         else:
-            shape = (channels, "rows", "half columns")
+            shape = (channels, "half spatial")
             reveals = (
                 "average amplitude spectrum of the site's training images: brightness, and amount of structure at "
                 "every scale and direction without its position (of its only image, if it has one)"
@@ -114,7 +117,7 @@ class Client(base.Client[Config]):
         total: Tensor | float = 0.0
         for x, _ in data.chunks():
             part = amplitude(x).double().sum(0)
-            total = total + (part[:, :1, :1] if dc else part)
+            total = total + (part.flatten(1)[:, :1, None] if dc else part)
         return {"amplitude": cast(Tensor, total / data.n_train).float().numpy()}
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:

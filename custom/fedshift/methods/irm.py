@@ -31,9 +31,17 @@ from torch import Tensor, nn
 
 from fedshift.methods import base
 from fedshift.methods.fedirm import classifier_penalty, scalar_penalty
-from fedshift.methods.shared.domains import by_site, check_beside, idle_warmup, penalty_weight, site_losses
+from fedshift.methods.shared.domains import (
+    by_site,
+    check_beside,
+    idle_warmup,
+    penalty_weight,
+    site_losses,
+    warn_of_warmup,
+)
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.stages import ClassifyingNetwork
 
@@ -65,8 +73,8 @@ class Client(base.Client[Config]):
             )
 
     def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``warmup`` with a weight that it does not change."""
-        return idle_warmup(self.config.weight)
+        """``warmup`` with a weight that it does not change, or ``weight`` in a job that ends before."""
+        return idle_warmup(self.config.weight, self.config.warmup, job.task.schedule)
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
         """Refuse a method that changes the loss too, mixes sites, or trains at one site."""
@@ -82,3 +90,8 @@ class Client(base.Client[Config]):
             head = cast(ClassifyingNetwork, ctx.run.net).head
             penalties = [classifier_penalty(one, head.weight) for one in losses]
         return penalised(losses, torch.stack(penalties), weight=weight)
+
+    def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
+        """Warn after the last round if the warm-up is not over; sends nothing."""
+        warn_of_warmup(ctx, method="irm", weight=self.config.weight, warmup=self.config.warmup)
+        return {}

@@ -22,6 +22,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict, nearest
 from fedshift.tasks.kinds import build_task
+from fedshift.tasks.losses import check_mixes
 
 DEFAULT_COMBINE = "fedavg"
 NOT_METHODS = ("base", "chain", "method_set", "shared")
@@ -234,7 +235,7 @@ class MethodSet(Sequence[Method]):
     @cached_property
     def down(self) -> dict[str, dict[str, ArraySpec]]:
         """Arrays that methods send from the server to every site, as `up`; ``sites`` is the number of sites."""
-        sizes = {**build_task(self.job).sizes, "sites": len(self.job.task.sites)}
+        sizes = {**build_task(self.job).sizes, "sites": (len(self.job.task.sites),)}
         return {
             method.name: {name: spec.sized(sizes) for name, spec in method.server().down(self.net).items()}
             for method in self
@@ -266,6 +267,8 @@ class MethodSet(Sequence[Method]):
         """
         for name, half in self._clients.items():
             half.check(self.job, self.net)
+            if half.mixes_samples:
+                check_mixes(self.job.task.loss.name, name)
             for other, other_half in self._clients.items():
                 if other != name:
                     half.check_beside(other, other_half, self.net)

@@ -1,12 +1,12 @@
 """MixStyle: interpolate the style (channel statistics) of features between two samples.
 
 Zhou et al., "Domain Generalization with MixStyle", ICLR 2021. At each chosen stage, with probability p, for the
-features x (B, C, H, W) of a batch and x̃, the same features with the samples permuted::
+features x (B, C, *spatial) of a batch and x̃, the same features with the samples permuted::
 
     γ = λ σ(x) + (1−λ) σ(x̃),   β = λ μ(x) + (1−λ) μ(x̃),   λ ~ Beta(α, α), one per sample
     MixStyle(x) = γ (x − μ(x)) / σ(x) + β
 
-μ and σ are taken over H and W per sample and channel (unbiased variance plus ε) and are detached from the graph.
+μ and σ are taken over space per sample and channel (unbiased variance plus ε) and are detached from the graph.
 Targets are not changed.
 
 Variants: ``mix: random`` permutes the batch. ``mix: crossdomain`` draws each half's partners from the other half, for
@@ -29,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared.mixing import beta, stages_of
+from fedshift.methods.shared.spatial import over_space, spatial_dims
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
@@ -48,11 +49,11 @@ class Config(Strict):
 
 
 def mix_style(x: Tensor, share: Tensor, partner: Tensor, *, eps: float) -> Tensor:
-    """Features (B, C, H, W) in the blended style; ``share`` (B,) is λ, ``partner`` (B,) indexes the other samples."""
+    """Features (B, C, *spatial) in the blended style; ``share`` (B,) is λ, ``partner`` (B,) the other samples."""
     with torch.no_grad():
-        variance, mean = torch.var_mean(x, (2, 3), correction=int(x[0, 0].numel() > 1), keepdim=True)
+        variance, mean = torch.var_mean(x, spatial_dims(x), correction=int(x[0, 0].numel() > 1), keepdim=True)
         std = (variance + eps).sqrt()
-        share = share.to(x)[:, None, None, None]
+        share = over_space(share.to(x)[:, None], x)
         scale = (share * std + (1 - share) * std[partner]) / std
         shift = share * mean + (1 - share) * mean[partner] - mean * scale
     return torch.addcmul(shift, x, scale)

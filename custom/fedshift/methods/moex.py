@@ -31,12 +31,10 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared.mixing import blend, soft, stages_of
+from fedshift.methods.shared.spatial import spatial_dims
 from fedshift.schema.job import JobSpec
 from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
-
-DIMS = {"pono": (1,), "in": (2, 3), "ln": (1, 2, 3)}
-
 
 SEARCH = {"layer": None}
 
@@ -52,8 +50,9 @@ class Config(Strict):
 
 
 def exchange(x: Tensor, partner: Tensor, *, norm: str, eps: float) -> Tensor:
-    """Features (B, C, H, W) with the moments of the samples with indices ``partner`` (B,)."""
-    dims = DIMS[norm]
+    """Features (B, C, *spatial) with the moments of the samples with indices ``partner`` (B,)."""
+    space = spatial_dims(x)
+    dims = {"pono": (1,), "in": space, "ln": (1, *space)}[norm]
     several = prod(x.shape[d] for d in dims) > 1
     variance, mean = torch.var_mean(x, dims, correction=int(several), keepdim=True)
     std = (variance + eps).sqrt()

@@ -95,7 +95,7 @@ def mean_gradient(ctx: base.Context, data: base.TrainingSamples) -> dict[str, Te
                 if len(x) == 1 < data.n_train:
                     continue  # batch norm cannot normalise a last chunk of one sample
                 logits = run.net(run.normalise(x.to(parameters[0].device), training=True))
-                loss = run.objective(logits, y.to(logits.device)) * len(x)
+                loss = run.objective(logits, y.to(parameters[0].device)) * len(x)
                 for sum_, part in zip(total, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
                     if part is not None:
                         sum_ += part

@@ -23,8 +23,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared.domains import check_beside, idle_warmup, penalty_weight, site_losses
+from fedshift.methods.shared.domains import check_beside, idle_warmup, penalty_weight, site_losses, warn_of_warmup
 from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 
 
@@ -46,8 +47,8 @@ class Client(base.Client[Config]):
     trains_on = "every site"
 
     def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
-        """``warmup`` with a weight that it does not change."""
-        return idle_warmup(self.config.weight)
+        """``warmup`` with a weight that it does not change, or ``weight`` in a job that ends before."""
+        return idle_warmup(self.config.weight, self.config.warmup, job.task.schedule)
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
         """Refuse other methods that change the loss, mix sites or train at a single site."""
@@ -57,3 +58,8 @@ class Client(base.Client[Config]):
         """Mean plus β times variance of the sites' losses."""
         weight = penalty_weight(ctx, weight=self.config.weight, warmup=self.config.warmup)
         return penalised(site_losses(batch, logits, ctx.run), weight=weight)
+
+    def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
+        """Warn after the last round if the warm-up is not over; sends nothing."""
+        warn_of_warmup(ctx, method="vrex", weight=self.config.weight, warmup=self.config.warmup)
+        return {}

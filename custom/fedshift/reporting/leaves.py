@@ -87,6 +87,40 @@ ROWS_OF_EVERY_JOB = (
     ),
     ("type of error", "1 word", "when a task fails", "that the task failed; the full message stays in the site's log"),
 )
+ROWS_OF_A_SURVEY = {
+    "site, dataset, kind, simulated": ("names", "always", "who answers; whether data, or scanners, are simulated"),
+    "cases, surveyed": ("a number for each split, and 1 more", "always", "the size of the data set"),
+    "classes, annotated, sequences": ("names", "always", "what the site outlines, and on which sequences"),
+    "withheld": ("1 sentence", "always", "which rule of its policy makes the site tell counts only; empty if none"),
+    "geometry": (
+        "for each axis, how many cases have which voxel size, extent in mm (both rounded to 1 %) and number of voxels",
+        "from `survey_cases` cases on, if `statistics` are allowed",
+        "the site's protocols; of a rare one, that some case has it",
+    ),
+    "volumes": (
+        "for each class: number of cases with it, sums of ml and of its square, how many cases have which ml (to 20 %)",
+        "the same; of a class that fewer cases have, only their number",
+        "how often the class occurs and how large it is",
+    ),
+    "intensities": (
+        "for each sequence, and in each of the whole volume, the labels together and one by one, and outside of them: "
+        "sums over cases of mean, squared mean and mean square, a histogram as stored (to 3 %) and one normalised",
+        "the same",
+        "how bright the site's images are in and outside the labels, not where",
+    ),
+    "noise": ("1 number", "if the policy has noise on `statistics`", "how much noise is on the histograms"),
+    "scanners": (
+        "make and model, with the number of cases",
+        "if the policy has `scanners: true`",
+        "which scanners the site has, where its preparation noted them",
+    ),
+}
+"""Fields of `fedshift.schema.fingerprint.Fingerprint` → shape, when, and what a reader learns."""
+SURVEY_NOTE = """\
+A survey (`fedshift survey`) is a job of its own and trains nothing. Every site answers once, with these numbers and no
+array; they are sums over the cases that are not in its test part, or over all cases of a site that has no others. With
+fewer cases than its policy wants, or if it does not allow `statistics`, a site tells the first four rows only; with
+noise on `statistics` it tells counts, and normalised histograms of whole volumes with noise on them."""
 COMPRESSION_NOTE = """\
 Sizes are those of a job with `federation.weights_as: fp32`, the default. With `bf16` or `int8`, each trained array of
 two or more dimensions is sent as the difference from the received array, plus the rounding error of earlier answers.
@@ -119,10 +153,12 @@ DIGITS_JOB = {
 
 
 def leaves_page() -> str:
-    """The generated part of the page in Markdown: what leaves with every job, then a section for each method."""
+    """The generated part of the page in Markdown: what leaves with every job, in a survey, and with each method."""
     parts = ["## Every job\n", "| what | shape | when | what a reader learns from it |\n|---|---|---|---|"]
     parts += [f"| {' | '.join(row)} |" for row in ROWS_OF_EVERY_JOB]
-    parts += ["", COMPRESSION_NOTE]
+    parts += ["", COMPRESSION_NOTE, "\n## A survey\n", SURVEY_NOTE, ""]
+    parts += ["| what | shape | when | what a reader learns from it |\n|---|---|---|---|"]
+    parts += [f"| {name} | {' | '.join(row)} |" for name, row in ROWS_OF_A_SURVEY.items()]
     parts += [leaves_section(name, reference_job(name)) for name in method_set.available()]
     return "\n".join(parts) + "\n"
 

@@ -106,7 +106,13 @@ def _counts(record: DataRecord) -> str:
 
 def _notes(results: Results) -> list[str]:
     final, notes = results.final, [f"Initial weights: {results.job.initial_weights}."]
+    metric, started = results.job.metric, results.statistics
     assert final is not None
+    start = [site.val[metric] for site in started.sites.values() if metric in site.val] if started else []
+    if start:
+        notes.append(f"Mean validation score of the initial weights: {_percent(fmean(start))} %.")
+    if len(results.rounds) < results.job.rounds:
+        notes.append(f"The run ended early, after round {len(results.rounds)} of {results.job.rounds}.")
     notes += departure_notes(results.job)
     if final.personal and not final.fine_tuned:
         notes.append("Every site is evaluated with its own personal model.")

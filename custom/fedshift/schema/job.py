@@ -47,10 +47,19 @@ Threads = Annotated[int | Literal["auto"], BeforeValidator(_threads)]
 
 
 class WeightsSpec(Strict):
-    """A file of initial weights on the server (`fedshift.tasks.pretrained`). No path, since sites read the job."""
+    """A file of initial weights on the server (`fedshift.tasks.pretrained`). No path, since sites read the job.
+
+    ``partial``: arrays that the file does not have, or in another shape, keep their random initial values.
+    """
 
     file: Name
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    partial: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if key != "partial" or value}
 
 
 class NetworkSpec(Strict):
@@ -66,20 +75,52 @@ class NetworkSpec(Strict):
         return {key: value for key, value in content.items() if key != "weights" or value is not None}
 
 
+class LossSpec(Strict):
+    """A loss by name, with its options: ``loss: ce_dice``, or ``loss: {name: monai.DiceCELoss, options: {…}}``.
+
+    Without options it is its name alone, in job files as in messages.
+    """
+
+    name: str
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_name(cls, raw: Any) -> Any:
+        return {"name": raw} if isinstance(raw, str) else raw
+
+    @model_serializer(mode="wrap")
+    def _short(self, serialise: SerializerFunctionWrapHandler) -> str | dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return content if self.options else self.name
+
+    def __str__(self) -> str:
+        """``monai.DiceCELoss (lambda_ce 0.5)``."""
+        said = ", ".join(f"{key} {value}" for key, value in self.options.items())
+        return f"{self.name} ({said})" if said else self.name
+
+
 class ScheduleSpec(Strict):
     """Rounds, local epochs or steps, batch size, precision and PyTorch threads of each site.
 
     ``local_steps`` sets the optimiser steps of a round and replaces ``local_epochs``. ``drop_last`` skips the last
-    batch of an epoch if it is smaller than ``batch_size``.
+    batch of an epoch if it is smaller than ``batch_size``. ``patience`` ends the run when the mean validation score has
+    not risen for so many rounds.
     """
 
     rounds: int = Field(ge=1)
+    patience: int | None = Field(default=None, ge=1)
     local_epochs: int = Field(default=1, ge=1)
     local_steps: int | None = Field(default=None, ge=1)
     batch_size: int = Field(ge=1)
     drop_last: bool = True
     precision: Precision = "fp32"
     threads: Threads = 1
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if key != "patience" or value is not None}
 
 
 class TaskSpec(Strict):
@@ -101,7 +142,7 @@ class TaskSpec(Strict):
     classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=256), AfterValidator(_unique)]
     data: dict[str, Any] = {}
     network: NetworkSpec
-    loss: str
+    loss: LossSpec
     optimizer: OptimizerSpec
     schedule: ScheduleSpec
 
@@ -249,15 +290,24 @@ class EvaluationSpec(Strict):
     """How rounds and final models are scored.
 
     ``metric``: the validation score that selects the best round, one of the task's; None for the task's first.
+    ``start``: sites also score the weights that the run starts from, as round 0, which is never selected.
     ``every``: training sites also score the aggregate of each so-many-th round on their test parts, for curves of test
     scores (the last and the best one are scored at the end anyway); with 1 also the round that is best for each site.
     Test scores never select the best round. ``gradient_norm``: norm of the gradient of the loss on a site's validation
     images (on all its images if it is held out), a measure of how far the site's optimum is from the model.
+
+    Of segmentation by patches, for final models and for predictions: ``mirror`` takes the mean over all mirror images
+    of the network's input; ``largest_component`` keeps only the largest connected part of each class; ``tolerance``
+    (mm) is by how much a surface may be off and still count in ``surface_dice``.
     """
 
     metric: str | None = None
+    start: bool = False
     every: int | None = Field(default=None, ge=1)
     gradient_norm: bool = False
+    mirror: bool = False
+    largest_component: bool = False
+    tolerance: float = Field(default=2.0, gt=0, le=100)
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -282,6 +332,16 @@ class JobSpec(Strict):
         if seed < 0:
             raise ValueError(f"must be 0 or more, not {seed}")
         return seed
+
+    @model_validator(mode="after")
+    def _scores_of_rounds_can_be_compared(self) -> Self:
+        drawn = self.federation.sites_per_round
+        if self.task.schedule.patience is not None and drawn is not None and drawn < len(self.task.sites):
+            raise ValueError(
+                "schedule.patience compares the scores of rounds, and federation.sites_per_round asks other sites in "
+                "each: leave one of the two out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _each_site_has_one_host(self) -> Self:

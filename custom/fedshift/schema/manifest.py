@@ -25,6 +25,10 @@ DIRECTION_TOLERANCE = 1e-3
 """Of a direction cosine, about 0.06 degrees."""
 ORDER, LISTED = "order", "of the list"
 """Key and value in ``preparation`` of pictures that are in the order of a published list, training part first."""
+TRUE_SPACING = "true_spacing"
+"""Key in ``preparation`` of volumes whose voxels are of 1 x 1 x 1 mm, so that such a header is no placeholder."""
+SIMULATED = "simulated"
+"""Key in ``preparation`` of volumes of patients that were changed as by another scanner: what was simulated."""
 Counts = dict[Split, dict[str, int]]
 """Split -> class -> number of pictures, including zeros."""
 
@@ -143,7 +147,18 @@ class Manifest(Strict):
     @property
     def has_unknown_spacing(self) -> bool:
         """Whether any case has a dummy geometry, so that distances and volumes in mm mean nothing."""
-        return any(case.has_dummy_geometry for case in self.cases)
+        return not self.has_true_spacing and any(case.has_dummy_geometry for case in self.cases)
+
+    @property
+    def has_true_spacing(self) -> bool:
+        """Whether whoever prepared the site has said that voxels of 1 x 1 x 1 mm are no placeholder."""
+        return bool(self.preparation.get(TRUE_SPACING))
+
+    @property
+    def simulated(self) -> str | None:
+        """What was simulated of a site's scans, such as its scanner; None for scans as they were taken."""
+        said = self.preparation.get(SIMULATED)
+        return str(said) if said else None
 
     @property
     def entries(self) -> tuple[Case, ...] | tuple[Picture, ...]:

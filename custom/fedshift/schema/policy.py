@@ -59,6 +59,10 @@ class Policy(Strict):
     updates. ``statistics`` and ``weights``: noise on these, none by default. With noise on the weights, nothing
     computed from training images leaves without noise. ``case_scores``: whether the final models' scores of single
     cases leave (without ids); otherwise only their number and mean leave and, from ten cases on, their spread.
+
+    A survey (``fedshift survey``) gets sums over the site's cases: for it ``allow`` (statistics), ``min_cases``,
+    ``encryption`` and the noise hold as for a job. ``survey_cases``: minimum cases for that, at least three, because of
+    two whoever knows one could compute the other. ``scanners``: whether it gets the scanners' makes and models.
     """
 
     train: bool = True
@@ -68,3 +72,5 @@ class Policy(Strict):
     statistics: StatisticsNoise | None = None
     weights: WeightNoise | None = None
     case_scores: bool = False
+    survey_cases: int = Field(default=3, ge=3)
+    scanners: bool = False

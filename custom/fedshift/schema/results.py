@@ -191,6 +191,12 @@ class Results(_Model):
         """Whether any site's data are simulated."""
         return any(record.kind == "phantom" for record in self.data.values())
 
+    @property
+    def scored_rounds(self) -> list[RoundRecord]:
+        """The rounds whose model can have scores. Round 0, the statistics round, stands for the initial weights."""
+        start = self.statistics
+        return [*([start] if start is not None and start.sites else []), *self.rounds]
+
     def write(self, folder: Path) -> None:
         """Write ``folder/results.json`` atomically."""
         # Not json.dumps: this is written after every round, and grows with them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -13,14 +13,20 @@ from torch import Tensor, nn
 from fedshift.data.samples import Samples
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
-from fedshift.schema.job import JobSpec
+from fedshift.schema.job import EvaluationSpec, JobSpec
 from fedshift.schema.manifest import Manifest, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import nearest
 from fedshift.tasks import networks
+from fedshift.tasks.losses import Logits
 
+Sizes = Mapping[str, tuple[int, ...]]
 Subset = Split | Literal["all"]
 """What can be scored: a split, or all samples of a site that is held out."""
+
+
+EVALUATED = 64 * 40
+"""`Task.evaluated` of pictures and slices, which come in batches, and of which a volume is put together."""
 
 
 class SiteData(Samples):
@@ -37,11 +43,11 @@ class SiteData(Samples):
 
     @abstractmethod
     def images(self, index: np.ndarray) -> Tensor:
-        """(B, C, H, W) float32 for sample numbers (B,)."""
+        """(B, C, *spatial) float32 for sample numbers (B,)."""
 
     @abstractmethod
     def labels(self, index: np.ndarray) -> Tensor:
-        """(B,) or (B, H, W) int64 for sample numbers (B,)."""
+        """(B,) or (B, *spatial) int64 for sample numbers (B,)."""
 
     def count(self, subset: Subset) -> int:
         """Number of samples in a subset."""
@@ -58,8 +64,16 @@ class SiteData(Samples):
 
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
         """Training samples by their place among them."""
-        members = self.members("train")[index]
+        return self.samples(index, "train")
+
+    def samples(self, index: np.ndarray, subset: Subset) -> tuple[Tensor, Tensor]:
+        """Samples as in training but without augmentation, by their place among the `n_samples` of a subset."""
+        members = self.members(subset)[index]
         return self.images(members), self.labels(members)
+
+    def n_samples(self, subset: Subset) -> int:
+        """Number of samples of a subset as training would see it."""
+        return self.count(subset)
 
     def eval_index(self, subset: Subset) -> Iterator[np.ndarray]:
         """Sample numbers of a subset, batch by batch, in order."""
@@ -95,21 +109,30 @@ class Everything(Samples):
     @property
     def n_train(self) -> int:
         """All."""
-        return self._data.count("all")
+        return self._data.n_samples("all")
 
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
         """By their place."""
-        members = self._data.members("all")[index]
-        return self._data.images(members), self._data.labels(members)
+        return self._data.samples(index, "all")
+
+    @property
+    def chunk(self) -> int:
+        """That of the site."""
+        return self._data.chunk
 
 
 class Task(Protocol):
     """One kind of task, built from a job."""
 
-    images_are_slices: bool
-    """Whether the channels of an image are neighbouring slices and not colours."""
-    sizes: Mapping[str, int]
-    """What words in a method's array shapes stand for: rows, columns, half columns (of a real spectrum), classes."""
+    dense: bool
+    """Whether every pixel or voxel has a class, and channels are slices or sequences of a scan and not colours."""
+    spatial: tuple[int, ...]
+    """Size of an image as the network sees it in training, without batch and channels."""
+    sizes: Sizes
+    """What words in a method's array shapes stand for: ``spatial``, ``half spatial`` (of a real spectrum), ``classes``.
+    """
+    evaluated: int
+    """About how many images of one channel and of this size evaluation holds at once."""
     metric: str
     """The score that selects the best round; higher is better. One of `scores`, as the job says (`selecting`)."""
     metrics: Mapping[str, tuple[float, float]]
@@ -137,8 +160,22 @@ class Task(Protocol):
         """A site's prepared folder."""
         ...
 
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """A scalar for a batch."""
+    def at(self, data: SiteData) -> Task:
+        """The task at a site: itself, unless the site's labels are other than the task's."""
+        ...
+
+    def loss(self, logits: Logits, target: Tensor) -> Tensor:
+        """A scalar for a batch. ``logits`` is what the network gives, in training perhaps several."""
+        ...
+
+    def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
+        """Logits of the images of one batch of ``data.eval_images``.
+
+        Args:
+            forward: the network with every method's inputs; takes images of the size of training (`spatial`).
+            x: the batch, on the CPU.
+            final: whether final models are evaluated, and not those of each round.
+        """
         ...
 
     def scores(self, predictions: Iterator[Tensor], data: SiteData, subset: Subset) -> dict[str, float]:
@@ -181,13 +218,29 @@ def selecting(job: JobSpec, known: Sequence[str]) -> str:
     return name or known[0]
 
 
-def sizes(side: int, n_classes: int) -> Mapping[str, int]:
-    """`Task.sizes` of square images."""
-    return {"rows": side, "columns": side, "half columns": side // 2 + 1, "classes": n_classes}
+def refuse_patch_options(job: JobSpec) -> None:
+    """Refuse options of evaluation that only segmentation by patches has.
+
+    Raises:
+        ConfigError: one is set.
+    """
+    fields = EvaluationSpec.model_fields
+    for key in ("mirror", "largest_component", "tolerance"):
+        if getattr(job.evaluation, key) != fields[key].default:
+            raise ConfigError(f"evaluation.{key} is for segmentation by patches: set data.patch, or leave it out")
 
 
-def initial_network(job: JobSpec, *, in_channels: int) -> nn.Module:
-    """The job's network; its initial weights depend on the seed only."""
+def sizes(spatial: Sequence[int], n_classes: int) -> Sizes:
+    """`Task.sizes` of images of one size."""
+    return {
+        "spatial": tuple(spatial),
+        "half spatial": (*spatial[:-1], spatial[-1] // 2 + 1),
+        "classes": (n_classes,),
+    }
+
+
+def initial_network(job: JobSpec, *, in_channels: int, spatial: Sequence[int] = ()) -> nn.Module:
+    """The job's network; its initial weights depend on the seed only. ``spatial``: the size of its images."""
     spec = job.task.network
     return networks.build(
         spec.name,
@@ -195,4 +248,6 @@ def initial_network(job: JobSpec, *, in_channels: int) -> nn.Module:
         in_channels=in_channels,
         n_classes=len(job.task.classes),
         seed=derive_seed(job.seed, "server", 0, "weights"),
+        spatial_dims=len(spatial) or 2,
+        patch=spatial or None,
     )

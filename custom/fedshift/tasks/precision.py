@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedshift.tasks.machine import own_cores
+from fedshift.tasks.shallow_volumes import protect
 
 if TYPE_CHECKING:
     from fedshift.schema.job import Precision, Threads
@@ -56,14 +57,20 @@ def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Mo
     net = net.to(device)
     if uses_bf16(precision, device):
         # The overload without positional dtype is not in torch's stubs.
-        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        volumes = any(isinstance(module, nn.Conv3d) for module in net.modules())
+        layout = torch.channels_last_3d if volumes else torch.channels_last
+        net = net.to(memory_format=layout)  # type: ignore[call-overload]
+        if volumes and device.type == "cpu":
+            protect(net)
     return net
 
 
 def arrange(x: torch.Tensor, precision: Precision, device: torch.device) -> torch.Tensor:
-    """Move a batch (B, C, H, W) to the device, in the memory format of `prepare`."""
+    """Move a batch (B, C, *spatial) to the device, in the memory format of `prepare`."""
     x = x.to(device)
-    return x.contiguous(memory_format=torch.channels_last) if uses_bf16(precision, device) else x
+    if not uses_bf16(precision, device):
+        return x
+    return x.contiguous(memory_format=torch.channels_last_3d if x.dim() == 5 else torch.channels_last)
 
 
 def use_threads(threads: Threads, *, workers: int | None = None) -> int:

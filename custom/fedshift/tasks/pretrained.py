@@ -1,8 +1,9 @@
-"""Initial weights from a file, such as torchvision's ImageNet weights for ResNet-18.
+"""Initial weights from a file: torchvision's ImageNet weights for ResNet-18, a fedshift model, a MONAI bundle's model.
 
 A job holds the file's name and hash. Only the server needs the file: sites receive the weights with the first round.
 The head is reinitialised if its number of classes differs, and so are group norms where the file's network has batch
-norms, as in the released code of "Mitigating Data Heterogeneity…". Any other mismatch is refused.
+norms, as in the released code of "Mitigating Data Heterogeneity…". Any other mismatch is refused, unless the job asks
+for the arrays that fit (``partial``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import pickle
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,10 @@ from fedshift.tasks import networks
 SHOWN = 12
 """Number of hash digits shown in messages and file names."""
 COUNTER = ".num_batches_tracked"
+IN_BUNDLE = Path("models") / "model.pt"
+"""Where a MONAI bundle keeps its weights."""
+WRAPPERS = ("model", "state_dict", "network_weights")
+"""Keys under which training programs save the network beside the optimiser."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +48,31 @@ class Taken:
     """Number of arrays in the network."""
     new: tuple[str, ...]
     """Arrays that keep their random initial values, for messages."""
+    unused: tuple[str, ...] = ()
+    """Arrays of the file that the network does not have, for messages."""
 
     def __str__(self) -> str:
         """``120 of 122 arrays; new: fc.weight, fc.bias``."""
-        return f"{len(self.arrays)} of {self.of} arrays" + (f"; new: {', '.join(self.new)}" if self.new else "")
+        parts = [f"{len(self.arrays)} of {self.of} arrays"]
+        parts += [f"{what}: {', '.join(of)}" for what, of in (("new", self.new), ("unused", self.unused)) if of]
+        return "; ".join(parts)
 
 
-def identify(path: Path) -> WeightsSpec:
+def file_of(path: Path) -> Path:
+    """The file of weights that a path names: the file itself, or that of a MONAI bundle's folder.
+
+    Raises:
+        ConfigError: a folder that is no bundle.
+    """
+    if not path.is_dir():
+        return path
+    inside = path / IN_BUNDLE
+    if not inside.is_file():
+        raise ConfigError(f"{path} has no {IN_BUNDLE}, as a MONAI bundle has: name a file of weights")
+    return inside
+
+
+def identify(path: Path, *, partial: bool = False) -> WeightsSpec:
     """Name and hash of a file, as a job holds them.
 
     Raises:
@@ -56,7 +80,7 @@ def identify(path: Path) -> WeightsSpec:
     """
     digest = _sha256(path)
     try:
-        return WeightsSpec.parse({"file": path.name, "sha256": digest}, where="weights")
+        return WeightsSpec.parse({"file": path.name, "sha256": digest, "partial": partial}, where="weights")
     except ConfigError:
         raise ConfigError(
             f"{path} may only have letters, digits, '.', '-' and '_' in its name, since the job contains it: rename it"
@@ -64,7 +88,7 @@ def identify(path: Path) -> WeightsSpec:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read a ``state_dict``, or the weights of a fedshift model file. No code in the file is executed.
+    """Read a ``state_dict``, bare or in a checkpoint, or the weights of a fedshift model file. No code is executed.
 
     Raises:
         ConfigError: it cannot be read, or is something else than named tensors.
@@ -72,9 +96,41 @@ def read(path: Path) -> dict[str, Tensor]:
     content = _content(path)
     if isinstance(content, dict) and "schema" in content:
         content = content.get("weights")
+    elif isinstance(content, dict):
+        content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), content)
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()) or not content:
         raise ConfigError(f"{path} does not hold named tensors: save the network's state_dict()")
-    return {str(key): value.detach() for key, value in content.items()}
+    return {str(key).removeprefix("module."): value.detach() for key, value in content.items()}
+
+
+def take_what_fits(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
+    """Select the arrays of a file that the network has by name and shape. The network is not changed.
+
+    Raises:
+        ConfigError: no parameter fits, or one that fits is not finite.
+    """
+    own = net.state_dict()
+    fitting = {key for key, value in own.items() if key in state and state[key].shape == value.shape}
+    if not any(key in fitting for key, _ in net.named_parameters()):
+        raise ConfigError(f"{where} has no array that the job's network has by name and shape{_hint(state)}")
+    arrays = {key: _checked(state[key], own[key], f"{where}: {key}") for key in own if key in fitting}
+    new, unused = (key for key in own if key not in fitting), (key for key in state if key not in fitting)
+    return Taken(arrays, len(own), _by_layer(new), _by_layer(unused))
+
+
+def _by_layer(keys: Iterable[str]) -> tuple[str, ...]:
+    """``conv (2 arrays)``, by the first two parts of the arrays' names."""
+    counts = Counter(".".join(_owner(key).split(".")[:2]) or key for key in keys)
+    return tuple(f"{layer} ({n} array{'' if n == 1 else 's'})" for layer, n in counts.items())
+
+
+def select(net: nn.Module, spec: WeightsSpec, path: Path) -> Taken:
+    """The arrays of a job's file at ``path`` that its network starts from: all that must fit, or those that do.
+
+    Raises:
+        ConfigError: the file cannot be read or does not fit.
+    """
+    return (take_what_fits if spec.partial else take)(net, read(path), where=spec.file)
 
 
 def take(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
@@ -128,7 +184,7 @@ def load(net: nn.Module, spec: WeightsSpec, environ: Mapping[str, str] = os.envi
     Raises:
         ConfigError: the file is not on this machine, has another hash, or does not fit.
     """
-    taken = take(net, read(find(spec, environ)), where=spec.file)
+    taken = select(net, spec, find(spec, environ))
     net.load_state_dict(taken.arrays, strict=False)
     return describe(spec, taken)
 
@@ -251,7 +307,11 @@ def _hint(state: Mapping[str, Tensor]) -> str:
     """Suggest which network the file was made for, from the names of its arrays."""
     keys = {key for key in state if not key.endswith(COUNTER)}
     for name in networks.available():
-        net = networks.build(name, {}, in_channels=3, n_classes=2, seed=0)
+        try:
+            with torch.device("meta"):
+                net = networks.build(name, {}, in_channels=3, n_classes=2, seed=0)
+        except ConfigError:
+            continue  # not made without a patch, without a package, or for three channels
         if keys == {key for key in net.state_dict() if not key.endswith(COUNTER)}:
             return f"; it looks like a file of network {name}"
     return ": name a file that was made for it"

@@ -221,6 +221,34 @@ def test_a_resumed_run_repeats_the_interrupted_request_and_ends_with_the_same_fi
             assert value.equal(other["weights"][key])
 
 
+FALLING = (0.9, 0.5, 0.4, 0.3, 0.2, 0.1)
+PATIENT = ("schedule.rounds=6", "schedule.patience=1", "federation.model_average=0.5")
+
+
+def test_a_run_ends_when_the_score_has_not_risen_for_as_long_as_the_job_is_patient(tmp_path: Path) -> None:
+    server, short = coordinator(tmp_path / "early", *PATIENT), coordinator(tmp_path / "short", PATIENT[-1])
+    assert run(server, FALLING) == [*TRAINING, ("validate", 4), ("validate", 2)] == run(short, FALLING)
+    final = server.results.final
+    assert final is not None and (final.best.round, final.last.round) == (1, 3)
+    early, planned = (read_model_file(tmp_path / folder / LAST)["weights"] for folder in ("early", "short"))
+    assert all(value.equal(early[key]) for key, value in planned.items()), "the last model is the average here too"
+    rising = coordinator(tmp_path / "rising", *PATIENT)
+    assert len(run(rising, FALLING[::-1])) == 1 + 6 + 1
+
+
+@pytest.mark.parametrize("interrupted", range(6))
+def test_a_resumed_run_ends_early_too(interrupted: int, tmp_path: Path) -> None:
+    asked = run(coordinator(tmp_path / "whole", *PATIENT), FALLING)
+    cut = coordinator(tmp_path / "cut", *PATIENT)
+    requests = cut.requests()
+    for _ in range(interrupted):
+        answer(cut, next(requests), FALLING)
+    next(requests)
+    again = coordinator(tmp_path / "cut", *PATIENT)
+    again.resume()
+    assert run(again, FALLING) == asked[min(interrupted, 4) :]
+
+
 def test_another_jobs_state_is_not_resumed(tmp_path: Path) -> None:
     run(coordinator(tmp_path))
     with pytest.raises(ConfigError, match="another job"):

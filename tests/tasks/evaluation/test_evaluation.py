@@ -31,7 +31,7 @@ from fedshift.tasks.evaluation.spread import ENOUGH, FEWEST, bootstrap_interval,
 from fedshift.tasks.evaluation.surfaces import surface_distances
 from fedshift.tasks.evaluation.volumes import volumes
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.kinds.segmentation import Slices
+from fedshift.tasks.segmentation.slices import Slices
 
 
 def ball(

@@ -35,8 +35,8 @@ def test_unet_gives_the_authors_outputs() -> None:
     ("name", "options"),
     [
         ("unet", {"features": 4}),
-        ("monai_unet", {"channels": [4, 8, 8, 16, 16]}),
-        ("monai_basic_unet", {"features": [4, 4, 8, 8, 16, 4]}),
+        ("monai.UNet", {"channels": [4, 8, 8, 16, 16], "norm": "batch"}),
+        ("monai.BasicUNet", {"features": [4, 4, 8, 8, 16, 4], "norm": "batch"}),
     ],
 )
 def test_stages_have_their_channels_and_augmenting_them_changes_the_output(

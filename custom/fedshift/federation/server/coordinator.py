@@ -91,13 +91,14 @@ class Coordinator:
         self._updates: dict[str, SpooledUpdate] = {}
         self._down_bytes = 0
         self._scored_round = 0
+        self._ended: int | None = None
 
     # --- what can be asked of it ------------------------------------------------------------------
 
     @property
     def rounds(self) -> int:
-        """Training rounds of the job."""
-        return self.job.task.schedule.rounds
+        """Training rounds of the job, or fewer once the run is known to end early."""
+        return self.job.task.schedule.rounds if self._ended is None else self._ended
 
     @property
     def results(self) -> Results:
@@ -162,8 +163,8 @@ class Coordinator:
             QuorumError: a round had too few usable answers.
             ConfigError: the starting weights don't fit, or no site has validation data.
         """
-        for round_ in range(self.next_round, self.rounds + 1):
-            yield Request("train" if round_ else "statistics", self.open(round_))
+        while self.next_round <= self.rounds:
+            yield Request("train" if self.next_round else "statistics", self.open(self.next_round))
             self.close()
         yield Request("validate", self.open(self.rounds + 1))
         self.close_last()
@@ -190,6 +191,7 @@ class Coordinator:
         self.record.restore(state.results)
         if self.files.recover_best(state.best_round):
             self.record.selection.best = state.best_round
+        self._end_if_patience_is_over()
         return state.round
 
     def open(self, round_: int) -> Broadcast:
@@ -273,7 +275,7 @@ class Coordinator:
         self._reject_outliers()
         self.record.close_round(self.invited)
         stored = [self._updates[s] for s in self.job.task.sites if s in self._updates]
-        if self.round > 1:
+        if self.round:
             for update in stored:
                 self.record.add_validation(update.site, self.round - 1, dict(update.metrics))
         self._require(len(stored), f"round {self.round}" if self.round else "the statistics round")
@@ -282,7 +284,8 @@ class Coordinator:
             self._require_validation_data()
         if self.round > 1:
             self._select(self.round - 1)
-        self.model.combine(stored, self.round, limits=self._limits(stored))
+            self._end_if_patience_is_over()
+        self.model.combine(stored, self.round, limits=self._limits(stored), is_last=self.round == self.rounds)
         if self.round:
             self._save_model(LAST, self.round)
         for update in stored:
@@ -427,6 +430,19 @@ class Coordinator:
         """Keep the model of ``round_`` if it is the best so far. It is the one that was sent last."""
         if self.record.selection.consider(round_):
             self._save_model(NEXT_BEST, round_)
+
+    def _end_if_patience_is_over(self) -> None:
+        """Make the present round the last one if the rounds since the best one are as many as the job has patience."""
+        patience, scored = self.job.task.schedule.patience, self.round - 1
+        if patience is None or not self.best_round or scored - self.best_round < patience:
+            return
+        if self.round < self.job.task.schedule.rounds:
+            self._ended = self.round
+            self.quorum.last_round = self.round
+            log.info(
+                "round %d is the last: the mean validation %s has not risen in the %d rounds after round %d",
+                *(self.round, self.metric, scored - self.best_round, self.best_round),
+            )
 
     def _record_selection(self) -> None:
         self.record.select()

@@ -106,13 +106,16 @@ class GlobalModel:
         outgoing = self._outgoing_for(round_)
         return {**self.weights, **{k: packed.unpack() for k, packed in outgoing.packed.items()}}, outgoing.arrays
 
-    def combine(self, stored: Sequence[SpooledUpdate], round_: int, *, limits: Limits | None = None) -> None:
+    def combine(
+        self, stored: Sequence[SpooledUpdate], round_: int, *, limits: Limits | None = None, is_last: bool = False
+    ) -> None:
         """Pass a round's updates to the methods and replace the weights; round 0 has only the methods' arrays.
 
         Args:
             stored: the accepted updates, in site order.
             round_: the round that is closed.
             limits: limits of the updates, for jobs without ``federation.robust``.
+            is_last: whether no training round follows.
 
         Raises:
             QuorumError: the result is not finite.
@@ -121,7 +124,7 @@ class GlobalModel:
         self._combine(stored, round_, limits)
         if round_:
             self._check_aggregate(round_)
-            self._count(round_)
+            self._count(is_last=is_last)
 
     def _combine(self, stored: Sequence[SpooledUpdate], round_: int, limits: Limits | None) -> None:
         context = self._context(round_)
@@ -132,12 +135,12 @@ class GlobalModel:
             owner = next(half for _, half in self.halves if "combine" in half.owns)
             self.weights = owner.combine(self.weights, updates, context)
 
-    def _count(self, round_: int) -> None:
+    def _count(self, *, is_last: bool) -> None:
         """Add the round's model to the average, which replaces the last one."""
         if self._average is None:
             return
         self._average.add(self.weights)
-        if round_ == self._job.task.schedule.rounds:
+        if is_last:
             self.weights = self._average.value(self.weights)
 
     def _within_limits(self, stored: Sequence[SpooledUpdate], limits: Limits | None) -> Sequence[SiteUpdate]:

@@ -17,6 +17,8 @@ class Quorum:
     def __init__(self, job: JobSpec) -> None:
         """``job`` is the resolved job."""
         self._job = job
+        self.last_round = job.task.schedule.rounds
+        """The last training round; earlier in a run that ends early."""
         drawn = job.federation.sites_per_round
         self._sampled = drawn if drawn is not None and drawn < len(job.task.sites) else None
 
@@ -80,7 +82,7 @@ class Quorum:
         )
 
     def _is_evaluation(self, round_: int) -> bool:
-        return round_ > self._job.task.schedule.rounds
+        return round_ > self.last_round
 
     def _counted(self, round_: int) -> tuple[str, ...]:
         """Invited sites that count towards the quorum."""

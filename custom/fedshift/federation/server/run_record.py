@@ -53,7 +53,7 @@ class RunRecord:
         self.results = Results.model_validate_json(results)
         if self.results.final is None:
             self.results.evaluations = []
-        for record in self.results.rounds:
+        for record in self.results.scored_rounds:
             for name, site in record.sites.items():
                 if site.val or site.test:
                     splits = {"val": site.val, "test": site.test or {}}
@@ -247,7 +247,7 @@ class RunRecord:
     def _note(self, scores: Scores) -> None:
         self.selection.note(scores)
         values = self.selection.of(scores.round)[scores.site]
-        for record in self.results.rounds:
+        for record in [*([self.results.statistics] if self.results.statistics else []), *self.results.rounds]:
             if record.round == scores.round:
                 # A site also scores models of rounds in which it took no part.
                 site = record.sites.setdefault(scores.site, SiteRound())

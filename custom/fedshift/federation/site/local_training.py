@@ -7,6 +7,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +20,7 @@ from fedshift.schema.job import ScheduleSpec
 from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.tasks.base import SiteData, Subset, Task
+from fedshift.tasks.losses import main
 from fedshift.tasks.precision import arrange, autocast
 
 
@@ -90,7 +92,7 @@ def _compute(task: Task, chain: ClientChain, run: Run, schedule: ScheduleSpec, b
     run.optimizer.zero_grad(set_to_none=True)
     with autocast(schedule.precision, batch.x.device):
         logits = run.net(batch.x)
-    loss = chain.loss(batch, logits, task.loss(logits, batch.y))
+    loss = chain.loss(batch, main(logits), task.loss(logits, batch.y))
     loss.backward()  # type: ignore[no-untyped-call]
     chain.gradients()
     if run.clip_norm is not None:
@@ -99,35 +101,46 @@ def _compute(task: Task, chain: ClientChain, run: Run, schedule: ScheduleSpec, b
 
 
 def predict(
-    data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset, schedule: ScheduleSpec
+    task: Task, data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset, schedule: ScheduleSpec
 ) -> Iterator[Tensor]:
     """Predicted classes of a subset of a site, batch by batch, (B, …) uint8 on the CPU."""
-    for logits in _logits(data, chain, net, subset, schedule):
+    for logits in _logits(task, data, chain, net, subset, schedule, final=False):
         yield logits.argmax(1).to("cpu", torch.uint8)
 
 
 def probabilities(
-    data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset, schedule: ScheduleSpec
+    task: Task, data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset, schedule: ScheduleSpec
 ) -> Iterator[Tensor]:
     """Probabilities of the classes for a subset of a site, batch by batch, (B, K, …) float32 on the CPU.
 
     NaN becomes 0 for every class, so that a broken model gets low scores and not an error.
     """
-    for logits in _logits(data, chain, net, subset, schedule):
+    for logits in _logits(task, data, chain, net, subset, schedule, final=True):
         yield logits.float().softmax(1).nan_to_num(0).cpu()
 
 
 @torch.inference_mode()
 def _logits(
-    data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset, schedule: ScheduleSpec
+    task: Task,
+    data: SiteData,
+    chain: ClientChain,
+    net: nn.Module,
+    subset: Subset,
+    schedule: ScheduleSpec,
+    *,
+    final: bool,
 ) -> Iterator[Tensor]:
     device = next(net.parameters()).device
     net.eval()
-    for x in data.eval_images(subset):
+
+    def forward(x: Tensor) -> Tensor:
         x = chain.inputs(arrange(x, schedule.precision, device), training=False)
         with autocast(schedule.precision, device):
-            logits = net(x)
-        yield logits
+            logits: Tensor = net(x)
+        return logits
+
+    for x in data.eval_images(subset):
+        yield task.logits(forward, x, final=final)
 
 
 def gradient_norm(task: Task, data: SiteData, chain: ClientChain, net: nn.Module, subset: Subset) -> float:
@@ -139,11 +152,11 @@ def gradient_norm(task: Task, data: SiteData, chain: ClientChain, net: nn.Module
     device = next(net.parameters()).device
     net.eval()
     net.zero_grad(set_to_none=True)
-    total = data.count(subset)
-    for index in data.eval_index(subset):
-        x = chain.inputs(data.images(index).to(device), training=False)
-        loss = task.loss(net(x), data.labels(index).to(device))
-        (loss * (len(index) / total)).backward()  # type: ignore[no-untyped-call]
+    total = data.n_samples(subset)
+    for start in range(0, total, data.eval_batch):
+        images, labels = data.samples(np.arange(start, min(start + data.eval_batch, total)), subset)
+        loss = task.loss(net(chain.inputs(images.to(device), training=False)), labels.to(device))
+        (loss * (len(images) / total)).backward()  # type: ignore[no-untyped-call]
     squares = [p.grad.double().square().sum() for p in net.parameters() if p.grad is not None]
     net.zero_grad(set_to_none=True)
     return float(torch.stack(squares).sum().sqrt())

@@ -32,7 +32,7 @@ from fedshift.schema.messages import TEST_PREFIX, Broadcast, MethodArrays, Score
 from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.policy import Policy
 from fedshift.schema.seeding import derive_seed
-from fedshift.tasks.base import Everything, SiteData, Subset
+from fedshift.tasks.base import Everything, SiteData, Subset, Task
 from fedshift.tasks.device import choose_device, device_name
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.out_of_memory import out_of_memory_as_error
@@ -109,11 +109,12 @@ class Site:
         Raises:
             DataError: the data cannot be used.
         """
-        self._data = build_task(job).open(data, name)
+        task = build_task(job)
+        self._data = task.open(data, name)
         self._manifest_sha256 = manifest_sha256(data)
         self._share_cases = share_cases
         training = self._data if self._data.n_train else Everything(self._data)
-        self._set_up(job, name, training, state, device, beside, workers)
+        self._set_up(job, name, task.at(self._data), training, state, device, beside, workers)
         rules = "" if privacy is None else privacy.model_dump_json()
         self._context = f"{fedshift.__version__} {self._manifest_sha256} {rules}"
         self._answers = AnswerStore(state / name) if keep_answers else None
@@ -129,6 +130,7 @@ class Site:
         self,
         job: JobSpec,
         name: str,
+        task: Task,
         training: Samples,
         state: Path,
         device: str,
@@ -140,7 +142,7 @@ class Site:
         self._job = job
         self._held_out = name in job.task.held_out
         self._training = training
-        self._task = build_task(job)
+        self._task = task
         if beside is None:
             place, threads = choose_device(device), use_threads(schedule.threads, workers=workers)
             with out_of_memory_as_error(name):
@@ -333,7 +335,7 @@ class Site:
         broadcast = self._outbound.open(broadcast)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
             yield from local_training.probabilities(
-                self._data, session.chain, self._net, subset, self._job.task.schedule
+                self._task, self._data, session.chain, self._net, subset, self._job.task.schedule
             )
 
     def _fine_tune(self, session: _Session, epochs: int) -> None:
@@ -370,7 +372,7 @@ class Site:
     def _evaluation(self, chain: ClientChain, subset: Subset) -> Evaluation:
         assert self._data is not None
         return self._task.evaluate(
-            local_training.probabilities(self._data, chain, self._net, subset, self._job.task.schedule),
+            local_training.probabilities(self._task, self._data, chain, self._net, subset, self._job.task.schedule),
             self._data,
             subset,
             seed=derive_seed(self._job.seed, self.name, 0, "bootstrap"),
@@ -402,15 +404,18 @@ class Site:
     def _scores(self, chain: ClientChain, subset: Subset) -> dict[str, float]:
         if self._data is None or not self._data.count(subset):
             return {}
-        predictions = local_training.predict(self._data, chain, self._net, subset, self._job.task.schedule)
+        predictions = local_training.predict(self._task, self._data, chain, self._net, subset, self._job.task.schedule)
         return self._task.scores(predictions, self._data, subset)
 
     def _round_scores(self, chain: ClientChain, scored: int) -> dict[str, float]:
-        """Validation scores of the aggregate of round ``scored``, and test scores if the job has them of this round."""
-        if not scored:
+        """Validation scores of the aggregate of round ``scored``, and test scores if the job has them of this round.
+
+        Round 0 is the weights that the run starts from, which are scored if the job asks for it.
+        """
+        if not scored and not self._job.evaluation.start:
             return {}
         found, every = self._scores(chain, "val"), self._job.evaluation.every
-        if every is not None and scored % every == 0:
+        if every is not None and scored and scored % every == 0:
             found |= {f"{TEST_PREFIX}{name}": value for name, value in self._scores(chain, "test").items()}
         return found
 
@@ -430,7 +435,8 @@ class Site:
             net=self._net,
             objective=self._task.loss,
             n_classes=len(job.task.classes),
-            images_are_slices=self._task.images_are_slices,
+            dense=self._task.dense,
+            marginal=self._data is not None and self._data.manifest.annotated is not None,
             received=received,
             clip_norm=job.task.optimizer.clip_norm,
         )
@@ -460,9 +466,14 @@ class PooledSite(Site):
     def __init__(self, job: JobSpec, *, data: Mapping[str, Path], state: Path, device: str = "auto") -> None:
         """``data``: each site's prepared folder; the rest as for `Site`."""
         task = build_task(job)
-        domains = [Union([task.open(data[site], site) for site in sites]) for sites in job.task.groups]
+        opened = {site: task.open(data[site], site) for site in job.task.sites}
+        task = task.at(next(iter(opened.values())))
+        annotated = {one.manifest.annotated for one in opened.values()}
+        if len(annotated) > 1:
+            raise DataError("sites that outline different classes cannot be pooled: choose sites that outline the same")
+        domains = [Union([opened[site] for site in sites]) for sites in job.task.groups]
         reference = pooled_reference(job.methods)
         mixed = reference is not None and reference.client().trains_on == "union"
         self._data = None
-        self._set_up(job, "all sites", Union(domains) if mixed else EverySite(domains), state, device)
+        self._set_up(job, "all sites", task, Union(domains) if mixed else EverySite(domains), state, device)
         self._outbound = Outbound(self._methods)

@@ -37,6 +37,7 @@ from fedshift.flare.export import client_config, server_config
 from fedshift.flare.guard.gate import DROPS
 from fedshift.flare.patches import uploads
 from fedshift.flare.patches.patch import Patch, find
+from fedshift.flare.survey import job as survey_job
 from fedshift.schema.job import FILE_NAME
 
 AGENT = "nvflare.private.fed.client.admin:FedAdminAgent"
@@ -84,11 +85,11 @@ DONE = frozenset(
 )
 """Topics that a site acts on. Not among them: ``sys.shell``, both that set how it logs, and the one that tells of the
 kit's path."""
-CONFIGS: Mapping[str, Callable[[], dict[str, Any]]] = {
-    "config/config_fed_server.json": server_config,
-    "config/config_fed_client.json": client_config,
+CONFIGS: Mapping[str, tuple[Callable[[], dict[str, Any]], ...]] = {
+    "config/config_fed_server.json": (server_config, survey_job.server_config),
+    "config/config_fed_client.json": (client_config, survey_job.client_config),
 }
-"""NVFlare's files of a job → what is in them."""
+"""NVFlare's files of a job → what is in them: of one that trains, or of a survey."""
 SPEC = f"config/{FILE_NAME}"
 SIGNATURE = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
 """What NVFlare puts into each folder of a job when it is submitted."""
@@ -202,7 +203,7 @@ def _unlike_ours(names: Collection[str], read: Callable[[str], bytes]) -> str | 
         elif name not in (*CONFIGS, SPEC) and name.rpartition("/")[2] not in SIGNATURE:
             return f"the job brings {name[:100]!r}, which no job of fedshift has: write it with 'fedshift job'"
     for name in () if code else CONFIGS:
-        if name in names and _json(read(name)) != CONFIGS[name]():
+        if name in names and _json(read(name)) not in [config() for config in CONFIGS[name]]:
             return f"the job's {name} is not as this fedshift writes it: write it with 'fedshift job'"
     return None
 

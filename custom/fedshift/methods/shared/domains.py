@@ -5,6 +5,7 @@ A domain is a site, unless the job says that several sites are parts of one (`fe
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from fedshift.methods.base import Batch, Client, Context, Run
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import ScheduleSpec
+
+log = logging.getLogger("fedshift")
 
 
 def by_site(batch: Batch, logits: Tensor, run: Run) -> list[tuple[Tensor, Tensor]]:
@@ -41,9 +45,23 @@ def penalty_weight(ctx: Context, *, weight: float, warmup: int) -> float:
     return weight if steps >= warmup else min(weight, 1.0)
 
 
-def idle_warmup(weight: float) -> dict[str, str]:
-    """``warmup`` has no effect on a ``weight`` of at most 1."""
-    return {"warmup": f"a weight of at most 1 (here {weight:g}) applies from the first step"} if weight <= 1 else {}
+def idle_warmup(weight: float, warmup: int, schedule: ScheduleSpec) -> dict[str, str]:
+    """``warmup`` has no effect on a ``weight`` of at most 1, nor ``weight`` in a job that ends within the warm-up."""
+    if weight <= 1:
+        return {"warmup": f"a weight of at most 1 (here {weight:g}) applies from the first step"}
+    if schedule.local_steps is not None and (steps := schedule.local_steps * schedule.rounds) <= warmup:
+        return {"weight": f"the job ends after {steps} steps, within its warm-up of {warmup}: set warmup={steps // 5}"}
+    return {}
+
+
+def warn_of_warmup(ctx: Context, *, method: str, weight: float, warmup: int) -> None:
+    """Say after a job's last round if it ended within the warm-up. Epochs have as many steps as a site has batches."""
+    steps = int(ctx.state.get("steps", torch.tensor(0)))
+    if ctx.run.round == ctx.run.rounds and weight > 1 and steps <= warmup:
+        log.warning(
+            "%s: the job ended after %d steps, within the warm-up of %d, so weight=%g was never used: set %s.warmup=%d",
+            *(ctx.run.site, steps, warmup, weight, method, steps // 5),
+        )
 
 
 def check_beside(method: str, name: str, other: Client[Any]) -> None:

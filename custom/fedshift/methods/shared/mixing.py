@@ -21,7 +21,7 @@ def beta(alpha: float, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 
 
 def soft(y: Tensor, n_classes: int) -> Tensor:
-    """Targets as class shares: (B,) -> (B, K), (B, H, W) -> (B, K, H, W); soft ones stay as they are."""
+    """Targets as class shares: (B,) -> (B, K), (B, *spatial) -> (B, K, *spatial); soft ones stay as they are."""
     if y.is_floating_point():
         return y
     return functional.one_hot(y, n_classes).movedim(-1, 1).float()

@@ -29,7 +29,7 @@ MIN_ROUNDS = 2
 _SIDE_BY_SIDE = 3
 _WIDTH, _HEIGHT, _LEGEND_LINE = 400, 300, 17
 """Size of a panel and height of a legend line, in pixels."""
-_UNITS = {"percent": "%", "mm": "mm", "plain": ""}
+_UNITS = {"percent": "%", "mm": "mm", "ml": "ml", "plain": ""}
 
 
 @dataclass(frozen=True)

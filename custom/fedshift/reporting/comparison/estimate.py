@@ -28,7 +28,7 @@ from pydantic import ValidationError
 
 from fedshift.data.counts import about_counts
 from fedshift.data.samples import epoch_starts
-from fedshift.federation.footprint import FEW, footprint, noise
+from fedshift.federation.footprint import FEW, evaluation_of, footprint, noise
 from fedshift.federation.memory import PROCESS, SERVERS, of_training
 from fedshift.reporting.comparison.cells import Cell
 from fedshift.reporting.comparison.plan import CellKind
@@ -160,8 +160,8 @@ class Estimator:
         built = build_task(job)
         batch = job.task.schedule.batch_size * (len(job.task.groups) if cell.plan.is_pooled else 1)
         largest = min(batch, max(one.train for one in counts.values()) * len(counts))
-        side = built.sizes["rows"] * built.sizes["columns"] * 4
-        peak = PROCESS + SERVERS * step.network + of_training(step.network, step.activations, images=largest, side=side)
+        need = of_training(step.network, step.activations, images=largest, evaluation=evaluation_of(built))
+        peak = PROCESS + SERVERS * step.network + need
         return rounds, rest, peak, assumed
 
     def _sample_counts(self, cell: Cell) -> tuple[dict[str, Samples], bool]:
@@ -244,8 +244,8 @@ def _step_key(job: JobSpec, device: str) -> str:
             _processor() if device == "cpu" else device,
             task.network.name,
             task.network.options,
-            [built.sizes["rows"], built.sizes["columns"], len(task.classes), task.data.get("channels")],
-            [task.loss, task.optimizer.name, schedule.batch_size, schedule.precision, schedule.threads],
+            [*built.spatial, len(task.classes), task.data.get("channels")],
+            [str(task.loss), task.optimizer.name, schedule.batch_size, schedule.precision, schedule.threads],
         ]
     )
 

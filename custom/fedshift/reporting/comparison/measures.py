@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["percent", "mm", "plain"]
+Unit = Literal["percent", "mm", "ml", "plain"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Measure:
         """The value as printed in tables, without unit."""
         if self.unit == "percent":
             return f"{100 * value:.1f}"
-        return f"{value:.2f}" if self.unit == "mm" else f"{value:.3f}"
+        return f"{value:.2f}" if self.unit in ("mm", "ml") else f"{value:.3f}"
 
     def scaled(self, value: float) -> float:
         """The value in the unit of the tables."""
@@ -28,12 +28,14 @@ class Measure:
     @property
     def unit_text(self) -> str:
         """The unit as text for a heading."""
-        return {"percent": "in percent", "mm": "in mm, lower is better", "plain": ""}[self.unit]
+        lower = f"in {self.unit}, lower is better"
+        return {"percent": "in percent", "mm": lower, "ml": lower, "plain": ""}[self.unit]
 
 
 KNOWN_MEASURES = {
     "hd95": Measure("mm", "lower"),
     "asd": Measure("mm", "lower"),
+    "volume_difference": Measure("ml", "lower"),
     "ece": Measure("percent", "lower"),
     "macro_accuracy": Measure(),
     "gradient_norm": Measure("plain", None),
@@ -43,5 +45,8 @@ KNOWN_MEASURES = {
 
 
 def measure(name: str) -> Measure:
-    """The format of a score. A score that is not in `KNOWN_MEASURES` is a fraction of 1, and higher is better."""
-    return KNOWN_MEASURES.get(name, Measure())
+    """The format of a score, which may be one class's.
+
+    A score that is not in `KNOWN_MEASURES` is a fraction of 1, and higher is better.
+    """
+    return KNOWN_MEASURES.get(name.partition(" ")[0], Measure())

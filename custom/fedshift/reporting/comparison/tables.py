@@ -372,7 +372,7 @@ def _tex(text: str) -> str:
 def long_csv(comparison: Comparison) -> str:
     """The tables in CSV with one number per line: every row, block and column, then the tests' p-values."""
     shown, (first, *further) = measure(comparison.metric), comparison.axes
-    unit = {"percent": "%", "mm": "mm", "plain": ""}[shown.unit]
+    unit = {"percent": "%", "mm": "mm", "ml": "ml", "plain": ""}[shown.unit]
     figures = {(figure.row, figure.column): figure for figure in comparison.published}
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n")

@@ -25,7 +25,7 @@ Point = tuple[int, float]
 
 def over_rounds(run: Run) -> Section | None:
     """Curves of validation scores, test scores (if sites report them) and training loss; None if all are too short."""
-    records = run.results.rounds
+    records = run.results.scored_rounds
     sites = run.trained
     drawn: list[Figure] = []
     values: list[tuple[str, str, Metric, Callable[[SiteRound], float | None]]] = []

@@ -77,6 +77,11 @@ def chapters(given: Sequence[ReportInput], *, pictures: Pictures | None = None) 
             shown = list(pictures(one)) if pictures is not None else []
             found = transfer.sections(one, shown)
             made.append(Chapter(key, title, found, _about(one.run), one.run.results.is_phantom, bool(shown)))
+    return with_ids(made)
+
+
+def with_ids(made: Sequence[Chapter]) -> list[Chapter]:
+    """The chapters as `render` needs them: no two sections or figures of the page have the same id."""
     return [_unique(chapter, f"c{number}") for number, chapter in enumerate(made)]
 
 

@@ -35,7 +35,7 @@ def what_was_run(run: Run, *, has_rounds: bool = True) -> Section:
         facts += [
             ("Schedule", _options(task.schedule.model_dump(mode="json", exclude={"rounds", "precision", "threads"}))),
             ("Optimiser", _options(task.optimizer.model_dump(mode="json"))),
-            ("Loss", task.loss),
+            ("Loss", str(task.loss)),
             ("Federation", _options(model.job.federation.model_dump(mode="json"))),
         ]
     if run.results.selected is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 NO_BREAK = "\u00a0"
 """No-break space, between a number and its unit."""
@@ -56,6 +56,12 @@ _KNOWN = {
         "HD95", 1.0, "mm", higher_is_better=False, meaning="95th percentile of the distances between the two surfaces"
     ),
     "asd": Metric("ASD", 1.0, "mm", higher_is_better=False, meaning="mean distance between the two surfaces"),
+    "surface_dice": Metric(
+        "Surface Dice", meaning="part of both surfaces that is within the job's tolerance in mm of the other one"
+    ),
+    "volume_difference": Metric(
+        "Volume difference", 1.0, "ml", higher_is_better=False, meaning="absolute difference of the two volumes"
+    ),
     "accuracy": Metric("Accuracy", meaning="fraction of correctly classified images"),
     "macro_accuracy": Metric(
         "Macro accuracy", meaning="mean over classes of the fraction of correctly classified images"
@@ -64,14 +70,23 @@ _KNOWN = {
 
 
 def metric(name: str) -> Metric:
-    """The format of a score; an unknown score is shown unscaled and without unit."""
-    return _KNOWN.get(name) or Metric(name.replace("_", " "), 1.0, "")
+    """The format of a score, which may be one class's (``dice Anterior``); unknown ones have neither scale nor unit."""
+    score, _, of_class = name.partition(" ")
+    known = _KNOWN.get(score)
+    if known is None:
+        return Metric(name.replace("_", " "), 1.0, "")
+    return replace(known, title=f"{known.title}, {of_class}") if of_class else known
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Score names without duplicates in table order: known scores first, then alphabetically."""
+    """Score names without duplicates in table order: known scores first, each followed by its classes'."""
     known = list(_KNOWN)
-    return sorted(set(names), key=lambda name: (known.index(name) if name in known else len(known), name))
+
+    def place(name: str) -> tuple[int, str]:
+        score = name.partition(" ")[0]
+        return (known.index(score) if score in known else len(known)), name
+
+    return sorted(set(names), key=place)
 
 
 def interval(of: Metric, bounds: tuple[float, float] | None) -> str:

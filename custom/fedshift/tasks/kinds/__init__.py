@@ -1,4 +1,6 @@
-"""Kinds of task, one module each. A module defines ``Task``; its name is what ``kind`` in a task file says."""
+"""Kinds of task, one module each. ``build(job)`` of a module gives its task; its name is what ``kind`` in a task file
+says.
+"""
 
 from __future__ import annotations
 
@@ -21,5 +23,5 @@ def build_task(job: JobSpec) -> Task:
     kind = job.task.kind
     if kind not in kinds:
         raise ConfigError(f"task {job.task.name}: there is no kind {kind!r}{nearest(kind, kinds)}")
-    task: Task = importlib.import_module(f"fedshift.tasks.kinds.{kind}").Task(job)
+    task: Task = importlib.import_module(f"fedshift.tasks.kinds.{kind}").build(job)
     return task

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -22,9 +22,10 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import LISTED, ORDER, Split
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
-from fedshift.tasks.base import SiteData, Subset, initial_network, selecting, sizes
+from fedshift.tasks.base import EVALUATED, SiteData, Subset, initial_network, refuse_patch_options, selecting, sizes
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
+from fedshift.tasks.losses import Logits, main
 from fedshift.tasks.precision import precise
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -125,7 +126,8 @@ class Images(SiteData):
 class Task:
     """Classification of the task's classes; the score is the accuracy over a split's images."""
 
-    images_are_slices = False
+    dense = False
+    evaluated = EVALUATED
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
         {"accuracy": (0, 1), "macro_accuracy": (0, 1)}
     )
@@ -134,12 +136,14 @@ class Task:
     def __init__(self, job: JobSpec) -> None:
         """Check the parts of the job that only this kind understands."""
         self._job = job
+        refuse_patch_options(job)
         self.metric = selecting(job, ("accuracy",))
         where = f"task {job.task.name}"
         self._data = DataSpec.parse(job.task.data, where=f"{where}: data")
-        self.sizes = sizes(self._data.size, len(job.task.classes))
-        if job.task.loss != "ce":
-            raise ConfigError(f"{where}: loss must be ce, not {job.task.loss!r}")
+        self.spatial = (self._data.size, self._data.size)
+        self.sizes = sizes(self.spatial, len(job.task.classes))
+        if str(job.task.loss) != "ce":
+            raise ConfigError(f"{where}: loss must be ce, not '{job.task.loss}'")
         for name, values in (("mean", self._data.mean), ("std", self._data.std)):
             if len(values) not in (1, self._data.channels):
                 raise ConfigError(f"{where}: data.{name} needs 1 or {self._data.channels} numbers, not {len(values)}")
@@ -173,9 +177,17 @@ class Task:
         data.check_fits(self._job, folder, site)
         return data
 
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+    def at(self, data: SiteData) -> Task:
+        """The same everywhere."""
+        return self
+
+    def loss(self, logits: Logits, target: Tensor) -> Tensor:
         """Cross-entropy, in float32 (float64 stays); soft targets (B, K) are allowed."""
-        return functional.cross_entropy(precise(logits), target)
+        return functional.cross_entropy(precise(main(logits)), target)
+
+    def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
+        """Of whole images."""
+        return forward(x)
 
     def scores(self, predictions: Iterator[Tensor], data: Images, subset: Subset) -> dict[str, float]:
         """``accuracy``: the share of the subset's images whose most likely class is the right one."""
@@ -212,3 +224,8 @@ class Task:
             calibration=None if hides else calibration.record(fewest=1 if share_cases else FEWEST),
             confusion=None if hides else confusion.tolist(),
         )
+
+
+def build(job: JobSpec) -> Task:
+    """The job's task."""
+    return Task(job)

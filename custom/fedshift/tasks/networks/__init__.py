@@ -1,4 +1,5 @@
-"""Networks, found by module name. Each module's ``build(in_channels, n_classes, **options)`` makes one.
+"""Networks by name: the papers', each a module here with ``build(in_channels, n_classes, **options)``, and MONAI's
+(`fedshift.tasks.networks.monai`), as ``monai.DynUNet``.
 
 A network gives ``stages`` (places where methods see features, see `fedshift.tasks.stages.Stage`).
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -15,30 +17,71 @@ from torch import nn
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.seeding import seeded_global
 from fedshift.schema.strict import nearest
+from fedshift.tasks.networks import monai
+
+GIVEN = ("in_channels", "n_classes", "spatial_dims")
+
+
+def own() -> list[str]:
+    """Names of the networks whose code is here."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg)
 
 
 def available() -> list[str]:
     """Names of all networks."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return [*own(), *monai.names()]
 
 
-def build(name: str, options: dict[str, Any], *, in_channels: int, n_classes: int, seed: int) -> nn.Module:
+def build(
+    name: str,
+    options: dict[str, Any],
+    *,
+    in_channels: int,
+    n_classes: int,
+    seed: int,
+    spatial_dims: int = 2,
+    patch: Sequence[int] | None = None,
+) -> nn.Module:
     """A network with initial weights that depend on ``seed`` only.
 
+    Args:
+        name: one of `available`.
+        options: plain data; channels, classes, dimensions and sizes follow from the task and are none of them.
+        in_channels: channels of an image.
+        n_classes: channels of the logits, background included.
+        seed: of the initial weights.
+        spatial_dims: 2 or 3.
+        patch: the size of a patch, for networks that are made for one size.
+
     Raises:
-        ConfigError: no such network, or an option that it does not have.
+        ConfigError: no such network, one that is not for ``spatial_dims``, or an option that it does not have.
     """
     if name not in available():
         raise ConfigError(f"there is no network {name!r}{nearest(name, available())}")
+    given = {"in_channels": in_channels, "n_classes": n_classes}
+    try:
+        with seeded_global(seed):
+            if name in monai.names():
+                return monai.build(name, options, **given, spatial_dims=spatial_dims, patch=patch)
+            return _own(name, options, given, spatial_dims)
+    except (TypeError, ValueError, RuntimeError, IndexError, AssertionError, KeyError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"network {name}: no such network can be made with options {options} ({reason})") from None
+
+
+def _own(name: str, options: dict[str, Any], given: dict[str, int], spatial_dims: int) -> nn.Module:
     make = importlib.import_module(f"fedshift.tasks.networks.{name}").build
-    known = [p for p in inspect.signature(make).parameters if p not in ("in_channels", "n_classes")]
+    parameters = inspect.signature(make).parameters
+    known = [key for key in parameters if key not in GIVEN]
     for key in options:
         if key not in known:
             raise ConfigError(f"network {name}: unknown option {key!r}{nearest(key, known)}")
-    try:
-        with seeded_global(seed):
-            net: nn.Module = make(in_channels=in_channels, n_classes=n_classes, **options)
-    except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"network {name}: no such network can be made with options {options} ({reason})") from None
+    if "spatial_dims" in parameters:
+        given = {**given, "spatial_dims": spatial_dims}
+    elif spatial_dims != 2:
+        raise ConfigError(
+            f"network {name} has two dimensions, and data.dims is {spatial_dims}: set network.name=unet, or one of "
+            f"MONAI's such as {monai.PREFIX}DynUNet"
+        )
+    net: nn.Module = make(**given, **options)
     return net

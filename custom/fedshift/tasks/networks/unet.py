@@ -1,4 +1,4 @@
-"""The two-dimensional U-Net of the FedFA paper (Table 14, 15): 7,763,074 parameters with 32 features.
+"""The U-Net of the FedFA paper (Table 14, 15): in 2D 7,763,074 parameters with 32 features; the same in 3D.
 
 A block is twice conv 3x3 (padded, no bias), batch norm, ReLU. Four encoder stages with max-pooling, a bottleneck
 of 16 times the features, four transposed convolutions with skip connections, a 1x1 convolution to logits.
@@ -21,21 +21,23 @@ from fedshift.tasks.stages import Stage
 Norm = Literal["batch", "batch_statistics"]
 
 
-def _norm(features: int, norm: Norm) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(features, affine=norm == "batch", track_running_stats=norm == "batch")
+CONV = {2: nn.Conv2d, 3: nn.Conv3d}
+UP = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+POOL = {2: nn.MaxPool2d, 3: nn.MaxPool3d}
+NORM = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
-def _block(in_channels: int, features: int, name: str, norm: Norm) -> nn.Sequential:
+def _block(in_channels: int, features: int, name: str, norm: Norm, dims: int) -> nn.Sequential:
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, channels in ((1, in_channels), (2, features)):
-        layers[f"{name}_conv{i}"] = nn.Conv2d(channels, features, 3, padding=1, bias=False)
-        layers[f"{name}_bn{i}"] = _norm(features, norm)
+        layers[f"{name}_conv{i}"] = CONV[dims](channels, features, 3, padding=1, bias=False)
+        layers[f"{name}_bn{i}"] = NORM[dims](features, affine=norm == "batch", track_running_stats=norm == "batch")
         layers[f"{name}_relu{i}"] = nn.ReLU(inplace=True)
     return nn.Sequential(layers)
 
 
 class UNet(nn.Module):
-    """(B, in_channels, H, W) -> logits (B, n_classes, H, W); H and W are multiples of 16."""
+    """(B, in_channels, *spatial) -> logits (B, n_classes, *spatial); each side is a multiple of 16."""
 
     def __init__(
         self,
@@ -45,35 +47,36 @@ class UNet(nn.Module):
         features: int = 32,
         bn_momentum: float = 0.1,
         norm: Norm = "batch",
+        spatial_dims: int = 2,
     ) -> None:
         """``features`` is the width of the first stage; it doubles with each.
 
         ``bn_momentum`` is the weight of each training batch in batch norm's running statistics, as PyTorch defines it.
         """
         super().__init__()
-        f = features
+        f, dims = features, spatial_dims
         self.in_channels = in_channels
-        self.encoder1 = _block(in_channels, f, "enc1", norm)
-        self.pool1 = nn.MaxPool2d(2)
-        self.encoder2 = _block(f, 2 * f, "enc2", norm)
-        self.pool2 = nn.MaxPool2d(2)
-        self.encoder3 = _block(2 * f, 4 * f, "enc3", norm)
-        self.pool3 = nn.MaxPool2d(2)
-        self.encoder4 = _block(4 * f, 8 * f, "enc4", norm)
-        self.pool4 = nn.MaxPool2d(2)
-        self.bottleneck = _block(8 * f, 16 * f, "bottleneck", norm)
-        self.upconv4 = nn.ConvTranspose2d(16 * f, 8 * f, 2, stride=2)
-        self.decoder4 = _block(16 * f, 8 * f, "dec4", norm)
-        self.upconv3 = nn.ConvTranspose2d(8 * f, 4 * f, 2, stride=2)
-        self.decoder3 = _block(8 * f, 4 * f, "dec3", norm)
-        self.upconv2 = nn.ConvTranspose2d(4 * f, 2 * f, 2, stride=2)
-        self.decoder2 = _block(4 * f, 2 * f, "dec2", norm)
-        self.upconv1 = nn.ConvTranspose2d(2 * f, f, 2, stride=2)
-        self.decoder1 = _block(2 * f, f, "dec1", norm)
-        self.conv = nn.Conv2d(f, n_classes, 1)
+        self.encoder1 = _block(in_channels, f, "enc1", norm, dims)
+        self.pool1 = POOL[dims](2)
+        self.encoder2 = _block(f, 2 * f, "enc2", norm, dims)
+        self.pool2 = POOL[dims](2)
+        self.encoder3 = _block(2 * f, 4 * f, "enc3", norm, dims)
+        self.pool3 = POOL[dims](2)
+        self.encoder4 = _block(4 * f, 8 * f, "enc4", norm, dims)
+        self.pool4 = POOL[dims](2)
+        self.bottleneck = _block(8 * f, 16 * f, "bottleneck", norm, dims)
+        self.upconv4 = UP[dims](16 * f, 8 * f, 2, stride=2)
+        self.decoder4 = _block(16 * f, 8 * f, "dec4", norm, dims)
+        self.upconv3 = UP[dims](8 * f, 4 * f, 2, stride=2)
+        self.decoder3 = _block(8 * f, 4 * f, "dec3", norm, dims)
+        self.upconv2 = UP[dims](4 * f, 2 * f, 2, stride=2)
+        self.decoder2 = _block(4 * f, 2 * f, "dec2", norm, dims)
+        self.upconv1 = UP[dims](2 * f, f, 2, stride=2)
+        self.decoder1 = _block(2 * f, f, "dec1", norm, dims)
+        self.conv = CONV[dims](f, n_classes, 1)
         self._features = f
         for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):
+            if isinstance(module, nn.BatchNorm2d | nn.BatchNorm3d):
                 module.momentum = bn_momentum
 
     @property
@@ -84,7 +87,7 @@ class UNet(nn.Module):
         return tuple(Stage(module, f * 2**i) for i, module in enumerate(modules))
 
     @property
-    def head(self) -> nn.Conv2d:
+    def head(self) -> nn.Module:
         """The last layer."""
         return self.conv
 
@@ -104,7 +107,13 @@ class UNet(nn.Module):
 
 
 def build(
-    *, in_channels: int, n_classes: int, features: int = 32, bn_momentum: float = 0.1, norm: Norm = "batch"
+    *,
+    in_channels: int,
+    n_classes: int,
+    features: int = 32,
+    bn_momentum: float = 0.1,
+    norm: Norm = "batch",
+    spatial_dims: int = 2,
 ) -> UNet:
     """The paper's network has 32 features and batch norm's momentum 0.1; 16 features train three times as fast."""
     if features < 1:
@@ -118,4 +127,11 @@ def build(
             "network unet: bn_momentum has no effect with norm=batch_statistics, which has no running statistics: set "
             "network.options.bn_momentum=0.1"
         )
-    return UNet(in_channels=in_channels, n_classes=n_classes, features=features, bn_momentum=bn_momentum, norm=norm)
+    return UNet(
+        in_channels=in_channels,
+        n_classes=n_classes,
+        features=features,
+        bn_momentum=bn_momentum,
+        norm=norm,
+        spatial_dims=spatial_dims,
+    )

@@ -173,7 +173,7 @@ def test_every_array_of_every_method_says_of_which_kind_it_is() -> None:
 def test_cases_are_counted_and_not_slices(tmp_path: Path) -> None:
     data = make_site(tmp_path, "HK", cases=4, depth=8)
     task = build_task(small_job("fedrdn"))
-    population = Population.of(task.open(data, "HK"))  # type: ignore[arg-type]
+    population = Population.of(task.open(data, "HK"), dense=True)  # type: ignore[arg-type]
     assert (population.cases, population.largest) == (2, population.images // 2)
     site = Site(small_job("fedrdn"), "HK", data=data, state=tmp_path / "s", privacy=policy(min_cases=3))
     with pytest.raises(PolicyError, match=r"fewer training cases than its policy wants .* \(privacy.min_cases: 3\)"):
@@ -184,7 +184,7 @@ def test_cases_are_counted_and_not_slices(tmp_path: Path) -> None:
 def test_prototypes_need_the_cases_in_every_class(tmp_path: Path) -> None:
     data = make_image_site(tmp_path, "A")
     job = small_image_job("fedproto")
-    population = Population.of(build_task(job).open(data, "A"))  # type: ignore[arg-type]
+    population = Population.of(build_task(job).open(data, "A"), dense=False)  # type: ignore[arg-type]
     assert population.fewest_of_a_class < population.cases
 
     def ask(least: int) -> Update:
@@ -265,7 +265,7 @@ def test_noise_on_image_statistics_has_the_stated_deviation(
     job = small_image_job("fedrdn")
     plain = Site(job, "A", data=data, state=tmp_path / "plain").statistics().arrays["fedrdn"]
     rules = policy(statistics={"epsilon": 3, "delta": 1e-5})
-    population = Population.of(build_task(job).open(data, "A"))  # type: ignore[arg-type]
+    population = Population.of(build_task(job).open(data, "A"), dense=False)  # type: ignore[arg-type]
     share = population.largest / population.images
     sensitivity = share * math.sqrt(sum(array.size for array in plain.values()))
     expected = noise_multiplier(3, 1e-5, 1) * sensitivity
@@ -296,7 +296,7 @@ def test_one_case_cannot_move_image_statistics_by_more_than_the_noise_is_made_fo
         hashes = write_hashes(path.parent)
         read_manifest(data).model_copy(update={"arrays": {"32": hashes}}).write(data)
         sent.append(Site(job, "HK", data=data, state=tmp_path / f"{name} state").statistics().arrays["fedrdn"])
-    population = Population.of(build_task(job).open(data, "HK"))  # type: ignore[arg-type]
+    population = Population.of(build_task(job).open(data, "HK"), dense=True)  # type: ignore[arg-type]
     share = population.largest / population.images
     moved_mean, moved_std = (np.abs(sent[0][name] - sent[1][name]) for name in ("mean", "std"))
     assert moved_std.max() == pytest.approx(share * 0.5), "half black, half white is the most there is"

@@ -55,15 +55,14 @@ class Population:
     """The smallest number of images of a class that occurs; the number of cases if labels are per pixel."""
 
     @classmethod
-    def of(cls, data: SiteData) -> Population:
-        """Count the training split of ``data``."""
+    def of(cls, data: SiteData, *, dense: bool) -> Population:
+        """Count the training split of ``data``; ``dense`` is the task's (`fedshift.tasks.base.Task.dense`)."""
         counts = np.unique(data.cases("train"), return_counts=True)[1]
-        members = data.members("train")
-        one = data.labels(members[:1])
         fewest = len(counts)
-        if one.dim() == 1 and len(members):
-            fewest = int(np.unique(data.labels(members).numpy(), return_counts=True)[1].min())
-        return cls(len(members), len(counts), int(counts.max(initial=0)), fewest)
+        if not dense and data.n_train:
+            labels = data.labels(data.members("train"))
+            fewest = int(np.unique(labels.numpy(), return_counts=True)[1].min())
+        return cls(data.n_train, len(counts), int(counts.max(initial=0)), fewest)
 
 
 class Budget:
@@ -117,7 +116,7 @@ class Gate:
             for name, buffer in methods.net.named_buffers()
             if buffer.is_floating_point() and name not in methods.withheld
         )
-        self._population = Population.of(data)
+        self._population = Population.of(data, dense=task.dense)
         self._source = NoiseSource(folder, site)
         self._rounds = methods.job.task.schedule.rounds
         self._statistics = self._weights = None

@@ -15,7 +15,7 @@ from fedshift.reporting.report.images.models import Looked
 from fedshift.reporting.report.section import Block, Figures, Heading, Section, Text
 from fedshift.reporting.report.wording import listed, metric, short
 from fedshift.schema.manifest import Manifest
-from fedshift.tasks.kinds.segmentation import dice
+from fedshift.tasks.evaluation.overlap import dice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

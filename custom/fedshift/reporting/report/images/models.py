@@ -21,6 +21,7 @@ from fedshift.schema.manifest import manifest_sha256, read_manifest
 from fedshift.schema.messages import Broadcast
 from fedshift.tasks.base import SiteData, Subset
 from fedshift.tasks.kinds import build_task
+from fedshift.tasks.segmentation.patch_task import Task as PatchTask
 
 if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
@@ -76,6 +77,11 @@ def look(
         reason = run.fault or f"there is no model file beside {run.source}"
         raise ConfigError(f"--images needs the run's best model, and {reason}")
     job = run.model.job
+    if isinstance(build_task(job), PatchTask):
+        raise ConfigError(
+            f"--images shows slices and pictures, and job {job.name} works on patches of volumes: leave it out, and "
+            "see masks with 'fedshift predict --overlay'"
+        )
     given = find_sites(job) if folders is None else folders
     unknown = [site for site in given if site not in job.task.everyone]
     if unknown:

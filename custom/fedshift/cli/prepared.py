@@ -1,0 +1,112 @@
+"""What the commands that prepare and check data share: the default folder, a progress bar, and what they print."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedshift.data.locate import DATA, data_home
+
+console = Console(soft_wrap=True, highlight=False)
+
+
+def default_root() -> Path:
+    """The default folder of prepared data: ``$FEDSHIFT_DATA``, or ``$XDG_DATA_HOME/fedshift`` (``~/.local/share``)."""
+    given = os.environ.get(DATA)
+    return Path(given).absolute() if given else data_home(os.environ)
+
+
+def add_out(parser: Any) -> None:
+    """``--out``."""
+    parser.add_argument("--out", type=Path, metavar="ROOT", help=f"default: {str(default_root()).replace('%', '%%')}")
+
+
+def add_volumes(parser: Any) -> None:
+    """Options of all data sets of volumes."""
+    add_out(parser)
+    parser.add_argument("--matrix", type=sizes, default=(), metavar="N,M", help="image sizes in pixels to cache now")
+    parser.add_argument(
+        "--trust-voxels",
+        action="store_true",
+        help="accept files whose header differs from the image's if the number of voxels is the same",
+    )
+    parser.add_argument(
+        "--skip-damaged", action="store_true", help="leave out cases with an error, list them, and count them"
+    )
+
+
+def print_site(folder: Path) -> None:
+    """Print a prepared site's name, number of cases or images by split, and folder."""
+    from fedshift.schema.manifest import read_manifest
+
+    manifest = read_manifest(folder)
+    counts = ", ".join(f"{len(manifest.by_split(split))} {split}" for split in ("train", "val", "test"))
+    noun = "case(s)" if manifest.cases else "picture(s)"
+    console.print(f"{manifest.site}: {len(manifest.entries)} {noun} ({counts}) in {folder}", markup=False)
+    details = []
+    if len(manifest.classes) > 2 and manifest.cases:
+        details.append(f"classes {', '.join(manifest.classes[1:])}")
+    if manifest.annotated is not None:
+        details.append(f"masks of {', '.join(manifest.annotated)} only")
+    if manifest.sequences:
+        details.append(f"sequences {', '.join(manifest.sequences)}")
+    if manifest.simulated:
+        details.append(f"simulated {manifest.simulated}")
+    if left_out := manifest.preparation.get("cases_left_out_as_damaged"):
+        details.append(f"{left_out} left out, see above")
+    if manifest.counts is not None:
+        totals = [sum(of_class[label] for of_class in manifest.counts.values()) for label in manifest.classes]
+        details.append(f"{len(totals)} classes of {min(totals)} to {max(totals)} pictures")
+    if (folder / "montage.png").is_file():
+        details.append(f"look at {folder / 'montage.png'}")
+    if details:
+        console.print(f"  {'; '.join(details)}", markup=False)
+
+
+def print_export(out: Path | None) -> None:
+    """Print the command that makes other commands find data in ``out``, unless it is the default folder."""
+    if out is not None and out.absolute() != default_root().absolute():
+        print("For runs to find these data:")
+        print(f"export {DATA}={shlex.quote(str(out.absolute()))}")
+
+
+@contextmanager
+def progress(total: int | None) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar on standard error, so that standard output can be piped.
+
+    Yields a function to call with the name of each case before it is processed. ``total`` is the number of cases.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    screen = Console(stderr=True)
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("reading", total=total)
+        n_started = 0
+
+        def on_case(case: str) -> None:
+            nonlocal n_started
+            bar.update(task, description=escape(case), completed=n_started)
+            n_started += 1
+
+        yield on_case
+
+
+def names(text: str) -> list[str]:
+    """A list such as ``A,B``."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """A list such as ``384,128``."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of sizes such as 384,128") from None

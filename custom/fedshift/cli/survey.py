@@ -1,0 +1,226 @@
+"""``fedshift survey``: what every site tells of its data, a plan from it, and a map of the shift between the sites."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedshift.cli.arguments import add_phantom
+from fedshift.cli.display import console
+from fedshift.cli.job import names
+
+if TYPE_CHECKING:
+    from fedshift.schema.fingerprint import Fingerprint, Survey, SurveySpec
+
+MAP = "shift.html"
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "survey",
+        help="ask every site for sums over its cases: a plan for a task, and a map of the shift between sites",
+        description="Ask every site, under its own policy, for what nnU-Net calls a fingerprint; then plan a task and "
+        "draw how far the sites are from each other. No case's numbers leave a site.",
+    )
+    parser.add_argument(
+        "what",
+        metavar="JOB_OR_TASK",
+        help="a task, a prepared data set, a .yaml file or a job folder; or a survey.json that was made before",
+    )
+    parser.add_argument("--sites", metavar="A,B", help="plan for these sites only")
+    parser.add_argument("--held-out", metavar="A,B", help="sites that are on the map and not in the plan")
+    parser.add_argument(
+        "--place", type=Path, action="append", default=[], metavar="DIR", help="a newcomer's prepared folder, likewise"
+    )
+    parser.add_argument("--flare", action="store_true", help="ask through FLARE's simulator: the same numbers")
+    parser.add_argument("--job", type=Path, metavar="DIR", help="only write the survey's job folder for FLARE")
+    parser.add_argument("--production", action="store_true", help="with --job: as for 'fedshift job'")
+    parser.add_argument("--dims", type=int, choices=(2, 3), default=3, help="volumes (default) or slices")
+    parser.add_argument("--memory", type=float, default=8.0, metavar="GB", help="of a training step (default 8)")
+    parser.add_argument("--patch", metavar="N,N,N", help="a patch of your own, in voxels")
+    parser.add_argument("--name", help="of the planned task (default: the data set's)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: surveys/<data set>")
+    parser.add_argument("--force", action="store_true", help="replace a task file that was changed")
+    add_phantom(parser)
+    parser.set_defaults(func=execute)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """``fedshift survey``."""
+    from fedshift.federation.survey.shift import shift_map
+    from fedshift.federation.survey.suggestions import suggestions
+
+    if args.memory <= 0:
+        from fedshift.schema.errors import ConfigError
+
+        raise ConfigError(f"--memory must be more than 0 gigabytes, not {args.memory:g}")
+    survey = _earlier(args)
+    if survey is None:
+        spec = _question(args)
+        if args.job is not None:
+            return _write_job(spec, args)
+        survey = _asked(spec, args)
+    out = args.out or Path("surveys") / survey.spec.dataset
+    newcomers = [_newcomer(folder, survey) for folder in args.place]
+    everyone = [*survey.sites.values(), *newcomers]
+    placed = [*survey.spec.held_out, *(one.site for one in newcomers)]
+    plan = _plan(survey, args, out)
+    found = shift_map(everyone, placed=placed)
+    made = suggestions(found, everyone)
+    survey.write(out)
+    _print_map(everyone, found, made, survey)
+    page = _write_page(found, everyone, made, survey, plan, out)
+    print()
+    for what, path in (("plan", plan), ("map", page), ("survey", out / "survey.json")):
+        print(f"{what + ':':<8}{path or 'none, see above'}")
+    if plan is not None:
+        print(f"\nfedshift job fedavg {shlex.quote(str(plan))}")
+    return 1 if survey.refused else 0
+
+
+def _earlier(args: argparse.Namespace) -> Survey | None:
+    """A survey that was made before, if the command names one."""
+    from fedshift.schema.errors import ConfigError
+    from fedshift.schema.fingerprint import FILE_NAME, read_survey
+
+    path = Path(args.what)
+    if path.suffix != ".json" and not (path / FILE_NAME).is_file():
+        return None
+    survey = read_survey(path)
+    if args.sites or args.held_out:
+        chosen = names(args.sites) or [
+            site for site in survey.spec.everyone if site not in (names(args.held_out) or [])
+        ]
+        for site in chosen:
+            if site not in survey.spec.everyone:
+                raise ConfigError(f"{path} has no site {site!r}: it has {', '.join(survey.spec.everyone)}")
+        others = tuple(site for site in survey.spec.everyone if site not in chosen)
+        spec = survey.spec.model_copy(update={"sites": tuple(chosen), "held_out": others})
+        survey = survey.model_copy(update={"spec": spec})
+    return survey
+
+
+def _question(args: argparse.Namespace) -> SurveySpec:
+    from fedshift.federation.survey.question import question
+    from fedshift.flare.export import SPEC
+
+    what = str(Path(args.what) / SPEC) if (Path(args.what) / SPEC).is_file() else args.what
+    return question(what, sites=names(args.sites), held_out=names(args.held_out))
+
+
+def _write_job(spec: SurveySpec, args: argparse.Namespace) -> int:
+    from fedshift.flare.survey.job import write_survey_job
+
+    folder = write_survey_job(spec, args.job, production=args.production)
+    print(f"{folder}: a survey of {spec.dataset} at {', '.join(spec.everyone)}")
+    print("Submit it ('nvflare job submit -j FOLDER'), download it, and give its survey.json to 'fedshift survey'.")
+    return 0
+
+
+def _asked(spec: SurveySpec, args: argparse.Namespace) -> Survey:
+    """Ask every site, through FLARE's simulator or in this process."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+
+    from fedshift.data.locate import find_site
+    from fedshift.federation.survey.collect import survey_in_process
+
+    data = {site: find_site(spec.dataset, site, local=None, simulator=True) for site in spec.everyone}
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as bar:
+        task = bar.add_task("asking the sites")
+        if args.flare:
+            from fedshift.flare.survey.simulate import simulate_survey
+
+            return simulate_survey(spec, (args.out or Path("surveys") / spec.dataset) / "flare")
+        return survey_in_process(
+            spec, data, progress=lambda site, case: bar.update(task, description=f"{site}: {case}")
+        )
+
+
+def _newcomer(folder: Path, survey: Survey) -> Fingerprint:
+    """A site that took no part, for the map."""
+    from fedshift.federation.survey.site import answer
+    from fedshift.schema.errors import ConfigError
+    from fedshift.schema.manifest import read_manifest
+
+    site = read_manifest(folder).site
+    if site in survey.sites:
+        raise ConfigError(f"{folder} is site {site}, which the survey has already: leave out --place {folder}")
+    return answer(folder, site)
+
+
+def _plan(survey: Survey, args: argparse.Namespace, out: Path) -> Path | None:
+    """Write the planned task file; None if no site tells enough."""
+    from fedshift.federation.planning.plan import make_plan
+    from fedshift.federation.planning.task_file import task_file
+    from fedshift.federation.survey.merge import merge
+    from fedshift.schema.errors import ConfigError
+    from fedshift.schema.files import write_text
+
+    told = [one for one in survey.planned if one.geometry is not None]
+    if not told:
+        print("No plan: no site tells the size of its voxels and volumes.", file=sys.stderr)
+        return None
+    pooled = merge(survey.planned)
+    patch = None if args.patch is None else _numbers(args.patch)
+    plan = make_plan(pooled, sites=len(told), dims=args.dims, memory=args.memory, patch=patch)
+    name = args.name or survey.spec.dataset
+    text = task_file(plan, pooled, survey.spec, name=name)
+    path = out / f"{name}.yaml"
+    if path.is_file() and path.read_text(encoding="utf-8") != text and not args.force:
+        raise ConfigError(
+            f"{path} is there with other contents: look at it, then use --force, or another --name or --out"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(path, text)
+    return path
+
+
+def _numbers(text: str) -> list[int]:
+    from fedshift.schema.errors import ConfigError
+
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--patch {text!r} is not a list of whole numbers such as 64,128,128") from None
+
+
+def _print_map(everyone: Sequence[Fingerprint], found: Any, made: Any, survey: Survey) -> None:
+    from fedshift.reporting.shift_table import map_tables, pair_table, sites_table, suggestion_lines
+
+    console.print(sites_table(everyone, placed=found.placed))
+    for site, reason in survey.refused.items():
+        console.print(f"! site {site} gave no answer: {reason}", markup=False)
+    for table in map_tables(found) if found.pairs else ():
+        console.print()
+        console.print(table)
+    if found.farthest is not None:
+        console.print()
+        console.print(pair_table(found, found.farthest, everyone))
+    console.print()
+    for line in suggestion_lines(made):
+        console.print(line)
+
+
+def _write_page(
+    found: Any, everyone: Sequence[Fingerprint], made: Any, survey: Survey, plan: Path | None, out: Path
+) -> Path:
+    """The map as a page."""
+    from fedshift.reporting import shift_map
+    from fedshift.reporting.report import page
+
+    chapter = shift_map.chapter(
+        found,
+        everyone,
+        made,
+        dataset=survey.spec.dataset,
+        command=shlex.join(["fedshift", *sys.argv[1:]]),
+        plan="" if plan is None else plan.read_text(encoding="utf-8"),
+    )
+    path = out / MAP
+    page.write(page.render(page.with_ids([chapter])), path)
+    return path

@@ -1,0 +1,72 @@
+"""A folder for each case, with a file for each sequence and the mask: ``P1/T2.nii.gz``, ``P1/mask.nii.gz``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedshift.data.casefiles import Finding
+from fedshift.data.pairing import Found, ScanSet, match, scan_files, visible
+from fedshift.data.scans import stem_of
+from fedshift.schema.errors import DataError
+
+_MASK = re.compile(r"(?:(.*?)[_.-])?(?:segmentation|seg|mask|labels?)", re.IGNORECASE)
+
+
+def are_case_folders(folder: Path) -> bool:
+    """Whether the folders in a folder hold a case each: one mask, and images whose names tell their sequence.
+
+    A folder with ``Case00`` and ``Case00_segmentation`` is a site with one case, unless it is called Case00.
+    """
+    if scan_files(folder):
+        return False
+    return any(_is_case(entry) for entry in visible(folder) if entry.is_dir())
+
+
+def pair_case_folders(folder: Path, sequences: Sequence[str] = ()) -> ScanSet:
+    """The cases of a folder of case folders, which are called as the folders are.
+
+    A sequence is what a file's name has besides the name of its folder, so ``P1/P1_T2.nii.gz`` is T2, as is a folder
+    ``P1/T2`` of DICOM files. With ``sequences``, other files are passed over.
+
+    Raises:
+        DataError: no folder there.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: name the folder that holds the scans")
+    images: list[Found] = []
+    masks: list[tuple[str, Path]] = []
+    findings: list[Finding] = []
+    spelled: dict[str, str] = {name.lower(): name for name in sequences}
+    for case in (entry for entry in visible(folder) if entry.is_dir()):
+        found = [file for file in scan_files(case) if _MASK.fullmatch(stem_of(file))]
+        if len(found) > 1:
+            shown = ", ".join(file.name for file in found)
+            findings.append(Finding("error", case, f"holds {len(found)} masks ({shown})", "keep one of them"))
+        masks += [(case.name, file) for file in found[:1]]
+        series = [entry for entry in visible(case) if entry.is_dir() and any(visible(entry))]
+        for entry in sorted([*(file for file in scan_files(case) if file not in found), *series]):
+            key = _key(stem_of(entry), case.name)
+            if sequences and key.lower() not in spelled:
+                continue
+            images.append(Found(case.name, entry, spelled.setdefault(key.lower(), key)))
+    paired = match(images, masks, name=folder.name, folder=folder, layout="case folders", keys=sequences)
+    return ScanSet(paired.name, folder, "case folders", paired.cases, (*findings, *paired.findings), paired.sequences)
+
+
+def _is_case(folder: Path) -> bool:
+    files = scan_files(folder)
+    stems = {stem_of(file).lower() for file in files}
+    masks = [found for stem in stems if (found := _MASK.fullmatch(stem))]
+    if len(masks) != 1:
+        return False
+    of, images = masks[0][1], stems - {masks[0][0]}
+    has_series = any(entry.is_dir() for entry in visible(folder))
+    return bool(images or has_series) and (of is None or of == folder.name.lower() or of not in images)
+
+
+def _key(stem: str, case: str) -> str:
+    if stem.lower().startswith(case.lower()):
+        stem = stem[len(case) :]
+    return stem.strip(" _.-")

@@ -1,0 +1,178 @@
+"""What the values of a mask mean: which class each of them stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.names import ClassName
+from fedshift.schema.strict import nearest
+
+BACKGROUND = "background"
+MOST_CLASSES = 256
+"""Classes are stored in 8 bits."""
+MOST_VALUE = 65535
+"""Largest value of a mask that can be given a name."""
+_NAME: TypeAdapter[str] = TypeAdapter(ClassName)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """A site's classes, and the value or values of a mask that stand for each.
+
+    ``classes`` begins with the background, ``class_of`` maps each value that a mask may have, except 0, to the index of
+    its class. ``annotated``: the classes that the masks outline, None for all but the background.
+    """
+
+    classes: tuple[str, ...]
+    class_of: Mapping[int, int]
+    annotated: tuple[str, ...] | None = None
+
+    @classmethod
+    def of_classes(cls, classes: Sequence[str], annotated: tuple[str, ...] | None = None) -> Labels:
+        """The labels of prepared masks: each value is the index of its class."""
+        allowed = classes[1:] if annotated is None else annotated
+        return cls(tuple(classes), {classes.index(name): classes.index(name) for name in allowed}, annotated)
+
+    @classmethod
+    def named(cls, values: Mapping[str, Iterable[int]]) -> Labels:
+        """Labels from names and their values, in the order given; names may repeat the background's.
+
+        Raises:
+            ConfigError: a value that stands for two classes or that no mask can have, or a name that cannot be one.
+        """
+        classes = (BACKGROUND, *(check_name(name) for name in values if name != BACKGROUND))
+        if len(classes) > MOST_CLASSES:
+            raise ConfigError(f"{len(classes)} classes are named, at most {MOST_CLASSES} can be: leave some out")
+        class_of: dict[int, int] = {}
+        for name, each in values.items():
+            index = classes.index(name)
+            for value in each:
+                if not 0 <= value <= MOST_VALUE or (value == 0 and index):
+                    raise ConfigError(f"{value} cannot stand for {name}: give values from 1 to {MOST_VALUE}")
+                if class_of.setdefault(value, index) != index:
+                    raise ConfigError(
+                        f"value {value} stands for {classes[class_of[value]]} and for {name}: a voxel has one class, "
+                        "so give the value to one of them"
+                    )
+        class_of.pop(0, None)
+        return cls(classes, MappingProxyType(class_of))
+
+    @property
+    def values(self) -> dict[str, list[int]]:
+        """Class -> its values, as manifests record them; classes without a value are left out."""
+        found = {name: [v for v, k in self.class_of.items() if k == index] for index, name in enumerate(self.classes)}
+        return {name: sorted(values) for name, values in found.items() if values}
+
+    @property
+    def structure(self) -> str:
+        """What the masks outline, in words."""
+        return " or ".join(self.annotated or self.classes[1:])
+
+    def __str__(self) -> str:
+        """``0 outside, 1 left kidney, 2 or 3 right kidney``."""
+        parts = [f"{' or '.join(map(str, values))} {name}" for name, values in self.values.items()]
+        return ", ".join(["0 outside", *parts])
+
+
+def check_name(name: str, *, of: str = "a class") -> str:
+    """The name of a class (or of what else is in results and tables) as it is.
+
+    Raises:
+        ConfigError: it cannot be one.
+    """
+    try:
+        return _NAME.validate_python(name)
+    except ValidationError as error:
+        raise ConfigError(str(error.errors()[0]["msg"]).removeprefix("Value error, ").replace("a class", of)) from None
+
+
+def parse_labels(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Class -> values, from texts such as ``prostate=1,2``.
+
+    Raises:
+        ConfigError: a text of another form, or a name given twice.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, equals, values = (part.strip() for part in text.rpartition("="))
+        try:
+            numbers = tuple(int(value) for value in values.split(","))
+        except ValueError:
+            equals, numbers = "", ()
+        if not (name and equals):
+            raise ConfigError(f"--label takes a name and values of the masks, such as prostate=1,2, not {text!r}")
+        if name in found:
+            raise ConfigError(f"--label names {name} twice: write --label {name}=VALUE,VALUE once")
+        found[name] = numbers
+    return found
+
+
+def settle_labels(
+    *,
+    given: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    described: Labels | None = None,
+    classes: Sequence[str] | None = None,
+    annotated: Sequence[str] | None = None,
+) -> Labels | None:
+    """The labels of a site's masks, from all that is known; None if nothing says what the values mean.
+
+    Args:
+        given: class -> values, as a person gave them; comes before what is ``described``.
+        described: what a file beside the masks says.
+        classes: the classes of the task or of the prepared site, in their order, the background first.
+        annotated: the classes that the masks outline, None for all.
+
+    Raises:
+        ConfigError: names that do not fit together, or a class that is annotated and has no value.
+    """
+    if given:
+        labels: Labels | None = Labels.named(given)
+    elif described is None and classes is not None and len(annotated or classes[1:]) == 1:
+        labels = Labels.named({(annotated or classes[1:])[0]: (1,)})  # one structure, and 1 is inside
+    else:
+        labels = described
+    if labels is None:
+        return None
+    if classes is not None:
+        labels = _in_order_of(labels, classes, from_file=not given)
+    if annotated is None and labels.annotated is not None:
+        annotated = labels.annotated
+    if annotated is not None:
+        for name in annotated:
+            if name not in labels.classes[1:]:
+                raise ConfigError(f"--annotated names {name!r}, which is no class{nearest(name, labels.classes[1:])}")
+        annotated = tuple(name for name in labels.classes[1:] if name in annotated)
+        of_annotated = {
+            value: k for value, k in labels.class_of.items() if labels.classes[k] in (BACKGROUND, *annotated)
+        }
+        labels = replace(labels, class_of=of_annotated, annotated=annotated)
+    for name in annotated or labels.classes[1:]:
+        if name not in labels.values:
+            raise ConfigError(
+                f"no value of the masks is given for {name}: add --label {name}=VALUE, or, if the masks of this site "
+                "do not outline it, name those that they do with --annotated"
+            )
+    return labels
+
+
+def _in_order_of(labels: Labels, classes: Sequence[str], *, from_file: bool) -> Labels:
+    """The same labels with the indices of ``classes``; names are compared without regard to case."""
+    known = {name.lower(): name for name in (BACKGROUND, *classes[1:])}
+    values: dict[str, list[int]] = {name: [] for name in classes[1:]}
+    for name, numbers in labels.values.items():
+        if name.lower() not in known:
+            where = "the description beside the masks has" if from_file else "--label has"
+            named = f"--label {classes[1]}=1,2" if len(classes) == 2 else f"--label {classes[1]}=1 …"
+            raise ConfigError(
+                f"{where} {name!r}, which is none of the classes {', '.join(classes[1:])}: say which values stand for "
+                f"these, as in {named}"
+            )
+        values.setdefault(known[name.lower()], []).extend(numbers)
+    settled = Labels.named(values)
+    annotated = labels.annotated and tuple(known[name.lower()] for name in labels.annotated if name.lower() in known)
+    return replace(settled, classes=(classes[0], *settled.classes[1:]), annotated=annotated)

@@ -1,0 +1,221 @@
+"""Match the images of a folder with their masks: beside each other, or in two folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fedshift.data.casefiles import CaseFiles, Finding
+from fedshift.data.labels import Labels
+from fedshift.data.scans import stem_of, suffix_of
+from fedshift.schema.errors import DataError
+
+MASK_ENDINGS = ("_segmentation", "_labels", "_label", "_mask", "_seg")
+NUMBERED = re.compile(r"(.+)_(\d{4})")
+"""Stem of nnU-Net's image files: the case and the number of the sequence."""
+UNNAMED = re.compile(r"\d{4}")
+
+Layout = Literal["beside", "folders", "described", "case folders", "patterns"]
+
+
+@dataclass(frozen=True)
+class ScanSet:
+    """The scans of one folder, usually one site.
+
+    Attributes:
+        name: the folder's name, or that of the data set where a file says it.
+        folder: where the scans are.
+        layout: how they lie there; ``described`` is the Decathlon's and nnU-Net's, with imagesTr and labelsTr.
+        cases: the scans that have masks.
+        findings: missing, extra or duplicate files.
+        sequences: names of a case's images, or their numbers (``0000``) where nothing names them; empty for one.
+        labels: what the masks' values mean, where a file says it.
+        licence: as that file says.
+    """
+
+    name: str
+    folder: Path
+    layout: Layout
+    cases: tuple[CaseFiles, ...]
+    findings: tuple[Finding, ...]
+    sequences: tuple[str, ...] = ()
+    labels: Labels | None = None
+    licence: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """An image file, the case that it belongs to, and the key of its sequence ("" for one unnamed)."""
+
+    case: str
+    file: Path
+    key: str = ""
+
+
+def pair_beside(folder: Path, name: str | None = None) -> ScanSet:
+    """Images and masks in one folder, distinguished by the mask's suffix: ``Case00`` and ``Case00_segmentation``."""
+    files = scan_files(folder)
+    masks = [(mask_id, file) for file in files if (mask_id := without_ending(stem_of(file))) is not None]
+    images = [Found(stem_of(file), file) for file in files if without_ending(stem_of(file)) is None]
+    return match(_numbered(images, masks), masks, name=name or folder.name, folder=folder, layout="beside")
+
+
+def pair_folders(
+    images: Path, masks: Path, name: str | None = None, *, names: Sequence[str] = (), layout: Layout = "folders"
+) -> ScanSet:
+    """Images (files, or one DICOM series in each sub-folder) and masks of the same names in another folder.
+
+    Images that are called ``<case>_0000``, ``<case>_0001`` and so on are the sequences of a case; ``names`` are theirs.
+
+    Raises:
+        DataError: one of the folders does not exist, or DICOM files lie loose in it.
+    """
+    for folder in (images, masks):
+        if not folder.is_dir():
+            raise DataError(f"{folder} is not a folder: name the folder that holds the scans")
+    if images.resolve() == masks.resolve():
+        return pair_beside(images, name)
+    loose = [file for file in visible(images) if file.is_file() and file.suffix.lower() == ".dcm"]
+    if loose:
+        raise DataError(
+            f"{images} holds {len(loose)} loose DICOM file(s) such as {loose[0].name}: "
+            "put the slices of each series into a sub-folder of its own"
+        )
+    series = [entry for entry in visible(images) if entry.is_dir() and any(visible(entry))]
+    found = [Found(stem_of(entry), entry) for entry in sorted([*scan_files(images), *series])]
+    known = {image.case.lower() for image in found}
+    mask_ids = []
+    for file in scan_files(masks):
+        stem = stem_of(file)
+        mask_ids.append((stem if stem.lower() in known else without_ending(stem) or stem, file))
+    found = _numbered(found, mask_ids, several=len(names) > 1)
+    unnumbered = not any(image.key for image in found)
+    return match(
+        found,
+        mask_ids,
+        name=name or images.parent.name,
+        folder=images,
+        layout=layout,
+        names={"": names[0]} if names and unnumbered else {f"{k:04d}": each for k, each in enumerate(names)},
+    )
+
+
+def match(
+    images: Iterable[Found],
+    masks: Iterable[tuple[str, Path]],
+    *,
+    name: str,
+    folder: Path,
+    layout: Layout,
+    keys: Sequence[str] = (),
+    names: dict[str, str] | None = None,
+) -> ScanSet:
+    """Match images and masks by case, ignoring case of letters.
+
+    Args:
+        images: what was found, in any order.
+        masks: case and file.
+        name: the set's name.
+        folder: the set's folder.
+        layout: the set's layout.
+        keys: the sequences that each case must have, in their order; by default all that any case has, sorted.
+        names: key -> name of a sequence, by default the key.
+    """
+    findings: list[Finding] = []
+    of_case: dict[str, dict[str, Found]] = {}
+    for image in images:
+        of_keys = of_case.setdefault(image.case.lower(), {})
+        if image.key in of_keys:
+            findings.append(doubled(image.case, of_keys[image.key].file, image.file))
+        of_keys.setdefault(image.key, image)
+    of_mask: dict[str, tuple[str, Path]] = {}
+    for case, file in masks:
+        if case.lower() in of_mask:
+            findings.append(doubled(case, of_mask[case.lower()][1], file))
+        of_mask.setdefault(case.lower(), (case, file))
+    names = names or {}
+    keys = keys or tuple(names) or tuple(sorted({key for found in of_case.values() for key in found}))
+    single = tuple(keys) in ((), ("",)) and not names
+    sequences = () if single else tuple(names.get(key, key) for key in keys)
+    cases = []
+    for case_key, found in of_case.items():
+        first = next(iter(found.values()))
+        if case_key not in of_mask:
+            wanted = f"{first.case}_segmentation" if layout == "beside" else f"{first.case} in the folder of masks"
+            findings.append(Finding("error", first.file, "has no mask", f"add {wanted}, or remove the image"))
+            continue
+        lacking = [key for key in keys if key not in found]
+        findings += [_lacks(first, key, names.get(key, key), sequences) for key in lacking]
+        unknown = [key for key in found if key not in keys]
+        findings += [_unknown(found[key], sequences) for key in unknown]
+        if not (lacking or unknown):
+            files = tuple(found[key].file for key in keys)
+            cases.append(CaseFiles(first.case, files, of_mask[case_key][1], sequences=sequences))
+    for case_key, (case, file) in of_mask.items():
+        if case_key not in of_case:
+            findings.append(
+                Finding("error", file, f"is a mask without an image {case}", "add the image or remove the mask")
+            )
+    return ScanSet(name, folder, layout, tuple(cases), tuple(findings), sequences)
+
+
+def doubled(case: str, first: Path, second: Path) -> Finding:
+    """Two files are of one case."""
+    where = first.name if first.parent == second.parent else str(first)
+    return Finding("error", second, f"has the id {case}, as has {where}", "rename or remove one of the two")
+
+
+def without_ending(stem: str) -> str | None:
+    """A mask's file name without what tells it from its image; None for a name that is no mask's."""
+    ending = next((ending for ending in MASK_ENDINGS if stem.lower().endswith(ending)), None)
+    return stem[: -len(ending)] if ending else None
+
+
+def visible(folder: Path) -> list[Path]:
+    """Entries of a folder without hidden ones, such as the ``._`` files of macOS archives."""
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith((".", "__MACOSX")))
+
+
+def scan_files(folder: Path) -> list[Path]:
+    """The scans in a folder, by name."""
+    return [entry for entry in visible(folder) if entry.is_file() and suffix_of(entry)]
+
+
+def _numbered(images: Sequence[Found], masks: Sequence[tuple[str, Path]], *, several: bool = False) -> list[Found]:
+    """Take ``P1_0000`` for a sequence of case P1 where there is a mask of P1 and none of ``P1_0000``."""
+    have = {case.lower() for case, _ in masks}
+    found = []
+    for image in images:
+        number = NUMBERED.fullmatch(image.case)
+        own = image.case.lower() in have
+        found.append(
+            Found(number[1], image.file, number[2]) if number and not own and number[1].lower() in have else image
+        )
+    # Files of cases without a mask are of the same form as those of the others.
+    if any(image.key for image in found):
+        found = [
+            Found(number[1], image.file, number[2])
+            if not image.key and (number := NUMBERED.fullmatch(image.case))
+            else image
+            for image in found
+        ]
+    if not several and {image.key for image in found} == {"0000"}:  # one sequence
+        return [Found(image.case, image.file) for image in found]
+    return found
+
+
+def _lacks(image: Found, key: str, name: str, sequences: Sequence[str]) -> Finding:
+    numbered = f" ({image.case}_{key})" if UNNAMED.fullmatch(key) and name != key else ""
+    what = f"is of case {image.case}, which has no sequence {name}{numbered}"
+    mend = "add the file, leave the case out, or name the sequences that all cases have with --sequence"
+    if not sequences:
+        what, mend = f"is of case {image.case}, which has no image", "add the file or leave the case out"
+    return Finding("error", image.file, what, mend)
+
+
+def _unknown(image: Found, sequences: Sequence[str]) -> Finding:
+    what = f"is sequence {image.key or 'without a name'} of case {image.case}, the set has {', '.join(sequences)}"
+    return Finding("error", image.file, what, "remove the file, or name it among the sequences")

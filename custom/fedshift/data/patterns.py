@@ -1,0 +1,89 @@
+"""Scans by pattern, as in BIDS: ``sub-*/anat/*_T2w.nii.gz`` and ``derivatives/**/sub-*_mask.nii.gz``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedshift.data.casefiles import Finding
+from fedshift.data.pairing import Found, ScanSet, doubled, match
+from fedshift.data.scans import stem_of, suffix_of
+from fedshift.schema.errors import DataError
+
+_ENTITIES = re.compile(r"(?:^|[/_])(sub-[A-Za-z0-9]+)(?:[/_](?:[^/]*_)?(ses-[A-Za-z0-9]+))?")
+
+
+def is_pattern(path: Path) -> bool:
+    """Whether a path has wildcards and is not itself there."""
+    return any(character in str(path) for character in "*?[") and not path.exists()
+
+
+def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> ScanSet:
+    """The files that patterns find.
+
+    A file's case is what BIDS calls it (``sub-01``, or ``sub-01_ses-2`` where there are sessions); otherwise what the
+    first ``*`` of the pattern stands for.
+
+    Args:
+        images: sequence -> pattern; one sequence may be unnamed ("").
+        masks: pattern of the masks.
+        base: the folder that relative patterns begin at.
+
+    Raises:
+        DataError: a pattern that finds nothing, or that names no case.
+    """
+    found: list[Found] = []
+    findings: list[Finding] = []
+    for name, pattern in images.items():
+        of_case: dict[str, Path] = {}
+        for case, file in _files(pattern, base):
+            if case.lower() in of_case:
+                findings.append(doubled(case, of_case[case.lower()], file))
+                continue
+            of_case[case.lower()] = file
+            found.append(Found(case, file, name))
+    wanted = _files(masks, base)
+    paired = match(found, wanted, name=base.resolve().name, folder=base, layout="patterns", keys=tuple(images))
+    return ScanSet(paired.name, base, "patterns", paired.cases, (*findings, *paired.findings), paired.sequences)
+
+
+def _files(pattern: str, base: Path) -> list[tuple[str, Path]]:
+    """Case and file of all that a pattern finds, hidden files left out."""
+    absolute = Path(pattern)
+    start, rest = (
+        (Path(absolute.anchor), str(absolute.relative_to(absolute.anchor))) if absolute.anchor else (base, pattern)
+    )
+    stars = _regex(rest)
+    files = []
+    for file in sorted(start.glob(rest)):
+        inside = file.relative_to(start)
+        if any(part.startswith(".") for part in inside.parts) or not (file.is_dir() or suffix_of(file)):
+            continue
+        files.append((_case(inside, stars, pattern), file))
+    if not files:
+        raise DataError(f"{pattern!r} finds no scan below {start}: put the pattern in quotes and look at its folders")
+    return files
+
+
+def _case(inside: Path, stars: re.Pattern[str], pattern: str) -> str:
+    entities = _ENTITIES.search(inside.as_posix())
+    if entities:
+        return "_".join(part for part in entities.groups() if part)
+    matched = stars.fullmatch(inside.as_posix())
+    if matched is None or not matched.groups():
+        raise DataError(f"{pattern!r} has no * that tells one case from another: put one in place of the case's name")
+    return stem_of(Path(matched[1]))
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    """The pattern with a group for each ``*``."""
+    parts = []
+    for part in Path(pattern).parts:
+        if part == "**":
+            parts.append("(?:[^/]+/)*")
+            continue
+        pieces = re.split(r"(\*|\?|\[[^\]]*\])", part)
+        shown = {"*": "([^/]*)", "?": "[^/]"}
+        parts.append("".join(shown.get(p) or (p if p.startswith("[") else re.escape(p)) for p in pieces) + "/")
+    return re.compile("".join(parts).removesuffix("/"))

@@ -1,0 +1,217 @@
+"""A plan as a task file: YAML with the reason for each number in a comment above it, to be read and changed by hand."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from fedshift.federation.planning.plan import Plan
+from fedshift.federation.survey.numbers import quantile, spread
+from fedshift.schema.fingerprint import INSIDE, OUTSIDE, Fingerprint, SurveySpec
+from fedshift.schema.job import TaskSpec
+
+WIDTH = 100
+ROUNDS = 100
+CT = "CT"
+LOW, HIGH = 0.005, 0.995
+"""Quantiles of intensities inside the labels to which nnU-Net clips CT."""
+FOREGROUND = 0.33
+"""nnU-Net's part of the patches that are centred on foreground."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key with its value, which may be entries, and the reason for it."""
+
+    key: str
+    value: Any
+    reason: str = ""
+
+
+def task_file(plan: Plan, pooled: Fingerprint, spec: SurveySpec, *, name: str) -> str:
+    """The text of the file; what it holds is a valid task.
+
+    Args:
+        plan: the plan.
+        pooled: the sum of the sites' fingerprints.
+        spec: the survey.
+        name: the task's name.
+    """
+    text = "".join(f"{line}\n" for line in _lines(_entries(plan, pooled, spec, name)))
+    TaskSpec.parse(yaml.safe_load(text), where="the plan")
+    return _comment(_heading(pooled, spec)) + text
+
+
+def _heading(pooled: Fingerprint, spec: SurveySpec) -> list[str]:
+    phantom = " These are simulated data, no patients." if pooled.kind == "phantom" else ""
+    phantom += f" Simulated: {pooled.simulated}." if pooled.simulated else ""
+    return [
+        f"Planned by 'fedshift survey' from {pooled.surveyed} cases of {len(spec.sites)} sites, by nnU-Net v2's "
+        "published rules (Isensee et al., Nature Methods 2021)." + phantom,
+        "'fedshift job METHODS FILE' reads this file. Each number may be changed; its reason is above it.",
+    ]
+
+
+def _entries(plan: Plan, pooled: Fingerprint, spec: SurveySpec, name: str) -> list[Entry]:
+    why = plan.reasons
+    held_out = [Entry("held_out", list(spec.held_out), "On the map of the survey, not in its plan.")]
+    network = plan.network.options()
+    return [
+        Entry("name", name),
+        Entry("kind", "segmentation"),
+        Entry("dataset", spec.dataset),
+        Entry("sites", list(spec.sites)),
+        *(held_out if spec.held_out else []),
+        Entry("classes", list(pooled.classes), _labels(pooled)),
+        Entry("data", _data(plan, pooled)),
+        Entry(
+            "network",
+            [
+                Entry("name", "monai.DynUNet", "MONAI's version of nnU-Net's network. " + _sentence(why["depth"])),
+                Entry(
+                    "options",
+                    [Entry(key, value, _sentence(why.get(key, ""))) for key, value in network.items()],
+                ),
+            ],
+        ),
+        Entry("loss", "ce_dice", "Cross-entropy and Dice, as nnU-Net."),
+        Entry(
+            "optimizer",
+            {
+                "name": "adamw",
+                "lr": 0.001,
+                "weight_decay": 0.0001,
+                "clip_norm": 12.0,
+                "lr_schedule": {"name": "cosine"},
+            },
+            "Not nnU-Net's, whose SGD is made for 250,000 steps; but the limit of 12 for the gradient's norm is.",
+        ),
+        Entry(
+            "schedule",
+            [
+                Entry(
+                    "rounds", ROUNDS, f"By hand, from the time that there is: {_steps(plan, pooled, len(spec.sites))}."
+                ),
+                Entry("local_epochs", 1),
+                Entry("batch_size", plan.batch, f"{_sentence(why['batch_size'])} {_sentence(why['memory'])}"),
+                Entry("precision", "auto"),
+                Entry("threads", "auto"),
+            ],
+        ),
+    ]
+
+
+def _data(plan: Plan, pooled: Fingerprint) -> list[Entry]:
+    why = plan.reasons
+    spacing = None if plan.spacing is None else list(plan.spacing)
+    context = [Entry("context", 1, "nnU-Net's; 3 adds the neighbouring slices as channels.")] if plan.dims == 2 else []
+    sequences = [Entry("sequences", list(pooled.sequences))] if pooled.sequences else []
+    return [
+        Entry("dims", plan.dims),
+        Entry(
+            "spacing",
+            spacing,
+            f"In mm, of slices, rows and columns. {_sentence(why['spacing'])} {_sentence(why['shape'])}",
+        ),
+        Entry("patch", list(plan.patch), _sentence(why["patch"])),
+        *context,
+        *sequences,
+        *_normalisation(pooled),
+        Entry("samples_per_case", plan.samples, _sentence(why["samples_per_case"])),
+        Entry("foreground", FOREGROUND, "nnU-Net's part of the patches that are centred on foreground."),
+        Entry("augmentation", "strong", "nnU-Net's list."),
+        Entry("overlap", 0.5, "Of the sliding window, as nnU-Net."),
+    ]
+
+
+def _steps(plan: Plan, pooled: Fingerprint, sites: int) -> str:
+    steps = max(1, round(pooled.surveyed / sites * plan.samples / plan.batch))
+    return f"a round is about {steps} steps at a site with the mean number of cases, nnU-Net makes 250,000 in all"
+
+
+def _labels(pooled: Fingerprint) -> str:
+    """How large each class is and how often it occurs."""
+    said = []
+    for name, volume in pooled.volumes.items():
+        size = f", median {quantile(volume.values, 0.5):g} ml" if volume.values else ""
+        said.append(f"{name} in {volume.cases} of {volume.of} cases{size}")
+    return "; ".join(said) + "." if said else ""
+
+
+def _normalisation(pooled: Fingerprint) -> list[Entry]:
+    """How intensities are normalised, with what was found."""
+    found = _found(pooled)
+    if len(pooled.channels) == 1 and CT in re.split(r"\W+", pooled.channels[0].upper()):
+        fixed = _of_foreground(pooled)
+        if fixed is not None:
+            why = (
+                "CT has a unit, so all volumes are clipped to the 0.5 and 99.5 percentiles inside the labels and "
+                "normalised by the mean and standard deviation there (nnU-Net's rule for CT). "
+                f"{found}"
+            )
+            return [Entry("normalise", "fixed", why), Entry("fixed", fixed)]
+    why = f"Each volume to mean 0 and standard deviation 1 (nnU-Net's rule for everything but CT). {found}"
+    return [Entry("normalise", "volume", why.strip())]
+
+
+def _found(pooled: Fingerprint) -> str:
+    """Intensities as they are stored, inside each class and outside."""
+    said = []
+    for sequence, places in pooled.intensities.items():
+        inside = {place: of for place, of in places.items() if place in pooled.classes}
+        if inside and OUTSIDE in places:
+            of_classes = ", ".join(
+                f"{place} {spread(of).mean:.4g} ± {spread(of).deviation:.4g} (the cases' means ± "
+                f"{spread(of).between:.4g})"
+                for place, of in inside.items()
+            )
+            said.append(f"{sequence}, as stored: {of_classes}; outside {spread(places[OUTSIDE]).mean:.4g}.")
+    return " ".join(said)
+
+
+def _of_foreground(pooled: Fingerprint) -> dict[str, float] | None:
+    """Percentiles, mean and standard deviation inside the labels; None if no site told them."""
+    (places,) = pooled.intensities.values() or ({},)
+    inside = places.get(INSIDE) or next((of for place, of in places.items() if place in pooled.classes), None)
+    if inside is None or not inside.values:
+        return None
+    low, high = quantile(inside.values, LOW), quantile(inside.values, HIGH)
+    found = spread(inside)
+    if low >= high or not found.deviation:
+        return None
+    numbers = {"low": low, "high": high, "mean": found.mean, "std": found.deviation}
+    return {key: float(f"{value:.4g}") for key, value in numbers.items()}
+
+
+def _sentence(text: str) -> str:
+    """With a capital letter and a full stop."""
+    return f"{text[0].upper()}{text[1:].removesuffix('.')}." if text else ""
+
+
+def _lines(entries: Sequence[Entry], indent: int = 0) -> Iterator[str]:
+    space = " " * indent
+    for entry in entries:
+        if indent == 0 and (entry.reason or _is_section(entry.value)):
+            yield ""
+        yield from (f"{space}{line}" for line in _comment([entry.reason], WIDTH - indent).splitlines())
+        if _is_section(entry.value):
+            yield f"{space}{entry.key}:"
+            yield from _lines(entry.value, indent + 2)
+        else:
+            value = yaml.safe_dump(entry.value, default_flow_style=True, width=sys.maxsize, sort_keys=False)
+            yield f"{space}{entry.key}: {value.removesuffix('...' + chr(10)).strip()}"
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Entry)
+
+
+def _comment(paragraphs: Sequence[str], width: int = WIDTH) -> str:
+    lines = [line for text in paragraphs if text for line in textwrap.wrap(text, width - 2)]
+    return "".join(f"# {line}\n" for line in lines)

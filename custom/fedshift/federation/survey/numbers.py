@@ -1,0 +1,57 @@
+"""Numbers from a fingerprint's sums: quantiles, means and variances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+
+from fedshift.schema.fingerprint import BINS, LOWEST, STEP, Intensities, Tally
+
+MIDDLES = LOWEST + STEP * (np.arange(BINS) + 0.5)
+"""Middles of the bins of normalised intensities."""
+
+
+def quantile(tally: Tally, q: float) -> float:
+    """The value below which a part ``q`` of the mass is; halfway between two values if it is between them."""
+    values = np.array([value for value, _ in tally])
+    masses = np.array([mass for _, mass in tally])
+    reached = np.cumsum(masses) / masses.sum()
+    index = int(np.searchsorted(reached, q - 1e-12))
+    index = min(index, len(values) - 1)
+    if abs(reached[index] - q) < 1e-12 and index + 1 < len(values):
+        return float((values[index] + values[index + 1]) / 2)
+    return float(values[index])
+
+
+def medians(tallies: Sequence[Tally]) -> list[float]:
+    """The median of each."""
+    return [quantile(tally, 0.5) for tally in tallies]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation of intensities; ``between`` is that of the cases' means."""
+
+    mean: float
+    deviation: float
+    between: float
+
+
+def spread(of: Intensities) -> Spread:
+    """Exact, within and between cases and sites."""
+    mean = of.mean / of.cases
+    return Spread(
+        mean=mean,
+        deviation=sqrt(max(of.square / of.cases - mean**2, 0.0)),
+        between=sqrt(max(of.squared_mean / of.cases - mean**2, 0.0)),
+    )
+
+
+def normalised(of: Intensities) -> np.ndarray:
+    """The histogram of normalised intensities as a distribution; zeros if it is empty."""
+    histogram = np.array(of.normalised)
+    total = histogram.sum()
+    return histogram / total if total else histogram

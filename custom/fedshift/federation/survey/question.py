@@ -1,0 +1,70 @@
+"""Whom a survey asks: the sites of a task, of a job, or of a data set that is prepared on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedshift.data.locate import prepared_datasets, prepared_sites
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.fingerprint import SurveySpec
+from fedshift.schema.job import read_yaml
+from fedshift.schema.strict import nearest
+from fedshift.schema.task_files import Numbered, apps_dir, tasks
+
+YAML = (".yaml", ".yml")
+
+
+def question(what: str, *, sites: Sequence[str] | None = None, held_out: Sequence[str] | None = None) -> SurveySpec:
+    """Whom to ask.
+
+    Args:
+        what: a task's name, a ``.yaml`` file of a task or job, or a data set's name. Of a task file only ``dataset``,
+            ``sites`` and ``held_out`` are read, so that it need not be complete.
+        sites: only these of the sites that are planned for.
+        held_out: these are on the map only.
+
+    Raises:
+        ConfigError: there is no such thing, or no such site.
+    """
+    raw, where = _read(what)
+    raw = raw.get("task", raw)
+    dataset = str(raw.get("dataset") or "")
+    inside, outside = (_names(raw.get(key) or [], where, key) for key in ("sites", "held_out"))
+    everyone = [*inside, *outside]
+    for site in (*(sites or ()), *(held_out or ())):
+        if site not in everyone:
+            raise ConfigError(f"{where} has no site {site!r}{nearest(site, everyone)}")
+    if held_out is not None:
+        inside, outside = [site for site in everyone if site not in held_out], list(held_out)
+    if sites is not None:
+        inside = [site for site in everyone if site in sites and site not in (held_out or ())]
+        outside = [site for site in outside if site not in sites]
+    if not inside:
+        raise ConfigError(f"{where} leaves no site to plan for: name some with --sites")
+    return SurveySpec.parse(
+        {"survey": f"survey_{dataset}", "dataset": dataset, "sites": inside, "held_out": outside}, where=where
+    )
+
+
+def _read(what: str) -> tuple[dict[str, Any], str]:
+    """A task's or job's settings, and how to name them in errors."""
+    if what.endswith(YAML):
+        return read_yaml(Path(what)), what
+    found = prepared_sites(what)
+    if what in tasks():
+        raw = read_yaml(apps_dir() / f"{what}.yaml")
+        return raw, f"apps/{what}.yaml"
+    if found:
+        return {"dataset": what, "sites": found}, f"the prepared data set {what}"
+    known = [*tasks(), *prepared_datasets()]
+    raise ConfigError(f"there is no task and no prepared data set {what!r}{nearest(what, known)}, or a .yaml file")
+
+
+def _names(value: Any, where: str, key: str) -> list[str]:
+    if isinstance(value, dict):
+        return Numbered.parse(value, where=f"{where}: {key}").names
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}: {key!r} must be a list of names")
+    return [str(name) for name in value]

@@ -1,0 +1,98 @@
+"""A site's answer to a survey, under its policy."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+
+from fedshift.data.fingerprint import counts_only, fingerprint, surveyed_cases
+from fedshift.federation.site.privacy.noise import LENGTH, gaussian
+from fedshift.schema.errors import PolicyError
+from fedshift.schema.fingerprint import Fingerprint
+from fedshift.schema.manifest import read_manifest
+from fedshift.schema.policy import Policy, StatisticsNoise
+
+log = logging.getLogger("fedshift")
+
+
+def answer(
+    folder: Path, site: str, policy: Policy | None = None, *, progress: Callable[[str], None] = lambda case: None
+) -> Fingerprint:
+    """What the site tells; counts alone, with the reason, if its policy wants more cases or other kinds.
+
+    Args:
+        folder: the site's prepared folder.
+        site: its name in the federation.
+        policy: its policy; None for the default one.
+        progress: called before each case is read.
+
+    Raises:
+        PolicyError: the policy forbids that the server reads anything of the site's alone.
+        DataError: the folder cannot be surveyed.
+    """
+    policy = policy or Policy()
+    if policy.encryption == "required":
+        raise PolicyError(
+            f"site {site}: its policy wants answers that the server cannot read (privacy.encryption: required), and "
+            "those of a survey are not encrypted: plan without this site, or ask it"
+        )
+    least = max(policy.min_cases, policy.survey_cases)
+    cases = len(surveyed_cases(read_manifest(folder)))
+    why = ""
+    if "statistics" not in policy.allow:
+        why = "its policy does not allow statistics (privacy.allow)"
+    elif cases < least:
+        why = f"it has fewer cases than its policy wants for that (privacy.survey_cases, privacy.min_cases: {least})"
+    elif policy.weights is not None and policy.statistics is None:
+        why = "its policy puts noise on the network and none on statistics (privacy.weights)"
+    if why:
+        log.info("site %s: the survey gets counts only: %s", site, why)
+        return _named(counts_only(folder, why=why), site)
+    found = _named(fingerprint(folder, least=least, scanners=policy.scanners, progress=progress), site)
+    return found if policy.statistics is None else with_noise(found, policy.statistics)
+
+
+def with_noise(found: Fingerprint, noise: StatisticsNoise) -> Fingerprint:
+    """Only the histograms of normalised intensities of whole volumes, with Gaussian noise on every bin.
+
+    A case has a share of 1 in a histogram, so replacing it moves one by at most √2 and n together by √(2n), in L2
+    norm. Nothing else of a fingerprint is bounded like this by itself, so it stays at the site. The noise comes from
+    random bytes that are thrown away: asked again, the site answers with other noise, and spends as much again.
+    """
+    from fedshift.federation.site.privacy.gate import Budget  # imports torch and scipy, needed with noise only
+    from fedshift.schema.fingerprint import ALL, Intensities
+
+    budget = Budget(noise, once=1, per_round=0, rounds=1)
+    deviation = budget.multiplier * sqrt(2 * len(found.intensities))
+    log.info(
+        "site %s: survey with noise of deviation %.3g a bin: ε = %.3g at δ = %g",
+        *(found.site, deviation, budget.total, noise.delta),
+    )
+    key = secrets.token_bytes(LENGTH)
+    noisy: dict[str, dict[str, Intensities]] = {}
+    for sequence, places in found.intensities.items():
+        histogram = np.array(places[ALL].normalised)
+        drawn = gaussian(key + sequence.encode(), histogram.shape)
+        noisy[sequence] = {
+            ALL: Intensities(
+                cases=found.surveyed,
+                mean=0.0,
+                square=0.0,
+                squared_mean=0.0,
+                values=(),
+                normalised_mean=0.0,
+                normalised=tuple(np.maximum(histogram + deviation * drawn, 0.0).tolist()),
+            )
+        }
+    kept = {"site", "dataset", "kind", "simulated", "cases", "classes", "sequences", "annotated", "surveyed"}
+    return Fingerprint.model_validate({**found.model_dump(include=kept), "noise": deviation, "intensities": noisy})
+
+
+def _named(found: Fingerprint, site: str) -> Fingerprint:
+    """Under the name that the federation has for the site, which need not be its folder's."""
+    return found.model_copy(update={"site": site})

@@ -1,0 +1,174 @@
+"""What is special about the bundle of a model that works on patches: its script, its configuration, its description."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import fedshift
+from fedshift.data import arrays, voxels
+from fedshift.inference.model import Model
+from fedshift.tasks import precision
+from fedshift.tasks.evaluation import components
+from fedshift.tasks.segmentation import volumes, windows
+
+SCRIPT = "patchwise"
+"""Name of the script's module."""
+COPIED_FUNCTIONS = (
+    arrays.resize_weights,
+    arrays.resize_axis,
+    voxels.normalised,
+    voxels.shape_at,
+    voxels.resized,
+    voxels.network_volume,
+    windows.mirrors,
+    windows.sliding,
+    components.largest_components,
+    volumes.as_images,
+    volumes.neighbours,
+    volumes.as_volume,
+    volumes.classes_of,
+    volumes.segment,
+    precision.uses_bf16,
+    precision.autocast,
+    precision.arrange,
+)
+"""Functions copied into the bundle's script. They may call only each other, numpy, torch, MONAI and SciPy."""
+COPIED_CONSTANTS = {
+    "QUANTILES": voxels.QUANTILES,
+    "MOST_DEVIATIONS": voxels.MOST_DEVIATIONS,
+    "MOST_PLAIN": voxels.MOST_PLAIN,
+    "AT_ONCE": windows.AT_ONCE,
+}
+SCRIPT_HEADER = '''"""Segment scans by patches. fedshift {version}; Apache License 2.0, see LICENSE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from scipy import ndimage
+from torch import Tensor
+
+Precision = Literal["fp32", "bf16", "auto"]
+Normalise = Literal["volume", "percentile", "fixed", "none"]
+EVERY_NEIGHBOUR = np.ones((3, 3, 3), bool)
+'''
+SCRIPT_INFERER = '''
+class PatchInferer:
+    """A MONAI inferer: maps the sequences of a scan (1, S, X, Y, Z) in RAS orientation to classes (1, 1, X, Y, Z)."""
+
+    def __init__(self, *, precision: Precision, sequences: int, **options: Any) -> None:
+        self._precision, self._sequences, self._options = precision, sequences, options
+
+    def __call__(
+        self, inputs: Tensor, spacing: Sequence[float], network: Callable[[Tensor], Tensor], device: torch.device
+    ) -> Tensor:
+        if inputs.dim() != 5 or inputs.shape[:2] != (1, self._sequences):
+            raise ValueError(f"expected one scan (1, {self._sequences}, X, Y, Z), got {tuple(inputs.shape)}")
+        if not torch.isfinite(inputs).all():
+            raise ValueError("the scan contains NaN or infinite voxels")
+
+        def forward(x: Tensor) -> Tensor:
+            with autocast(self._precision, device):
+                return network(arrange(x, self._precision, device))
+
+        volume = inputs[0].cpu().numpy().transpose(0, 3, 2, 1)
+        classes = segment(volume, tuple(spacing)[::-1], forward, **self._options)
+        return torch.from_numpy(np.ascontiguousarray(classes.transpose(2, 1, 0)).astype(np.float32))[None, None]
+
+
+def segment_files(
+    files: list[str] | list[list[str]],
+    preprocessing: Callable[[Any], Any],
+    network: Callable[[Tensor], Tensor],
+    inferer: PatchInferer,
+    postprocessing: Callable[[Any], Any],
+    device: torch.device,
+) -> None:
+    """Segment the scans one by one and save the masks."""
+    if not files:
+        raise ValueError("no scans found: set dataset_dir to a folder of .nii.gz files, or datalist to a list of files")
+    for file in files:
+        data = preprocessing({"image": file})
+        image = data["image"]
+        spacing = [float(length) for length in image.pixdim]
+        classes = inferer(torch.as_tensor(image)[None], spacing, network, device)[0]
+        data["image"] = image[:1]
+        data["pred"] = data["image"].clone()
+        data["pred"][:] = classes
+        postprocessing(data)
+        print(f"{file}: {int((classes > 0).sum())} voxels")
+'''
+
+
+def script() -> str:
+    """The source of ``scripts/patchwise.py``."""
+    constants = "".join(f"{name} = {value!r}\n" for name, value in COPIED_CONSTANTS.items())
+    functions = "\n\n".join(inspect.getsource(function) for function in COPIED_FUNCTIONS)
+    return f"{SCRIPT_HEADER.format(version=fedshift.__version__)}\n{constants}\n\n{functions}\n{SCRIPT_INFERER}"
+
+
+def inferer(model: Model) -> dict[str, Any]:
+    """The inferer in MONAI's configuration."""
+    assert model.patches is not None
+    options = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in model.patches.inference().items()
+    }
+    return {
+        "_target_": "scripts.patchwise.PatchInferer",
+        "precision": model.header.job.task.schedule.precision,
+        "sequences": max(len(model.sequences), 1),
+        **options,
+    }
+
+
+def datalist(model: Model) -> str:
+    """The expression for the list of scans; with several sequences a list of files for each."""
+    if len(model.sequences) < 2:
+        return "$sorted(glob.glob(os.path.join(@dataset_dir, '*.nii.gz')))"
+    return (
+        "$[[first[:-12] + f'_{number:04d}.nii.gz' for number in range(" + str(len(model.sequences)) + ")] "
+        "for first in sorted(glob.glob(os.path.join(@dataset_dir, '*_0000.nii.gz')))]"
+    )
+
+
+def described(model: Model) -> dict[str, Any]:
+    """What the metadata say about images."""
+    assert model.patches is not None
+    data, sequences = model.data, model.sequences or ("the image",)
+    size = " x ".join(map(str, data["patch"]))
+    context = data["context"]
+    channels = [
+        name if context == 1 else f"{name}, slice {offset - context // 2:+d}"
+        for name in sequences
+        for offset in range(context)
+    ]
+    files = "one volume as a NIfTI file"
+    if len(sequences) > 1:
+        named = ", ".join(f"`_{number:04d}` for {name}" for number, name in enumerate(sequences))
+        files = f"the NIfTI files of a case on one grid, whose names end in {named}"
+    return {
+        "what": f"in patches of {size} voxels",
+        "image": f"{', '.join(sequences)}, normalised ({data['normalise']})",
+        "channels": channels,
+        "range": list(model.task.intensities),
+        "patch": True,
+        "needs": ", `scipy`",
+        "input": files,
+        "steps": f"""\
+The scan is reoriented to RAS, each sequence normalised (`{data["normalise"]}`) and resampled to {_spacing(data)}.
+MONAI's sliding window of {size} voxels with Gaussian weights gives probabilities, which are resampled to the scan's
+grid, where the most probable class is taken. The code is in `scripts/patchwise.py`.""",
+    }
+
+
+def _spacing(data: dict[str, Any]) -> str:
+    if data["spacing"] is None:
+        return "its own voxels"
+    lengths = " x ".join("own" if length is None else f"{length:g}" for length in data["spacing"])
+    return f"voxels of {lengths} mm (along z, y, x)"

@@ -1,0 +1,78 @@
+"""Augmentation of patches, in 2D and 3D: ``data.augmentation: none | light | strong | [{name, options}, …]``.
+
+`make_augmentation` gives one object for a task. It takes batches that are larger than the patch by `margin`, so that
+rotated and scaled patches have real voxels in their corners, and gives patches. Every number is drawn from the
+sample's own seed: batch size, workers and processes change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.strict import nearest
+from fedshift.tasks.augmentation.listed import Listed
+from fedshift.tasks.augmentation.presets import PRESETS
+from fedshift.tasks.augmentation.whole_batches import WholeBatches
+
+NONE = "none"
+Spec = str | Sequence[Mapping[str, Any]]
+"""``none``, a preset's name, or a list of MONAI's transforms."""
+
+
+class Augmentation(Protocol):
+    """Changes batches."""
+
+    margin: tuple[int, ...]
+    """How many voxels more than the patch a sample must have, on each axis, in all (half on each side)."""
+
+    def __call__(self, images: Tensor, labels: Tensor, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """Augment a batch.
+
+        Args:
+            images: (B, C, *spatial) float32, with spatial sides of the patch and `margin`, on any device.
+            labels: (B, *spatial) of a whole-number type.
+            seeds: (B,) int64 on the CPU; a sample's numbers depend on its seed alone.
+
+        Returns:
+            images (B, C, *patch) and labels (B, *patch) of the same types.
+        """
+        ...
+
+
+def make_augmentation(
+    spec: Spec, *, dims: int, patch: Sequence[int], sequences: int = 1, mirror: Sequence[int] | None = None
+) -> Augmentation | None:
+    """The augmentation that a task names; None for ``none``.
+
+    Args:
+        spec: ``none``, ``light``, ``strong``, or a list of ``{name: monai.RandGaussianNoise, options: {prob: 0.2}}``.
+        dims: 2 or 3.
+        patch: sides of a patch.
+        sequences: how many sequences the channels are of, in equal parts; intensities change for each by itself, and
+            alike for the neighbouring slices of one.
+        mirror: axes that a preset may mirror, from 0; None for all. Leave out left and right where classes differ in
+            the side.
+
+    Raises:
+        ConfigError: no such preset or transform, or an option that does not exist or does not fit.
+    """
+    if len(patch) != dims:
+        raise ConfigError(
+            f"data.patch has {len(patch)} sides and data.dims is {dims}: give one side for each dimension"
+        )
+    if isinstance(spec, str):
+        if spec == NONE:
+            return None
+        if spec not in PRESETS:
+            raise ConfigError(
+                f"there is no augmentation {spec!r}{nearest(spec, [NONE, *PRESETS])}; or a list of MONAI's transforms"
+            )
+        axes = tuple(range(dims)) if mirror is None else tuple(mirror)
+        if any(axis not in range(dims) for axis in axes):
+            raise ConfigError(f"axes to mirror are some of 0 to {dims - 1}, not {list(axes)}")
+        return WholeBatches(PRESETS[spec], patch=tuple(patch), sequences=sequences, mirror=axes)
+    return Listed(spec, patch=patch)

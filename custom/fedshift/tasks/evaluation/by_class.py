@@ -1,0 +1,83 @@
+"""Scores of several classes over cases: each class's, and the mean over classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from fedshift.schema.evaluation import Distribution
+from fedshift.tasks.evaluation.overlap import dice
+from fedshift.tasks.evaluation.spread import distribution
+from fedshift.tasks.evaluation.surfaces import MAX_MILLIMETRES, surface_scores
+
+MAX_MILLILITRES = 1e6
+MICROLITRES = 1000.0
+"""Cubic millimetres in a millilitre."""
+RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "dice": (0, 1),
+        "hd95": (0, MAX_MILLIMETRES),
+        "asd": (0, MAX_MILLIMETRES),
+        "surface_dice": (0, 1),
+        "volume_difference": (0, MAX_MILLILITRES),
+    }
+)
+"""The scores of a class and their ranges; distances in mm, differences of volumes in ml."""
+
+
+def of_class(score: str, name: str) -> str:
+    """A score's name for one class."""
+    return f"{score} {name}"
+
+
+def names(score: str, classes: Sequence[str]) -> list[str]:
+    """A score and what it is called for each foreground class, of which there must be several."""
+    return [score, *(of_class(score, name) for name in classes if len(classes) > 1)]
+
+
+def dice_by_class(predicted: np.ndarray, reference: np.ndarray, n_classes: int) -> np.ndarray:
+    """Dice of every foreground class, (K - 1,), of two arrays of classes."""
+    counts = [
+        np.bincount(values.ravel(), minlength=n_classes)[1:].astype(np.float64)
+        for values in (reference[predicted == reference], predicted, reference)
+    ]
+    return dice(*counts)
+
+
+def scores_of(
+    predicted: np.ndarray, reference: np.ndarray, spacing: Sequence[float], *, tolerance: float
+) -> dict[str, float]:
+    """Every score of `RANGES` of two masks (z, y, x) bool; ``spacing`` and ``tolerance`` in mm."""
+    overlap, found, there = (np.array(np.count_nonzero(mask)) for mask in (predicted & reference, predicted, reference))
+    hausdorff, mean, surface = surface_scores(predicted, reference, spacing, tolerance=tolerance)
+    return {
+        "dice": float(dice(overlap, found, there)),
+        "hd95": hausdorff,
+        "asd": mean,
+        "surface_dice": surface,
+        "volume_difference": abs(int(found) - int(there)) * float(np.prod(spacing)) / MICROLITRES,
+    }
+
+
+def distributions(
+    cases: Sequence[Mapping[str, Mapping[str, float]]], classes: Sequence[str], *, seed: int, share_cases: bool
+) -> dict[str, Distribution]:
+    """Of every score over cases, of the mean over classes and of each class.
+
+    Args:
+        cases: class -> score -> value of each case, all with the same classes.
+        classes: the task's foreground classes.
+        seed: of the bootstrap.
+        share_cases: whether scores of single cases may leave.
+    """
+    found: dict[str, Distribution] = {}
+    for score in RANGES:
+        of = {name: [case[name][score] for case in cases] for name in cases[0]}
+        values = {score: np.mean(list(of.values()), axis=0), **{of_class(score, name): of[name] for name in of}}
+        kept = names(score, classes)
+        for name in kept:
+            if name in values:
+                found[name] = distribution(values[name], seed=seed, share_cases=share_cases)
+    return found

@@ -1,0 +1,264 @@
+"""Segmentation losses by name: FedFA's two, and those of ``monai.losses`` (``loss: {name: monai.DiceCELoss, …}``).
+
+A loss takes logits (B, K, *spatial) and a target: classes (B, *spatial) int64, or shares of the classes
+(B, K, *spatial), which methods that mix samples make. What is common to all of them:
+
+- **Deep supervision.** A list of logits from fine to coarse (`fedshift.tasks.networks.monai.Segmenter`) is weighted
+  1, 1/2, 1/4 …, normalised to a sum of 1, as in nnU-Net; the target is sampled at the coarser voxels' centres. Unlike
+  nnU-Net, which leaves out the coarsest, all outputs that the network gives count.
+- **Classes that a site has not outlined** (``annotated``) may be anywhere in what its masks call background. Their
+  probabilities are added to the background's, before any loss (marginal loss: Fang and Yan, TMI 2020; Shi et al.,
+  Medical Image Analysis 2021), by the logarithm of the sum of exponentials over their logits and the background's.
+- **Precision**: float32 (float64 stays), whatever the network computes in.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.strict import nearest
+from fedshift.tasks.precision import precise
+
+SMOOTH = 1e-5
+PREFIX = "monai."
+
+Logits = Tensor | Sequence[Tensor]
+"""What a network gives: logits, or in training with deep supervision a list of them from fine to coarse."""
+Base = Callable[[Tensor, Tensor], Tensor]
+"""A loss of one pair of logits and target."""
+
+
+def main(logits: Logits) -> Tensor:
+    """The logits at full size, which methods see."""
+    return logits if isinstance(logits, Tensor) else logits[0]
+
+
+def dice_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """1 − mean over classes of the soft Dice over the whole batch (FedFA's loss; background included).
+
+    ``logits`` (B, K, *spatial); ``target`` (B, *spatial) int64 or soft (B, K, *spatial).
+    """
+    probability = logits.softmax(1)
+    target = shares(target, logits.shape[1]).to(probability.dtype)
+    dims = (0, *range(2, logits.dim()))
+    overlap = (probability * target).sum(dims)
+    dice = (2 * overlap + SMOOTH) / (probability.sum(dims) + target.sum(dims) + SMOOTH)
+    return 1 - dice.mean()
+
+
+def ce_dice_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """(cross-entropy + Dice loss) / 2 (FedFA)."""
+    return (functional.cross_entropy(logits, target) + dice_loss(logits, target)) / 2
+
+
+def shares(target: Tensor, n_classes: int) -> Tensor:
+    """Classes (B, *spatial) as (B, K, *spatial); shares stay as they are."""
+    return target if target.is_floating_point() else functional.one_hot(target, n_classes).movedim(-1, 1)
+
+
+OWN: Mapping[str, Base] = {"ce_dice": ce_dice_loss, "dice": dice_loss}
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """A loss of ``monai.losses``.
+
+    ``given``: options that follow from the task. ``soft``: whether targets may be shares of classes. ``marginal``:
+    whether it is of the softmax's probabilities alone, so that classes can be added up.
+    """
+
+    given: Mapping[str, Any]
+    soft: bool = True
+    marginal: bool = True
+
+
+SOFTMAX = {"softmax": True}
+ALLOWED: Mapping[str, Allowed] = {
+    "DiceLoss": Allowed(SOFTMAX),
+    "DiceCELoss": Allowed(SOFTMAX),
+    "DiceFocalLoss": Allowed(SOFTMAX, marginal=False),
+    "FocalLoss": Allowed({"use_softmax": True}),
+    "GeneralizedDiceLoss": Allowed(SOFTMAX),
+    "GeneralizedDiceFocalLoss": Allowed(SOFTMAX, marginal=False),
+    "HausdorffDTLoss": Allowed(SOFTMAX, soft=False),
+    "LogHausdorffDTLoss": Allowed(SOFTMAX, soft=False),
+    "TverskyLoss": Allowed(SOFTMAX),
+}
+WITHHELD = frozenset({"self", "to_onehot_y", "sigmoid", "softmax", "use_softmax", "other_act", "reduction"})
+"""What the task decides, or is not plain data."""
+OF_CLASSES = frozenset({"weight", "alpha"})
+"""Options that may have one number for each class."""
+
+
+def available() -> list[str]:
+    """Names of all losses."""
+    return [*OWN, *(PREFIX + name for name in ALLOWED)]
+
+
+def check_mixes(name: str, method: str) -> None:
+    """Refuse a method that mixes samples where the loss takes one class for each voxel.
+
+    Raises:
+        ConfigError: it does.
+    """
+    allowed = ALLOWED.get(name.removeprefix(PREFIX))
+    if allowed is not None and not allowed.soft:
+        raise ConfigError(
+            f"method {method}: it mixes the classes of voxels, and loss {name} takes one class for each: take "
+            f"{PREFIX}DiceCELoss, or leave {method} out"
+        )
+
+
+class Loss:
+    """A scalar for a batch; see the module. ``soft`` says whether targets may be shares of classes."""
+
+    def __init__(self, name: str, base: Base, *, soft: bool, n_classes: int, annotated: tuple[int, ...] | None) -> None:
+        """``annotated``: foreground classes that are outlined, None for all."""
+        self.name, self.soft = name, soft
+        self._base, self._n_classes, self._annotated = base, n_classes, annotated
+
+    def __call__(self, logits: Logits, target: Tensor) -> Tensor:
+        """The loss, in float32 or float64."""
+        if target.is_floating_point() and not self.soft:
+            raise ConfigError(
+                f"loss {self.name} takes one class for each voxel, and a method of this job mixes them: take "
+                f"{PREFIX}DiceCELoss, or leave the method out"
+            )
+        if isinstance(logits, Tensor):
+            return self._one(logits, target)
+        weights = [0.5**number for number in range(len(logits))]
+        losses = [self._one(one, _at(target, one.shape[2:])) for one in logits]
+        parts = [weight / sum(weights) * loss for weight, loss in zip(weights, losses, strict=True)]
+        return torch.stack(parts).sum()
+
+    def _one(self, logits: Tensor, target: Tensor) -> Tensor:
+        logits = precise(logits)
+        if self._annotated is not None:
+            logits, target = marginal(logits, target, annotated=self._annotated)
+        return self._base(logits, target)
+
+
+def marginal(logits: Tensor, target: Tensor, *, annotated: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Logits and target of background and the annotated classes; all other classes are part of the background.
+
+    The softmax of the new logits (B, 1 + A, *spatial) is the sum of the old one's over the classes put together.
+    """
+    n_classes = logits.shape[1]
+    kept = list(annotated)
+    rest = [number for number in range(n_classes) if number not in kept]
+    merged = torch.cat([logits[:, rest].logsumexp(1, keepdim=True), logits[:, kept]], 1)
+    if target.is_floating_point():
+        return merged, torch.cat([target[:, rest].sum(1, keepdim=True), target[:, kept]], 1)
+    places = torch.zeros(n_classes, dtype=target.dtype, device=target.device)
+    places[kept] = torch.arange(1, len(kept) + 1, dtype=target.dtype, device=target.device)
+    return merged, places[target]
+
+
+def _at(target: Tensor, size: Sequence[int]) -> Tensor:
+    """A target at a coarser size: the value at the centre of each voxel."""
+    spatial = target.shape[-len(size) :]
+    for axis, (whole, part) in enumerate(zip(spatial, size, strict=True), start=target.dim() - len(size)):
+        if whole != part:
+            centres = (torch.arange(part, device=target.device) * 2 + 1) * whole // (2 * part)
+            target = target.index_select(axis, centres)
+    return target
+
+
+def make_loss(name: str, options: Mapping[str, Any], *, n_classes: int, annotated: Sequence[int] | None = None) -> Loss:
+    """A loss by name.
+
+    Args:
+        name: one of `available`.
+        options: MONAI's own, as plain data; activation, one-hot coding and reduction are set here.
+        n_classes: with background.
+        annotated: the foreground classes (their indices, from 1) that the site's masks outline; None for all.
+
+    Raises:
+        ConfigError: no such loss or option, a number of weights that is not the number of classes, no annotated
+            class, or a loss that cannot leave classes out.
+    """
+    if name not in available():
+        raise ConfigError(f"there is no loss {name!r}{nearest(name, available())}")
+    if annotated is not None:
+        annotated = tuple(sorted(set(annotated)))
+        if not annotated or annotated[0] < 1 or annotated[-1] >= n_classes:
+            raise ConfigError(
+                f"loss {name}: annotated classes are some of 1 to {n_classes - 1}, not {list(annotated) or 'none'}"
+            )
+    partial = None if annotated is None or len(annotated) == n_classes - 1 else tuple(annotated)
+    if name in OWN:
+        if options:
+            raise ConfigError(f"loss {name} has no options: leave out {', '.join(options)}, or take {PREFIX}DiceCELoss")
+        return Loss(name, OWN[name], soft=True, n_classes=n_classes, annotated=partial)
+    allowed = ALLOWED[name.removeprefix(PREFIX)]
+    if partial is not None and not allowed.marginal:
+        raise ConfigError(
+            f"loss {name} cannot leave classes out, since it is not of the softmax's probabilities alone, and a site "
+            f"annotates {len(partial)} of {n_classes - 1} classes: take {PREFIX}DiceCELoss"
+        )
+    base = _monai(name, options, allowed, n_classes=n_classes, annotated=partial)
+    return Loss(name, base, soft=allowed.soft, n_classes=n_classes, annotated=partial)
+
+
+def _monai(
+    name: str, options: Mapping[str, Any], allowed: Allowed, *, n_classes: int, annotated: tuple[int, ...] | None
+) -> Base:
+    module = importlib.import_module("monai.losses")
+    if not hasattr(module, name.removeprefix(PREFIX)):
+        raise ConfigError(f"loss {name} is not in the MONAI that is installed: install a newer one")
+    cls = getattr(module, name.removeprefix(PREFIX))
+    parameters = inspect.signature(cls.__init__).parameters
+    known = [key for key in parameters if key not in WITHHELD]
+    chosen: dict[str, Any] = {}
+    for key, value in options.items():
+        if key in WITHHELD:
+            raise ConfigError(f"loss {name}: {key} follows from the task: leave it out of loss.options")
+        if key not in known:
+            raise ConfigError(f"loss {name}: unknown option {key!r}{nearest(key, known)}")
+        chosen[key] = _value(name, key, value, n_classes, options.get("include_background", True), annotated)
+    try:
+        hard = cls(**chosen, **allowed.given, to_onehot_y=True)
+        soft = cls(**chosen, **allowed.given, to_onehot_y=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"loss {name}: no such loss can be made with options {dict(options)} ({error})") from None
+    return _Monai(hard, soft)
+
+
+def _value(name: str, key: str, value: Any, n_classes: int, background: bool, annotated: tuple[int, ...] | None) -> Any:
+    """An option as MONAI takes it: numbers for each class as a tensor, without those of classes that are left out."""
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    if not isinstance(value, list | tuple) or not all(isinstance(one, int | float) for one in value):
+        raise ConfigError(f"loss {name}: option {key} must be a number, a word or a list of numbers")
+    first = 0 if background or name == f"{PREFIX}DiceCELoss" else 1  # DiceCE's cross-entropy has all classes
+    if key in OF_CLASSES and len(value) != n_classes - first:
+        raise ConfigError(
+            f"loss {name}: {key} must have {n_classes - first} numbers, one for each class, not {len(value)}"
+        )
+    if key not in OF_CLASSES:
+        return tuple(value)
+    kept = range(first, n_classes) if annotated is None else (*range(first, 1), *annotated)
+    return torch.tensor([float(value[number - first]) for number in kept])
+
+
+class _Monai:
+    """A loss of MONAI for classes, and the same for shares of classes."""
+
+    def __init__(self, hard: nn.Module, soft: nn.Module) -> None:
+        self._hard, self._soft = hard, soft
+
+    def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
+        if target.is_floating_point():
+            loss: Tensor = self._soft.to(logits)(logits, target.to(logits.dtype))
+        else:
+            loss = self._hard.to(logits)(logits, target[:, None])
+        return loss

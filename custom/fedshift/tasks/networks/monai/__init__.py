@@ -1,0 +1,165 @@
+"""Segmentation networks of ``monai.networks.nets``, by name: ``network: {name: monai.DynUNet, options: {…}}``.
+
+The network is a subclass of MONAI's, so that its arrays have MONAI's own names: weights go between MONAI and fedshift
+as they are. It adds what fedshift needs: encoder stages, found by a trial (`fedshift.tasks.trial`), and one kind of
+output, whatever MONAI's network gives.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.strict import nearest
+from fedshift.tasks import trial
+from fedshift.tasks.networks.monai.allowed import ALLOWED, Allowed
+from fedshift.tasks.stages import Stage
+
+PREFIX = "monai."
+
+
+def names() -> list[str]:
+    """Names that a job may use."""
+    return [PREFIX + name for name in ALLOWED]
+
+
+class Segmenter(nn.Module):
+    """What is added to a network of MONAI.
+
+    In evaluation, ``net(x)`` are logits (B, K, *spatial). In training they may be a list: the logits, then those of
+    deep supervision from fine to coarse, which `fedshift.tasks.losses` takes.
+    """
+
+    in_channels: int
+    main_last: bool
+    trial_size: tuple[int, ...]
+    _found: tuple[trial.Found, ...] | None = None
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Encoder stages, fine to coarse; found by `fedshift.tasks.trial.find_stages`, and empty if there are none."""
+        if self._found is None:
+            self._found = trial.find_stages(self, self.trial_size)
+        return tuple(found.of(self) for found in self._found)
+
+    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
+        """Logits, or in training with deep supervision a list of them."""
+        output = super().forward(x)  # of MONAI's class, the next of the bases
+        heads = _flat(output, x)
+        if self.main_last:
+            heads = heads[::-1]
+        kept = getattr(self, "heads", None)
+        if isinstance(kept, list):  # DynUNet keeps its heads and blows them up to full size: take them as they were
+            if len(heads) > 1:
+                heads = [heads[0], *kept]
+            kept[:] = [torch.empty(0)] * len(kept)  # a network that holds a graph's tensors cannot be copied
+        return heads if self.training and len(heads) > 1 else heads[0]
+
+
+def _flat(output: Any, x: Tensor) -> list[Tensor]:
+    """One tensor, several, or several stacked in dimension 1, as a list."""
+    if isinstance(output, Tensor):
+        return list(output.unbind(1)) if output.dim() > x.dim() else [output]
+    return list(output)
+
+
+def build(
+    name: str,
+    options: dict[str, Any],
+    *,
+    in_channels: int,
+    n_classes: int,
+    spatial_dims: int,
+    patch: Sequence[int] | None,
+) -> nn.Module:
+    """A network of MONAI, from its name with `PREFIX`. The caller seeds.
+
+    Raises:
+        ConfigError: the name is not in the list, the installed MONAI lacks the network, or an option does not exist.
+    """
+    if name not in names():
+        raise ConfigError(f"there is no network {name!r}{nearest(name, names())}")
+    short = name.removeprefix(PREFIX)
+    allowed, cls = ALLOWED[short], _class(short)
+    given: dict[str, Any] = {"in_channels": in_channels, "out_channels": n_classes, "spatial_dims": spatial_dims}
+    parameters = inspect.signature(cls.__init__).parameters
+    own = {"self", *given, allowed.patch}
+    known = [key for key in parameters if key not in own | allowed.withheld]
+    for key, value in options.items():
+        if key in own:
+            raise ConfigError(f"network {name}: {key} follows from the task: leave it out of network.options")
+        if key not in known:
+            raise ConfigError(f"network {name}: unknown option {key!r}{nearest(key, known)}")
+        if not _plain(value):
+            raise ConfigError(f"network {name}: option {key} must be numbers, words or lists of them")
+    if allowed.patch is not None:
+        given[allowed.patch] = _fixed(name, allowed, patch)
+    plain = {key: _tuples(value) for key, value in options.items()}
+    chosen = {**allowed.defaults(spatial_dims, plain), **plain}
+    made = type(short, (Segmenter, cls), {"__module__": __name__})
+    net = _made(made, name, {**given, **chosen})
+    net.in_channels, net.main_last = in_channels, allowed.main_last
+    net.trial_size = tuple(patch) if allowed.patch and patch else trial.trial_size(spatial_dims)
+    return net
+
+
+def _class(short: str) -> type[nn.Module]:
+    nets = importlib.import_module("monai.networks.nets")
+    if not hasattr(nets, short):
+        version = importlib.import_module("monai").__version__
+        there = ", ".join(PREFIX + one for one in ALLOWED if hasattr(nets, one))
+        raise ConfigError(
+            f"network {PREFIX}{short}: MONAI {version} is installed and does not have it: install monai>="
+            f"{ALLOWED[short].since}, or take another of {there}"
+        )
+    cls: type[nn.Module] = getattr(nets, short)
+    return cls
+
+
+def _made(cls: type[Segmenter], name: str, arguments: dict[str, Any]) -> Segmenter:
+    """An instance; on the meta device by way of the CPU, where a constructor reads values."""
+    try:
+        return cls(**arguments)
+    except ImportError as error:
+        missing = re.search(r"No module named '([\w.]+)'", str(error))
+        package = missing[1].partition(".")[0] if missing else "a package that MONAI leaves optional"
+        raise ConfigError(f"network {name} needs {package}: pip install {package}, at every site") from None
+    except RuntimeError:
+        if torch.get_default_device().type != "meta":
+            raise
+        with torch.device("cpu"):
+            return cls(**arguments).to("meta")
+
+
+def _fixed(name: str, allowed: Allowed, patch: Sequence[int] | None) -> tuple[int, ...]:
+    if patch is None:
+        raise ConfigError(f"network {name} is made for one size of patch: set data.patch")
+    unit = allowed.multiple
+    near = [max(int(side / unit + 0.5), 1) * unit for side in patch]
+    if near != list(patch):
+        given = " x ".join(map(str, patch))
+        raise ConfigError(
+            f"network {name}: each side of a patch must be a multiple of {unit}, not {given}; the "
+            f"nearest that fits is {' x '.join(map(str, near))}: set data.patch=[{', '.join(map(str, near))}]"
+        )
+    return tuple(patch)
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _plain(one) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _tuples(value: Any) -> Any:
+    """Lists as tuples, which some of MONAI's networks insist on."""
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

@@ -1,0 +1,1 @@
+"""Segmentation: slices as in the papers, and patches of any number of classes, sequences and dimensions."""

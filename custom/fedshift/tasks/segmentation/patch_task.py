@@ -1,0 +1,272 @@
+"""Segmentation by patches: any number of classes and sequences, in 2D or 3D, with MONAI's sliding window."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedshift.data.counts import STEP
+from fedshift.data.resampled import FORMAT
+from fedshift.data.voxels import intensity_range, network_volume, shape_at
+from fedshift.schema.errors import DataError
+from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.job import JobSpec
+from fedshift.tasks.augmentation import make_augmentation
+from fedshift.tasks.base import SiteData, Subset, initial_network, selecting, sizes
+from fedshift.tasks.evaluation.by_class import RANGES, dice_by_class, distributions, names, scores_of
+from fedshift.tasks.evaluation.calibration import Calibration
+from fedshift.tasks.evaluation.overlap import box_of
+from fedshift.tasks.evaluation.spread import FEWEST
+from fedshift.tasks.losses import Logits, make_loss
+from fedshift.tasks.segmentation.patches import DataSpec, Patches
+from fedshift.tasks.segmentation.volumes import as_images, as_volume, classes_of, segment
+from fedshift.tasks.segmentation.windows import sliding
+
+OVERLAP_OF_ROUNDS = 1 - STEP
+"""Largest overlap of windows when a round's model is scored, which only selects the best round."""
+
+PATCHES_OF_A_VOLUME, SLICES_OF_A_VOLUME = 8, 80
+"""Assumed for estimates of memory, before any volume is seen."""
+
+
+class Task:
+    """Segmentation of the task's classes; the score is the mean Dice over foreground classes and cases."""
+
+    dense = True
+
+    def __init__(self, job: JobSpec) -> None:
+        """Check the parts of the job that only this kind understands."""
+        self._job, task = job, job.task
+        self._data = DataSpec.parse(task.data, where=f"task {task.name}: data")
+        self._foreground = task.classes[1:]
+        self.metric = selecting(job, names("dice", self._foreground))
+        self.metrics: Mapping[str, tuple[float, float]] = {
+            name: span for score, span in RANGES.items() for name in names(score, self._foreground)
+        }
+        self.per_case = tuple(self.metrics)
+        self.spatial = self._data.patch
+        self.sizes = sizes(self.spatial, len(task.classes))
+        copies = self._data.channels + 3 * len(task.classes) + 4
+        self.evaluated = copies * (PATCHES_OF_A_VOLUME if self._data.dims == 3 else SLICES_OF_A_VOLUME)
+        self.intensities = intensity_range(self._data.normalise, self._data.fixed)
+        self._loss = self._make_loss(None)
+        with torch.device("cpu"):  # model files are checked with tasks that are made without memory
+            self._augmentation = make_augmentation(
+                self._data.augmentation,
+                dims=self._data.dims,
+                patch=self._data.patch,
+                sequences=max(len(self._data.sequences), 1),
+                mirror=self._data.mirror,
+            )
+
+    def _make_loss(self, annotated: tuple[int, ...] | None) -> Callable[[Logits, Tensor], Tensor]:
+        spec = self._job.task.loss
+        return make_loss(spec.name, spec.options, n_classes=len(self._job.task.classes), annotated=annotated)
+
+    def network(self) -> nn.Module:
+        """Initial weights depend on the job's seed only."""
+        return initial_network(self._job, in_channels=self._data.channels, spatial=self.spatial)
+
+    def preparation(self) -> dict[str, Any]:
+        """How scans become the network's input: see `fedshift.data.resampled`."""
+        return {
+            "orientation": "RAS, axes z, y, x",
+            "format": FORMAT,
+            "resampling": "area where it shrinks, linear where it grows, after normalisation",
+            **self._data.model_dump(
+                mode="json",
+                include={
+                    "dims",
+                    "patch",
+                    "spacing",
+                    "context",
+                    "sequences",
+                    "normalise",
+                    "nonzero",
+                    "fixed",
+                    "overlap",
+                },
+            ),
+        }
+
+    def open(self, folder: Path, site: str) -> Patches:
+        """A site's patches.
+
+        Raises:
+            DataError: the folder is damaged, or not what the job expects (`SiteData.check_fits`).
+        """
+        data = Patches(folder, self._data, site=site, augmentation=self._augmentation)
+        data.check_fits(self._job, folder, site)
+        return data
+
+    def at(self, data: SiteData) -> Task:
+        """The task with a loss that leaves out the classes that the site's masks do not outline.
+
+        Raises:
+            DataError: they outline none.
+        """
+        outlined = self._outlined(data)
+        if outlined == self._foreground:
+            return self
+        if not outlined:
+            raise DataError(f"site {data.manifest.site}: its masks outline none of the task's classes: leave it out")
+        there = copy.copy(self)
+        there._loss = self._make_loss(tuple(self._job.task.classes.index(name) for name in outlined))
+        return there
+
+    def _outlined(self, data: SiteData) -> tuple[str, ...]:
+        """The foreground classes that a site's masks outline."""
+        annotated = data.manifest.annotated
+        return tuple(name for name in self._foreground if annotated is None or name in annotated)
+
+    def loss(self, logits: Logits, target: Tensor) -> Tensor:
+        """The job's loss, in float32 (float64 stays)."""
+        return self._loss(logits, target)
+
+    def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
+        """Of a case, by the sliding window. Final models have the task's overlap, and mirror images if the job asks."""
+        return sliding(
+            forward,
+            x,
+            patch=self.spatial,
+            overlap=self._data.overlap if final else min(self._data.overlap, OVERLAP_OF_ROUNDS),
+            mirror=self._mirrored if final else (),
+        )
+
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        """Names of the sequences that an image has, in order; empty for a single one without a name."""
+        return self._data.sequences
+
+    def inference(self) -> dict[str, Any]:
+        """Keyword arguments of `fedshift.tasks.segmentation.volumes.segment`, plain values."""
+        data = self._data
+        return {
+            "dims": data.dims,
+            "patch": data.patch,
+            "wanted": data.spacing,
+            "context": data.context,
+            "normalise": data.normalise,
+            "nonzero": data.nonzero,
+            "fixed": None if data.fixed is None else data.fixed.numbers,
+            "overlap": data.overlap,
+            "mirror": self._mirrored,
+            "largest_component": self._job.evaluation.largest_component,
+        }
+
+    def segment(self, forward: Callable[[Tensor], Tensor], voxels: np.ndarray, spacing: Sequence[float]) -> np.ndarray:
+        """Classes (z, y, x) uint8 of a scan on its own grid, with the steps of `evaluate`.
+
+        Args:
+            forward: as for `logits`.
+            voxels: the scan's sequences (S, z, y, x) in RAS orientation, as stored.
+            spacing: mm along z, y, x.
+
+        Raises:
+            DataError: intensities that the task's normalisation cannot take.
+        """
+        try:
+            return segment(voxels, spacing, forward, **self.inference())
+        except ValueError as error:
+            raise DataError(f"the scan {error}") from None
+
+    def windows(self, voxels: np.ndarray, spacing: Sequence[float]) -> list[Tensor]:
+        """A scan as images of the size of training, side by side, in batches; ``voxels`` and ``spacing`` as above."""
+        found: list[Tensor] = []
+
+        def keep(x: Tensor) -> Tensor:
+            found.append(x.clone())
+            return x[:, :1]
+
+        data = self._data
+        volume = network_volume(
+            voxels,
+            shape_at(voxels.shape[1:], spacing, data.spacing),
+            normalise=data.normalise,
+            nonzero=data.nonzero,
+            fixed=None if data.fixed is None else data.fixed.numbers,
+        )
+        sliding(keep, as_images(volume, dims=data.dims, context=data.context), patch=self.spatial, overlap=0)
+        return found
+
+    @property
+    def _mirrored(self) -> tuple[int, ...]:
+        """Axes of a patch whose mirror images are averaged for final models."""
+        if not self._job.evaluation.mirror:
+            return ()
+        return tuple(range(self._data.dims)) if self._data.mirror is None else self._data.mirror
+
+    def scores(self, predictions: Iterator[Tensor], data: Patches, subset: Subset) -> dict[str, float]:
+        """Dice on the network's grid, ``dice`` the mean over classes and cases, and each class's."""
+        found: list[np.ndarray] = []
+        for index, predicted in zip(data.eval_index(subset), predictions, strict=True):
+            found.append(dice_by_class(predicted.numpy(), data.labels(index).numpy(), 1 + len(self._foreground)))
+        if not found:
+            return {}
+        means = dict(zip(self._foreground, np.mean(found, axis=0).tolist(), strict=True))
+        kept = [means[name] for name in self._outlined(data)]
+        scores = {"dice": float(np.mean(kept))}
+        if len(self._foreground) > 1:
+            scores |= {f"dice {name}": means[name] for name in self._outlined(data)}
+        return scores
+
+    def evaluate(
+        self, probabilities: Iterator[Tensor], data: Patches, subset: Subset, *, seed: int, share_cases: bool
+    ) -> Evaluation:
+        """Scores of each case and class on the scan's own grid, to which probabilities are resampled.
+
+        Classes that the site's masks do not outline are left out. Calibration counts the voxels (on the network's grid)
+        in the bounding box of prediction and reference.
+        """
+        outlined = self._outlined(data)
+        cases: list[dict[str, dict[str, float]]] = []
+        calibration, empty = Calibration(), 0
+        for index, batch in zip(data.eval_index(subset), probabilities, strict=True):
+            number = int(index[0])
+            case = data.manifest.cases[number]
+            probability = as_volume(batch, self._data.dims)
+            self._calibrate(calibration, probability, as_labels(data.labels(index)), outlined)
+            predicted = classes_of(probability, case.shape, largest_component=self._job.evaluation.largest_component)
+            reference = data.reference(number)
+            empty += not np.isin(predicted, [self._number(name) for name in outlined]).any()
+            cases.append(
+                {
+                    name: scores_of(
+                        predicted == self._number(name),
+                        reference == self._number(name),
+                        case.spacing,
+                        tolerance=self._job.evaluation.tolerance,
+                    )
+                    for name in outlined
+                }
+            )
+        spreads = distributions(cases, self._foreground, seed=seed, share_cases=share_cases)
+        return Evaluation(
+            scores={name: spread.mean for name, spread in spreads.items()},
+            distributions=spreads,
+            calibration=calibration.record(fewest=1 if share_cases else FEWEST),
+            empty=empty,
+        )
+
+    def _number(self, name: str) -> int:
+        return self._job.task.classes.index(name)
+
+    def _calibrate(
+        self, calibration: Calibration, probability: np.ndarray, labels: np.ndarray, outlined: Sequence[str]
+    ) -> None:
+        predicted = probability.argmax(0)
+        counted = [self._number(name) for name in outlined]
+        said = np.where(np.isin(predicted, counted), predicted, 0)  # all else may be what the masks call background
+        inside = box_of((said > 0) | (labels > 0))
+        calibration.add(probability.max(0)[inside].ravel().astype(np.float64), (said == labels)[inside].ravel())
+
+
+def as_labels(labels: Tensor) -> np.ndarray:
+    """Labels of a case, (1, z, y, x) or (z, y, x), as (z, y, x)."""
+    return (labels[0] if labels.dim() == 4 else labels).numpy()

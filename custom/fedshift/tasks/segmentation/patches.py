@@ -1,0 +1,253 @@
+"""Patches of a prepared site's volumes, in 2D or 3D, with any number of classes and sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+import numpy as np
+import torch
+from pydantic import AfterValidator, Field, model_validator
+from torch import Tensor
+
+from fedshift.data.counts import SAMPLES_PER_CASE
+from fedshift.data.prepared import mask_file, read_labels
+from fedshift.data.resampled import Preparation, open_volumes
+from fedshift.data.samples import CHUNK, CHUNK_BYTES
+from fedshift.data.voxels import Fixed, Normalise
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import Split
+from fedshift.schema.names import ClassName
+from fedshift.schema.seeding import derive_seed
+from fedshift.schema.strict import Strict
+from fedshift.tasks.augmentation import Augmentation
+from fedshift.tasks.base import SiteData, Subset
+from fedshift.tasks.segmentation.volumes import as_images, neighbours
+
+AXES = 3
+SMALLEST_PATCH = 4
+Millimetres = Annotated[float, Field(gt=0, le=1000)]
+
+
+def _odd(number: int) -> int:
+    if number % 2 == 0:
+        raise ValueError(f"must be odd, a slice and as many on each side of it, not {number}")
+    return number
+
+
+class DataSpec(Strict):
+    """Options of ``task.data`` with patches: how volumes become samples.
+
+    ``dims``: 3 for patches of volumes, 2 for patches of slices, with ``context`` neighbouring slices of each sequence
+    as channels. ``patch``: their size in voxels, along z, y, x or y, x. ``spacing``: mm along z, y, x to which volumes
+    are resampled; null keeps each volume's own, and so does null for one axis. ``sequences``: which of a site's, as
+    channels in this order; empty for sites with one.
+
+    ``normalise``: ``volume`` (mean 0 and standard deviation 1 in each volume and sequence), ``percentile`` (clip to the
+    0.5 and 99.5 percentiles, scale to 0 … 1), ``fixed`` (the numbers of ``fixed``, for images with a unit), or
+    ``none``. ``nonzero``: voxels that are 0 are left out and stay 0.
+
+    ``samples_per_case``: patches of each training case in an epoch. ``foreground``: probability that a patch is centred
+    on a voxel of a foreground class, each of the case's classes equally often; all others are anywhere.
+    ``augmentation``: ``none``, a preset or a list, see `fedshift.tasks.augmentation`. ``mirror``: axes of a patch, from
+    0, that a preset and ``evaluation.mirror`` may mirror; null for all. Leave out the last one where classes differ in
+    the side. ``overlap`` of neighbouring windows of the sliding window in final evaluation, as a part of a window.
+    """
+
+    dims: Literal[2, 3] = 3
+    patch: tuple[Annotated[int, Field(ge=SMALLEST_PATCH)], ...]
+    spacing: tuple[Millimetres | None, Millimetres | None, Millimetres | None] | None = None
+    context: Annotated[int, Field(ge=1, le=9), AfterValidator(_odd)] = 1
+    sequences: tuple[ClassName, ...] = ()
+    normalise: Normalise = "volume"
+    nonzero: bool = False
+    fixed: Fixed | None = None
+    samples_per_case: int = Field(default=SAMPLES_PER_CASE, ge=1)
+    foreground: float = Field(default=0.33, ge=0, le=1)
+    augmentation: str | tuple[dict[str, Any], ...] = "none"
+    mirror: tuple[int, ...] | None = None
+    overlap: float = Field(default=0.5, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if len(self.patch) != self.dims:
+            raise ValueError(f"'patch' has {len(self.patch)} sizes, and 'dims' is {self.dims}")
+        if self.context > 1 and self.dims == AXES:
+            raise ValueError("'context' is for dims: 2; a patch in 3D has its neighbouring slices")
+        if any(axis not in range(self.dims) for axis in self.mirror or ()):
+            raise ValueError(f"'mirror' has axes from 0 to {self.dims - 1}")
+        if len(set(self.sequences)) < len(self.sequences):
+            raise ValueError("'sequences' names one twice")
+        if (self.fixed is None) == (self.normalise == "fixed"):
+            raise ValueError("'fixed' and normalise: fixed need each other")
+        return self
+
+    @property
+    def channels(self) -> int:
+        """Of an image."""
+        return max(len(self.sequences), 1) * self.context
+
+    @property
+    def window(self) -> tuple[int, int, int]:
+        """The patch along z, y, x."""
+        z, y, x = (1,) * (AXES - self.dims) + self.patch
+        return z, y, x
+
+    @property
+    def preparation(self) -> Preparation:
+        """What the cached volumes depend on."""
+        return Preparation(self.spacing, self.normalise, self.nonzero, self.fixed, self.sequences)
+
+
+class Patches(SiteData):
+    """A prepared site: patches of memory-mapped volumes.
+
+    In training a sample is a patch; in evaluation it is a whole case, whose images have the batch size 1 in 3D, and in
+    2D the slices as batch. Members of a subset are cases.
+    """
+
+    eval_batch = 1
+    split_rule = "case"
+
+    def __init__(self, folder: Path, spec: DataSpec, *, site: str, augmentation: Augmentation | None) -> None:
+        """Open the volumes.
+
+        Args:
+            folder: the prepared site.
+            spec: the task's ``data``.
+            site: its name, from which places of patches for statistics are drawn.
+            augmentation: of training batches.
+
+        Raises:
+            DataError: volumes, arrays or manifest are missing or damaged, or a sequence is missing.
+        """
+        self.volumes = open_volumes(folder, spec.preparation)
+        self.manifest = self.volumes.manifest
+        self._spec, self._folder, self._site = spec, folder, site
+        self._augmentation = augmentation
+        wider = (0,) * spec.dims if augmentation is None else augmentation.margin
+        self._margin = (0,) * (AXES - spec.dims) + wider
+        cases = self.manifest.cases
+        lost = next((case.id for case in cases if not mask_file(folder, case.id).is_file()), None)
+        if lost is not None:
+            raise DataError(
+                f"{folder / 'volumes'} has no mask of case {lost}, which the final evaluation reads: prepare the site "
+                "again"
+            )
+        splits = np.array([case.split for case in cases])
+        self._members: dict[Subset, np.ndarray] = {part: np.flatnonzero(splits == part) for part in get_args(Split)}
+        self._members["all"] = np.arange(len(cases))
+
+    def members(self, subset: Subset) -> np.ndarray:
+        """Case numbers, ascending."""
+        return self._members[subset]
+
+    def count(self, subset: Subset) -> int:
+        """Number of cases; of the training split, patches in an epoch."""
+        return self.n_samples(subset) if subset == "train" else len(self.members(subset))
+
+    def cases(self, subset: Subset) -> np.ndarray:
+        """The case of each sample."""
+        members = self.members(subset)
+        return np.repeat(members, self._spec.samples_per_case) if subset == "train" else members
+
+    def images(self, index: np.ndarray) -> Tensor:
+        """One case: (1, C, z, y, x), or in 2D (z, C, y, x); float32."""
+        return as_images(self.volumes.images(_one(index)), dims=self._spec.dims, context=self._spec.context)
+
+    def labels(self, index: np.ndarray) -> Tensor:
+        """One case: (1, z, y, x), or in 2D (z, y, x); int64."""
+        labels = torch.from_numpy(self.volumes.labels(_one(index)).astype(np.int64))
+        return labels[None] if self._spec.dims == AXES else labels
+
+    def reference(self, case: int) -> np.ndarray:
+        """The classes (z, y, x) uint8 of a case on the scan's own grid.
+
+        Raises:
+            DataError: the mask cannot be read.
+        """
+        return read_labels(self._folder, self.manifest.cases[case])
+
+    # --- patches --------------------------------------------------------------------------------------
+
+    def n_samples(self, subset: Subset) -> int:
+        """Patches of a subset."""
+        return len(self.members(subset)) * self._spec.samples_per_case
+
+    @property
+    def n_train(self) -> int:
+        """Patches in an epoch."""
+        return self.n_samples("train")
+
+    @property
+    def chunk(self) -> int:
+        """Fewer patches where they are large."""
+        size = 4 * self._spec.channels * int(np.prod(self._spec.patch))
+        return max(1, min(CHUNK, CHUNK_BYTES // size))
+
+    def samples(self, index: np.ndarray, subset: Subset) -> tuple[Tensor, Tensor]:
+        """Patches drawn as in training, the same in every round, without augmentation."""
+        seeds = [derive_seed(0, self._site, 0, f"patch {number} of {subset}") for number in index.tolist()]
+        return self._batch(index, seeds, subset, margin=(0,) * AXES)
+
+    def drawn(self, index: np.ndarray, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Patches of a training batch; place and augmentation of each are by a seed of its own."""
+        seeds = torch.randint(2**62, (len(index),), generator=rng)
+        x, y = self._batch(index, seeds.tolist(), "train", margin=self._margin)
+        return (x, y) if self._augmentation is None else self._augmentation(x, y, seeds=seeds)
+
+    def _batch(
+        self, index: np.ndarray, seeds: Sequence[int], subset: Subset, *, margin: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        cases = self.members(subset)[index // self._spec.samples_per_case].tolist()
+        made = [self._patch(case, seed, margin) for case, seed in zip(cases, seeds, strict=True)]
+        return torch.stack([x for x, _ in made]), torch.stack([y for _, y in made])
+
+    def _patch(self, case: int, seed: int, margin: Sequence[int]) -> tuple[Tensor, Tensor]:
+        start = self._place(case, np.random.default_rng(seed))
+        first = tuple(at - more // 2 for at, more in zip(start, margin, strict=True))
+        size = tuple(side + more for side, more in zip(self._spec.window, margin, strict=True))
+        labels = cut(self.volumes.labels(case), first, size)
+        if self._spec.dims == AXES:
+            images = cut(self.volumes.images(case), first, size)
+        else:
+            volume = self.volumes.images(case)
+            slices = neighbours(np.array([start[0]]), self._spec.context, volume.shape[1])[0]
+            images = cut(volume[:, slices], (0, *first[1:]), (len(slices), *size[1:]))
+            images, labels = images.reshape(-1, *size[1:]), labels[0]
+        return torch.from_numpy(images.astype(np.float32)), torch.from_numpy(labels.astype(np.int64))
+
+    def _place(self, case: int, rng: np.random.Generator) -> tuple[int, ...]:
+        """The first voxel of a patch; below 0 where the volume is smaller than the patch."""
+        shape, window = self.volumes.shapes[case], np.array(self._spec.window)
+        free = shape - window
+        anywhere = rng.integers(0, np.maximum(free, 0) + 1)
+        if rng.random() < self._spec.foreground:
+            there = [self.volumes.places(case, number) for number in range(1, len(self.manifest.classes))]
+            there = [places for places in there if len(places)]
+            if there:
+                places = there[int(rng.integers(len(there)))]
+                centre = places[int(rng.integers(len(places)))]
+                anywhere = np.clip(centre - window // 2, 0, np.maximum(free, 0))
+        start: tuple[int, ...] = tuple(np.where(free < 0, -(-free // 2), anywhere).tolist())
+        return start
+
+
+def _one(index: np.ndarray) -> int:
+    (case,) = index.tolist()
+    return int(case)
+
+
+def cut(volume: np.ndarray, first: Sequence[int], size: Sequence[int]) -> np.ndarray:
+    """A part of (…, z, y, x), filled with 0 where it reaches beyond the volume."""
+    shape = volume.shape[-AXES:]
+    inside = [slice(max(at, 0), min(at + side, n)) for at, side, n in zip(first, size, shape, strict=True)]
+    z, y, x = inside
+    part = volume[..., z, y, x]
+    if part.shape[-AXES:] == tuple(size):
+        return part
+    made = np.zeros((*volume.shape[:-AXES], *size), volume.dtype)
+    z, y, x = (slice(s.start - at, s.stop - at) for s, at in zip(inside, first, strict=True))
+    made[..., z, y, x] = part
+    return made

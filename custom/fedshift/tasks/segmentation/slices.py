@@ -1,0 +1,299 @@
+"""Segmentation of volumes slice by slice, as the papers do: adjacent slices as channels, Dice by case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedshift.data.arrays import CLIP_ABOVE_QUANTILE, open_arrays, radiological, restore
+from fedshift.data.prepared import mask_file, read_labels
+from fedshift.data.splits import legacy_split
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import Case, Split
+from fedshift.schema.seeding import derive_seed
+from fedshift.schema.strict import Strict
+from fedshift.tasks.base import EVALUATED, SiteData, Subset, initial_network, refuse_patch_options, selecting, sizes
+from fedshift.tasks.evaluation.calibration import Calibration
+from fedshift.tasks.evaluation.overlap import box_of, counts_of, dice, papers_dice
+from fedshift.tasks.evaluation.spread import FEWEST, distribution
+from fedshift.tasks.evaluation.surfaces import MAX_MILLIMETRES, surface_distances
+from fedshift.tasks.evaluation.volumes import volumes
+from fedshift.tasks.losses import Logits, make_loss
+
+
+class DataSpec(Strict):
+    """Options of ``task.data``: how slices become samples.
+
+    ``split: case`` uses the manifest's split by case; ``slice-legacy`` is the papers' split of shuffled slices, with
+    slices of one patient in training and test. ``fraction``: fraction of the training samples, at least 32 (FedFA).
+    ``seed`` draws them apart from the job's seed, so that runs that differ in it train on the same slices. ``scale``:
+    the largest input intensity. ``train_slices: foreground`` skips slices without foreground and the first and last
+    slice of a volume, as the papers do. ``clip_above_quantile``: intensities of a volume are clipped above this
+    quantile before they are scaled; the default is the papers'.
+    """
+
+    matrix: int = Field(ge=32, multiple_of=16)
+    context: Literal[1, 3] = 3
+    scale: float = Field(default=1.0, gt=0, le=255)
+    split: Literal["case", "slice-legacy"] = "case"
+    fraction: float = Field(default=1.0, gt=0, le=1)
+    seed: int = Field(default=0, ge=0)
+    train_slices: Literal["all", "foreground"] = "all"
+    augmentation: Literal["none", "rot90-flip"] = "none"
+    clip_above_quantile: float = Field(default=CLIP_ABOVE_QUANTILE, gt=0.5, le=1)
+
+
+class Slices(SiteData):
+    """A prepared site: slices in memory-mapped arrays, read in batches without decoding.
+
+    A sample is a slice with its neighbours as channels (the first and last slice of a volume are repeated).
+    """
+
+    eval_batch = 32
+
+    def __init__(self, folder: Path, spec: DataSpec, *, site: str) -> None:
+        """Open the arrays and assign slices to splits.
+
+        Raises:
+            DataError: arrays or manifest are missing or damaged.
+        """
+        arrays = open_arrays(folder, matrix=spec.matrix, clip_above_quantile=spec.clip_above_quantile)
+        self.manifest = arrays.manifest
+        self.split_rule = spec.split
+        self._images, self._labels, self._spec, self._folder = arrays.images, arrays.labels, spec, folder
+        cases = self.manifest.cases
+        lost = next((case.id for case in cases if not mask_file(folder, case.id).is_file()), None)
+        if lost is not None:
+            raise DataError(
+                f"{folder / 'volumes'} has no mask of case {lost}, which the final evaluation reads: prepare the site "
+                "again"
+            )
+        self.case_of = np.repeat(np.arange(len(cases)), [case.shape[0] for case in cases])
+        first = np.repeat([case.offset for case in cases], [case.shape[0] for case in cases])
+        last = np.repeat([case.offset + case.shape[0] - 1 for case in cases], [case.shape[0] for case in cases])
+        index = np.arange(len(first))
+        reach = spec.context // 2
+        self._window = np.stack([np.clip(index + d, first, last) for d in range(-reach, reach + 1)], 1)
+        foreground = self._labels.reshape(len(index), -1).any(1)
+        self.countable = foreground & (index > first) & (index < last)
+        self._members = self._split(cases, site=site)
+
+    def _split(self, cases: tuple[Case, ...], *, site: str) -> dict[Subset, np.ndarray]:
+        spec = self._spec
+        if spec.split == "slice-legacy":
+            countable = np.flatnonzero(self.countable)
+            legacy = legacy_split(countable, fraction=spec.fraction, site=site)
+            return {"all": countable, "train": legacy["train"], "val": legacy["val"], "test": legacy["test"]}
+        members: dict[Subset, np.ndarray] = {"all": np.arange(len(self.case_of))}
+        for split in get_args(Split):
+            inside = np.array([case.split == split for case in cases])[self.case_of]
+            if split == "train" and spec.train_slices == "foreground":
+                inside &= self.countable
+            members[split] = np.flatnonzero(inside)
+        if spec.fraction < 1:
+            train = members["train"]
+            keep = min(len(train), max(int(spec.fraction * len(train)), 32))
+            rng = np.random.default_rng(derive_seed(spec.seed, site, 0, "fraction"))
+            members["train"] = np.sort(rng.permutation(train)[:keep])
+        return members
+
+    def members(self, subset: Subset) -> np.ndarray:
+        """Slice numbers of a split, ascending (in the order of the permutation for slice-legacy); or of all cases."""
+        return self._members[subset]
+
+    def cases(self, subset: Subset) -> np.ndarray:
+        """The case of each slice."""
+        volumes: np.ndarray = self.case_of[self.members(subset)]
+        return volumes
+
+    def images(self, index: np.ndarray) -> Tensor:
+        """(B, context, M, M) float32 in [0, scale] for slice numbers (B,)."""
+        stack = torch.from_numpy(self._images[self._window[index]])
+        return stack.float().mul_(self._spec.scale / 255)
+
+    def labels(self, index: np.ndarray) -> Tensor:
+        """(B, M, M) int64 for slice numbers (B,)."""
+        return torch.from_numpy(self._labels[index]).long()
+
+    def reference(self, case: int) -> np.ndarray:
+        """The mask of a case on its original grid, (slices, rows, columns) bool, in the orientation of the arrays.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        mask: np.ndarray = radiological(read_labels(self._folder, self.manifest.cases[case])) > 0
+        return mask
+
+    def augmented(self, x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Apply random rotations and flips if ``augmentation`` is ``rot90-flip``."""
+        return rotate_and_flip(x, y, rng=rng) if self._spec.augmentation == "rot90-flip" else (x, y)
+
+
+def rotate_and_flip(x: Tensor, y: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Random quarter turns and flips of each image and its mask, as in FedFA's released code.
+
+    k ∈ {0…4} quarter turns, then with probability 0.75 a vertical flip, a horizontal flip, or both.
+    """
+    turns = torch.randint(5, (len(x),), generator=rng) % 4
+    flips = torch.randint(4, (len(x),), generator=rng)
+    x, y = x.clone(), y.clone()
+    for turn in range(4):
+        for flip in range(4):
+            chosen = (turns == turn) & (flips == flip)
+            if not chosen.any():
+                continue
+            # Bit 1 flips rows, bit 2 columns; 0 leaves the image unchanged.
+            dims = [d for bit, d in ((1, -2), (2, -1)) if flip & bit]
+            x[chosen] = torch.rot90(x[chosen], turn, (-2, -1)).flip(dims)
+            y[chosen] = torch.rot90(y[chosen], turn, (-2, -1)).flip(dims)
+    return x, y
+
+
+class Task:
+    """Segmentation of the task's classes; the score is the mean foreground Dice over cases."""
+
+    dense = True
+    evaluated = EVALUATED
+    metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
+        {"dice": (0, 1), "dice_papers": (0, 1), "hd95": (0, MAX_MILLIMETRES), "asd": (0, MAX_MILLIMETRES)}
+    )
+    per_case = ("dice", "hd95", "asd")
+
+    def __init__(self, job: JobSpec) -> None:
+        """Check the parts of the job that only this kind understands."""
+        self._job = job
+        refuse_patch_options(job)
+        self.metric = selecting(job, ("dice", "dice_papers"))
+        self._data = DataSpec.parse(job.task.data, where=f"task {job.task.name}: data")
+        self.spatial = (self._data.matrix, self._data.matrix)
+        self.sizes = sizes(self.spatial, len(job.task.classes))
+        self.intensities = (0.0, self._data.scale)
+        if len(job.task.classes) != 2:
+            raise ConfigError(
+                f"task {job.task.name}: slices (data.matrix) have background and one foreground class: set data.patch "
+                "for more"
+            )
+        self._loss = make_loss(job.task.loss.name, job.task.loss.options, n_classes=2)
+
+    def network(self) -> nn.Module:
+        """Initial weights depend on the job's seed only."""
+        return initial_network(self._job, in_channels=self._data.context, spatial=self.spatial)
+
+    def preparation(self) -> dict[str, Any]:
+        """How scans become the network's input: see `fedshift.data.arrays`."""
+        return {
+            "orientation": "RAS",
+            "slices": "axial, anterior at the top, the patient's right on the left",
+            "clip_above_quantile": self._data.clip_above_quantile,
+            "intensity": "per volume: min-max, times 255, floor",
+            "square": "padded with 0 on both sides",
+            "resampling": "area where it shrinks, linear where it grows, rounded",
+            "matrix": self._data.matrix,
+            "context": self._data.context,
+            "scale": self._data.scale,
+        }
+
+    def open(self, folder: Path, site: str) -> Slices:
+        """A site's slices at the job's matrix.
+
+        Raises:
+            DataError: the folder is damaged, or not what the job expects (`SiteData.check_fits`).
+        """
+        data = Slices(folder, self._data, site=site)
+        data.check_fits(self._job, folder, site)
+        return data
+
+    def at(self, data: SiteData) -> Task:
+        """The same everywhere: there is one foreground class."""
+        return self
+
+    def loss(self, logits: Logits, target: Tensor) -> Tensor:
+        """The job's loss, in float32 (float64 stays)."""
+        return self._loss(logits, target)
+
+    def logits(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, final: bool) -> Tensor:
+        """Of whole slices."""
+        return forward(x)
+
+    def scores(self, predictions: Iterator[Tensor], data: Slices, subset: Subset) -> dict[str, float]:
+        """``dice``: mean over cases of the foreground Dice, on the network's grid.
+
+        ``dice_papers``: FedFA's metric, the mean over slices with foreground of the mean of background and foreground
+        Dice; missing if there is no such slice.
+        """
+        members = data.members(subset)
+        if not len(members):
+            return {}
+        counts = np.concatenate(
+            [
+                counts_of(predicted.bool(), data.labels(index).bool())
+                for index, predicted in zip(data.eval_index(subset), predictions, strict=True)
+            ]
+        )
+        cases, position = np.unique(data.case_of[members], return_inverse=True)
+        per_case = dice(*(np.bincount(position, column, len(cases)) for column in counts.T))
+        return {"dice": float(per_case.mean()), **self._papers(counts, data.countable[members])}
+
+    def evaluate(
+        self, probabilities: Iterator[Tensor], data: Slices, subset: Subset, *, seed: int, share_cases: bool
+    ) -> Evaluation:
+        """Scores of each case on its original grid: probabilities are resampled to the scan's rows and columns.
+
+        Dice; HD95 and ASD in mm if all slices of the volume are in the split; ``dice_papers`` as in `scores`.
+        Calibration counts the pixels (on the network's grid) in the bounding box of prediction and reference, since far
+        from both every model is correct with high confidence.
+        """
+        members = data.members(subset)
+        expected = dict(zip(*np.unique(data.case_of[members], return_counts=True), strict=True))
+        foreground = (batch[:, 1].clone() for batch in probabilities)
+        by_metric: dict[str, dict[int, float]] = {name: {} for name in self.per_case}
+        counts: list[np.ndarray] = []
+        shown: list[np.ndarray] = []
+        calibration, empty = Calibration(), 0
+        for number, slices, probability in volumes(foreground, data.eval_index(subset), data.case_of, expected):
+            case = data.manifest.cases[number]
+            labels = data.labels(slices).bool()
+            predicted = torch.from_numpy(probability > 0.5)
+            counts.append(counts_of(predicted, labels))
+            shown.append(data.countable[slices])
+            inside = box_of((predicted | labels).numpy())
+            sure, right = np.maximum(probability, 1 - probability)[inside], (predicted == labels).numpy()[inside]
+            calibration.add(sure.ravel(), right.ravel())
+            reference = data.reference(number)[slices - case.offset]
+            found = restore(probability, *case.shape[1:]) > 0.5
+            empty += not found.any()
+            by_metric["dice"][number] = float(dice(*(np.array(n.sum()) for n in (found & reference, found, reference))))
+            if len(slices) == case.shape[0]:
+                by_metric["hd95"][number], by_metric["asd"][number] = surface_distances(found, reference, case.spacing)
+        distributions = {
+            name: distribution([by_case[n] for n in sorted(by_case)], seed=seed, share_cases=share_cases)
+            for name, by_case in by_metric.items()
+            if len(by_case) == len(expected)
+        }
+        return Evaluation(
+            scores={
+                **{name: spread.mean for name, spread in distributions.items()},
+                **self._papers(np.concatenate(counts), np.concatenate(shown)),
+            },
+            distributions=distributions,
+            calibration=calibration.record(fewest=1 if share_cases else FEWEST),
+            empty=empty,
+        )
+
+    def _papers(self, counts: np.ndarray, shown: np.ndarray) -> dict[str, float]:
+        """FedFA's metric from `counts_of` (n, 3), over the slices selected by ``shown`` (n,) bool."""
+        if not shown.any():
+            return {}
+        overlap, predicted, reference = counts[shown].T
+        pixels = float(self._data.matrix**2)
+        outside = papers_dice(pixels - predicted - reference + overlap, pixels - predicted, pixels - reference)
+        return {"dice_papers": float(((papers_dice(overlap, predicted, reference) + outside) / 2).mean())}

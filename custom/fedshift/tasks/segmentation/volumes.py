@@ -1,0 +1,96 @@
+"""From the voxels of one scan to its classes, with the same steps as in training and evaluation.
+
+`fedshift.inference.patch_bundle` copies the source of these functions into bundles, so they may use only numpy, torch,
+MONAI, SciPy and the functions imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.data.voxels import Normalise, network_volume, resized, shape_at
+from fedshift.tasks.evaluation.components import largest_components
+from fedshift.tasks.segmentation.windows import sliding
+
+
+def as_images(volume: np.ndarray, *, dims: int, context: int) -> Tensor:
+    """A volume (sequences, z, y, x) as images: (1, C, z, y, x), or in 2D its slices (z, C, y, x); float32.
+
+    In 2D the channels are ``context`` neighbouring slices of each sequence; at the ends the outermost is repeated.
+    """
+    x = torch.from_numpy(np.asarray(volume, np.float32))
+    if dims == 3:
+        return x[None]
+    return x[:, neighbours(np.arange(x.shape[1]), context, x.shape[1])].movedim(1, 0).flatten(1, 2)
+
+
+def neighbours(slices: np.ndarray, context: int, depth: int) -> np.ndarray:
+    """Numbers of slices and of those around each, (n, context); at the ends the outermost is repeated."""
+    reach = context // 2
+    around: np.ndarray = np.clip(slices[:, None] + np.arange(-reach, reach + 1), 0, depth - 1)
+    return around
+
+
+def as_volume(batch: Tensor, dims: int) -> np.ndarray:
+    """Probabilities of a case, (1, K, z, y, x) or slice after slice, as (K, z, y, x) float32."""
+    return (batch[0] if dims == 3 else batch.movedim(1, 0)).contiguous().numpy()
+
+
+def classes_of(probability: np.ndarray, shape: Sequence[int], *, largest_component: bool) -> np.ndarray:
+    """Classes (z, y, x) uint8 on a grid of ``shape``, from probabilities (K, z, y, x) on another of the same extent."""
+    found = np.zeros(tuple(shape), np.uint8)
+    most = np.full(tuple(shape), -np.inf, np.float32)
+    for number, one in enumerate(probability):
+        values = resized(one, shape)
+        larger = values > most
+        found[larger], most[larger] = number, values[larger]
+    return largest_components(found) if largest_component else found
+
+
+def segment(
+    voxels: np.ndarray,
+    spacing: Sequence[float],
+    network: Callable[[Tensor], Tensor],
+    *,
+    dims: int,
+    patch: Sequence[int],
+    wanted: Sequence[float | None] | None,
+    context: int,
+    normalise: Normalise,
+    nonzero: bool,
+    fixed: tuple[float, float, float, float] | None,
+    overlap: float,
+    mirror: Sequence[int],
+    largest_component: bool,
+) -> np.ndarray:
+    """Classes (z, y, x) uint8 of a scan on its own grid.
+
+    Args:
+        voxels: sequences (S, z, y, x) in RAS orientation, as stored.
+        spacing: mm along z, y, x.
+        network: images of the patch's size to logits, on any device.
+        dims: 2 or 3.
+        patch: size of the images.
+        wanted: spacing to which volumes are resampled.
+        context: neighbouring slices as channels, in 2D.
+        normalise: see `fedshift.data.voxels.normalised`, as the next two.
+        nonzero: whether zeros are left out.
+        fixed: numbers of ``normalise: fixed``.
+        overlap: of windows.
+        mirror: axes of a window whose mirror images are averaged.
+        largest_component: whether only the largest part of each class is kept.
+
+    Raises:
+        ValueError: intensities that the normalisation cannot take.
+    """
+    shape = shape_at(voxels.shape[1:], spacing, wanted)
+    volume = network_volume(voxels, shape, normalise=normalise, nonzero=nonzero, fixed=fixed)
+    with torch.inference_mode():
+        x = as_images(volume, dims=dims, context=context)
+        logits = sliding(network, x, patch=patch, overlap=overlap, mirror=mirror)
+        probability = as_volume(logits.float().softmax(1).nan_to_num(0).cpu(), dims)
+    return classes_of(probability, voxels.shape[1:], largest_component=largest_component)

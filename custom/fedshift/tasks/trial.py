@@ -1,0 +1,264 @@
+"""What a network does to the shape of a volume, seen in a trial on the meta device: no values, no memory, any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.schema.errors import ConfigError
+from fedshift.tasks.stages import Stage, StagedNetwork
+
+DEPTH = 128
+"""Largest factor between the finest and the coarsest features that a trial follows."""
+SIDES = (2, 3, 5)
+"""Sides of the trial's volume, in units of `DEPTH`: all different, so that no other axis passes for a spatial one."""
+BATCH = 2
+UNFIT = (RuntimeError, ValueError, IndexError, AssertionError, TypeError, ZeroDivisionError)
+"""What networks raise on sizes that are not theirs."""
+
+Level = tuple[int, ...]
+"""By how much features are coarser than the input, on each axis."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a module: its first argument and its result where these are tensors, and when."""
+
+    name: str
+    module: nn.Module
+    taken: Tensor | None
+    given: Tensor | None
+    entered: int
+    left: int
+
+    @property
+    def is_place(self) -> bool:
+        """Whether features may be changed here.
+
+        Not where they pass unchanged (others may read them around the module), and not at a module that only holds one
+        other, as MONAI's skip connections do: that one is looked at instead.
+        """
+        holds_one = len(list(self.module.children())) == 1 and not list(self.module.parameters(recurse=False))
+        return not holds_one and self.given is not self.taken
+
+    def inside(self, other: Call) -> bool:
+        """Whether the call happened within another."""
+        return other.entered < self.entered and self.left < other.left
+
+
+@contextmanager
+def _without_values(net: nn.Module, *, training: bool) -> Iterator[None]:
+    """The network on the meta device and in a mode, until the end.
+
+    `torch.func.functional_call` does not do: it leaves modules that have two names, as DynUNet's, on that device.
+    """
+    before = [(module, module.training, dict(module._parameters), dict(module._buffers)) for module in net.modules()]
+    try:
+        for module, _, parameters, buffers in before:
+            for held, own in ((parameters, module._parameters), (buffers, module._buffers)):
+                own.update({key: None if value is None else value.to("meta") for key, value in held.items()})  # type: ignore[misc]
+        net.train(training)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for module, was, parameters, buffers in before:
+            module.training = was
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
+
+
+def run(net: nn.Module, size: Sequence[int], *, training: bool = False) -> Any:
+    """What the network gives for a batch of ``size``, as tensors without values. The network is left as it was."""
+    x = torch.empty((BATCH, cast(StagedNetwork, net).in_channels, *size), device="meta")
+    with _without_values(net, training=training):
+        return net(x)
+
+
+def calls(net: nn.Module, size: Sequence[int]) -> list[Call]:
+    """The calls of all modules but the network itself, in the order in which they began."""
+    clock, opened, done, handles = [0], [], [], []
+
+    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        clock[0] += 1
+        opened.append((clock[0], inputs[0] if inputs and isinstance(inputs[0], Tensor) else None))
+
+    def leave(name: str, module: nn.Module, output: Any) -> None:
+        clock[0] += 1
+        entered, taken = opened.pop()
+        done.append(Call(name, module, taken, output if isinstance(output, Tensor) else None, entered, clock[0]))
+
+    for name, module in net.named_modules():
+        if module is not net:
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(lambda m, _i, o, name=name: leave(name, m, o)))
+    try:
+        run(net, size)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sorted(done, key=lambda call: call.entered)
+
+
+def level(tensor: Tensor | None, size: Sequence[int]) -> Level | None:
+    """How much coarser features (B, C, *spatial) are than the input; None for all other tensors."""
+    if tensor is None or tensor.dim() != 2 + len(size) or len(tensor) != BATCH:
+        return None
+    sides = tensor.shape[2:]
+    if any(side == 0 or whole % side for whole, side in zip(size, sides, strict=True)) or max(sides) == 1:
+        return None  # not spatial, or pooled over the whole volume
+    return tuple(whole // side for whole, side in zip(size, sides, strict=True))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A stage by its module's name, as `Stage` has it by the module."""
+
+    name: str
+    channels: int
+    where: str
+    level: Level
+
+    def of(self, net: nn.Module) -> Stage:
+        """The stage in a network."""
+        return Stage(net.get_submodule(self.name), self.channels, "input" if self.where == "input" else "output")
+
+
+def trial_size(dims: int) -> tuple[int, ...]:
+    """The volume of a trial of a network that takes any size."""
+    return tuple(side * DEPTH for side in SIDES[:dims])
+
+
+def find_stages(net: nn.Module, size: Sequence[int]) -> tuple[Found, ...]:
+    """The encoder's stages, from the calls of a trial. Empty for a network that has no coarser features.
+
+    A *step down* is the outermost module whose output is the first one at a new, coarser resolution. Every step gives
+    a stage, at the place where only the deeper part of the network sees the features:
+
+    - a step that begins with a pooling of its own: the pooling's output (as in the paper of FedFA; skip connections
+      have branched off before);
+    - else, if the next module down takes the very tensor that the step gave: that module's input (skip connections
+      that take the same tensor do not see what is changed there);
+    - else the step's output.
+
+    The last stage is the bottleneck: the output of the last module that works at the smallest resolution before the
+    first one that leads back up, if that is not the last step itself.
+
+    Modules that hold only one other module are looked through (`Call.is_place`), and a module that is called more than
+    once is no stage.
+    """
+    every = calls(net, size)
+    times: dict[str, int] = {}
+    for call in every:
+        times[call.name] = times.get(call.name, 0) + 1
+    steps = _steps_down(every, size)
+    found: list[tuple[Call, str]] = []
+    for number, (step, pooling) in enumerate(steps):
+        lower = steps[number + 1][0] if number + 1 < len(steps) else None
+        if pooling is not None:
+            found.append((pooling, "output"))
+        elif lower is not None:
+            found.append((lower, "input") if lower.taken is step.given else (step, "output"))
+    if steps:
+        last, pooling = steps[-1]
+        bottleneck = _bottleneck(every, last, size)
+        if pooling is None and bottleneck is not last:
+            deeper = next((c for c in every if c.entered > last.left and c.taken is last.given and c.is_place), None)
+            found.append((last, "output") if deeper is None else (deeper, "input"))
+        if pooling is not bottleneck:
+            found.append((bottleneck, "output"))
+    return tuple(
+        Found(call.name, cast(Tensor, tensor).shape[1], where, cast(Level, level(tensor, size)))
+        for call, where in found
+        for tensor in (call.taken if where == "input" else call.given,)
+        if times[call.name] == 1
+    )
+
+
+def _steps_down(every: list[Call], size: Sequence[int]) -> list[tuple[Call, Call | None]]:
+    """Each step down, with the pooling that it begins with, if it does."""
+    steps: list[tuple[Call, Call | None]] = []
+    reached: Level = (1,) * len(size)
+    for call in sorted(every, key=lambda call: call.left):
+        now = level(call.given, size)
+        if now is None or prod(now) <= prod(reached) or any(n < r for n, r in zip(now, reached, strict=True)):
+            continue
+        reached, step = now, call
+        around = sorted((other for other in every if call.inside(other)), key=lambda other: -other.entered)
+        for other in around:
+            if (
+                level(other.given, size) != now
+                or level(other.taken, size) == now
+                or _goes_below(every, other, now, size)
+            ):
+                break
+            if other.is_place:
+                step = other
+        same = [c for c in every if c.taken is step.taken and c.inside(step) and c.is_place]
+        first = same[0] if len(same) == 1 and level(same[0].given, size) == now else step
+        steps.append((step, None if list(first.module.parameters()) else first))
+    return steps
+
+
+def _goes_below(every: list[Call], call: Call, now: Level, size: Sequence[int]) -> bool:
+    """Whether anything within a call is coarser than a level: nested U-Nets hold all that is below them."""
+    inner = (level(one.given, size) for one in every if one.inside(call))
+    return any(prod(one) > prod(now) for one in inner if one is not None)
+
+
+def _bottleneck(every: list[Call], last: Call, size: Sequence[int]) -> Call:
+    """The last module at the smallest resolution, before the first that leads back up."""
+    smallest = level(last.given, size)
+    later = [c for c in every if c.entered > last.left and level(c.taken, size) == smallest and c.is_place]
+    finer = [c for c in later if (now := level(c.given, size)) is not None and prod(now) < prod(smallest or ())]
+    end = finer[0].entered if finer else max((c.left for c in every), default=0)
+    stays = [c for c in later if c.left < end and level(c.given, size) == smallest]
+    candidates = sorted((last, *stays), key=lambda c: c.left)
+    leads = [c for c in candidates if finer and c.given is finer[0].taken]
+    return leads[-1] if leads else candidates[-1]
+
+
+def fits(net: nn.Module, patch: Sequence[int]) -> bool:
+    """Whether a patch can be trained on: its logits have its size, and no normalisation is left a single voxel."""
+    try:
+        output = run(net, patch, training=True)
+    except UNFIT:
+        return False
+    main = output if isinstance(output, Tensor) else output[0]
+    return tuple(main.shape[2:]) == tuple(patch)
+
+
+def check_patch(net: nn.Module, patch: Sequence[int], *, name: str) -> None:
+    """Refuse a patch that the network cannot halve often enough.
+
+    Raises:
+        ConfigError: names the nearest patch that fits.
+    """
+    if fits(net, patch):
+        return
+    said = f"network {name}: a patch of {_by(patch)}"
+    try:
+        coarsest = [found.level for found in find_stages(net, trial_size(len(patch)))]
+    except UNFIT:
+        coarsest = []
+    unit = max(coarsest, key=prod, default=(1,) * len(patch))
+    for more in range(4):
+        near = [
+            max(int(side / u + 0.5), 1) * u + more * u * (side / u < 2 + more)
+            for side, u in zip(patch, unit, strict=True)
+        ]
+        if near != list(patch) and fits(net, near):
+            raise ConfigError(
+                f"{said} cannot be halved as often as it halves it (by {_by(unit)} in all); the nearest that fits is "
+                f"{_by(near)}: set data.patch=[{', '.join(map(str, near))}], or take a network of fewer levels"
+            )
+    raise ConfigError(f"{said} does not go through it, nor does any near it: take another patch or another network")
+
+
+def _by(sizes: Sequence[int]) -> str:
+    return " x ".join(map(str, sizes))

@@ -1,0 +1,81 @@
+"""Any task of the Medical Segmentation Decathlon, or a data set in nnU-Net's layout, as one site.
+
+The source is the unpacked folder, with ``imagesTr``, ``labelsTr`` and ``dataset.json``. Sequences, classes and the
+values of the masks are those of ``dataset.json``; 4D files hold several sequences. Classes can be merged or named
+otherwise: ``--label NAME=1,2`` for each. Described in Antonelli et al., Nature Communications 2022; http://medicaldecathlon.com.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_prep.volumes import SitePlan, VolumePlan
+from fedshift.data.labels import parse_labels, settle_labels
+from fedshift.data.pairing import ScanSet
+from fedshift.data.scansets import choose_sequences, find_sets, parse_sequences
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.manifest import TRUE_SPACING
+
+SITE = "MSD"
+LICENCE = "as the data set's source says"
+CITATION = "Antonelli M et al. The Medical Segmentation Decathlon. Nature Communications 13, 4128, 2022"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the site's and the data set's names, labels and sequences."""
+    parser.add_argument("--site", default=SITE, metavar="NAME", help=f"the site's name (default: {SITE})")
+    parser.add_argument("--dataset", metavar="NAME", help="default: the name in dataset.json, in lower case")
+    parser.add_argument(
+        "--label", action="append", default=[], metavar="NAME=V,V", help="a class and the mask's values for it"
+    )
+    parser.add_argument("--sequence", action="append", default=[], metavar="NAME", help="only these sequences")
+    parser.add_argument("--annotated", metavar="A,B", help="the classes that the masks outline (default: all)")
+
+
+def plan_volumes(
+    source: Path,
+    *,
+    site: str = SITE,
+    dataset: str | None = None,
+    label: Sequence[str] = (),
+    sequence: Sequence[str] = (),
+    annotated: str | None = None,
+) -> VolumePlan:
+    """Find the scans of a task.
+
+    Raises:
+        ConfigError: nothing says what the masks' values mean, or names that do not fit.
+        DataError: another layout.
+    """
+    found = choose_sequences(find_described(source), tuple(parse_sequences(sequence)))
+    outlined = [name.strip() for name in annotated.split(",")] if annotated else None
+    labels = settle_labels(given=parse_labels(label), described=found.labels, annotated=outlined)
+    if labels is None:
+        raise ConfigError(f"{found.folder} has no labels in dataset.json: name them, as in --label spleen=1")
+    name = dataset or re.sub(r"[^\w.-]+", "_", found.name.lower())
+    plan = SitePlan(
+        site=site,
+        cases=found.cases,
+        findings=found.findings,
+        source=f"{found.name}, in the Decathlon's or nnU-Net's layout",
+        licence=found.licence or LICENCE,
+        citation=CITATION,
+        preparation={TRUE_SPACING: True},
+    )
+    return VolumePlan(dataset=name, labels=labels, sites=(plan,), sequences=found.sequences)
+
+
+def find_described(source: Path) -> ScanSet:
+    """The one folder below ``source`` with imagesTr and labelsTr.
+
+    Raises:
+        DataError: there is none, or several.
+    """
+    sets = [found for found in find_sets(source) if found.layout == "described"]
+    if len(sets) != 1:
+        folders = ", ".join(str(found.folder) for found in sets) or "none"
+        raise DataError(f"{source} has to hold one folder with imagesTr and labelsTr, it holds {folders}: name it")
+    return sets[0]

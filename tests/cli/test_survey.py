@@ -1,0 +1,85 @@
+"""``fedshift survey``: a plan and a map from prepared sites, and sentences for what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from surveysites import survey_site
+
+from fedshift.cli import main
+from fedshift.flare.survey.job import read_survey_spec
+from fedshift.schema.fingerprint import read_survey
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for site, seeds in (("A", (1, 2, 3)), ("B", (4, 5, 6)), ("C", (7, 8, 9))):
+        survey_site(tmp_path / "data", site, seeds)
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_data_set_becomes_a_plan_and_a_map(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    survey_site(home / "new", "N", (10, 11, 12), spacing=(3.0, 0.4, 0.4))
+    newcomer = str(home / "new" / "organ" / "N")
+    assert main(["survey", "organ", "--held-out", "C", "--place", newcomer, "--memory", "2", "--name", "ours"]) == 0
+    out = home / "surveys" / "organ"
+    said = capsys.readouterr().out
+    assert "On the map only, and not in the plan: C, N" in said
+    assert str(Path("surveys") / "organ" / "ours.yaml") in said
+    task = yaml.safe_load((out / "ours.yaml").read_text(encoding="utf-8"))
+    assert (task["name"], task["sites"], task["held_out"]) == ("ours", ["A", "B"], ["C"])
+    assert "N" in (out / "shift.html").read_text(encoding="utf-8")
+    survey = read_survey(out)
+    assert set(survey.sites) == {"A", "B", "C"}, "a newcomer is no part of the survey"
+    assert main(["survey", str(out / "survey.json"), "--sites", "A,C", "--out", "again"]) == 0
+    again = yaml.safe_load((home / "again" / "organ.yaml").read_text(encoding="utf-8"))
+    assert (again["sites"], again["held_out"]) == (["A", "C"], ["B"])
+
+
+def test_a_plan_that_was_changed_by_hand_is_kept(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["survey", "organ"]) == main(["survey", "organ"]) == 0
+    plan = home / "surveys" / "organ" / "organ.yaml"
+    text = plan.read_text(encoding="utf-8")
+    plan.write_text(text.replace("rounds: 100", "rounds: 7"), encoding="utf-8")
+    assert main(["survey", "organ"]) == 2
+    assert "is there with other contents" in capsys.readouterr().err
+    assert main(["survey", "organ", "--force"]) == 0
+    assert plan.read_text(encoding="utf-8") == text
+
+
+def test_a_site_without_an_answer_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "data" / "organ" / "B" / "volumes" / "Patient004.nii.gz").unlink()
+    assert main(["survey", "organ"]) == 1
+    assert "site B gave no answer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["orgam"], "no task and no prepared data set 'orgam'; did you mean 'organ'"),
+        (["organ", "--memory", "0"], "--memory must be more than 0"),
+        (["organ", "--memory", "0.01"], "no plan fits into 0.01 GB"),
+        (["organ", "--patch", "a,b"], "--patch 'a,b' is not a list"),
+        (["organ", "--patch", "512,512,512"], "fits, or give more with --memory"),
+        (["organ", "--place", "data/organ/A"], "is site A, which the survey has already"),
+        (["missing.json"], "missing.json cannot be read"),
+    ],
+)
+def test_what_does_not_fit_is_a_sentence(
+    home: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["survey", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_job_of_a_survey(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["survey", "organ", "--held-out", "C", "--job", "jobs/ask", "--production"]) == 0
+    spec = read_survey_spec(home / "jobs" / "ask" / "app" / "config" / "fedshift.yaml")
+    assert (spec.sites, spec.held_out) == (("A", "B"), ("C",))
+    assert main(["survey", "jobs/ask", "--out", "asked"]) == 0, "the same sites, in this process"
+    assert main(["run", "jobs/ask"]) == 2
+    assert "asks for a survey" in capsys.readouterr().err

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from fedshift.data.labels import Labels, parse_labels, settle_labels
+from fedshift.schema.errors import ConfigError
+
+
+def test_labels_in_words() -> None:
+    labels = Labels.named({"left kidney": [1], "right kidney": [3, 2]})
+    assert str(labels) == "0 outside, 1 left kidney, 2 or 3 right kidney"
+    assert labels.structure == "left kidney or right kidney"
+    assert labels.values == {"left kidney": [1], "right kidney": [2, 3]}
+
+
+def test_a_structure_can_be_merged_into_the_background() -> None:
+    labels = Labels.named({"background": [0, 3], "gland": [1]})
+    assert labels.classes == ("background", "gland") and dict(labels.class_of) == {3: 0, 1: 1}
+
+
+def test_a_single_structure_is_1() -> None:
+    labels = settle_labels(classes=("background", "spleen"))
+    assert labels is not None and labels.values == {"spleen": [1]}
+    assert settle_labels() is None
+    assert settle_labels(classes=("background", "a", "b")) is None, "which of the values is which is not known"
+
+
+def test_the_task_gives_the_order_and_the_file_the_values() -> None:
+    described = Labels.named({"posterior": [1], "anterior": [2]})
+    labels = settle_labels(described=described, classes=("background", "Anterior", "Posterior"))
+    assert labels is not None and labels.classes == ("background", "Anterior", "Posterior")
+    assert dict(labels.class_of) == {1: 2, 2: 1}
+
+
+def test_what_a_person_says_comes_before_the_file() -> None:
+    described = Labels.named({"PZ": [1], "TZ": [2]})
+    labels = settle_labels(
+        given={"prostate": (1, 2)}, described=described, classes=("background", "prostate"), annotated=("prostate",)
+    )
+    assert labels is not None and dict(labels.class_of) == {1: 1, 2: 1}
+    with pytest.raises(ConfigError, match=r"the description beside the masks has 'PZ'.*--label prostate=1,2"):
+        settle_labels(described=described, classes=("background", "prostate"))
+
+
+def test_values_of_classes_that_are_not_annotated_are_unknown() -> None:
+    labels = settle_labels(given={"a": (1,), "b": (2,)}, annotated=("b",))
+    assert labels is not None and labels.classes == ("background", "a", "b")
+    assert dict(labels.class_of) == {2: 2} and labels.annotated == ("b",)
+
+
+@pytest.mark.parametrize("text", ["prostate", "prostate=", "=1", "prostate=one", "prostate=1;2"])
+def test_a_label_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="such as prostate=1,2, not"):
+        parse_labels([text])
+
+
+def test_a_name_given_twice_is_refused() -> None:
+    assert parse_labels(["a=1, 2", "b c=3"]) == {"a": (1, 2), "b c": (3,)}
+    with pytest.raises(ConfigError, match="--label names a twice"):
+        parse_labels(["a=1", "a=2"])

@@ -1,0 +1,116 @@
+"""Cached volumes at a task's spacing: their intensities, labels and places, and that changes are noticed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from volumesites import make_volume_site
+
+from fedshift.data.prepared import mask_file, read_images, read_labels
+from fedshift.data.resampled import MOST_PLACES, Preparation, open_volumes, volumes_dir
+from fedshift.data.voxels import Fixed, normalised, places, resized_labels, shape_at
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import read_manifest
+
+
+def test_at_their_own_spacing_labels_are_the_masks_and_each_volume_has_mean_0_and_deviation_1(tmp_path: Path) -> None:
+    folder = make_volume_site(tmp_path, "A", gain=7.0)
+    opened = open_volumes(folder, Preparation())
+    for number, case in enumerate(opened.manifest.cases):
+        np.testing.assert_array_equal(opened.labels(number), read_labels(folder, case))
+        voxels = opened.images(number).astype(np.float64)
+        assert voxels.shape == (1, *case.shape)
+        assert abs(voxels.mean()) < 1e-3 and abs(voxels.std() - 1) < 1e-3
+        assert np.corrcoef(voxels.ravel(), read_images(folder, opened.manifest, case).ravel())[0, 1] > 0.999999
+
+
+def test_resampled_volumes_keep_the_extent_and_the_volume_of_each_class(tmp_path: Path) -> None:
+    folder = make_volume_site(tmp_path, "A", shape=(12, 20, 24), spacing=(2.0, 1.0, 1.0))
+    opened = open_volumes(folder, Preparation(spacing=(1.0, 1.3, None)))
+    assert opened.shapes[0].tolist() == [24, 15, 24]
+    before = read_labels(folder, opened.manifest.cases[0])
+    for number in (1, 2):
+        assert (opened.labels(0) == number).mean() == pytest.approx((before == number).mean(), rel=0.15)
+
+
+def test_places_are_voxels_of_their_class(tmp_path: Path) -> None:
+    opened = open_volumes(make_volume_site(tmp_path, "A"), Preparation(spacing=(3.0, 1.5, 1.5)))
+    for case in range(len(opened.manifest.cases)):
+        labels = opened.labels(case)
+        for number in (1, 2):
+            found = opened.places(case, number)
+            assert len(found) == (labels == number).sum() > 0
+            assert (labels[tuple(found.T)] == number).all()
+
+
+def test_places_are_capped_and_drawn_by_their_seed() -> None:
+    labels = np.ones((40, 40, 40), np.uint8)
+    one, two, other = (places(labels, 1, most=MOST_PLACES, seed=seed) for seed in ((0, 1), (0, 1), (1, 1)))
+    assert len(one) == MOST_PLACES and (one == two).all() and not (one == other).all()
+
+
+def test_sequences_are_those_named_in_their_order(tmp_path: Path) -> None:
+    folder = make_volume_site(tmp_path, "A", sequences=("T2", "ADC"))
+    both, swapped, second = (
+        open_volumes(folder, Preparation(sequences=names)) for names in (("T2", "ADC"), ("ADC", "T2"), ("ADC",))
+    )
+    np.testing.assert_array_equal(both.images(1)[::-1], swapped.images(1))
+    np.testing.assert_array_equal(both.images(1)[1:], second.images(1))
+    with pytest.raises(DataError, match=r"has no sequence 'DWI'.* Known: ADC, T2"):
+        open_volumes(folder, Preparation(sequences=("DWI",)))
+    with pytest.raises(DataError, match=r"has the sequences T2, ADC, and the task names none: set data.sequences"):
+        open_volumes(folder, Preparation())
+
+
+def test_a_changed_byte_is_noticed_and_another_cohort_has_arrays_of_its_own(tmp_path: Path) -> None:
+    folder = make_volume_site(tmp_path, "A")
+    preparation = Preparation()
+    open_volumes(folder, preparation)
+    made = volumes_dir(folder, read_manifest(folder), preparation)
+    with (made / "labels.npy").open("r+b") as file:
+        file.seek(300)
+        file.write(b"\x01\x02\x02\x01")
+    with pytest.raises(DataError, match=r"labels.npy has changed since it was written.*delete the folder"):
+        open_volumes(folder, preparation)
+    content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    content["cases"] = content["cases"][:3]
+    (folder / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
+    assert len(open_volumes(folder, preparation).shapes) == 3
+    assert volumes_dir(folder, read_manifest(folder), replace(preparation, nonzero=True)) != made
+
+
+def test_a_mask_with_a_value_that_is_no_class_is_refused(tmp_path: Path) -> None:
+    from volumesites import write
+
+    folder = make_volume_site(tmp_path, "A")
+    write(mask_file(folder, "case01"), np.full((12, 20, 24), 3, np.uint8), (2.0, 1.0, 1.0))
+    with pytest.raises(DataError, match=r"the mask of case case01 has the value 3, and the site has 3 classes"):
+        open_volumes(folder, Preparation())
+
+
+def test_normalisations() -> None:
+    rng = np.random.default_rng(0)
+    ct = rng.normal(100, 300, (8, 9, 10))
+    fixed = Fixed(low=-200, high=300, mean=50, std=100)
+    found = normalised(ct, "fixed", nonzero=False, fixed=fixed.numbers)
+    assert (found.min(), found.max()) == (-2.5, 2.5) == fixed.range
+    scaled = normalised(ct, "percentile", nonzero=False, fixed=None)
+    assert (scaled.min(), scaled.max()) == (0, 1)
+    air = np.where(rng.random(ct.shape) < 0.5, 0, ct + 2000)
+    inside = normalised(air, "volume", nonzero=True, fixed=None)
+    assert abs(inside[air != 0].mean()) < 1e-5 and (inside[air == 0] == 0).all()
+    assert (normalised(np.full((4, 4, 4), 7.0), "volume", nonzero=False, fixed=None) == 0).all(), "a constant volume"
+    with pytest.raises(ValueError, match=r"takes at most 255: set data.normalise to volume"):
+        normalised(ct, "none", nonzero=False, fixed=None)
+
+
+def test_labels_are_resampled_by_the_class_that_covers_most() -> None:
+    labels = np.repeat(np.array([0, 1, 1, 1, 2, 2, 0, 0], np.uint8), 4).reshape(8, 2, 2)
+    np.testing.assert_array_equal(resized_labels(labels, (4, 2, 2))[:, 0, 0], [0, 1, 2, 0])
+    grown = resized_labels(labels, (16, 2, 2))[:, 0, 0]
+    np.testing.assert_array_equal(grown, np.repeat([0, 1, 1, 1, 2, 2, 0, 0], 2))
+    assert shape_at((10, 10, 1), (3.0, 1.0, 1.0), (1.5, 3.0, 4.0)) == (20, 3, 1)

@@ -1,0 +1,174 @@
+"""The layouts that scans come in: which files become which sequence of which case."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import SimpleITK as sitk
+from scanfiles import other_sequence, volume, write_described, write_dicom, write_pair, zones
+
+from fedshift.data.check import check
+from fedshift.data.pairing import ScanSet
+from fedshift.data.scansets import choose_sequences, find_sets, gather, parse_sequences
+from fedshift.schema.errors import ConfigError, DataError
+
+
+def save(path: Path, image: sitk.Image) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sitk.WriteImage(image, str(path))
+    return path
+
+
+def files(found: ScanSet) -> dict[str, list[str]]:
+    """Case -> its files below the set's folder, the mask last."""
+    return {
+        case.id: [str(file.relative_to(found.folder)) for file in (*case.images, case.mask)] for case in found.cases
+    }
+
+
+def test_decathlon(tmp_path: Path) -> None:
+    folder = write_described(tmp_path / "Task99_Ball", sequences=("T2", "ADC"), classes=("PZ", "TZ"))
+    (found,) = find_sets(tmp_path)
+    assert (found.name, found.sequences, found.licence) == ("Ball", ("T2", "ADC"), "CC-BY-SA 4.0")
+    assert found.labels is not None and found.labels.values == {"PZ": [1], "TZ": [2]}
+    assert [case.channels for case in found.cases] == [(0, 1)] * 3
+    assert files(found)["case_1"] == ["imagesTr/case_1.nii.gz", "imagesTr/case_1.nii.gz", "labelsTr/case_1.nii.gz"]
+    (folder / "dataset.json").unlink()
+    (bare,) = find_sets(tmp_path)
+    assert bare.sequences == ("0000", "0001") and bare.labels is None, "counted in the files"
+    assert choose_sequences(bare, ["T2", "ADC"]).cases[0].sequences == ("T2", "ADC")
+
+
+def test_nnunet(tmp_path: Path) -> None:
+    folder = write_described(tmp_path / "Dataset099", sequences=("T2", "ADC"), classes=("PZ", "TZ"), style="nnunet")
+    (found,) = find_sets(folder)
+    assert found.sequences == ("T2", "ADC") and found.labels is not None
+    assert found.labels.classes == ("background", "PZ", "TZ")
+    wanted = ["imagesTr/case_2_0000.nii.gz", "imagesTr/case_2_0001.nii.gz", "labelsTr/case_2.nii.gz"]
+    assert files(found)["case_2"] == wanted
+    adc = choose_sequences(found, ["adc"])
+    assert adc.sequences == ("ADC",) and adc.cases[2].images == (folder / "imagesTr" / "case_2_0001.nii.gz",)
+
+
+def test_nnunet_with_one_sequence(tmp_path: Path) -> None:
+    folder = write_described(tmp_path / "set", style="nnunet")
+    (found,) = find_sets(folder)
+    assert found.sequences == ("MRI",) and files(found)["case_0"][0] == "imagesTr/case_0_0000.nii.gz"
+    assert check(folder) == []
+
+
+def test_nnunet_that_lacks_a_whole_sequence(tmp_path: Path) -> None:
+    folder = write_described(tmp_path / "set", sequences=("T2", "ADC"), style="nnunet")
+    for file in (folder / "imagesTr").glob("*_0001.nii.gz"):
+        file.unlink()
+    findings = check(folder)
+    assert len(findings) == 3 and all("has no sequence ADC" in finding.message for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ({"background": 0, "whole": [1, 2]}, r"label 'whole' with the values \[1, 2\], a region that overlaps"),
+        ({"background": 0, "a": 1, "ignore": 2}, "has an 'ignore' label"),
+        ({"background": 0, "=cmd": 1}, "cannot be the name of a class"),
+        ([1, 2], "cannot be parsed"),
+    ],
+)
+def test_descriptions_that_are_not_read(tmp_path: Path, labels: object, words: str) -> None:
+    folder = write_described(tmp_path / "set", style="nnunet")
+    said = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    (folder / "dataset.json").write_text(json.dumps(said | {"labels": labels}), encoding="utf-8")
+    with pytest.raises(DataError, match=words):
+        find_sets(folder)
+
+
+def test_a_folder_for_each_case(tmp_path: Path) -> None:
+    for k, case in enumerate(("P1", "P2", "P3")):
+        image, mask = volume(k)
+        save(tmp_path / case / ("T2.nii.gz" if k else f"{case}_T2.nii.gz"), image)
+        if k < 2:
+            save(tmp_path / case / ("adc.nii.gz" if k else f"{case}_ADC.nii.gz"), other_sequence(image))
+        else:
+            write_dicom(tmp_path / case / "ADC", other_sequence(image))
+        save(tmp_path / case / ("mask.nii.gz" if k else f"{case}_seg.nii.gz"), zones(mask))
+    (found,) = find_sets(tmp_path)
+    assert found.layout == "case folders" and found.sequences == ("ADC", "T2")
+    assert files(found)["P1"] == ["P1/P1_ADC.nii.gz", "P1/P1_T2.nii.gz", "P1/P1_seg.nii.gz"]
+    assert files(found)["P3"] == ["P3/ADC", "P3/T2.nii.gz", "P3/mask.nii.gz"]
+    assert check(tmp_path, labels={"a": [1], "b": [2]}) == []
+    (found,) = gather(tmp_path, sequences={"T2": "", "ADC": ""})
+    assert found.sequences == ("T2", "ADC") and files(found)["P3"][:2] == ["P3/T2.nii.gz", "P3/ADC"]
+    (tmp_path / "P2" / "adc.nii.gz").unlink()
+    (finding,) = check(tmp_path, labels={"a": [1], "b": [2]})
+    assert finding.level == "error" and "is of case P2, which has no sequence ADC" in finding.message
+    assert check(tmp_path, labels={"a": [1], "b": [2]}, sequences={"T2": ""}) == []
+
+
+def test_a_folder_for_each_site_is_no_folder_for_each_case(tmp_path: Path) -> None:
+    write_pair(tmp_path / "HK", "Case00")
+    write_pair(tmp_path / "UCL", "Case00", seed=1)
+    assert [(found.layout, found.name) for found in find_sets(tmp_path)] == [("beside", "HK"), ("beside", "UCL")]
+
+
+def bids(root: Path, *, session: bool = False) -> Path:
+    for k in (1, 2, 3):
+        image, mask = volume(k)
+        inner, name = (Path("ses-a"), f"sub-{k:02d}_ses-a") if session else (Path(), f"sub-{k:02d}")
+        save(root / f"sub-{k:02d}" / inner / "anat" / f"{name}_T2w.nii.gz", image)
+        save(root / f"sub-{k:02d}" / inner / "dwi" / f"{name}_adc.nii.gz", other_sequence(image))
+        save(root / "derivatives" / "radiologist" / f"sub-{k:02d}" / inner / "anat" / f"{name}_mask.nii.gz", mask)
+    return root
+
+
+def test_bids_by_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bids(tmp_path))
+    masks = Path("derivatives/**/sub-*_mask.nii.gz")
+    (found,) = gather(None, images=Path("sub-*/anat/*_T2w.nii.gz"), masks=masks)
+    assert found.sequences == () and [case.id for case in found.cases] == ["sub-01", "sub-02", "sub-03"]
+    assert not found.findings
+    sequences = parse_sequences(["T2=sub-*/anat/*_T2w.nii.gz", "ADC=sub-*/dwi/*_adc.nii.gz"])
+    (found,) = gather(tmp_path, masks=masks, sequences=sequences)
+    assert found.sequences == ("T2", "ADC")
+    wanted = ["sub-02/anat/sub-02_T2w.nii.gz", "sub-02/dwi/sub-02_adc.nii.gz"]
+    assert files(found)["sub-02"][:2] == wanted
+    assert check(Path("sub-*/anat/*_T2w.nii.gz"), masks=masks) == []
+    assert check(tmp_path, masks=masks, sequences=sequences) == []
+    save(Path("sub-02/anat/sub-02_run-2_T2w.nii.gz"), volume(9)[0])
+    (finding,) = check(Path("sub-*/anat/*_T2w.nii.gz"), masks=masks)
+    assert finding.level == "error" and "has the id sub-02" in finding.message
+
+
+def test_bids_with_sessions_and_absolute_patterns(tmp_path: Path) -> None:
+    bids(tmp_path, session=True)
+    (found,) = gather(
+        None, images=tmp_path / "sub-*/*/anat/*_T2w.nii.gz", masks=tmp_path / "derivatives/**/*_mask.nii.gz"
+    )
+    assert [case.id for case in found.cases] == ["sub-01_ses-a", "sub-02_ses-a", "sub-03_ses-a"]
+
+
+def test_other_patterns_name_the_case_by_their_star(tmp_path: Path) -> None:
+    for k in range(2):
+        image, mask = volume(k)
+        save(tmp_path / "scans" / f"P{k}" / "t2.nii.gz", image)
+        save(tmp_path / "drawn" / f"P{k}.nii.gz", mask)
+    (found,) = gather(tmp_path, images=Path("scans/*/t2.nii.gz"), masks=Path("drawn/*.nii.gz"))
+    assert [case.id for case in found.cases] == ["P0", "P1"]
+    with pytest.raises(DataError, match="finds no scan"):
+        gather(tmp_path, images=Path("scans/*/t1.nii.gz"), masks=Path("drawn/*.nii.gz"))
+    with pytest.raises(DataError, match=r"has no \* that tells one case from another"):
+        gather(tmp_path, images=Path("scans/P?/t2.nii.gz"), masks=Path("drawn/*.nii.gz"))
+
+
+def test_sequences_that_do_not_fit(tmp_path: Path) -> None:
+    folder = write_described(tmp_path / "set", sequences=("T2", "ADC"))
+    with pytest.raises(ConfigError, match=r"has no sequence 'T1'.*Known: ADC, T2"):
+        gather(folder, sequences={"T1": ""})
+    (folder / "dataset.json").unlink()
+    with pytest.raises(ConfigError, match="has 2 sequences without names: name all of them"):
+        gather(folder, sequences={"T2": ""})
+    with pytest.raises(ConfigError, match="names T2 twice"):
+        parse_sequences(["T2,ADC", "T2"])
+    with pytest.raises(ConfigError, match="takes the place of --images"):
+        gather(None, images=tmp_path, masks=tmp_path, sequences={"T2": "*.nii.gz"})

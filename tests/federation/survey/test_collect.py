@@ -1,0 +1,80 @@
+"""Answers to a survey are checked, whoever sent them, and a site that has none is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from surveysites import survey_site
+
+from fedshift.data.fingerprint import fingerprint
+from fedshift.federation.survey.collect import Answers, survey_in_process
+from fedshift.federation.survey.question import question
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.fingerprint import SurveySpec, read_survey
+from fedshift.schema.policy import Policy
+
+SPEC = SurveySpec(survey="s", dataset="organ", sites=("A", "B"), held_out=("C",))
+
+
+def test_all_sites_are_asked_and_faults_are_noted(tmp_path: Path) -> None:
+    data = {site: survey_site(tmp_path, site, (1, 2, 3)) for site in SPEC.everyone}
+    (data["B"] / "volumes" / "Patient001_mask.nii.gz").unlink()
+    survey = survey_in_process(SPEC, data, policies={"C": Policy(encryption="required")})
+    assert list(survey.sites) == ["A"] and [one.site for one in survey.planned] == ["A"]
+    assert "Patient001_mask" in survey.refused["B"] and "encryption" in survey.refused["C"]
+    assert read_survey(survey.write(tmp_path / "out")) == survey
+
+
+def test_answers_of_others_and_no_answers_are_refused(tmp_path: Path) -> None:
+    told = fingerprint(survey_site(tmp_path, "A", (1, 2, 3)))
+    answers = Answers(SPEC)
+    assert not answers.add("B", told), "in another's name"
+    assert answers.add("A", told.model_dump(mode="json"))
+    assert not answers.add("A", told), "twice"
+    assert not answers.add("X", told.model_copy(update={"site": "X"}))
+    assert not answers.add("C", {"site": "C", "surprise": 1})
+    survey = answers.survey()
+    assert list(survey.sites) == ["A"]
+    assert survey.refused["B"] == "it answered in the name of A"
+    assert survey.refused["C"].startswith("its answer is no fingerprint")
+    late = Answers(SPEC)
+    late.add("A", told)
+    assert late.survey().refused == dict.fromkeys("BC", "it did not answer in time")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("intensities", {"image": {"liver": None}}),
+        ("surveyed", -1),
+        ("volumes", {"tumour": {"cases": 1, "of": 1}}),
+        ("scanners", {"a\nb": 1}),
+        (
+            "geometry",
+            {"cases": 1, "spacing": [[[2, 1], [1, 1]], [], []], "extent": [[], [], []], "voxels": [[], [], []]},
+        ),
+        ("classes", ["background", "whole volume"]),
+    ],
+)
+def test_what_no_site_tells_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    told = fingerprint(survey_site(tmp_path, "A", (1, 2, 3))).model_dump(mode="json")
+    assert not Answers(SPEC).add("A", {**told, key: value})
+
+
+def test_whom_a_task_a_file_or_a_data_set_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path))
+    for site in ("A", "B"):
+        survey_site(tmp_path, site, (1,))
+    assert question("organ").sites == ("A", "B")
+    assert question("organ", held_out=["B"]).held_out == ("B",)
+    assert question("prostate", sites=["HK", "UCL"]).sites == ("HK", "UCL")
+    file = tmp_path / "mine.yaml"
+    file.write_text("dataset: organ\nsites: [A]\nheld_out: [B]\n", encoding="utf-8")
+    assert question(str(file)).everyone == ("A", "B")
+    with pytest.raises(ConfigError, match=r"no task and no prepared data set 'orgam'; did you mean 'organ'"):
+        question("orgam")
+    with pytest.raises(ConfigError, match="has no site 'D'"):
+        question("organ", sites=["D"])
+    with pytest.raises(ConfigError, match="no site to plan for"):
+        question("organ", held_out=["A", "B"])

@@ -1,0 +1,57 @@
+"""The job of a survey: NVFlare and the sites' guards accept it, and it asks in the simulator as in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from surveysites import survey_site
+
+from fedshift.federation.survey.collect import survey_in_process
+from fedshift.flare.export import SPEC, read_job_folder
+from fedshift.flare.guard.commands import AppFiles
+from fedshift.flare.survey.job import read_survey_spec, write_survey_job
+from fedshift.flare.survey.simulate import simulate_survey
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.fingerprint import SurveySpec
+
+ASKED = SurveySpec(survey="survey_organ", dataset="organ", sites=("A", "B"), held_out=("C",))
+
+
+@pytest.mark.parametrize("production", [False, True])
+def test_nvflare_and_the_guards_accept_it(production: bool, tmp_path: Path) -> None:
+    folder = write_survey_job(ASKED, tmp_path / "job", production=production)
+    valid, error, meta = JobMetaValidator().validate("job", zip_directory_to_bytes("", str(folder)))
+    assert valid, error
+    assert meta["deploy_map"] == {"app": ["server", "A", "B", "C"]} and meta["min_clients"] == 1
+    assert AppFiles().validate(str(folder / "app"))[0] == ""
+    assert read_survey_spec(folder / SPEC) == ASKED
+    assert write_survey_job(ASKED, folder, production=production) == folder, "again"
+
+
+def test_it_is_not_run_as_a_job_that_trains(tmp_path: Path) -> None:
+    folder = write_survey_job(ASKED, tmp_path / "job")
+    with pytest.raises(ConfigError, match="asks for a survey and trains nothing"):
+        read_job_folder(folder)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match="is no fedshift job"):
+        write_survey_job(ASKED, tmp_path / "other")
+
+
+def test_a_changed_configuration_is_refused_by_the_guards(tmp_path: Path) -> None:
+    folder = write_survey_job(ASKED, tmp_path / "job", production=True)
+    path = folder / "app" / "config" / "config_fed_client.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("SurveyExecutor", "Other"), encoding="utf-8")
+    assert "is not as this fedshift writes it" in AppFiles().validate(str(folder / "app"))[0]
+
+
+@pytest.mark.slow
+def test_the_simulator_tells_what_one_process_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = {site: survey_site(tmp_path / "data", site, (1, 2, 3)) for site in ASKED.everyone}
+    (data["B"] / "volumes" / "Patient001.nii.gz").unlink()
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
+    expected = survey_in_process(ASKED, data)
+    assert simulate_survey(ASKED, tmp_path / "flare") == expected
+    assert set(expected.sites) == {"A", "C"} and "Patient001" in expected.refused["B"]

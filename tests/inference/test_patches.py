@@ -1,0 +1,132 @@
+"""Models that work on patches: a prediction is the evaluation's own, alone and as a bundle."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import SimpleITK as sitk
+from volumesites import make_volume_site
+
+from fedshift.cli import main
+from fedshift.data.prepared import image_files
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.resolve import resolve
+from fedshift.schema.manifest import read_manifest
+from fedshift.schema.results import LAST, Results
+from fedshift.tasks.evaluation.by_class import dice_by_class
+
+TASK = """
+name: blobs
+kind: segmentation
+dataset: blobs
+sites: [A, B]
+classes: [background, left, right]
+data: {DATA}
+network:
+  name: monai.DynUNet
+  options: {kernel_size: [3, 3, 3], strides: [1, 2, 2], upsample_kernel_size: [2, 2], filters: [8, 16, 16]}
+loss: ce_dice
+optimizer: {name: adam, lr: 0.01}
+schedule: {rounds: 2, local_epochs: 3, batch_size: 2}
+"""
+SEQUENCES = ("T2", "ADC")
+IN_3D = "{patch: [16, 16, 32], spacing: [1.5, 1.2, null], samples_per_case: 4, sequences: [T2, ADC]}"
+IN_2D = "{dims: 2, patch: [16, 16], context: 3, samples_per_case: 8, normalise: percentile}"
+
+
+def trained(folder: Path, data: str, methods: str, *options: str) -> tuple[dict[str, Path], Path, Results]:
+    """The sites, the model file and the results of a short run."""
+    sequences = SEQUENCES if "ADC" in data else ()
+    sites = {
+        "A": make_volume_site(folder, "A", sequences=sequences),
+        "B": make_volume_site(folder, "B", sequences=sequences, gain=3.0, offset=100.0, spacing=(1.5, 0.9, 1.1)),
+    }
+    (folder / "task.yaml").write_text(TASK.replace("{DATA}", data), encoding="utf-8")
+    job = resolve(str(folder / "task.yaml"), methods, options=options, seed=1)
+    return sites, folder / "run" / LAST, run_in_process(job, sites, folder / "run").results
+
+
+@pytest.mark.parametrize(
+    ("methods", "data", "options"),
+    [
+        ("fedavg", IN_2D, ("evaluation.mirror=true",)),
+        ("fedrdn", IN_3D, ("evaluation.largest_component=true",)),
+    ],
+)
+def test_predictions_of_a_test_case_score_as_in_the_results(
+    tmp_path: Path, methods: str, data: str, options: tuple[str, ...]
+) -> None:
+    sites, model, results = trained(tmp_path, data, methods, *options)
+    manifest = read_manifest(sites["B"])
+    (case,) = manifest.by_split("test")
+    files = [str(path) for path in image_files(sites["B"], manifest, case.id)]
+    site = ["--site", "B"] if methods == "fedrdn" else []
+    assert main(["predict", str(model), *files, "--out", str(tmp_path / "out"), "--overlay", *site]) == 0
+    mask = sitk.ReadImage(tmp_path / "out" / f"{case.id}_mask.nii.gz")
+    reference = sitk.ReadImage(sites["B"] / "volumes" / f"{case.id}_mask.nii.gz")
+    assert mask.GetSpacing() == pytest.approx(reference.GetSpacing()) and mask.GetSize() == reference.GetSize()
+    found = dice_by_class(sitk.GetArrayFromImage(mask), sitk.GetArrayFromImage(reference), 3)
+    told = results.final.last.sites["B"]["test"]
+    assert found[0] == pytest.approx(told["dice left"]) and found[1] == pytest.approx(told["dice right"])
+    assert found.max() > 0, "or there would be nothing to compare"
+    with (tmp_path / "out" / "predictions.csv").open(newline="", encoding="utf-8") as table:
+        (row,) = csv.DictReader(table)
+    voxels = (sitk.GetArrayFromImage(mask) == 2).sum()
+    assert float(row["volume_ml right"]) == pytest.approx(voxels * np.prod(mask.GetSpacing()) / 1000, abs=1e-3)
+
+
+def test_statistics_of_the_given_scans_are_of_windows_of_them(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    sites, model, _ = trained(tmp_path, IN_3D, "fedrdn")
+    first = str(sites["A"] / "volumes" / "case00_0000.nii.gz")
+    assert main(["predict", str(model), first, "--out", str(tmp_path / "out"), "--statistics", "own"]) == 0
+    assert "own, of 2 patches" in capsys.readouterr().out
+
+
+def test_a_case_that_lacks_a_sequence_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    sites, model, _ = trained(tmp_path, IN_3D, "fedavg")
+    (sites["A"] / "volumes" / "case00_0001.nii.gz").unlink()
+    first = sites["A"] / "volumes" / "case00_0000.nii.gz"
+    assert main(["predict", str(model), str(first), "--out", str(tmp_path / "out")]) == 2
+    said = "case00_0001.nii.gz does not exist, and the model takes 2 files of a case: _0000 is T2, _0001 is ADC"
+    assert said in capsys.readouterr().err
+    assert main(["predict", str(model), str(first.with_name("case00.nii.gz")), "--out", str(tmp_path / "out")]) == 2
+    assert "whose names end in _0000 is T2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data", [IN_3D, IN_2D])
+def test_a_bundle_finds_the_same_classes_without_fedshift(tmp_path: Path, data: str) -> None:
+    sites, model, _ = trained(tmp_path, data, "fedavg", "evaluation.mirror=true", "evaluation.largest_component=true")
+    bundle, scans = tmp_path / "bundle", tmp_path / "scans"
+    scans.mkdir()
+    manifest = read_manifest(sites["B"])
+    files = [path for case in ("case00", "case03") for path in image_files(sites["B"], manifest, case)]
+    for path in files:
+        (scans / path.name).symlink_to(path)
+    given = [str(scans / path.name) for path in files]
+    assert main(["predict", str(model), *given, "--out", str(tmp_path / "ours"), "--device", "cpu"]) == 0
+    assert main(["export", str(model), "--bundle", str(bundle), "--device", "cpu"]) == 0
+    (tmp_path / "block").mkdir()
+    (tmp_path / "block" / "fedshift.py").write_text('raise ImportError("without fedshift")\n', encoding="utf-8")
+    words = ["--config_file", "configs/inference.json", "--dataset_dir", str(scans), "--output_dir", "../theirs"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "block"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "monai.bundle", "run", *words],
+        cwd=bundle,
+        env=environ,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    ending = "_0000" if "ADC" in data else ""
+    for case in ("case00", "case03"):
+        ours = sitk.ReadImage(tmp_path / "ours" / f"{case}_mask.nii.gz")
+        theirs = sitk.ReadImage(tmp_path / "theirs" / f"{case}{ending}_mask.nii.gz")
+        assert (sitk.GetArrayFromImage(ours) == sitk.GetArrayFromImage(theirs)).all()
+        assert set(np.unique(sitk.GetArrayFromImage(ours))) > {0}

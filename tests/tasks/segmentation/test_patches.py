@@ -1,0 +1,240 @@
+"""Patches: where they are cut, what depends on what, and how cases are scored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from volumesites import CLASSES, make_volume_site
+
+from fedshift.data.samples import Union
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.job import JobSpec
+from fedshift.schema.seeding import generator
+from fedshift.tasks.base import Everything, Task
+from fedshift.tasks.kinds import build_task
+from fedshift.tasks.segmentation.patches import cut
+from fedshift.tasks.segmentation.volumes import classes_of
+from fedshift.tasks.segmentation.windows import mirrors, sliding
+
+
+def job(data: dict[str, object], **evaluation: object) -> JobSpec:
+    return JobSpec.parse(
+        {
+            "schema": 1,
+            "name": "blobs",
+            "task": {
+                "name": "blobs",
+                "kind": "segmentation",
+                "dataset": "blobs",
+                "sites": ["A"],
+                "classes": CLASSES,
+                "data": data,
+                "network": {"name": "unet", "options": {"features": 2}},
+                "loss": "ce_dice",
+                "optimizer": {"name": "sgd", "lr": 0.01},
+                "schedule": {"rounds": 1, "batch_size": 2},
+            },
+            "methods": {},
+            "federation": {"min_sites": 1},
+            "evaluation": evaluation,
+        },
+        where="test",
+    )
+
+
+def task(data: dict[str, object], **evaluation: object) -> Task:
+    return build_task(job(data, **evaluation))
+
+
+IN_3D = {"patch": [8, 16, 16], "samples_per_case": 3}
+IN_2D = {"dims": 2, "patch": [16, 12], "context": 3, "samples_per_case": 3}
+
+
+@pytest.mark.parametrize(
+    "data", [IN_3D, IN_2D, {**IN_3D, "augmentation": "strong"}, {**IN_2D, "augmentation": "light"}]
+)
+def test_a_patch_depends_on_its_seeds_alone(tmp_path: Path, data: dict[str, object]) -> None:
+    opened = task(data).open(make_volume_site(tmp_path, "A", cases=5), "A")
+
+    def epoch() -> list[tuple[torch.Tensor, torch.Tensor]]:
+        order, places = (generator(0, "A", 1, purpose) for purpose in ("order", "augmentation"))
+        return list(opened.train_batches(batch_size=3, order=order, augmentation=places, drop_last=False))
+
+    first, again = epoch(), epoch()
+    assert sum(len(x) for x, _ in first) == opened.n_train == 9
+    for (x, y), (same_x, same_y) in zip(first, again, strict=True):
+        assert torch.equal(x, same_x) and torch.equal(y, same_y) and y.dtype == torch.int64
+        assert x.shape[2:] == y.shape[1:] == tuple(data["patch"])  # type: ignore[arg-type]
+    pooled = Union([opened])
+    order, places = (generator(0, "A", 1, purpose) for purpose in ("order", "augmentation"))
+    batch = next(pooled.train_batches(batch_size=3, order=order, augmentation=places))
+    assert torch.equal(batch[0], first[0][0]), "as one of the sites that are pooled"
+
+
+def test_patches_for_statistics_are_the_same_every_time_and_have_no_place_in_common_with_the_order(
+    tmp_path: Path,
+) -> None:
+    opened = task(IN_3D).open(make_volume_site(tmp_path, "A"), "A")
+    x = torch.cat([x for x, _ in opened.chunks()])
+    one, _ = opened.train_samples(np.array([4]))
+    assert torch.equal(x[4], one[0]) and len(x) == opened.n_train
+    every = Everything(opened)
+    assert every.n_train == 12 and every.train_samples(np.arange(12))[0].shape == (12, 1, 8, 16, 16)
+
+
+def test_with_foreground_1_the_patch_has_a_voxel_of_a_class_in_its_middle(tmp_path: Path) -> None:
+    folder = make_volume_site(tmp_path, "A", shape=(16, 40, 40))
+    opened = task({"patch": [5, 7, 7], "foreground": 1, "samples_per_case": 30}).open(folder, "A")
+    _, y = opened.train_samples(np.arange(60))
+    middle = y[:, 2, 3, 3]
+    assert (middle > 0).all() and 15 < (middle == 1).sum() < 45, "each class equally often"
+
+
+def test_a_volume_smaller_than_the_patch_is_padded_around(tmp_path: Path) -> None:
+    opened = task({"patch": [16, 24, 32], "samples_per_case": 1}).open(make_volume_site(tmp_path, "A"), "A")
+    x, y = opened.train_samples(np.array([0]))
+    case = int(opened.members("train")[0])
+    inside = (slice(2, 14), slice(2, 22), slice(4, 28))
+    np.testing.assert_array_equal(y[0][inside], opened.labels(np.array([case]))[0])
+    torch.testing.assert_close(x[0, 0][inside], opened.images(np.array([case]))[0, 0])
+    assert x[0, 0, :2].abs().sum() == 0 and y.sum() == y[0][inside].sum()
+
+
+def test_slices_of_2d_have_their_neighbours_and_the_same_place_in_image_and_label(tmp_path: Path) -> None:
+    folder = make_volume_site(tmp_path, "A", sequences=("T2", "ADC"))
+    data = {**IN_2D, "sequences": ["T2", "ADC"], "patch": [20, 24]}
+    opened = task(data).open(folder, "A")
+    whole = opened.images(np.array([1]))
+    assert whole.shape == (12, 6, 20, 24)
+    torch.testing.assert_close(whole[4, 1], whole[5, 0])
+    torch.testing.assert_close(whole[0, 3], whole[0, 4])
+    x, y = opened.train_samples(np.arange(6))
+    for case, image, label in zip(opened.cases("train"), x, y, strict=True):
+        index = np.array([case])
+        at = next(z for z, one in enumerate(opened.images(index)) if torch.equal(one, image))
+        assert torch.equal(opened.labels(index)[at], label)
+
+
+def test_augmentation_begins_from_the_patch_that_is_there_without_it(tmp_path: Path) -> None:
+    folder = make_volume_site(tmp_path, "A", shape=(16, 40, 40))
+    plain, mirrored = (
+        task({**IN_3D, "augmentation": spec}).open(folder, "A")
+        for spec in ("none", [{"name": "monai.RandFlip", "options": {"prob": 1, "spatial_axis": [0, 1]}}])
+    )
+    (x, y), (flipped_x, flipped_y) = (
+        one.drawn(np.arange(6), rng=generator(0, "A", 1, "augmentation")) for one in (plain, mirrored)
+    )
+    assert torch.equal(flipped_x, x.flip((2, 3))) and torch.equal(flipped_y, y.flip((1, 2)))
+    strong = task({**IN_3D, "augmentation": "strong"}).open(folder, "A")
+    changed, _ = strong.drawn(np.arange(6), rng=generator(0, "A", 1, "augmentation"))
+    assert changed.shape == x.shape and not torch.equal(changed, x)
+
+
+def test_cut_fills_with_0() -> None:
+    volume = np.arange(1, 25).reshape(2, 3, 4)
+    np.testing.assert_array_equal(cut(volume, (0, 1, 1), (2, 2, 2)), volume[:, 1:, 1:3])
+    made = cut(volume, (-1, 2, 3), (3, 2, 2))
+    assert made.shape == (3, 2, 2) and made[0].sum() == 0 and made[1, 0, 0] == volume[0, 2, 3] and made.sum() == 36
+
+
+@pytest.mark.parametrize("data", [IN_3D, IN_2D])
+def test_a_perfect_network_scores_perfectly_on_the_scans_own_grid(tmp_path: Path, data: dict[str, object]) -> None:
+    folder = make_volume_site(tmp_path, "A", shape=(14, 40, 48), cases=5)
+    built = task({**data, "spacing": [2.0, 1.0, None]})
+    opened = built.open(folder, "A")
+    index = [np.array([case]) for case in opened.members("train")]
+    perfect = [torch.nn.functional.one_hot(opened.labels(one), 3).movedim(-1, 1).float() for one in index]
+    found = built.evaluate(iter(perfect), opened, "train", seed=0, share_cases=True)
+    assert set(found.scores) == set(built.metrics) == set(found.distributions)
+    assert found.scores["dice"] == pytest.approx(1) and found.scores["surface_dice left"] == 1
+    assert found.scores["hd95"] == found.scores["volume_difference right"] == found.empty == 0
+    assert found.distributions["dice left"].n == 3
+    scores = built.scores((p.argmax(1).to(torch.uint8) for p in perfect), opened, "train")
+    assert scores == {"dice": 1, "dice left": 1, "dice right": 1}
+    nothing = [torch.cat([torch.ones_like(p[:, :1]), torch.zeros_like(p[:, 1:])], 1) for p in perfect]
+    empty = built.evaluate(iter(nothing), opened, "train", seed=0, share_cases=True)
+    assert empty.scores["dice"] == empty.scores["surface_dice"] == 0 and empty.empty == 3
+
+
+def test_classes_that_a_site_does_not_outline_are_neither_learned_nor_scored(tmp_path: Path) -> None:
+    folder = make_volume_site(tmp_path, "A", annotated=("left",))
+    built = task(IN_3D)
+    opened = built.open(folder, "A")
+    there = built.at(opened)
+    x, y = opened.train_samples(np.arange(4))
+    logits = torch.randn(4, 3, *x.shape[2:], generator=torch.Generator().manual_seed(0))
+    swapped = logits[:, [2, 1, 0]]
+    assert float(there.loss(logits, y)) == pytest.approx(float(there.loss(swapped, y)), rel=1e-6)
+    assert float(built.loss(logits, y)) != pytest.approx(float(built.loss(swapped, y)), rel=1e-3)
+    case = opened.members("test")
+    perfect = torch.nn.functional.one_hot(opened.labels(case), 3).movedim(-1, 1).float()
+    also_right = perfect[:, [2, 1, 0]]
+    for probability in (perfect, also_right):
+        scores = built.evaluate(iter([probability]), opened, "test", seed=0, share_cases=True).scores
+        assert scores["dice"] == scores["dice left"] == 1 and "dice right" not in scores
+    none = make_volume_site(tmp_path / "none", "A", annotated=())
+    with pytest.raises(DataError, match="outline none of the task's classes"):
+        built.at(built.open(none, "A"))
+
+
+def test_the_sliding_window_puts_volumes_of_any_size_together() -> None:
+    x = torch.randn(1, 2, 13, 22, 9, generator=torch.Generator().manual_seed(0))
+    seen = []
+
+    def forward(window: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(window.shape[2:]))
+        return window * torch.tensor([1.0, -2.0]).reshape(1, 2, 1, 1, 1)
+
+    for mirror in ((), (0, 1, 2)):
+        found = sliding(forward, x, patch=(8, 8, 12), overlap=0.5, mirror=mirror)
+        torch.testing.assert_close(found, forward(x), rtol=1e-4, atol=1e-4)
+    assert set(seen) == {(8, 8, 12), (13, 22, 9)}
+    assert mirrors((0, 1)) == [(), (2,), (3,), (2, 3)] and len(mirrors((0, 1, 2))) == 8
+
+
+def test_mirror_images_are_averaged() -> None:
+    x = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    ramp = torch.linspace(0, 1, 8)
+
+    def forward(window: torch.Tensor) -> torch.Tensor:
+        return window + ramp
+
+    found = sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0, 1))
+    torch.testing.assert_close(found, x + 0.5)
+    torch.testing.assert_close(sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0,)), x + ramp)
+
+
+def test_only_the_largest_part_of_each_class_is_kept_if_asked() -> None:
+    probability = np.zeros((3, 12, 20, 24), np.float32)
+    probability[0] = 0.5
+    probability[1, 2:6, 2:6, 2:6] = probability[1, 10, 15, 15] = probability[2, 8, 8, 8] = 1
+    before, after = (classes_of(probability, (12, 20, 24), largest_component=asked) for asked in (False, True))
+    assert (before == 1).sum() == 65 and (after == 1).sum() == 64 and (after == 2).sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"patch": [16, 16]}, "'patch' has 2 sizes, and 'dims' is 3"),
+        ({"patch": [16, 16, 16], "context": 3}, "'context' is for dims: 2"),
+        ({"patch": [16, 16], "dims": 2, "context": 2}, "must be odd"),
+        ({"patch": [16, 16, 16], "normalise": "fixed"}, "'fixed' and normalise: fixed need each other"),
+        ({"patch": [16, 16, 16], "spacing": [1, 1]}, "spacing"),
+        ({"patch": [16, 16, 16], "mirror": [0, 3]}, "'mirror' has axes from 0 to 2"),
+        ({"patch": [16, 16, 16], "augmentation": "stong"}, "did you mean 'strong'"),
+        ({"patch": [16, 16, 16], "matrix": 96}, "unknown key 'matrix'"),
+    ],
+)
+def test_mistakes_get_a_sentence(data: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        task(data)
+
+
+def test_options_of_patches_are_refused_with_slices() -> None:
+    two = job({"matrix": 32}, mirror=True)
+    two = two.model_copy(update={"task": two.task.model_copy(update={"classes": CLASSES[:2]})})
+    with pytest.raises(ConfigError, match=r"evaluation.mirror is for segmentation by patches"):
+        build_task(two)

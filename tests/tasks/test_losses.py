@@ -1,0 +1,145 @@
+"""Losses: the authors', MONAI's, several outputs, classes that a site has not outlined."""
+
+from __future__ import annotations
+
+import monai.losses
+import pytest
+import torch
+from conftest import golden
+from torch.nn import functional
+
+from fedshift.federation.resolve import resolve
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import LossSpec
+from fedshift.tasks import losses
+from fedshift.tasks.losses import ce_dice_loss, dice_loss, make_loss
+
+MONAI = [name for name in losses.available() if name.startswith("monai.")]
+
+
+def example(*size: int, classes: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    logits = torch.randn(2, classes, *size, generator=rng, dtype=torch.float64)
+    return logits.requires_grad_(), torch.randint(classes, (2, *size), generator=rng)
+
+
+def test_the_papers_losses_are_the_authors() -> None:
+    g = golden("dice")
+    logits, label = torch.from_numpy(g["logits"]), torch.from_numpy(g["label"])[:, 0].long()
+    assert float(dice_loss(logits, label)) == pytest.approx(float(g["dice_loss"]), rel=1e-10)
+    assert float(ce_dice_loss(logits, label)) == pytest.approx(float(g["joint_loss"]), rel=1e-10)
+
+
+def test_a_volume_that_repeats_a_slice_has_the_slices_loss() -> None:
+    logits, label = example(8, 8)
+    for name in ("ce_dice", "dice"):
+        loss = make_loss(name, {}, n_classes=3)
+        deep = loss(logits[:, :, None].expand(-1, -1, 4, -1, -1), label[:, None].expand(-1, 4, -1, -1))
+        torch.testing.assert_close(deep, loss(logits, label), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", losses.available())
+@pytest.mark.parametrize("size", [(8, 6), (6, 8, 4)])
+def test_shares_of_one_class_are_that_class(name: str, size: tuple[int, ...]) -> None:
+    logits, label = example(*size)
+    loss = make_loss(name, {}, n_classes=3)
+    value = loss(logits, label)
+    (slope,) = torch.autograd.grad(value, logits)
+    assert value.shape == () and torch.isfinite(value) and slope.abs().max() > 0
+    soft = functional.one_hot(label, 3).movedim(-1, 1).double()
+    if loss.soft:
+        torch.testing.assert_close(loss(logits, soft).double(), value.double(), rtol=1e-5, atol=1e-7)
+    else:
+        with pytest.raises(ConfigError, match=f"loss {name} takes one class for each voxel"):
+            loss(logits, soft)
+
+
+def test_monais_losses_are_monais() -> None:
+    logits, label = example(8, 8)
+    options = {"lambda_ce": 0.5, "include_background": False, "weight": [1.0, 2.0, 3.0]}
+    own = make_loss("monai.DiceCELoss", options, n_classes=3)(logits, label)
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    theirs = monai.losses.DiceCELoss(
+        softmax=True, to_onehot_y=True, lambda_ce=0.5, include_background=False, weight=weight.double()
+    )
+    torch.testing.assert_close(own, theirs(logits, label[:, None]))
+
+
+@pytest.mark.parametrize("name", ["ce_dice", "monai.DiceCELoss"])
+def test_logits_of_reduced_precision_are_computed_in_float32(name: str) -> None:
+    logits, label = example(8, 8)
+    low = logits.detach().bfloat16()
+    assert torch.equal(
+        make_loss(name, {}, n_classes=3)(low, label), make_loss(name, {}, n_classes=3)(low.float(), label)
+    )
+
+
+def test_deep_supervision_weighs_outputs_by_halves() -> None:
+    fine, label = example(8, 8)
+    coarse, coarsest = example(4, 4, seed=1)[0], example(2, 2, seed=2)[0]
+    loss = make_loss("ce_dice", {}, n_classes=3)
+    expected = (
+        4 * loss(fine, label) + 2 * loss(coarse, label[:, 1::2, 1::2]) + loss(coarsest, label[:, 2::4, 2::4])
+    ) / 7
+    torch.testing.assert_close(loss([fine, coarse, coarsest], label), expected)
+    torch.testing.assert_close(loss([fine], label), loss(fine, label))
+    soft = functional.one_hot(label, 3).movedim(-1, 1).double()
+    torch.testing.assert_close(loss([fine, coarse, coarsest], soft), expected)
+
+
+def test_what_is_not_annotated_counts_as_background() -> None:
+    """Swapping background and a class that is not annotated changes nothing; the annotated one learns."""
+    logits, label = example(8, 8, classes=4)
+    logits = logits.detach()
+    label = torch.where(label == 3, 0, label)
+    for name, options in (("ce_dice", {}), ("monai.DiceCELoss", {"weight": [1.0, 2.0, 3.0, 4.0]})):
+        loss = make_loss(name, options, n_classes=4, annotated=[1, 2])
+        value = loss(logits, label)
+        assert torch.equal(loss(logits[:, [3, 1, 2, 0]], label), value)
+        probability = logits.softmax(1)
+        merged = torch.stack([probability[:, 0] + probability[:, 3], probability[:, 1], probability[:, 2]], 1)
+        if name == "ce_dice":
+            picked = merged.gather(1, label[:, None]).log().mean()
+            hot = functional.one_hot(label, 3).movedim(-1, 1)
+            dice = (2 * (merged * hot).sum((0, 2, 3)) / (merged.sum((0, 2, 3)) + hot.sum((0, 2, 3)))).mean()
+            torch.testing.assert_close(value, (1 - dice - picked) / 2, rtol=1e-5, atol=1e-6)
+            soft = functional.one_hot(label, 4).movedim(-1, 1).double()
+            torch.testing.assert_close(loss(logits, soft), value)
+        everything = make_loss(name, options, n_classes=4, annotated=[3, 1, 2])
+        assert torch.equal(everything(logits, label), make_loss(name, options, n_classes=4)(logits, label))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "annotated", "said"),
+    [
+        ("monai.DiceCE", {}, None, "did you mean 'monai.DiceCELoss'"),
+        ("monai.DiceCELoss", {"lambda_c": 1}, None, "unknown option 'lambda_c'; did you mean 'lambda_ce'"),
+        ("monai.DiceCELoss", {"softmax": True}, None, "softmax follows from the task"),
+        ("monai.DiceCELoss", {"weight": [1, 2]}, None, "weight must have 3 numbers, one for each class, not 2"),
+        ("monai.DiceCELoss", {"lambda_ce": -1}, None, "no such loss can be made"),
+        ("monai.TverskyLoss", {"alpha": {"a": 1}}, None, "option alpha must be a number"),
+        ("ce_dice", {"weight": 1}, None, "loss ce_dice has no options"),
+        ("monai.DiceFocalLoss", {}, [1], "cannot leave classes out"),
+        ("ce_dice", {}, [], "annotated classes are some of 1 to 2, not none"),
+        ("ce_dice", {}, [3], "annotated classes are some of 1 to 2"),
+    ],
+)
+def test_what_is_refused(name: str, options: dict[str, object], annotated: list[int] | None, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_loss(name, options, n_classes=3, annotated=annotated)
+
+
+def test_a_method_that_mixes_is_refused_with_a_loss_of_one_class_each() -> None:
+    losses.check_mixes("monai.DiceCELoss", "mixup")
+    losses.check_mixes("ce", "mixup")
+    with pytest.raises(ConfigError, match=r"method mixup: it mixes the classes .* loss monai\.HausdorffDTLoss"):
+        resolve("prostate", "mixup", options=["loss=monai.HausdorffDTLoss"])
+
+
+def test_a_loss_without_options_is_its_name_in_a_job() -> None:
+    assert LossSpec.parse("ce_dice", where="x").model_dump() == "ce_dice"
+    full = {"name": "monai.DiceCELoss", "options": {"lambda_ce": 0.5}}
+    spec = LossSpec.parse(full, where="x")
+    assert spec.model_dump() == full and str(spec) == "monai.DiceCELoss (lambda_ce 0.5)"
+    with pytest.raises(ConfigError, match="unknown key 'option'; did you mean 'options'"):
+        LossSpec.parse({"name": "dice", "option": {}}, where="x")
