@@ -188,9 +188,9 @@ def table(content: Mapping[str, object]) -> str:
         "|---|---:|---:|" + "---:|" * len(KINDS),
     ]
     for key, found in runs.items():
-        cells = " | ".join(f"{found[kind]:.2f}" for kind in KINDS)
+        cells = " | ".join(f"{found[kind]:.2f}" if kind in found else "" for kind in KINDS)
         lines.append(f"| {key.replace(' ', ', ')} | {found['sites']} | {found['rounds']} | {cells} |")
-    most = [max(found[kind] for found in runs.values()) for kind in KINDS]
+    most = [max(found.get(kind, 0.0) for found in runs.values()) for kind in KINDS]
     lines += [
         f"| **largest** | | | {' | '.join(f'**{value:.2f}**' for value in most)} |",
         "",
@@ -199,7 +199,8 @@ def table(content: Mapping[str, object]) -> str:
             f"`federation.{name}` {FederationSpec.model_fields[name].default:g}"
             for name in ("clip_norm_ratio", "clip_opposed_ratio", "clip_sample_ratio")
         )
-        + ". No site's samples weigh more than those of all others together.",
+        + ". No site's samples weigh more than those of all others together. Cells are empty where a run was made "
+        "before there was the column.",
         "",
     ]
     return "\n".join(lines)

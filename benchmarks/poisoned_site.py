@@ -148,7 +148,7 @@ def table(content: dict[str, object]) -> str:
         lines += [
             f"{data[0].upper()}{data[1:]}:",
             "",
-            f"| federation.robust | {' | '.join(f'attack: {attack}' for attack in ATTACKS)} |",
+            f"| limits, or federation.robust | {' | '.join(f'attack: {attack}' for attack in ATTACKS)} |",
             "|---|" + "---:|" * len(ATTACKS),
         ]
         for rule, found in by_rule.items():

@@ -106,7 +106,7 @@ def test_how_far_a_site_moves_against_the_others_is_the_part_along_their_sum(tmp
         updates.append(SpooledUpdate(update, tmp_path / "updates" / f"{number}", Change(length, 0, {})))
     usual = 1.5
     found = opposition(updates, usual=usual, weights=RECEIVED, trainable=TRAINABLE)
-    votes = [change * min(1, usual / np.linalg.norm(change)) for change in changes]
+    votes = [change * min(1.0, usual / float(np.linalg.norm(change))) for change in changes]
     for number, change in enumerate(changes):
         others = sum(vote for other, vote in enumerate(votes) if other != number)
         part = -float(np.vdot(change, others)) / float(np.linalg.norm(others))

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 import aiohttp
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 from nvflare.fuel.f3.drivers.aio_http_driver import WS_PATH
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix

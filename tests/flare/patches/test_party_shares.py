@@ -25,7 +25,7 @@ OUTSIDE = {"scheme": "http", "secure": True}
 WITHIN = {"scheme": "tcp", "secure": False}
 
 
-class Wire(Connection):
+class Wire(Connection):  # type: ignore[misc]
     """A connection that another end with this certificate has made."""
 
     def __init__(self, person: str, params: dict[str, Any], mode: Mode = Mode.PASSIVE) -> None:

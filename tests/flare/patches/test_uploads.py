@@ -33,7 +33,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.found: list[bytes | None] = []
-        self._streamer = ObjectStreamer(SimpleNamespace(register_aux_message_handler=lambda **named: None))  # type: ignore[arg-type]
+        self._streamer = ObjectStreamer(SimpleNamespace(register_aux_message_handler=lambda **named: None))
         factory = _ChunkConsumerFactory(str(folder))
         self._streamer.register_stream_processing("hci.upload", "*", factory, self._command)
 
