@@ -83,6 +83,8 @@ def resolve(
         for method, method_options in changes.pop("methods", {}).items():
             if method in chosen:
                 chosen[method].update(method_options)
+        for key in changes.pop("replaces", ()):
+            raw.pop(key, None)
         raw = _merge(raw, changes)
         raw["protocol"] = protocol
     apart = {key: _mapping(raw.pop(key, None), f"{where}: {key!r}") for key in APART}
