@@ -124,7 +124,7 @@ def prepare_prostate(
     See `plan_volumes` and `data_prep.volumes.write_volumes`.
 
     Raises:
-        DataError: an unknown layout or site, or scans with errors; the sites before that one are already written.
+        DataError: an unknown layout or site, or scans with errors.
     """
     plan = plan_volumes(source, sites=sites)
     return write_volumes(plan, root, matrices=matrices, trust_voxels=trust_voxels, progress=progress)

@@ -16,6 +16,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -87,41 +88,63 @@ def write_volumes(
 ) -> list[Path]:
     """Prepare all sites of a plan; returns their folders ``root/<dataset>/<site>``.
 
-    Each site folder is replaced completely. Its split depends only on the names of its cases, so the same download
-    gives the same split everywhere.
+    The sites are written together or not at all, so that a case never is at two of them. Each folder is replaced
+    completely. Its split depends only on the names of its cases, so the same download gives the same split everywhere.
 
     Raises:
-        DataError: scans with errors, or a site that has own scans too; the sites before that one are already written.
+        DataError: scans with errors, or a site that has own scans too.
     """
-    folders = []
-    for site in plan.sites:
-        target = root / plan.dataset / site.site
-        if (target / FILE_NAME).is_file() and OWN in str(read_manifest(target).preparation.get("source")):
-            raise DataError(
-                f"{target} has own scans among its cases, which would be lost: give another --out, or delete it"
-            )
-        tell = (lambda case, site=site.site: progress(f"{site} {case}")) if progress else None
-        folders.append(
-            write_site(
-                [replace(case, labels=plan.labels, trust_voxels=trust_voxels) for case in site.cases],
+    with ExitStack() as together:
+        return [
+            _write_planned(
+                plan,
+                site,
                 root,
-                dataset=plan.dataset,
-                site=site.site,
-                kind="patients",
-                labels=plan.labels,
-                sequences=plan.sequences,
-                licence=site.licence,
-                citation=site.citation,
+                together,
                 matrices=matrices,
-                source=site.source,
-                findings=site.findings,
-                preparation=site.preparation,
-                change=site.change,
+                trust_voxels=trust_voxels,
                 skip_damaged=skip_damaged,
-                progress=tell,
+                progress=progress,
             )
+            for site in plan.sites
+        ]
+
+
+def _write_planned(
+    plan: VolumePlan,
+    site: SitePlan,
+    root: Path,
+    together: ExitStack,
+    *,
+    matrices: Sequence[int],
+    trust_voxels: bool,
+    skip_damaged: bool,
+    progress: Callable[[str], None] | None,
+) -> Path:
+    target = root / plan.dataset / site.site
+    if (target / FILE_NAME).is_file() and OWN in str(read_manifest(target).preparation.get("source")):
+        raise DataError(
+            f"{target} has own scans among its cases, which would be lost: give another --out, or delete it"
         )
-    return folders
+    return write_site(
+        [replace(case, labels=plan.labels, trust_voxels=trust_voxels) for case in site.cases],
+        root,
+        dataset=plan.dataset,
+        site=site.site,
+        kind="patients",
+        labels=plan.labels,
+        sequences=plan.sequences,
+        licence=site.licence,
+        citation=site.citation,
+        matrices=matrices,
+        source=site.source,
+        findings=site.findings,
+        preparation=site.preparation,
+        change=site.change,
+        skip_damaged=skip_damaged,
+        together=together,
+        progress=(lambda case: progress(f"{site.site} {case}")) if progress else None,
+    )
 
 
 def write_site(
@@ -142,6 +165,7 @@ def write_site(
     preparation: Mapping[str, Any] | None = None,
     change: Change | None = None,
     skip_damaged: bool = False,
+    together: ExitStack | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Path:
     """Check and write a site; returns its folder ``root/dataset/site``.
@@ -166,6 +190,7 @@ def write_site(
         preparation: what the manifest says of the preparation besides what is the same for all.
         change: what is done to each case before it is written.
         skip_damaged: leave out cases with an error, with a warning for each error; the manifest counts them.
+        together: the site gets its name only when this is closed, with the others that are written in it.
         progress: called with the id of each case before it is read.
 
     Raises:
@@ -182,7 +207,8 @@ def write_site(
             "--matrix"
         )
     target = root / dataset / site
-    with replace_folder(target) as beside:
+    with ExitStack() if together is None else nullcontext(together) as opened:
+        beside = opened.enter_context(replace_folder(target))
         (beside / FOLDER).mkdir()
         writer = _Writer(beside, [check_name(name, of="a sequence") for name in sequences], change)
         for case in cases:

@@ -10,7 +10,7 @@ from cifarfiles import write_cifar
 from digitfiles import write_mnist, write_mnistm, write_svhn, write_usps
 from letterfiles import write_idx, write_leaf
 from picturefiles import write_domainnet, write_office, write_officehome, write_tree
-from scanfiles import write_liu
+from scanfiles import write_described, write_liu
 
 from data_prep.pacs import PACS
 
@@ -71,6 +71,15 @@ DOWNLOADS = {
         counts=dict.fromkeys(("BIDMC", "HK", "I2CVB", "BMC", "RUNMC", "UCL"), (1, 1, 1)),
         task=("data.matrix=32", "network.options.features=4", "schedule.precision=fp32"),
         shape=(3, 32, 32),
+    ),
+    "hippocampus": Download(
+        write=lambda root: write_described(root / "Task04", classes=("Anterior", "Posterior"), cases=12),
+        options=("--simulate",),
+        cut="imagesTr/case_1.nii.gz",
+        dataset="hippocampus_simulated",
+        counts=dict.fromkeys(("sim_a", "sim_b", "sim_c", "sim_d"), (1, 1, 1)),
+        task=("data.patch=[32,32,32]", "network.options.features=[4,4,4,4,4,4]", "schedule.precision=fp32"),
+        shape=(1, 32, 32, 32),
     ),
     "pacs": Download(
         write=lambda root: write_tree(root, PACS.sites, PACS.classes, each=4),
