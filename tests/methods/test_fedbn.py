@@ -211,6 +211,11 @@ def test_a_site_that_never_trained_is_scored_and_named(
         assert told["A"].values["val"]["accuracy"] > without
 
 
+def test_a_network_without_norms_is_said_to_make_it_fedavg(caplog: pytest.LogCaptureFixture) -> None:
+    small_image_job("fedbn", "network.name=mnist_cnn", "network.options={size: 16}")
+    assert "FedBN is FedAvg here" in caplog.text
+
+
 def test_it_helps_where_sites_differ_in_brightness_and_contrast(tmp_path: Path) -> None:
     data = {s: make_image_site(tmp_path / "data", s, gain=g, offset=o, images=108) for s, (g, o) in SHIFTS.items()}
     scores = {}

@@ -40,8 +40,8 @@ OPTIONS = [
     ("slices", "fedbn fedbn.norms=bn", "method fedbn: 'norms' .* 'batch' or 'all'"),
     (
         "slices",
-        "fedbn network.options.norm=batch_statistics network.options.bn_momentum=0.1",
-        "method fedbn: network unet has no batch norm",
+        "fedbn network.name=monai.BasicUNet network.options={features:[4,4,4,4,4,4]}",
+        r"method fedbn: the norms of network monai\.BasicUNet .* --set fedbn\.norms=all",
     ),
     ("slices", "fedfa fedfa.layers=[1,6]", r"method fedfa: layers \[6\] .* 1 to 5"),
     ("images", "fedharmo fedharmo.alpha=-1", "method fedharmo: 'alpha' .* 0"),
