@@ -1,0 +1,140 @@
+"""``fedshift evaluate``."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedshift.cli import own
+from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedshift.inference.scoring import Scored
+    from fedshift.schema.evaluation import Distribution
+
+TABLE, SUMMARY = "scores.csv", "evaluation.json"
+COLUMNS = {
+    "dice": ("Dice, %", 100.0),
+    "surface_dice": ("surface Dice, %", 100.0),
+    "hd95": ("HD95, mm", 1.0),
+    "asd": ("ASD, mm", 1.0),
+    "volume_difference": ("volume, ml off", 1.0),
+}
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("evaluate", help="score a segmentation model on scans with masks")
+    parser.add_argument("model", type=Path, metavar="MODEL", help="best_global_model.pt of a run, for example")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="the scans; or a pattern in quotes")
+    parser.add_argument("--masks", type=Path, metavar="DIR", help="their masks, with the same names; or a pattern")
+    parser.add_argument("--source", type=Path, metavar="DIR", help="a folder with images and masks in a usual layout")
+    own.add_meaning(parser)
+    parser.add_argument(
+        "--tolerance", type=float, metavar="MM", help="of surface Dice (default: the one of the model's job)"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"for {TABLE} and {SUMMARY}")
+    parser.add_argument("--force", action="store_true", help="replace what an earlier call wrote into the folder")
+    add_choice(parser)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """``fedshift evaluate``; exit code 1 if some cases could not be scored."""
+    from rich.console import Console
+
+    from fedshift.data.scansets import gather
+    from fedshift.inference import scoring, segment
+    from fedshift.inference.model import open_model
+    from fedshift.schema.errors import ConfigError
+
+    model = open_model(args.model)
+    if not model.is_segmentation:
+        raise ConfigError(f"{model.path} classifies pictures: 'fedshift evaluate' scores segmentation models")
+    written = next((args.out / name for name in (TABLE, SUMMARY) if (args.out / name).exists()), None)
+    if written is not None and not args.force:
+        raise ConfigError(f"{written} already exists: name another folder with --out, or replace it with --force")
+    meaning = own.meaning(args)
+    sets = gather(args.source, images=args.images, masks=args.masks, sequences=meaning["sequences"])
+    cases = scoring.labelled_cases(model, sets, labels=meaning["labels"], annotated=meaning["annotated"])
+    for line in describe(model):
+        print(line)
+    ready = segment.ready_for(model, [case.image for case in cases], choice(args), device=args.device)
+    print_statistics(ready)
+    tolerance = model.header.job.evaluation.tolerance if args.tolerance is None else args.tolerance
+    scored = []
+    for case in scoring.score_cases(model, ready, cases, tolerance=tolerance):
+        scored.append(case)
+        said = ", ".join(f"{name} {of['dice']:.3f}" for name, of in case.scores.items())
+        print(f"{case.id}: {case.error or f'Dice {said}'}")
+    classes = model.header.job.task.classes[1:]
+    found = scoring.summary(scored, classes)
+    _write(args.out, scored, found, tolerance=tolerance, model=model.path.name)
+    console = Console(soft_wrap=True, highlight=False)
+    if found:
+        console.print(_table(found, classes, n=sum(case.error is None for case in scored)))
+    if not all(case.known_spacing for case in scored):
+        print("some headers hold no voxel size: distances in mm and volumes in ml mean nothing there")
+    print(f"every case: {args.out / TABLE}; summary with intervals: {args.out / SUMMARY}")
+    failed = sum(case.error is not None for case in scored)
+    if failed:
+        print(f"{failed} of {len(scored)} cases could not be scored")
+    return int(failed > 0)
+
+
+def _table(found: dict[str, Distribution], classes: Sequence[str], *, n: int) -> Table:
+    """Mean over cases with its 95 % interval, of each class and of the mean over classes."""
+    from rich.table import Table
+
+    table = Table(title=f"{n} case{'' if n == 1 else 's'}; mean over cases (95 % interval)")
+    table.add_column("class")
+    for title, _ in COLUMNS.values():
+        table.add_column(title, justify="right")
+    rows = {name: f" {name}" for name in classes} if len(classes) > 1 else {}
+    for label, suffix in {**rows, ("mean" if rows else classes[0]): ""}.items():
+        cells = []
+        for score, (_, factor) in COLUMNS.items():
+            of = found.get(f"{score}{suffix}")
+            interval = "" if of is None or of.interval is None else f" ({_span(of.interval, factor)})"
+            cells.append("-" if of is None else f"{factor * of.mean:.1f}{interval}")
+        table.add_row(label, *cells)
+    return table
+
+
+def _span(interval: tuple[float, float], factor: float) -> str:
+    return " to ".join(f"{factor * end:.1f}" for end in interval)
+
+
+def _write(
+    out: Path, scored: Sequence[Scored], found: dict[str, Distribution], *, tolerance: float, model: str
+) -> None:
+    """Write a row for each case and class, and the summary."""
+    from fedshift.schema.errors import ConfigError
+    from fedshift.schema.files import write_text
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with (out / TABLE).open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(["case", "class", *COLUMNS, "error"])
+            for case in scored:
+                for name, of in case.scores.items():
+                    rows.writerow([case.id, name, *(f"{of[score]:.6g}" for score in COLUMNS), ""])
+                if case.error is not None:
+                    rows.writerow([case.id, "", *("" for _ in COLUMNS), case.error])
+        content = {
+            "schema": 1,
+            "model": model,
+            "cases": [case.id for case in scored if case.error is None],
+            "tolerance": tolerance,
+            "scores": {name: of.model_dump() for name, of in found.items()},
+        }
+        write_text(out / SUMMARY, json.dumps(content, indent=1))
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written ({error.strerror}): name another folder with --out") from None

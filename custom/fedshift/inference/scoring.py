@@ -1,0 +1,134 @@
+"""Score a segmentation model on scans with masks, such as those of a hospital that took no part in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedshift.data.casefiles import CaseFiles, is_dummy, read_case
+from fedshift.data.labels import settle_labels
+from fedshift.data.pairing import ScanSet
+from fedshift.inference.model import Model, ReadyModel
+from fedshift.inference.segment import predict_mask
+from fedshift.schema.errors import ConfigError, DataError, FedshiftError
+from fedshift.schema.evaluation import Distribution
+from fedshift.schema.seeding import derive_seed
+from fedshift.tasks.evaluation.by_class import distributions, scores_of
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One case. ``scores``: foreground class -> score -> value, of the classes that the mask outlines."""
+
+    id: str
+    image: Path
+    scores: Mapping[str, Mapping[str, float]]
+    known_spacing: bool = True
+    """Whether the header holds a voxel size; without one, distances in mm and volumes in ml mean nothing."""
+    error: str | None = None
+
+
+def labelled_cases(
+    model: Model, sets: Sequence[ScanSet], *, labels: Mapping[str, Sequence[int]], annotated: Sequence[str] | None
+) -> list[CaseFiles]:
+    """The cases of one or more folders, with the meaning of their masks' values for this model.
+
+    Raises:
+        ConfigError: the masks do not fit the model's classes, or the scans its sequences.
+        DataError: an image or a mask without its counterpart, or no case at all.
+    """
+    classes, wanted = model.header.job.task.classes, model.sequences
+    cases: list[CaseFiles] = []
+    for found in sets:
+        errors = [finding.sentence() for finding in found.findings if finding.level == "error"]
+        if errors:
+            raise DataError("\n  ".join(["nothing was scored, images and masks are not in pairs:", *errors]))
+        meant = settle_labels(given=labels, described=found.labels, classes=classes, annotated=annotated)
+        if meant is None:
+            raise ConfigError(
+                f"{found.folder}: nothing says which values of the masks stand for {', '.join(classes[1:])}: add "
+                f"--label {classes[1]}=1 and so on"
+            )
+        cases += [replace(_with_sequences(case, wanted), labels=meant) for case in found.cases]
+    if not cases:
+        raise DataError(f"{sets[0].folder if sets else 'the folder'} holds no scan with a mask")
+    return cases
+
+
+def _with_sequences(case: CaseFiles, wanted: Sequence[str]) -> CaseFiles:
+    """The case with the model's sequences, in the model's order."""
+    if len(case.images) != max(len(wanted), 1):
+        raise ConfigError(
+            f"{case.image}: case {case.id} has {len(case.images)} sequence(s), and the model takes "
+            f"{', '.join(wanted) or 'one'}: name them with --sequence"
+        )
+    if not case.sequences or set(case.sequences) != set(wanted):
+        return case
+    order = [case.sequences.index(name) for name in wanted]
+    channels = case.channels or (None,) * len(order)
+    return replace(
+        case,
+        images=tuple(case.images[number] for number in order),
+        channels=tuple(channels[number] for number in order),
+        sequences=tuple(wanted),
+    )
+
+
+def score_cases(
+    model: Model,
+    ready: ReadyModel,
+    cases: Sequence[CaseFiles],
+    *,
+    tolerance: float,
+    begin: Callable[[str], None] = lambda case: None,
+) -> Iterator[Scored]:
+    """Yield one result per case, on the scan's own grid. A case that cannot be read has an error and no scores.
+
+    Args:
+        model: from `fedshift.inference.model.open_model`.
+        ready: from `fedshift.inference.segment.ready_for`.
+        cases: from `labelled_cases`.
+        tolerance: of surface Dice, in mm.
+        begin: called with the id of each case before it is read.
+    """
+    for case in cases:
+        begin(case.id)
+        try:
+            yield _scored(model, ready, case, tolerance)
+        except FedshiftError as error:
+            yield Scored(case.id, case.image, {}, error=str(error))
+
+
+def _scored(model: Model, ready: ReadyModel, case: CaseFiles, tolerance: float) -> Scored:
+    decoded, findings = read_case(case)
+    if decoded is None:
+        raise DataError("; ".join(finding.sentence() for finding in findings if finding.level == "error"))
+    scan, classes = decoded.image, model.header.job.task.classes
+    voxels = decoded.voxels if len(decoded.images) > 1 else scan.voxels[None]
+    predicted = predict_mask(model, ready, scan, voxels)
+    assert case.labels is not None
+    scores = {
+        name: scores_of(
+            predicted == classes.index(name),
+            decoded.mask.voxels == classes.index(name),
+            scan.spacing[::-1],
+            tolerance=tolerance,
+        )
+        for name in case.labels.annotated or classes[1:]
+    }
+    return Scored(case.id, case.image, scores, known_spacing=not is_dummy(scan))
+
+
+def summary(scored: Sequence[Scored], classes: Sequence[str], *, seed: int = 0) -> dict[str, Distribution]:
+    """Of each score over the cases without an error, for the mean over classes and for each class.
+
+    Raises:
+        ConfigError: folders whose masks outline different classes.
+    """
+    cases = [case.scores for case in scored if case.error is None]
+    if len({tuple(case) for case in cases}) > 1:
+        raise ConfigError("the folders' masks outline different classes: score one folder at a time")
+    if not cases:
+        return {}
+    return distributions(cases, classes, seed=derive_seed(seed, "scoring", 0, "bootstrap"), share_cases=True)

@@ -1,0 +1,104 @@
+"""``fedshift evaluate``: labelled scans score as in a site's evaluation, and what fails is said."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import SimpleITK as sitk
+from inference.conftest import brightness_model, write_ball
+from inference.test_patches import IN_3D, trained
+
+from fedshift.cli import main
+from fedshift.cli.evaluate import SUMMARY, TABLE
+from fedshift.schema.manifest import read_manifest
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / TABLE).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def evaluate(*words: object) -> int:
+    return main(["evaluate", *map(str, words)])
+
+
+@pytest.fixture
+def balls(tmp_path: Path) -> Path:
+    """Three scans with masks, ``images`` and ``masks``."""
+    for number in range(3):
+        mask = write_ball(tmp_path / "images" / f"case{number}.nii.gz", radius=9.0 + number)
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        sitk.WriteImage(mask, str(tmp_path / "masks" / f"case{number}.nii.gz"))
+    return tmp_path
+
+
+def test_several_classes_and_sequences_score_as_in_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites, model, results = trained(tmp_path, IN_3D, "fedavg")
+    (case,) = read_manifest(sites["B"]).by_split("test")
+    named = ["--sequence", "ADC=case*_0001.nii.gz", "--sequence", "T2=case*_0000.nii.gz"]
+    labels = ["--label", "left=1", "--label", "right=2"]
+    volumes = ["--source", sites["B"] / "volumes", "--masks", "case*_mask.nii.gz"]
+    assert evaluate(model, *volumes, *named, *labels, "--out", tmp_path / "out") == 0
+    assert results.final is not None
+    told = results.final.last.sites["B"]["test"]
+    number = case.id.removeprefix("case")
+    for row in rows(tmp_path / "out"):
+        if row["case"].removeprefix("case") == number:
+            for score in ("dice", "hd95", "surface_dice", "volume_difference"):
+                assert float(row[score]) == pytest.approx(told[f"{score} {row['class']}"], rel=1e-5), (score, row)
+    summary: dict[str, Any] = json.loads((tmp_path / "out" / SUMMARY).read_text(encoding="utf-8"))
+    each = [float(row["dice"]) for row in rows(tmp_path / "out")]
+    assert summary["scores"]["dice"]["mean"] == pytest.approx(sum(each) / len(each), rel=1e-5)
+    assert summary["scores"]["dice"]["n"] == len(summary["cases"]) == len(each) / 2
+    said = capsys.readouterr().out
+    assert "left" in said and "right" in said and "mean over cases (95 % interval)" in said
+
+
+def test_a_model_of_slices_finds_balls(balls: Path) -> None:
+    model = brightness_model(balls / "model.pt")
+    assert evaluate(model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out") == 0
+    assert [float(row["dice"]) > 0.9 for row in rows(balls / "out")] == [True] * 3
+    assert {row["class"] for row in rows(balls / "out")} == {"prostate"}
+
+
+def test_a_case_that_cannot_be_read_is_named_and_the_rest_is_scored(
+    balls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = brightness_model(balls / "model.pt")
+    (balls / "images" / "case1.nii.gz").write_bytes(b"cut")
+    assert evaluate(model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out") == 1
+    assert "1 of 3 cases could not be scored" in capsys.readouterr().out
+    assert [bool(row["error"]) for row in rows(balls / "out")] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--images", "images"], "--images and --masks go together"),
+        (["--images", "images", "--masks", "masks", "--label", "liver=1"], "none of the classes prostate"),
+        (["--images", "images", "--masks", "masks", "--sequence", "T2=*.nii.gz"], "takes the place of --images"),
+        (["--images", "images", "--masks", "empty"], "has no mask"),
+    ],
+)
+def test_mistakes_get_a_sentence(
+    words: list[str], message: str, balls: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(balls)
+    (balls / "empty").mkdir()
+    assert evaluate(brightness_model(balls / "model.pt"), *words, "--out", "out") == 2
+    assert message in capsys.readouterr().err and not (balls / "out").exists()
+
+
+def test_what_is_there_is_replaced_with_force_only(balls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = brightness_model(balls / "model.pt")
+    words = [model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out"]
+    assert evaluate(*words) == 0
+    assert evaluate(*words) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert evaluate(*words, "--force") == 0
