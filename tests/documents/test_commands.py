@@ -87,6 +87,7 @@ PARSED: dict[str, str] = {
     r"(python3\.11 -m venv|\. fedshift-env|pip install|fedshift-env/bin/pip)": "a fresh environment, a package index",
     r"curl ": "a download",
     r"python benchmarks/": "a quarter of an hour",
+    r"fedshift evaluate ": "tests/cli/test_evaluate.py runs it, on scans with a reader's masks",
     r"nvflare provision ": "tests/flare/test_runbook.py types it, in real kits",
     r"fedshift site ": "tests/flare/test_runbook.py types it, in real kits",
 }

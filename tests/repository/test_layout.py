@@ -76,6 +76,7 @@ ELSEWHERE = {
     "inference/masks": "inference/test_grid.py",
     "inference/model": "inference/test_choices.py",
     "inference/overlay": "cli/test_predict.py",
+    "inference/scoring": "cli/test_evaluate.py",
     "inference/segment": "cli/test_predict.py",
     "inference/sequences": "inference/test_patches.py",
     "inference/slicewise": "inference/test_grid.py",
