@@ -31,7 +31,7 @@ def add_parsers(subparsers: Any) -> None:
         type=Path,
         nargs="+",
         metavar="IMAGE",
-        help="NIfTI, NRRD or MetaImage files, or folders with one DICOM series each; pictures for a classifier",
+        help="NIfTI, NRRD or MetaImage files, or folders with such files or DICOM series; pictures for a classifier",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for masks and the table of volumes")
     parser.add_argument("--overlay", action="store_true", help="also a picture of every scan with the mask's outline")
@@ -42,6 +42,7 @@ def add_parsers(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """``fedshift predict``; exit code 1 if it failed for some of the images."""
+    from fedshift.data.scan_folders import scans_in
     from fedshift.data.scans import require_text
     from fedshift.inference.model import open_model
     from fedshift.inference.sequences import first_files
@@ -55,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{table} already exists: name another folder with --out, or replace it with --force")
     for line in describe(model):
         print(line)
-    images = first_files(images, model.sequences)
+    if model.is_segmentation:
+        images = first_files(scans_in(images), model.sequences)
     rows = (_segment if model.is_segmentation else _classify)(model, images, args)
     return _write_rows(rows, args.out, n=len(images))
 
