@@ -96,7 +96,7 @@ JOBS = {
         ("federation.hosts=2", "federation.sites_per_round=4"),
     ),
 }
-QUICK = ("fedfa+fedrdn", "virtual sites")
+QUICK = ("virtual sites",)
 """Jobs whose simulator run is not marked ``slow``."""
 
 

@@ -163,6 +163,7 @@ def test_the_sites_share_a_process_a_core(side_by_side: SimulatorRun) -> None:
     assert [*side_by_side.results.rounds[-1].sites] == sites
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_is_refused_and_leaves_the_former_one(
     tmp_path: Path, phantom_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +191,7 @@ def test_a_run_that_does_not_fit_is_refused_and_leaves_the_former_one(
     assert [*read_results(former).machines] == ["BIDMC", "HK"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, phantom_home: Path) -> None:
     assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SMALL, "schedule.rounds=1000"]) == 0
     # Tests that run in the background of a shell inherit an ignored SIGINT, and so would the command.

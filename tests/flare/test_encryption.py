@@ -217,6 +217,7 @@ def test_a_site_that_was_absent_knows_all_after_the_next_message(run: Run, site_
         assert value.tobytes() == two.arrays["fedfa"][key].tobytes()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_from_the_sum(site_keys: Keys, server_keys: Keys, tmp_path: Path) -> None:
     job = small_job("fedavg", ENCRYPTED)
     server, encryption = EncryptedCoordinator(job, tmp_path, keys=server_keys), SiteEncryption(job, site_keys)

@@ -14,7 +14,7 @@ from fedshift.schema.results import LAST
 
 from .conftest import SimulatorRun, make_faulty, run_simulator
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]  # each run starts processes for all sites
 SITES = ("BIDMC", "HK", "I2CVB", "BMC")
 SHORT = ("network.options.features=4", "schedule.local_epochs=1", "schedule.precision=fp32")
 
@@ -79,7 +79,6 @@ def test_a_killed_worker_is_absent_and_the_rest_go_on(troubled: SimulatorRun) ->
     assert set(troubled.results.final.last.sites) == {"BIDMC", "HK", "I2CVB"}
 
 
-@pytest.mark.slow
 def test_a_lost_quorum_ends_the_job_with_a_sentence(phantom_home: Path, tmp_path: Path) -> None:
     job = resolve(
         "prostate",

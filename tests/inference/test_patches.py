@@ -99,7 +99,7 @@ def test_a_case_that_lacks_a_sequence_is_refused(tmp_path: Path, capsys: pytest.
     assert "whose names end in _0000 is T2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("data", [IN_3D, IN_2D])
+@pytest.mark.parametrize("data", [pytest.param(IN_3D, marks=pytest.mark.slow), IN_2D])
 def test_a_bundle_finds_the_same_classes_without_fedshift(tmp_path: Path, data: str) -> None:
     sites, model, _ = trained(tmp_path, data, "fedavg", "evaluation.mirror=true", "evaluation.largest_component=true")
     bundle, scans = tmp_path / "bundle", tmp_path / "scans"

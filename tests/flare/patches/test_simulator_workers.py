@@ -46,6 +46,7 @@ sys.stdin.readline()
 # Both write to one pipe, each its line at once: print may write the line's end by itself, after the other's words.
 
 
+@pytest.mark.slow
 def test_workers_of_the_bare_simulator_have_imported_all_and_end_with_it(tmp_path: Path) -> None:
     (tmp_path / "the_worker.py").write_text(WORKER, encoding="utf-8")
     paths = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])

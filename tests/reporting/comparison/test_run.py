@@ -172,6 +172,7 @@ def read_results_of(home: Path, key: str) -> list[dict[str, float]]:
     return [splits["val"] for splits in final.best.sites.values()]
 
 
+@pytest.mark.slow
 def test_a_killed_cell_goes_on_where_it_was(
     home: Path, monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -194,6 +195,7 @@ def test_a_killed_cell_goes_on_where_it_was(
     assert opened == []
 
 
+@pytest.mark.slow
 def test_a_cell_that_another_process_runs_is_waited_for(home: Path, started: list[subprocess.Popen[bytes]]) -> None:
     (cell,) = cells_of(home, axes=ONE, options={"schedule.rounds": 16})
     assert cell.work is not None
@@ -226,6 +228,7 @@ def test_a_lock_that_a_dead_process_left_holds_nothing(home: Path) -> None:
     assert not is_locked(folder)
 
 
+@pytest.mark.slow
 def test_a_child_ends_with_its_parent(home: Path, started: list[subprocess.Popen[bytes]]) -> None:
     (cell,) = cells_of(home, axes=ONE, options={"schedule.rounds": 500})
     assert cell.work is not None
