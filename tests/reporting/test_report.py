@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import small_job
+from rich.console import Console
 from scipy import stats
 
 from fedshift import cli
@@ -17,7 +19,7 @@ from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.flare.export import read_job_folder
 from fedshift.reporting.comparison.record import write_comparison
 from fedshift.reporting.report.runs import Run, label_runs, read
-from fedshift.reporting.table import PHANTOM_NOTE
+from fedshift.reporting.table import PHANTOM_NOTE, scores_table
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
@@ -498,6 +500,17 @@ def test_the_folder_of_a_comparison_is_reported(share: str, tmp_path: Path) -> N
     assert "Made by hand" in text and "FedFA with all" in text and "61.5 ± 2.1" in text
     assert "3 of 4 cells are done" in text and "1 of 4 cells are missing" in text
     assert "fedshift job" in text and "<script>" not in html
+
+
+def test_simulated_scanners_are_said_in_the_report_and_below_the_table(tmp_path: Path) -> None:
+    results = record({"A": [0.9, 0.8], "B": [0.9, 0.8]})
+    assert "made up" not in said(results, tmp_path / "real")
+    for site in ("A", "B"):
+        results.data[site].simulated = "sites and scanners"
+    assert "A and B: sites and scanners are simulated, on real scans" in said(results, tmp_path / "simulated")
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(scores_table(results))
+    assert "Simulated sites and scanners: A, B." in console.export_text()
 
 
 def test_distances_are_not_called_mm_where_voxel_sizes_are_unknown(tmp_path: Path) -> None:

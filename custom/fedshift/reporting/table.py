@@ -113,6 +113,7 @@ def _notes(results: Results) -> list[str]:
         notes.append(f"Mean validation score of the initial weights: {_percent(fmean(start))} %.")
     if len(results.rounds) < results.job.rounds:
         notes.append(f"The run ended early, after round {len(results.rounds)} of {results.job.rounds}.")
+    notes += [f"Simulated {what}: {site_names(sites)}." for what, sites in results.simulated_sites.items()]
     notes += departure_notes(results.job)
     if final.personal and not final.fine_tuned:
         notes.append("Every site is evaluated with its own personal model.")

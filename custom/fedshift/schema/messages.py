@@ -86,7 +86,8 @@ class SiteInfo:
     """What a site reports with its answers: sample counts, manifest fingerprint, hardware. No paths, no case ids.
 
     ``device``: ``cpu`` or the GPU's model name. ``precision``: fp32 or bf16. ``threads``: PyTorch threads.
-    ``unknown_spacing``: headers of some cases hold no voxel size, so distances in mm mean nothing.
+    ``unknown_spacing``: headers of some cases hold no voxel size, so distances in mm mean nothing. ``simulated``: what
+    was simulated of real scans, such as their scanners.
     """
 
     site: str
@@ -100,6 +101,7 @@ class SiteInfo:
     precision: str = "fp32"
     threads: int = 1
     unknown_spacing: bool = False
+    simulated: str = ""
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,8 @@ class DataRecord(_Model):
     split_rule: str = Field(max_length=64, pattern=r"^\w[ -~]*$")
     unknown_spacing: bool = False
     """Whether headers of some cases hold no voxel size, so that distances in mm mean nothing."""
+    simulated: str = Field(default="", max_length=64, pattern=r"^(\w[ -~]*)?$")
+    """What was simulated of real scans, such as their scanners."""
 
 
 class MachineRecord(_Model):
@@ -190,6 +192,15 @@ class Results(_Model):
     def is_phantom(self) -> bool:
         """Whether any site's data are simulated."""
         return any(record.kind == "phantom" for record in self.data.values())
+
+    @property
+    def simulated_sites(self) -> dict[str, list[str]]:
+        """What was simulated of real scans -> the sites where it was."""
+        found: dict[str, list[str]] = {}
+        for site, record in self.data.items():
+            if record.simulated:
+                found.setdefault(record.simulated, []).append(site)
+        return found
 
     @property
     def scored_rounds(self) -> list[RoundRecord]:

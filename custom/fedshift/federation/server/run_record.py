@@ -102,6 +102,7 @@ class RunRecord:
                 "manifest_sha256": info.manifest_sha256,
                 "split_rule": info.split_rule,
                 "unknown_spacing": info.unknown_spacing,
+                "simulated": info.simulated,
             }
         )
         machine = MachineRecord(device=info.device, precision=info.precision, threads=info.threads)  # type: ignore[arg-type]

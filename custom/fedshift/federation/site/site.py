@@ -174,6 +174,7 @@ class Site:
             manifest_sha256=self._manifest_sha256,
             split_rule=self._data.split_rule,
             unknown_spacing=self._data.manifest.has_unknown_spacing,
+            simulated=self._data.manifest.simulated or "",
             **self._machine,
         )
 

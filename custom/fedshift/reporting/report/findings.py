@@ -142,6 +142,11 @@ def _data_cautions(run: Run) -> Iterator[Finding]:
     results = run.results
     if results.is_phantom:
         yield Finding("caution", "The data are simulated: the scores say nothing about scans of patients.")
+    for what, sites in results.simulated_sites.items():
+        yield Finding(
+            "caution",
+            f"{listed(sites)}: {what} are simulated, on real scans, so the scores are about a shift that was made up.",
+        )
     unknown = sites_without_voxel_sizes(run)
     if unknown and (names := mm_scores(run)):
         yield Finding(
