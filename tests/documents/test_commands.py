@@ -437,6 +437,7 @@ def for_the_readme(folder: Path, phantom: Path) -> None:
         write_pair(folder / "promise12", f"Case{number:02d}", seed=number, suffix=".mhd")
     write_office(folder / "office")
     for_running(folder, phantom)
+    write_described(folder / "Task04_Hippocampus", classes=("Anterior", "Posterior"), cases=6)
 
 
 def for_running(folder: Path, phantom: Path) -> None:
