@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,23 @@ def test_several_classes_and_sequences_score_as_in_the_results(
     assert summary["scores"]["dice"]["n"] == len(summary["cases"]) == len(each) / 2
     said = capsys.readouterr().out
     assert "left" in said and "right" in said and "mean over cases (95 % interval)" in said
+
+
+def test_statistics_of_the_scored_scans_are_taken_whatever_their_files_are_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites, model, _ = trained(tmp_path, IN_3D, "fedrdn")
+    (tmp_path / "scans").mkdir()
+    for file in (sites["B"] / "volumes").iterdir():
+        name = file.name.replace("_0000", "_T2").replace("_0001", "_ADC")
+        shutil.copyfile(file, tmp_path / "scans" / name)
+    named = ["--sequence", "T2=case*_T2.nii.gz", "--sequence", "ADC=case*_ADC.nii.gz", "--masks", "case*_mask.nii.gz"]
+    words = [model, "--source", tmp_path / "scans", *named, "--label", "left=1", "--label", "right=2"]
+    assert evaluate(*words, "--statistics", "own", "--out", tmp_path / "own") == 0
+    assert "statistics: own, of " in capsys.readouterr().out
+    assert evaluate(*words, "--site", "A", "--out", tmp_path / "other") == 0
+    own, other = ([row["dice"] for row in rows(tmp_path / out)] for out in ("own", "other"))
+    assert len(own) == len(other) and own != other
 
 
 def test_a_model_of_slices_finds_balls(balls: Path) -> None:

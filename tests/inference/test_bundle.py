@@ -21,8 +21,8 @@ import fedshift
 from fedshift.cli import main
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
-from fedshift.inference import export
-from fedshift.inference.bundle_slices import script
+from fedshift.inference import bundle_slices, export
+from fedshift.inference.bundle import script
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.schema.results import LAST
 
@@ -185,7 +185,7 @@ def test_no_export_holds_a_place_of_this_machine(trained: Run, tmp_path: Path) -
 @pytest.mark.parametrize("shape", [(1, 2, 8, 8, 4), (1, 8, 8, 4)])
 def test_a_bundles_inferer_refuses_what_predict_refuses(shape: tuple[int, ...]) -> None:
     space: dict[str, Any] = {}
-    exec(compile(script(), "slicewise.py", "exec"), space)
+    exec(compile(script(bundle_slices), "slicewise.py", "exec"), space)
     inferer = space["SliceInferer"](matrix=32, context=3, scale=1.0, clip_above_quantile=0.99, precision="fp32")
     with pytest.raises(ValueError, match="expected one 3D volume"):
         inferer(torch.zeros(shape), lambda x: x[:, :2], torch.device("cpu"))
@@ -227,10 +227,12 @@ def test_statistics_of_given_scans_become_part_of_an_export(trained: Run, tmp_pa
 
 def test_a_bundles_script_needs_torch_and_numpy_only() -> None:
     imported = [
-        line.split()[1].partition(".")[0] for line in script().splitlines() if line.startswith(("import", "from"))
+        line.split()[1].partition(".")[0]
+        for line in script(bundle_slices).splitlines()
+        if line.startswith(("import", "from"))
     ]
     assert set(imported) == {"__future__", "collections", "contextlib", "typing", "numpy", "torch"}
-    compile(script(), "slicewise.py", "exec")
+    compile(script(bundle_slices), "slicewise.py", "exec")
 
 
 def test_jobs_of_other_tasks_and_scales_keep_their_scale(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fedshift.data.scansets import gather
-    from fedshift.inference import scoring, segment
+    from fedshift.inference import scoring
     from fedshift.inference.model import open_model
     from fedshift.schema.errors import ConfigError
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     cases = scoring.labelled_cases(model, sets, labels=meaning["labels"], annotated=meaning["annotated"])
     for line in describe(model):
         print(line)
-    ready = segment.ready_for(model, [case.image for case in cases], choice(args), device=args.device)
+    ready = scoring.ready_for(model, cases, choice(args), device=args.device)
     print_statistics(ready)
     tolerance = model.header.job.evaluation.tolerance if args.tolerance is None else args.tolerance
     scored = []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedshift.cli.arguments import add_phantom
 from fedshift.cli.display import console
 from fedshift.cli.job import names
+from fedshift.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedshift.schema.fingerprint import Fingerprint, Survey, SurveySpec
@@ -56,8 +57,6 @@ def execute(args: argparse.Namespace) -> int:
     from fedshift.federation.survey.suggestions import suggestions
 
     if args.memory <= 0:
-        from fedshift.schema.errors import ConfigError
-
         raise ConfigError(f"--memory must be more than 0 gigabytes, not {args.memory:g}")
     survey = _earlier(args)
     if survey is None:
@@ -85,7 +84,6 @@ def execute(args: argparse.Namespace) -> int:
 
 def _earlier(args: argparse.Namespace) -> Survey | None:
     """A survey that was made before, if the command names one."""
-    from fedshift.schema.errors import ConfigError
     from fedshift.schema.fingerprint import FILE_NAME, read_survey
 
     path = Path(args.what)
@@ -144,7 +142,6 @@ def _asked(spec: SurveySpec, args: argparse.Namespace) -> Survey:
 def _newcomer(folder: Path, survey: Survey) -> Fingerprint:
     """A site that took no part, for the map."""
     from fedshift.federation.survey.site import answer
-    from fedshift.schema.errors import ConfigError
     from fedshift.schema.manifest import read_manifest
 
     site = read_manifest(folder).site
@@ -158,7 +155,6 @@ def _plan(survey: Survey, args: argparse.Namespace, out: Path) -> Path | None:
     from fedshift.federation.planning.plan import make_plan
     from fedshift.federation.planning.task_file import task_file
     from fedshift.federation.survey.merge import merge
-    from fedshift.schema.errors import ConfigError
     from fedshift.schema.files import write_text
 
     told = [one for one in survey.planned if one.geometry is not None]
@@ -181,7 +177,6 @@ def _plan(survey: Survey, args: argparse.Namespace, out: Path) -> Path | None:
 
 
 def _numbers(text: str) -> list[int]:
-    from fedshift.schema.errors import ConfigError
 
     try:
         return [int(part) for part in text.split(",")]

@@ -9,8 +9,6 @@ orientation: anterior at the top, the patient's right on the left.
 from __future__ import annotations
 
 import re
-import shutil
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,41 +87,23 @@ def arrays_dir(
 def build_arrays(
     site_dir: Path, manifest: Manifest, matrix: int, clip_above_quantile: float = CLIP_ABOVE_QUANTILE
 ) -> str:
-    """Write the folder of arrays under a temporary name, then rename it; another process may be faster.
-
-    Returns:
-        The hash of its ``hashes.json``: `fedshift.data.blocks.write_hashes`.
-    """
-    target = arrays_dir(site_dir, manifest, matrix, clip_above_quantile)
-    beside = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
+    """Write the folder of arrays; returns the hash of its ``hashes.json`` (`fedshift.data.blocks.build`)."""
     shape = (sum(case.shape[0] for case in manifest.cases), matrix, matrix)
-    try:
-        beside.mkdir(parents=True)
-        stacks = [
-            np.lib.format.open_memmap(beside / name, mode="w+", dtype=np.uint8, shape=shape)
+
+    def fill(folder: Path) -> None:
+        images, labels = (
+            np.lib.format.open_memmap(folder / name, mode="w+", dtype=np.uint8, shape=shape)
             for name in ("images.npy", "labels.npy")
-        ]
+        )
         for case in manifest.cases:
             part = slice(case.offset, case.offset + case.shape[0])
-            images, labels = stacks
             images[part] = slices_of(read_images(site_dir, manifest, case)[0], matrix, clip_above_quantile)
             labels[part] = labels_of(read_labels(site_dir, case), matrix)
-        for stack in stacks:
-            stack.flush()
-        written = blocks.write_hashes(beside)
-        try:
-            beside.rename(target)
-        except OSError:
-            if not target.is_dir():  # otherwise another process was first, with the same bytes
-                raise
-        return written
-    except OSError as error:
-        raise DataError(
-            f"{target} cannot be written ({error.strerror}): make room or give write permission, "
-            f"or prepare the site with --matrix {matrix} beforehand"
-        ) from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        images.flush()
+        labels.flush()
+
+    target = arrays_dir(site_dir, manifest, matrix, clip_above_quantile)
+    return blocks.build(target, fill, mend=f", or prepare the site with --matrix {matrix} beforehand")
 
 
 def slices_of(voxels: np.ndarray, matrix: int, clip_above_quantile: float) -> np.ndarray:

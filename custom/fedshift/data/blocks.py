@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Mapping
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedshift.schema.errors import DataError
@@ -24,6 +26,39 @@ CHECKED_AT_OPENING = 256
 
 ANY = random.SystemRandom()
 """A generator of its own: opening a site must not change what a seed gives."""
+
+
+def build(target: Path, fill: Callable[[Path], None], *, mend: str = "") -> str:
+    """Make a folder of arrays under a temporary name, hash it and rename it; another process may be faster.
+
+    Args:
+        target: the folder.
+        fill: writes the arrays into the folder that it is given.
+        mend: what else than room or permission helps if the disk does not take them; empty for nothing else.
+
+    Returns:
+        As `write_hashes`.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    beside = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
+    try:
+        beside.mkdir(parents=True)
+        fill(beside)
+        written = write_hashes(beside)
+        try:
+            beside.rename(target)
+        except OSError:
+            if not target.is_dir():  # otherwise another process was first, with the same bytes
+                raise
+        return written
+    except OSError as error:
+        raise DataError(
+            f"{target} cannot be written ({error.strerror}): make room or give write permission{mend}"
+        ) from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def write_hashes(folder: Path) -> str:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,21 +162,15 @@ def cached_volumes(site_dir: Path) -> list[Path]:
 
 
 def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) -> str:
-    """Write the folder of arrays under a temporary name, then rename it; another process may be faster.
-
-    Returns:
-        The hash of its ``hashes.json``: `fedshift.data.blocks.write_hashes`.
-    """
-    target = volumes_dir(site_dir, manifest, preparation)
-    beside = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
+    """Write the folder of arrays; returns the hash of its ``hashes.json`` (`fedshift.data.blocks.build`)."""
     numbers = preparation.numbers(manifest, site_dir)
     shapes = np.array([shape_at(case.shape, case.spacing, preparation.spacing) for case in manifest.cases], np.int64)
     offsets = _offsets(shapes)
     n_classes = len(manifest.classes)
-    try:
-        beside.mkdir(parents=True)
-        images = _create(beside / "images.npy", np.float16, int(offsets[-1]) * len(numbers))
-        labels = _create(beside / "labels.npy", np.uint8, int(offsets[-1]))
+
+    def fill(folder: Path) -> None:
+        images = _create(folder / "images.npy", np.float16, int(offsets[-1]) * len(numbers))
+        labels = _create(folder / "labels.npy", np.uint8, int(offsets[-1]))
         found: list[np.ndarray] = []
         starts = np.zeros((len(shapes), n_classes), np.int64)
         for number, case in enumerate(manifest.cases):
@@ -194,20 +186,11 @@ def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) 
                 starts[number, of_class] = starts[number, of_class - 1] + len(found[-1])
         images.flush()
         labels.flush()
-        np.save(beside / "places.npy", np.concatenate(found))
-        np.save(beside / "starts.npy", starts)
-        np.save(beside / "shapes.npy", shapes)
-        written = blocks.write_hashes(beside)
-        try:
-            beside.rename(target)
-        except OSError:
-            if not target.is_dir():  # otherwise another process was first, with the same bytes
-                raise
-        return written
-    except OSError as error:
-        raise DataError(f"{target} cannot be written ({error.strerror}): make room or give write permission") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        np.save(folder / "places.npy", np.concatenate(found))
+        np.save(folder / "starts.npy", starts)
+        np.save(folder / "shapes.npy", shapes)
+
+    return blocks.build(volumes_dir(site_dir, manifest, preparation), fill)
 
 
 def _images(

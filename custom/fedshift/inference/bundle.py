@@ -7,6 +7,7 @@ therefore the same as those of ``fedshift predict``.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shutil
@@ -51,7 +52,7 @@ def write_bundle(model: Model, ready: ReadyModel, folder: Path) -> None:
             "configs/inference.json": _json(_inference(model)),
             "docs/README.md": model_card(model, ready),
             "scripts/__init__.py": '"""Functions that the configuration calls."""\n',
-            f"scripts/{parts.SCRIPT}.py": parts.script(),
+            f"scripts/{parts.SCRIPT}.py": script(parts),
             "LICENSE": _licence_text(),
         }
         for name, text in texts.items():
@@ -66,6 +67,14 @@ def write_bundle(model: Model, ready: ReadyModel, folder: Path) -> None:
 def parts_of(model: Model) -> Any:
     """The module with what is special about the model's kind of images."""
     return bundle_slices if model.patches is None else bundle_patches
+
+
+def script(parts: Any) -> str:
+    """The source of the bundle's script: constants and functions of fedshift, and the inferer that calls them."""
+    constants = "".join(f"{name} = {value!r}\n" for name, value in parts.COPIED_CONSTANTS.items())
+    functions = "\n\n".join(inspect.getsource(function) for function in parts.COPIED_FUNCTIONS)
+    header = parts.SCRIPT_HEADER.format(version=fedshift.__version__)
+    return f"{header}\n{constants}\n\n{functions}\n{parts.SCRIPT_INFERER}"
 
 
 def _json(content: dict[str, Any]) -> str:

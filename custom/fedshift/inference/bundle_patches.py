@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-import fedshift
 from fedshift.data import arrays, voxels
 from fedshift.inference.model import Model
 from fedshift.tasks import precision
@@ -104,13 +102,6 @@ def segment_files(
         postprocessing(data)
         print(f"{file}: {int((classes > 0).sum())} voxels")
 '''
-
-
-def script() -> str:
-    """The source of ``scripts/patchwise.py``."""
-    constants = "".join(f"{name} = {value!r}\n" for name, value in COPIED_CONSTANTS.items())
-    functions = "\n\n".join(inspect.getsource(function) for function in COPIED_FUNCTIONS)
-    return f"{SCRIPT_HEADER.format(version=fedshift.__version__)}\n{constants}\n\n{functions}\n{SCRIPT_INFERER}"
 
 
 def inferer(model: Model) -> dict[str, Any]:

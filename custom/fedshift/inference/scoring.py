@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from fedshift.data.casefiles import CaseFiles, is_dummy, read_case
+import numpy as np
+
+from fedshift.data.casefiles import CaseFiles, Decoded, is_dummy, read_case
 from fedshift.data.labels import settle_labels
 from fedshift.data.pairing import ScanSet
-from fedshift.inference.model import Model, ReadyModel
-from fedshift.inference.segment import predict_mask
+from fedshift.data.scans import Scan
+from fedshift.inference.model import Choice, Model, ReadyModel
+from fedshift.inference.segment import predict_mask, ready_from
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.evaluation import Distribution
 from fedshift.schema.seeding import derive_seed
-from fedshift.tasks.evaluation.by_class import distributions, scores_of
+from fedshift.tasks.evaluation.by_class import distributions, scores_by_class
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def score_cases(
 
     Args:
         model: from `fedshift.inference.model.open_model`.
-        ready: from `fedshift.inference.segment.ready_for`.
+        ready: from `ready_for`.
         cases: from `labelled_cases`.
         tolerance: of surface Dice, in mm.
         begin: called with the id of each case before it is read.
@@ -100,23 +104,40 @@ def score_cases(
             yield Scored(case.id, case.image, {}, error=str(error))
 
 
-def _scored(model: Model, ready: ReadyModel, case: CaseFiles, tolerance: float) -> Scored:
+def ready_for(model: Model, cases: Sequence[CaseFiles], choice: Choice, *, device: str = "auto") -> ReadyModel:
+    """Prepare a model for scoring; with ``choice.own``, statistics come from the cases that can be read.
+
+    Raises:
+        ConfigError: as `fedshift.inference.model.make_ready`.
+        DataError: none of the cases can be read.
+    """
+    return ready_from(model, [partial(_image_of, case) for case in cases], choice, device=device)
+
+
+def _image_of(case: CaseFiles) -> tuple[Scan, np.ndarray]:
+    decoded = _decoded(case)
+    return decoded.image, _sequences(decoded)
+
+
+def _decoded(case: CaseFiles) -> Decoded:
     decoded, findings = read_case(case)
     if decoded is None:
         raise DataError("; ".join(finding.sentence() for finding in findings if finding.level == "error"))
-    scan, classes = decoded.image, model.header.job.task.classes
-    voxels = decoded.voxels if len(decoded.images) > 1 else scan.voxels[None]
-    predicted = predict_mask(model, ready, scan, voxels)
+    return decoded
+
+
+def _sequences(decoded: Decoded) -> np.ndarray:
+    """(S, z, y, x)."""
+    return np.stack([image.voxels for image in decoded.images])
+
+
+def _scored(model: Model, ready: ReadyModel, case: CaseFiles, tolerance: float) -> Scored:
+    decoded, classes = _decoded(case), model.header.job.task.classes
+    scan = decoded.image
+    predicted = predict_mask(model, ready, scan, _sequences(decoded))
     assert case.labels is not None
-    scores = {
-        name: scores_of(
-            predicted == classes.index(name),
-            decoded.mask.voxels == classes.index(name),
-            scan.spacing[::-1],
-            tolerance=tolerance,
-        )
-        for name in case.labels.annotated or classes[1:]
-    }
+    numbers = {name: classes.index(name) for name in case.labels.annotated or classes[1:]}
+    scores = scores_by_class(predicted, decoded.mask.voxels, numbers, scan.spacing[::-1], tolerance=tolerance)
     return Scored(case.id, case.image, scores, known_spacing=not is_dummy(scan))
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from fedshift.data.scans import Scan, ScanError
+from fedshift.data.scans import Scan
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
 from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready
 from fedshift.inference.plausible import check_positions, check_scan, check_volume, read_tags
 from fedshift.inference.sequences import case_of, read_case
 from fedshift.inference.slicewise import batches, segment, to_network
-from fedshift.schema.errors import ConfigError, FedshiftError
+from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.tasks.precision import arrange, autocast
 
 
@@ -87,22 +88,28 @@ def ready_for(model: Model, images: Sequence[Path], choice: Choice, *, device: s
         ConfigError: as `make_ready`.
         DataError: none of the scans can be read.
     """
+    return ready_from(model, [partial(read_case, image, model.sequences) for image in images], choice, device=device)
+
+
+def ready_from(
+    model: Model, readers: Iterable[Callable[[], tuple[Scan, np.ndarray]]], choice: Choice, *, device: str = "auto"
+) -> ReadyModel:
+    """`ready_for`, for scans that are read in any way: each reader gives a scan and its sequences (S, z, y, x)."""
     if not choice.own:
         return make_ready(model, choice, device=device)
     given, first_error = [], None
-    for image in images:
+    for read in readers:
         try:
-            given += _inputs(model, image)
-        except ScanError as error:  # `segment_scans` reports it for this scan
+            given += _inputs(model, *read())
+        except DataError as error:  # whoever predicts reports it for this scan
             first_error = first_error or error
     if not given and first_error is not None:
         raise first_error
     return make_ready(model, choice, images=Images(given), device=device)
 
 
-def _inputs(model: Model, image: Path) -> list[Tensor]:
+def _inputs(model: Model, scan: Scan, voxels: np.ndarray) -> list[Tensor]:
     """A scan as the network's images, in batches."""
-    scan, voxels = read_case(image, model.sequences)
     if model.patches is not None:
         return model.patches.windows(voxels, scan.spacing[::-1])
     data = model.data

@@ -61,6 +61,21 @@ def scores_of(
     }
 
 
+def scores_by_class(
+    predicted: np.ndarray,
+    reference: np.ndarray,
+    numbers: Mapping[str, int],
+    spacing: Sequence[float],
+    *,
+    tolerance: float,
+) -> dict[str, dict[str, float]]:
+    """Class -> score -> value of a case; ``numbers`` are those of the classes in both volumes (z, y, x)."""
+    return {
+        name: scores_of(predicted == number, reference == number, spacing, tolerance=tolerance)
+        for name, number in numbers.items()
+    }
+
+
 def distributions(
     cases: Sequence[Mapping[str, Mapping[str, float]]], classes: Sequence[str], *, seed: int, share_cases: bool
 ) -> dict[str, Distribution]:

@@ -19,7 +19,7 @@ from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
 from fedshift.tasks.augmentation import make_augmentation
 from fedshift.tasks.base import SiteData, Subset, initial_network, selecting, sizes
-from fedshift.tasks.evaluation.by_class import RANGES, dice_by_class, distributions, names, scores_of
+from fedshift.tasks.evaluation.by_class import RANGES, dice_by_class, distributions, names, scores_by_class
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.overlap import box_of
 from fedshift.tasks.evaluation.spread import FEWEST
@@ -225,28 +225,19 @@ class Task:
         Classes that the site's masks do not outline are left out. Calibration counts the voxels (on the network's grid)
         in the bounding box of prediction and reference.
         """
-        outlined = self._outlined(data)
+        numbers = {name: self._number(name) for name in self._outlined(data)}
         cases: list[dict[str, dict[str, float]]] = []
         calibration, empty = Calibration(), 0
         for index, batch in zip(data.eval_index(subset), probabilities, strict=True):
             number = int(index[0])
             case = data.manifest.cases[number]
             probability = as_volume(batch, self._data.dims)
-            self._calibrate(calibration, probability, as_labels(data.labels(index)), outlined)
+            self._calibrate(calibration, probability, as_labels(data.labels(index)), list(numbers.values()))
             predicted = classes_of(probability, case.shape, largest_component=self._job.evaluation.largest_component)
             reference = data.reference(number)
-            empty += not np.isin(predicted, [self._number(name) for name in outlined]).any()
-            cases.append(
-                {
-                    name: scores_of(
-                        predicted == self._number(name),
-                        reference == self._number(name),
-                        case.spacing,
-                        tolerance=self._job.evaluation.tolerance,
-                    )
-                    for name in outlined
-                }
-            )
+            empty += not np.isin(predicted, list(numbers.values())).any()
+            tolerance = self._job.evaluation.tolerance
+            cases.append(scores_by_class(predicted, reference, numbers, case.spacing, tolerance=tolerance))
         spreads = distributions(cases, self._foreground, seed=seed, share_cases=share_cases)
         return Evaluation(
             scores={name: spread.mean for name, spread in spreads.items()},
@@ -259,10 +250,9 @@ class Task:
         return self._job.task.classes.index(name)
 
     def _calibrate(
-        self, calibration: Calibration, probability: np.ndarray, labels: np.ndarray, outlined: Sequence[str]
+        self, calibration: Calibration, probability: np.ndarray, labels: np.ndarray, counted: Sequence[int]
     ) -> None:
         predicted = probability.argmax(0)
-        counted = [self._number(name) for name in outlined]
         said = np.where(np.isin(predicted, counted), predicted, 0)  # all else may be what the masks call background
         inside = box_of((said > 0) | (labels > 0))
         calibration.add(probability.max(0)[inside].ravel().astype(np.float64), (said == labels)[inside].ravel())
