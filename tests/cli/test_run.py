@@ -28,6 +28,7 @@ from fedshift.federation import memory
 from fedshift.flare import simulate
 from fedshift.flare.export import read_job_folder
 from fedshift.flare.run_folders import RunFolders
+from fedshift.flare.simulator_process import LogFile
 from fedshift.reporting.progress import read_progress
 from fedshift.schema.results import read_results
 from fedshift.tasks.machine import cores
@@ -249,6 +250,6 @@ def test_a_full_disk_does_not_stop_the_reader_of_the_log(tmp_path: Path, monkeyp
     monkeypatch.setattr(Path, "open", full_at_first)
     process: Any = SimpleNamespace(stdout=iter([f"line {number}\n" for number in range(6)]))
     folders = RunFolders(tmp_path)
-    simulate._LogFile(process, folders, shown.append).run()
+    LogFile(process, folders, shown.append).run()
     lines = [f"line {number}" for number in range(6)]
     assert shown == lines and folders.log.read_text(encoding="utf-8").splitlines() == lines

@@ -66,6 +66,7 @@ ELSEWHERE = {
     "flare/run_folders": "flare/test_simulator_state.py",
     "flare/simulate": "cli/test_run.py",
     "flare/simulator": "cli/test_run.py",
+    "flare/simulator_process": "cli/test_run.py",
     "flare/start": "cli/test_run.py",
     "flare/survey/simulate": "flare/survey/test_job.py",
     "flare/survey/workflow": "flare/survey/test_job.py",

@@ -134,7 +134,8 @@ def in_simulator(
     from fedshift.cli.display import Lines
     from fedshift.data.local_sites import find_sites, is_phantom
     from fedshift.flare.run_folders import RunFolders
-    from fedshift.flare.simulate import RunFailed, simulate, sites_at_a_time
+    from fedshift.flare.simulate import simulate, sites_at_a_time
+    from fedshift.flare.simulator_process import RunFailed
 
     sites_at_a_time(job, parallel)  # what does not fit is refused before data are looked for
     phantom = is_phantom(find_sites(job))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
@@ -12,6 +13,7 @@ from surveysites import survey_site
 from fedshift.federation.survey.collect import survey_in_process
 from fedshift.flare.export import SPEC, read_job_folder
 from fedshift.flare.guard.commands import AppFiles
+from fedshift.flare.simulator_process import RunFailed
 from fedshift.flare.survey.job import read_survey_spec, write_survey_job
 from fedshift.flare.survey.simulate import simulate_survey
 from fedshift.schema.errors import ConfigError
@@ -55,3 +57,15 @@ def test_the_simulator_tells_what_one_process_tells(tmp_path: Path, monkeypatch:
     expected = survey_in_process(ASKED, data)
     assert simulate_survey(ASKED, tmp_path / "flare") == expected
     assert set(expected.sites) == {"A", "C"} and "Patient001" in expected.refused["B"]
+
+
+@pytest.mark.slow
+def test_a_survey_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site whose process hangs must not hold the command for ever; nothing is left running."""
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
+    survey_site(tmp_path / "data", "A", (1, 2, 3))
+    monkeypatch.setattr("fedshift.flare.survey.simulate.START_AND_END", 0.0)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with pytest.raises(RunFailed, match="without a survey: it took too long"):
+        simulate_survey(SurveySpec(survey="late", dataset="organ", sites=("A",), timeout=0.5), tmp_path / "flare")
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before

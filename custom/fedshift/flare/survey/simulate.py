@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 import tempfile
+import time
 from pathlib import Path
 
 from fedshift.flare.run_folders import RunFolders
-from fedshift.flare.simulate import RunFailed
-from fedshift.flare.start import Start
+from fedshift.flare.simulator_process import RunFailed, SimulatorProcess
 from fedshift.flare.survey.job import write_survey_job
 from fedshift.schema.fingerprint import FILE_NAME, Survey, SurveySpec, read_survey
-from fedshift.tasks.machine import cores
+
+INTERVAL = 0.1
+"""Seconds between two looks at whether the survey is there."""
+MOST_AT_A_TIME = 16
+"""Clients at a time. With fewer than there are sites, FLARE starts another process for each task."""
+START_AND_END = 120.0
+"""Seconds for the simulator to start, and to end after the sites' time is over."""
 
 
 def simulate_survey(spec: SurveySpec, workspace: Path) -> Survey:
     """Ask every site in FLARE's simulator. ``workspace`` is replaced.
 
+    The simulator is ended as soon as the survey is written: FLARE would go on to start and stop clients.
+
     Raises:
-        RunFailed: the simulator ended without a survey.
+        RunFailed: the simulator ended without a survey, or did not end.
     """
     shutil.rmtree(workspace, ignore_errors=True)
     folders = RunFolders(workspace.absolute())
+    found = folders.server / FILE_NAME
+    deadline = time.monotonic() + spec.timeout + START_AND_END
     with tempfile.TemporaryDirectory() as scratch:
         job = write_survey_job(spec, Path(scratch) / spec.survey)
-        threads = min(cores(), len(spec.everyone))
-        start: Start = {"argv": [str(job), "-w", str(folders.workspace), "-t", str(threads)], "env": {}}
-        done = subprocess.run(
-            [sys.executable, "-m", "fedshift.flare.simulator", str(job)],
-            input=json.dumps(start) + "\n",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
-    folders.workspace.mkdir(parents=True, exist_ok=True)
-    folders.log.write_text(done.stdout, encoding="utf-8")
-    if not (folders.server / FILE_NAME).is_file():
-        errors = [line.partition(" - ERROR - ")[2] for line in done.stdout.splitlines() if " - ERROR - " in line]
-        reason = errors[-1] if errors else "no reason given"
-        raise RunFailed(f"FLARE's simulator ended without a survey: {reason} (log: {folders.log})")
-    return read_survey(folders.server)
+        process = SimulatorProcess(job, folders)
+        try:
+            process.ready()
+            process.start(job, folders, threads=min(len(spec.everyone), MOST_AT_A_TIME), environ={})
+            while process.returncode is None and not found.is_file() and time.monotonic() < deadline:
+                time.sleep(INTERVAL)
+        finally:
+            process.end()
+    if found.is_file():
+        return read_survey(folders.server)
+    reason = "it took too long" if time.monotonic() >= deadline else process.last_error or "no reason given"
+    raise RunFailed(f"FLARE's simulator ended without a survey: {reason} (log: {folders.log})")
