@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from data_prep.dealing import deal_by_content
 from data_prep.pictures import Source
-from fedshift.data.splits import legacy_split, split_by_content
+from fedshift.data.splits import FOLDS, case_splits, legacy_split, split_by_content
 from fedshift.schema.manifest import Picture
 
 SLICES = np.arange(1000, 1200)
@@ -51,3 +53,17 @@ def test_shares_of_pictures_keep_copies_together_and_are_those_of_preparation() 
     assert all(len(parts) == 1 for parts in by_content.values())
     assert set(split_by_content(found, (0.9, 0.1, 0.0))) == {"train", "val"}
     assert set(split_by_content(found[:2], (0.5, 0.25, 0.25))) == {"train"}
+
+
+@pytest.mark.parametrize("n", [2, 5, 6, 13])
+def test_every_case_is_tested_in_one_fold_and_selects_in_another(n: int) -> None:
+    cases = [SimpleNamespace(split="train") for _ in range(n)]
+    folds = [case_splits(cases, site="HK", fold=fold) for fold in range(1, FOLDS + 1)]
+    for case in range(n):
+        parts = [splits[case] for splits in folds]
+        assert parts.count("test") == parts.count("val") == 1 and parts.count("train") == FOLDS - 2
+    sizes = [splits.count("test") for splits in folds]
+    assert max(sizes) - min(sizes) <= 1, "folds of equal size"
+    if n == 13:
+        assert folds[0] != case_splits(cases, site="UCL", fold=1), "the order is the site's own"
+    assert case_splits(cases, site="HK", fold=None) == ["train"] * n, "as prepared"

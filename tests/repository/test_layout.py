@@ -64,7 +64,6 @@ ELSEWHERE = {
     "flare/patches/return_codes": "flare/patches/test_message_exits.py",
     "flare/patches/simulator_sleeps": "flare/patches/test_simulator_workers.py",
     "flare/run_folders": "flare/test_simulator_state.py",
-    "flare/simulate": "cli/test_run.py",
     "flare/simulator": "cli/test_run.py",
     "flare/simulator_process": "cli/test_run.py",
     "flare/start": "cli/test_run.py",

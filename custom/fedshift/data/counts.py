@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import ceil, prod
 from typing import Any, get_args
 
-from fedshift.data.splits import split_by_content
+from fedshift.data.splits import case_splits, split_by_content
 from fedshift.data.voxels import shape_at
 from fedshift.schema.manifest import Manifest, Split
 
@@ -58,8 +58,8 @@ def about_counts(manifest: Manifest, data: Mapping[str, Any]) -> dict[str, int]:
     if data.get("patch"):
         return _patches(manifest, data)
     sizes = {"train": 0.0, "val": 0.0, "test": 0.0}
-    for case in manifest.cases:
-        sizes[case.split] += case.shape[0]
+    for case, split in zip(manifest.cases, _splits(manifest, data), strict=True):
+        sizes[split] += case.shape[0]
     if data.get("split") == "slice-legacy":
         every = FOREGROUND * sum(sizes.values())
         sizes = {"train": 0.6 * every, "val": 0.2 * every, "test": 0.2 * every}
@@ -70,15 +70,19 @@ def about_counts(manifest: Manifest, data: Mapping[str, Any]) -> dict[str, int]:
     return {"train": max(round(sizes["train"]), 1), "val": round(sizes["val"]), "test": round(sizes["test"])}
 
 
+def _splits(manifest: Manifest, data: Mapping[str, Any]) -> list[Split]:
+    return case_splits(manifest.cases, site=manifest.site, fold=data.get("fold"))
+
+
 def _patches(manifest: Manifest, data: Mapping[str, Any]) -> dict[str, int]:
     patch = list(data["patch"])
     window = [1] * (3 - len(patch)) + patch
     counts = {"train": 0, "val": 0, "test": 0}
-    for case in manifest.cases:
-        if case.split == "train":
+    for case, split in zip(manifest.cases, _splits(manifest, data), strict=True):
+        if split == "train":
             counts["train"] += int(data.get("samples_per_case") or SAMPLES_PER_CASE)
             continue
         shape = shape_at(case.shape, case.spacing, data.get("matrix") or data.get("spacing"))
         steps = [ceil(max(size - side, 0) / (STEP * side)) for size, side in zip(shape, window, strict=True)]
-        counts[case.split] += prod(step + 1 for step in steps)
+        counts[split] += prod(step + 1 for step in steps)
     return {**counts, "train": max(counts["train"], 1)}

@@ -1,7 +1,7 @@
 """Splits that a job makes in place of the prepared ones.
 
 `legacy_split` is the papers' split by slice, for reproduction only: slices of one patient are in training and test.
-`split_by_content` divides pictures by shares.
+`split_by_content` divides pictures by shares. `case_splits` deals cases to the folds of a cross-validation.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedshift.schema.manifest import Picture, Split
+from fedshift.schema.manifest import Case, Picture, Split
 from fedshift.schema.seeding import derive_seed
 
 TRAIN_SHARE, HELD_OUT_SHARE, TRAIN_FLOOR = 0.6, 0.2, 32
+FOLDS = 5
+"""Of a cross-validation: a fold has about the 60/20/20 percent of the prepared split."""
 FEWEST_CONTENTS = 3
 """A class with fewer contents is for training only."""
 
@@ -46,6 +48,33 @@ def legacy_split(slices: np.ndarray, *, fraction: float, site: str) -> dict[Spli
         "val": order[start : start + held_out],
         "test": order[n - held_out :],
     }
+
+
+def split_rule(fold: int | None) -> str:
+    """How results and reports name a split by case."""
+    return "case" if fold is None else f"case, fold {fold} of {FOLDS}"
+
+
+def case_splits(cases: Sequence[Case], *, site: str, fold: int | None) -> list[Split]:
+    """The split of each case: as prepared, or of a fold of a cross-validation over all cases of the site.
+
+    Each case is in the test part of exactly one of the `FOLDS` folds, and in the validation part of the fold before it.
+    The order in which cases are dealt depends only on the site and on how many it has. A site with fewer than `FOLDS`
+    cases has folds without test or validation cases.
+
+    Args:
+        cases: the site's, in the manifest's order.
+        site: its name.
+        fold: from 1 to `FOLDS`; None for the prepared split.
+    """
+    if fold is None:
+        return [case.split for case in cases]
+    order = np.random.default_rng(derive_seed(0, site, 0, "folds")).permutation(len(cases))
+    after: dict[int, Split] = {0: "test", 1: "val"}
+    splits: list[Split] = ["train"] * len(cases)
+    for place, case in enumerate(order):
+        splits[case] = after.get((place - (fold - 1)) % FOLDS, "train")
+    return splits
 
 
 def split_by_content(pictures: Sequence[Picture], shares: Sequence[float]) -> np.ndarray:

@@ -15,6 +15,7 @@ from fedshift.data.counts import SAMPLES_PER_CASE
 from fedshift.data.prepared import mask_file, read_labels
 from fedshift.data.resampled import Preparation, open_volumes
 from fedshift.data.samples import CHUNK, CHUNK_BYTES
+from fedshift.data.splits import FOLDS, case_splits, split_rule
 from fedshift.data.voxels import Fixed, Normalise
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import Split
@@ -54,6 +55,7 @@ class DataSpec(Strict):
     ``augmentation``: ``none``, a preset or a list, see `fedshift.tasks.augmentation`. ``mirror``: axes of a patch, from
     0, that a preset and ``evaluation.mirror`` may mirror; null for all. Leave out the last one where classes differ in
     the side. ``overlap`` of neighbouring windows of the sliding window in final evaluation, as a part of a window.
+    ``fold``: train and test on a fold of a cross-validation, see `fedshift.data.splits.case_splits`.
     """
 
     dims: Literal[2, 3] = 3
@@ -70,6 +72,7 @@ class DataSpec(Strict):
     augmentation: str | tuple[dict[str, Any], ...] = "none"
     mirror: tuple[int, ...] | None = None
     overlap: float = Field(default=0.5, ge=0, lt=1)
+    fold: int | None = Field(default=None, ge=1, le=FOLDS)
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -117,15 +120,13 @@ class Patches(SiteData):
     """
 
     eval_batch = 1
-    split_rule = "case"
-
     def __init__(self, folder: Path, spec: DataSpec, *, site: str, augmentation: Augmentation | None) -> None:
         """Open the volumes.
 
         Args:
             folder: the prepared site.
             spec: the task's ``data``.
-            site: its name, from which places of patches for statistics are drawn.
+            site: its name, from which places of patches for statistics and the folds are drawn.
             augmentation: of training batches.
 
         Raises:
@@ -144,7 +145,8 @@ class Patches(SiteData):
                 f"{folder / 'volumes'} has no mask of case {lost}, which the final evaluation reads: prepare the site "
                 "again"
             )
-        splits = np.array([case.split for case in cases])
+        self.split_rule = split_rule(spec.fold)
+        splits = np.array(case_splits(cases, site=site, fold=spec.fold))
         self._members: dict[Subset, np.ndarray] = {part: np.flatnonzero(splits == part) for part in get_args(Split)}
         self._members["all"] = np.arange(len(cases))
 

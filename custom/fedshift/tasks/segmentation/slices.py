@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedshift.data.arrays import CLIP_ABOVE_QUANTILE, open_arrays, radiological, restore
 from fedshift.data.prepared import mask_file, read_labels
-from fedshift.data.splits import legacy_split
+from fedshift.data.splits import FOLDS, case_splits, legacy_split, split_rule
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
@@ -38,7 +38,8 @@ class DataSpec(Strict):
     ``seed`` draws them apart from the job's seed, so that runs that differ in it train on the same slices. ``scale``:
     the largest input intensity. ``train_slices: foreground`` skips slices without foreground and the first and last
     slice of a volume, as the papers do. ``clip_above_quantile``: intensities of a volume are clipped above this
-    quantile before they are scaled; the default is the papers'.
+    quantile before they are scaled; the default is the papers'. ``fold``: train and test on a fold of a
+    cross-validation over cases, see `fedshift.data.splits.case_splits`.
     """
 
     matrix: int = Field(ge=32, multiple_of=16)
@@ -50,6 +51,13 @@ class DataSpec(Strict):
     train_slices: Literal["all", "foreground"] = "all"
     augmentation: Literal["none", "rot90-flip"] = "none"
     clip_above_quantile: float = Field(default=CLIP_ABOVE_QUANTILE, gt=0.5, le=1)
+    fold: int | None = Field(default=None, ge=1, le=FOLDS)
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.fold is not None and self.split != "case":
+            raise ValueError("'fold' deals cases to folds: set split: case, or leave it out")
+        return self
 
 
 class Slices(SiteData):
@@ -68,7 +76,7 @@ class Slices(SiteData):
         """
         arrays = open_arrays(folder, matrix=spec.matrix, clip_above_quantile=spec.clip_above_quantile)
         self.manifest = arrays.manifest
-        self.split_rule = spec.split
+        self.split_rule = split_rule(spec.fold) if spec.split == "case" else spec.split
         self._images, self._labels, self._spec, self._folder = arrays.images, arrays.labels, spec, folder
         cases = self.manifest.cases
         lost = next((case.id for case in cases if not mask_file(folder, case.id).is_file()), None)
@@ -94,8 +102,9 @@ class Slices(SiteData):
             legacy = legacy_split(countable, fraction=spec.fraction, site=site)
             return {"all": countable, "train": legacy["train"], "val": legacy["val"], "test": legacy["test"]}
         members: dict[Subset, np.ndarray] = {"all": np.arange(len(self.case_of))}
+        split_of = np.array(case_splits(cases, site=site, fold=spec.fold))
         for split in get_args(Split):
-            inside = np.array([case.split == split for case in cases])[self.case_of]
+            inside = (split_of == split)[self.case_of]
             if split == "train" and spec.train_slices == "foreground":
                 inside &= self.countable
             members[split] = np.flatnonzero(inside)
