@@ -1,6 +1,6 @@
 """Do FedBN, FedFA and FedRDN add anything on top of a strong recipe? Cross-validation over patients, through FLARE.
 
-The recipe is the default of ``apps/prostate.yaml``. The data are 31 T2-weighted volumes of the PROMISE12 training set at
+The recipe is the default of ``apps/prostate.yaml``. The data are 31 T2-weighted volumes of PROMISE12's training set at
 four sites (BIDMC 6, HK 8, RUNMC 8, UCL 9), which you download yourself; prepare them with ``fedshift data prepare
 prostate --source DIR --out ROOT`` first. Then::
 
