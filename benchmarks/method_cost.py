@@ -116,8 +116,8 @@ def jobs(name: str, *, steps: int, precision: str) -> tuple[JobSpec, JobSpec]:
         options = [*options, f"schedule.local_steps={steps}", f"schedule.precision={precision}", "schedule.rounds=3"]
         try:
             return (
-                resolve("prostate", name, sites=SITES, options=options),
-                resolve("prostate", "fedavg", sites=SITES, options=options),
+                resolve("prostate", name, protocol="quick", sites=SITES, options=options),
+                resolve("prostate", "fedavg", protocol="quick", sites=SITES, options=options),
             )
         except ConfigError:
             continue

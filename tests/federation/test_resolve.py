@@ -42,7 +42,7 @@ def test_the_papers_select_the_round_by_the_dice_that_they_print() -> None:
         assert build_task(resolve("prostate", "fedavg", protocol=protocol)).metric == "dice_papers"
     assert build_task(resolve("prostate", "fedavg")).metric == "dice"
     with pytest.raises(ConfigError, match=r"rounds of task prostate have no score 'dice_paper'; did you mean 'dice_pa"):
-        resolve("prostate", "fedavg", options=["evaluation.metric=dice_paper"])
+        resolve("prostate", "fedavg", protocol="quick", options=["evaluation.metric=dice_paper"])
     with pytest.raises(ConfigError, match="no score 'hd95'"):  # of final models only
         resolve("prostate", "fedavg", options=["evaluation.metric=hd95"])
 
