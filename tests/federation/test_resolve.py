@@ -121,7 +121,10 @@ def test_a_part_of_the_sites_keeps_their_order() -> None:
         ({"options": ["federation.sites_per_round=2", "federation.min_sites=3"]}, "a round has only 2 sites"),
         ({"options": ['federation.sites_per_round="2"', "federation.min_sites=3"]}, "a round has only 2 sites"),
         ({"options": ["network.name=digits_cnn"]}, "digits_cnn .*: change network.name"),
-        ({"protocol": "quick", "options": ["network.options.features=abc"]}, "network unet: no such network can be made with options"),
+        (
+            {"protocol": "quick", "options": ["network.options.features=abc"]},
+            "network unet: no such network can be made with options",
+        ),
         ({"options": ["network.name=monai.UNet", "network.options.channels=[4]"]}, "network monai.UNet"),
         ({"options": ["sites=[BIDMC, BIDMC]"]}, "'sites' value error, BIDMC is named twice"),
         ({"options": ["sites=[../x]"]}, "string should match pattern"),
