@@ -5,8 +5,8 @@
 
 Every method trains a round at one site of three in turns with FedAvg, on the phantom with the network of the
 prostate task's protocol quick (methods that need an embedding: random images, FRAug's network for digits), and the
-ratio of the fastest turns is given. The time is all that the site does in a round but scoring, divided by its steps: passes over the data before
-or after training count. Centralised references take part with steps that see all sites.
+ratio of the fastest turns is given. The time is all that the site does in a round but scoring, divided by its steps:
+passes over the data before or after training count. Centralised references take part with steps that see all sites.
 """
 
 from __future__ import annotations

@@ -264,8 +264,8 @@ def run_through(book: Typist) -> Typist:
     book.until_connected(*SITES, LATER)
     strict = "federation.min_sites=4 federation.round_timeout=15 federation.grace=4"
     book.type(
-        "fedshift job fedavg prostate --protocol quick --sites BIDMC,HK,I2CVB,UCL --production --name four --weights long_last.pt "
-        "--set data.matrix=32 schedule.rounds=25",
+        "fedshift job fedavg prostate --protocol quick --sites BIDMC,HK,I2CVB,UCL --production --name four "
+        "--weights long_last.pt --set data.matrix=32 schedule.rounds=25",
         more=f"{strict} {SMALL}",
     )
     book.submitted(submit(book, "jobs/four"))
