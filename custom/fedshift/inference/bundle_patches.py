@@ -6,6 +6,7 @@ from typing import Any
 
 from fedshift.data import arrays, voxels
 from fedshift.inference.model import Model
+from fedshift.schema.manifest import SPACING_TOLERANCE
 from fedshift.tasks import precision
 from fedshift.tasks.evaluation import components
 from fedshift.tasks.segmentation import volumes, windows
@@ -36,7 +37,7 @@ COPIED_CONSTANTS = {
     "QUANTILES": voxels.QUANTILES,
     "MOST_DEVIATIONS": voxels.MOST_DEVIATIONS,
     "MOST_PLAIN": voxels.MOST_PLAIN,
-    "SPACING_TOLERANCE": voxels.SPACING_TOLERANCE,
+    "SPACING_TOLERANCE": SPACING_TOLERANCE,
     "AT_ONCE": windows.AT_ONCE,
 }
 SCRIPT_HEADER = '''"""Segment scans by patches. fedshift {version}; Apache License 2.0, see LICENSE."""
