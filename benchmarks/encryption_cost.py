@@ -35,9 +35,9 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, SiteInfo, Update
 
 CASES = {
-    "prostate U-Net, fedavg": ("prostate", "fedavg", ()),
-    "prostate U-Net, fedfa.share=sums": ("prostate", "fedfa", ("fedfa.share=sums",)),
-    "rotated MNIST CNN, fedavg": ("rotated_mnist", "fedavg", ()),
+    "prostate U-Net, fedavg": ("prostate", "quick", "fedavg", ()),
+    "prostate U-Net, fedfa.share=sums": ("prostate", "quick", "fedfa", ("fedfa.share=sums",)),
+    "rotated MNIST CNN, fedavg": ("rotated_mnist", None, "fedavg", ()),
 }
 STEPS = 4
 Result = TypeVar("Result")
@@ -53,9 +53,9 @@ def main() -> None:
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     rows = []
-    for what, (task, method, options) in CASES.items():
+    for what, case in CASES.items():
         for n_sites in args.sites:
-            turns = [turn(task, method, options, n_sites) for _ in range(args.turns)]
+            turns = [turn(*case, n_sites) for _ in range(args.turns)]
             row = {key: statistics.median(one[key] for one in turns) for key in turns[0]}
             row["largest_difference"] = max(one["largest_difference"] for one in turns)
             rows.append({"what": what, "sites": n_sites, **row})
@@ -87,12 +87,14 @@ def contexts() -> tuple[Keys, Keys]:
     return site, Keys(builder.get_serialized_context(), where="server")
 
 
-def turn(task: str, method: str, options: tuple[str, ...], n_sites: int) -> dict[str, float]:
+def turn(task: str, protocol: str | None, method: str, options: tuple[str, ...], n_sites: int) -> dict[str, float]:
     """One round in clear and one encrypted."""
-    everyone = resolve(task, method, held_out=[]).task.sites[:n_sites]
+    everyone = resolve(task, method, protocol=protocol, held_out=[]).task.sites[:n_sites]
     common = (*options, f"schedule.local_steps={STEPS}", "federation.min_sites=2")
-    plain = resolve(task, method, sites=everyone, held_out=[], options=common)
-    sealed = resolve(task, method, sites=everyone, held_out=[], options=(*common, "federation.encryption=ckks"))
+    plain, sealed = (
+        resolve(task, method, protocol=protocol, sites=everyone, held_out=[], options=(*common, *more))
+        for more in ((), ("federation.encryption=ckks",))
+    )
     site_keys, server_keys = contexts()
     encryption = SiteEncryption(sealed, site_keys)
     with tempfile.TemporaryDirectory() as folder:

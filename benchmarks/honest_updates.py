@@ -49,6 +49,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "emnist": ("schedule.rounds=6",),
 }
 """Task: the options of its runs."""
+PROTOCOLS = {"prostate": "quick"}
+"""Where it is not the task's default."""
 
 
 def main() -> None:
@@ -95,7 +97,7 @@ def run(task: str, methods: str, root: Path | None, folder: Path, most: int) -> 
     if folder_of is None or not folder_of.is_dir():
         return None
     sites = sorted(path.parent.name for path in folder_of.glob("*/manifest.json"))[:most]
-    job = resolve(task, methods, sites=sites, options=(*RUNS[task], *OFF))
+    job = resolve(task, methods, protocol=PROTOCOLS.get(task), sites=sites, options=(*RUNS[task], *OFF))
     started = time.monotonic()
     largest = Largest(job)
     run_in_process(job, {site: folder_of / site for site in sites}, folder, device="cpu", on_update=largest.add)

@@ -136,7 +136,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    job = resolve("prostate", "fedfa+fedrdn", options=(*OPTIONS, f"schedule.rounds={args.rounds}"))
+    job = resolve("prostate", "fedfa+fedrdn", protocol="quick", options=(*OPTIONS, f"schedule.rounds={args.rounds}"))
     data = {site: phantom_home() / "prostate" / site for site in job.task.sites}
     with tempfile.TemporaryDirectory() as scratch:
         started = time.monotonic()

@@ -2,9 +2,10 @@
 
     python benchmarks/phantom_shift.py            # about a quarter of an hour on one core
 
-Every model is the prostate task's network with its optimiser, loss and precision, and a momentum of 0.1 in batch
-norm. It is trained for the same number of steps, either on one site's training cases or on those of all sites
-together, and tested on each site's validation and test cases (none of which trained or selected anything).
+Every model is the network of the prostate task's protocol quick with its optimiser, loss and precision, and a
+momentum of 0.1 in batch norm. It is trained for the same number of steps, either on one site's training cases or on
+those of all sites together, and tested on each site's validation and test cases (none of which trained or selected
+anything).
 The thresholds take an intensity window (low, high) for prostate: the best one of a site's training cases, tried
 on all sites, and, as a bound for any of them, the best one of the tested cases themselves.
 
@@ -104,7 +105,8 @@ def others(row: Row, site: str) -> float:
 
 def measure(root: Path, *, seed: int, steps: int, options: Sequence[str]) -> dict[str, object]:
     """The whole result as plain data."""
-    job = resolve("prostate", "fedavg", seed=seed, options=["network.options.bn_momentum=0.1", *options])
+    options = ["network.options.bn_momentum=0.1", *options]
+    job = resolve("prostate", "fedavg", protocol="quick", seed=seed, options=options)
     use_threads(job.task.schedule.threads)
     task = build_task(job)
     assert isinstance(task, Task)

@@ -220,7 +220,7 @@ def measure(args: argparse.Namespace) -> None:
             data = {site: folder / site for site in sites}
             for rule in args.rules:
                 options = (*SMALL, f"schedule.rounds={args.rounds}", *RULES[rule])
-                job = resolve("prostate", "fedavg", options=options, seed=args.seed, sites=sites)
+                job = resolve("prostate", "fedavg", protocol="quick", options=options, seed=args.seed, sites=sites)
                 found = content["runs"].setdefault(what, {}).setdefault(rule, {})  # type: ignore[attr-defined]
                 for attack in args.attacks:
                     if attack in found:

@@ -206,7 +206,7 @@ SMALL = (
     "schedule.rounds=2",
     "schedule.precision=fp32",
 )
-"""Options that make the prostate task fit the sites of `make_site`."""
+"""Options that make the short protocol of the prostate task fit the sites of `make_site`."""
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ def small_image_job(methods: str, *options: str, sites: Sequence[str] = ("A", "B
 
 def small_job(methods: str, *options: str, sites: Sequence[str] = ("BIDMC", "HK", "UCL"), seed: int = 0) -> JobSpec:
     """A job on the sites of `make_site` that trains in a second or two."""
-    return resolve("prostate", methods, sites=sites, options=latest(*SMALL, *options), seed=seed)
+    return resolve("prostate", methods, protocol="quick", sites=sites, options=latest(*SMALL, *options), seed=seed)
 
 
 def first_round(coordinator: Coordinator, sites: Mapping[str, Site]) -> Broadcast:

@@ -107,7 +107,7 @@ def job_of(arm: str, seed: int, *, rounds: int, matrix: int) -> JobSpec:
     """What an arm trains."""
     options = [f"data.matrix={matrix}", "network.options.features=16", "network.options.bn_momentum=0.1"]
     options += ["schedule.local_epochs=1", f"schedule.rounds={rounds}", *ARMS[arm]]
-    return resolve("prostate", "fedavg", sites=SITES, options=options, seed=seed)
+    return resolve("prostate", "fedavg", protocol="quick", sites=SITES, options=options, seed=seed)
 
 
 def summary(runs: list[dict[str, Any]], arm: str) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def training_job(rounds: int) -> JobSpec:
     options += ["optimizer.weight_decay=0", "optimizer.keep=false"]
     # Not Adam, which makes whole steps of what rounding has left of a gradient.
     options += ["optimizer.name=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9"]
-    return resolve("prostate", "fedavg", options=options, name="training")
+    return resolve("prostate", "fedavg", protocol="quick", options=options, name="training")
 
 
 def data_of(folder: Path) -> Path:

@@ -102,7 +102,7 @@ def step_job(methods: str, precision: str, steps: int) -> JobSpec:
     """The prostate task at the papers' width."""
     options = [f"schedule.precision={precision}", f"schedule.local_steps={steps}", f"schedule.batch_size={BATCH}"]
     options += [f"data.matrix={MATRIX}", "network.options.features=32", "data.augmentation=rot90-flip"]
-    return resolve("prostate", methods, sites=SITES, options=options)
+    return resolve("prostate", methods, protocol="quick", sites=SITES, options=options)
 
 
 class Party:

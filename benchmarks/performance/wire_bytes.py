@@ -70,8 +70,9 @@ def unet_bytes(features: int) -> dict[str, dict[str, int]]:
     """By format, what a site sends and receives in a round."""
     told = {}
     for weights_as in FORMATS:
-        options = (f"network.options.features={features}", "schedule.local_steps=1")
-        job = resolve("prostate", "fedavg", sites=("HK",), options=[*options, f"federation.weights_as={weights_as}"])
+        options = [f"network.options.features={features}", "schedule.local_steps=1"]
+        options += [f"federation.weights_as={weights_as}"]
+        job = resolve("prostate", "fedavg", protocol="quick", sites=("HK",), options=options)
         with tempfile.TemporaryDirectory() as folder:
             server = Coordinator(job, Path(folder) / "server")
             data = find_site(job.task.dataset, "HK", local=None, simulator=False)

@@ -35,8 +35,8 @@ from fedshift.tasks.machine import cores
 
 pytestmark = pytest.mark.timeout(240)
 SMALL = [
-    *("--sites", "BIDMC,HK", "--set", "network.options.features=4", "schedule.precision=fp32"),
-    "schedule.local_epochs=1",
+    *("--protocol", "quick", "--sites", "BIDMC,HK", "--set", "network.options.features=4"),
+    *("schedule.precision=fp32", "schedule.local_epochs=1"),
 ]
 SHORT = [*SMALL, "schedule.rounds=2"]
 

@@ -11,6 +11,7 @@ import pytest
 from volumesites import make_volume_site
 
 from fedshift.data.check import check
+from fedshift.data.counts import about_counts
 from fedshift.data.prepared import mask_file, read_images, read_labels
 from fedshift.data.resampled import MOST_PLACES, Preparation, open_volumes, volumes_dir
 from fedshift.data.voxels import Fixed, normalised, places, resized_labels, shape_at
@@ -40,9 +41,20 @@ def test_resampled_volumes_keep_the_extent_and_the_volume_of_each_class(tmp_path
 
 def test_without_a_voxel_size_slices_get_as_many_voxels_along_their_longer_side(tmp_path: Path) -> None:
     folder = make_volume_site(tmp_path, "A", shape=(12, 20, 24), spacing=(1.0, 1.0, 1.0))
-    opened = open_volumes(folder, Preparation(spacing=36))
+    opened = open_volumes(folder, Preparation(matrix=36))
     assert opened.shapes[0].tolist() == [12, 30, 36]
-    assert shape_at((9, 256, 128), (1.0, 1.0, 1.0), 128) == (9, 128, 64)
+    assert shape_at((9, 256, 128), (1.0, 1.0, 1.0), None, 128) == (9, 128, 64)
+
+
+def test_beside_a_spacing_the_number_of_voxels_is_for_scans_without_a_voxel_size(tmp_path: Path) -> None:
+    both = Preparation(spacing=(None, 2.0, 2.0), matrix=36)
+    known = make_volume_site(tmp_path, "A", shape=(12, 20, 24), spacing=(3.0, 1.0, 1.0))
+    lost = make_volume_site(tmp_path, "B", shape=(12, 20, 24), spacing=(1.0, 1.0, 1.0))
+    assert open_volumes(known, both).shapes[0].tolist() == [12, 10, 12]
+    assert open_volumes(lost, both).shapes[0].tolist() == [12, 30, 36]
+    data = {"patch": [8, 8], "spacing": both.spacing, "matrix": both.matrix}
+    windows = [about_counts(read_manifest(site), data)["val"] for site in (known, lost)]
+    assert windows[0] < windows[1], "estimates of time know it too"
 
 
 def test_places_are_voxels_of_their_class(tmp_path: Path) -> None:

@@ -46,6 +46,12 @@ SMALL_JOB = [
     *("--sites", "BIDMC,HK,UCL", "--set", "data.matrix=32", "network.options.features=4", "schedule.rounds=2"),
     *("schedule.local_epochs=1", "schedule.batch_size=8", "schedule.precision=fp32"),
 ]
+SMALL_RECIPE = [
+    *("--sites", "BIDMC,HK,UCL", "--set", "data.patch=[32,32]", "data.samples_per_case=2", "schedule.rounds=2"),
+    *("network.options.features=[4,4,8,8,16,4]", "schedule.local_epochs=1", "schedule.precision=fp32"),
+    "schedule.batch_size=4",
+]
+"""Of the task's default, for patients' scans; `SMALL_JOB` is of its protocols on slices."""
 SMALL_PICTURES = ["--set", "data.size=64", "schedule.rounds=1", "schedule.local_epochs=1", "schedule.precision=fp32"]
 SMALL_SHAPES = ["--set", "schedule.rounds=2", "schedule.local_epochs=1"]
 
@@ -64,8 +70,9 @@ RUN: dict[str, list[str]] = {
     r"fedshift data prepare (msd|hippocampus) .*": [],
     r"fedshift data prepare shapes .*": [],
     r"fedshift job \S+ prostate .*federation\.robust\..*": [],  # of the task's six sites
-    r"fedshift (job|pooled|leave-one-out|cross-site)( \S+)? prostate\b.*": SMALL_JOB,
-    r"fedshift job \S+ our_prostate\.yaml": SMALL_JOB[2:],
+    r"fedshift (job|pooled|leave-one-out|cross-site)( \S+)? prostate\b.*--protocol .*": SMALL_JOB,
+    r"fedshift job \S+ prostate\b.*": SMALL_RECIPE,
+    r"fedshift job \S+ our_prostate\.yaml": SMALL_RECIPE[2:],
     r"fedshift (job|leave-one-out) \S+ shapes\b.*": SMALL_SHAPES,
     r"fedshift job \S+ pacs\b.*": [],
     r"fedshift data prepare prostate .*": ["--out", "prepared"],  # beside the phantom, with which pages go on
@@ -454,7 +461,7 @@ def for_running(folder: Path, phantom: Path) -> None:
         assert cli.main(["data", "prepare", dataset, *out, *words]) == 0
     net = networks.build("resnet18", {}, in_channels=3, n_classes=1000, seed=0)
     torch.save(net.state_dict(), folder / "resnet18-f37072fd.pth")
-    assert cli.main(["job", "fedfa", "prostate", "--out", str(folder / "jobs"), *SMALL_JOB]) == 0
+    assert cli.main(["job", "fedfa", "prostate", "--protocol", "quick", "--out", str(folder / "jobs"), *SMALL_JOB]) == 0
 
 
 READY: dict[str, Callable[[Path, Path], None]] = {

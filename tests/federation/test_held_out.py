@@ -86,7 +86,9 @@ def test_the_score_is_over_every_sample_whatever_part_the_job_would_train_on(
 
 
 def test_segmentation_scores_every_case(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = resolve("prostate", "fedavg", sites=["BIDMC", "HK"], held_out=["UCL"], options=small_options())
+    job = resolve(
+        "prostate", "fedavg", protocol="quick", sites=["BIDMC", "HK"], held_out=["UCL"], options=small_options()
+    )
     data = build_task(job).open(three_sites["UCL"], "UCL")
     assert data.count("all") == 4 * 8
     results = run(job, three_sites, tmp_path / "run")
@@ -95,6 +97,7 @@ def test_segmentation_scores_every_case(three_sites: dict[str, Path], tmp_path: 
     legacy = resolve(
         "prostate",
         "fedavg",
+        protocol="quick",
         sites=["BIDMC", "HK"],
         held_out=["UCL"],
         options=(*small_options(), "data.split=slice-legacy"),

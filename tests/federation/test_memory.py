@@ -119,7 +119,8 @@ def test_a_run_in_one_process_is_refused_before_it_begins_unless_told_otherwise(
     monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
     options = ["data.matrix=32", "network.options.features=2", "schedule.rounds=1", "schedule.local_epochs=1"]
     out, run = str(tmp_path / "jobs"), str(tmp_path / "run")
-    assert main(["job", "fedavg", "prostate", "--sites", "BIDMC,HK", "--out", out, "--set", *options]) == 0
+    words = ["job", "fedavg", "prostate", "--protocol", "quick", "--sites", "BIDMC,HK", "--out", out]
+    assert main([*words, "--set", *options]) == 0
     monkeypatch.setattr(memory, "free_memory", lambda: MB)
     words = ["run", f"{out}/fedavg_prostate", "--in-process", "-w", run]
     assert main(words) == 2

@@ -42,7 +42,7 @@ def test_the_papers_select_the_round_by_the_dice_that_they_print() -> None:
         assert build_task(resolve("prostate", "fedavg", protocol=protocol)).metric == "dice_papers"
     assert build_task(resolve("prostate", "fedavg")).metric == "dice"
     with pytest.raises(ConfigError, match=r"rounds of task prostate have no score 'dice_paper'; did you mean 'dice_pa"):
-        resolve("prostate", "fedavg", options=["evaluation.metric=dice_paper"])
+        resolve("prostate", "fedavg", protocol="quick", options=["evaluation.metric=dice_paper"])
     with pytest.raises(ConfigError, match="no score 'hd95'"):  # of final models only
         resolve("prostate", "fedavg", options=["evaluation.metric=hd95"])
 
@@ -121,7 +121,10 @@ def test_a_part_of_the_sites_keeps_their_order() -> None:
         ({"options": ["federation.sites_per_round=2", "federation.min_sites=3"]}, "a round has only 2 sites"),
         ({"options": ['federation.sites_per_round="2"', "federation.min_sites=3"]}, "a round has only 2 sites"),
         ({"options": ["network.name=digits_cnn"]}, "digits_cnn .*: change network.name"),
-        ({"options": ["network.options.features=abc"]}, "network unet: no such network can be made with options"),
+        (
+            {"protocol": "quick", "options": ["network.options.features=abc"]},
+            "network unet: no such network can be made with options",
+        ),
         ({"options": ["network.name=monai.UNet", "network.options.channels=[4]"]}, "network monai.UNet"),
         ({"options": ["sites=[BIDMC, BIDMC]"]}, "'sites' value error, BIDMC is named twice"),
         ({"options": ["sites=[../x]"]}, "string should match pattern"),

@@ -25,6 +25,7 @@ def troubled(phantom_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Si
     job = resolve(
         "prostate",
         "fedfa",
+        protocol="quick",
         sites=SITES,
         options=[*SHORT, "schedule.rounds=3", "federation.min_sites=2", "federation.grace=8"],
     )
@@ -83,6 +84,7 @@ def test_a_lost_quorum_ends_the_job_with_a_sentence(phantom_home: Path, tmp_path
     job = resolve(
         "prostate",
         "fedavg",
+        protocol="quick",
         sites=SITES[:2],
         options=[*SHORT, "schedule.rounds=2", "federation.min_sites=2", "federation.round_timeout=30"],
     )

@@ -226,7 +226,7 @@ def run_through(book: Typist) -> Typist:
         book.type("fedshift site init KIT --data DATA/prostate/HK", site, more=f"--phantom {ROOTS}")
     book.type("fedshift site init KIT", "localhost", more=ROOTS)
     # 6 to 8: what a job would send, preflight, start
-    make = "fedshift job fedfa+fedrdn prostate --sites BIDMC,HK,UCL --production --name trial --set "
+    make = "fedshift job fedfa+fedrdn prostate --protocol quick --sites BIDMC,HK,UCL --production --name trial --set "
     make += "data.matrix=32 schedule.rounds=12 schedule.local_steps=10"
     book.type(make, more=SMALL)
     book.type("fedshift site dry-run KIT jobs/trial")
@@ -264,8 +264,8 @@ def run_through(book: Typist) -> Typist:
     book.until_connected(*SITES, LATER)
     strict = "federation.min_sites=4 federation.round_timeout=15 federation.grace=4"
     book.type(
-        "fedshift job fedavg prostate --sites BIDMC,HK,I2CVB,UCL --production --name four --weights long_last.pt "
-        "--set data.matrix=32 schedule.rounds=25",
+        "fedshift job fedavg prostate --protocol quick --sites BIDMC,HK,I2CVB,UCL --production --name four "
+        "--weights long_last.pt --set data.matrix=32 schedule.rounds=25",
         more=f"{strict} {SMALL}",
     )
     book.submitted(submit(book, "jobs/four"))

@@ -41,7 +41,7 @@ OPTIONS = [
     (
         "slices",
         "fedbn network.name=monai.BasicUNet network.options={features:[4,4,4,4,4,4]}",
-        r"method fedbn: the norms of network monai\.BasicUNet .* --set fedbn\.norms=all",
+        r"method fedbn: keeps batch norms at a site, and network monai\.BasicUNet .* --set fedbn\.norms=all",
     ),
     ("slices", "fedfa fedfa.layers=[1,6]", r"method fedfa: layers \[6\] .* 1 to 5"),
     ("images", "fedharmo fedharmo.alpha=-1", "method fedharmo: 'alpha' .* 0"),

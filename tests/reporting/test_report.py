@@ -47,7 +47,7 @@ def test_the_report_says_what_was_run_and_what_came_out(run: Path) -> None:
     results = read_results(run)
     assert results.final is not None
     text = Page(html_of(run)).text
-    assert "fedavg + fedfa + fedrdn trained the task prostate (protocol default) for 3 rounds at 3 sites" in text
+    assert "fedavg + fedfa + fedrdn trained the task prostate (protocol quick) for 3 rounds at 3 sites" in text
     assert "(BIDMC, HK and UCL), on simulated scans" in text
     dice = {site: 100 * scores["test"]["dice"] for site, scores in results.final.best.sites.items()}
     assert f"Mean test Dice over 3 sites: {np.mean(list(dice.values())):.1f} %" in text

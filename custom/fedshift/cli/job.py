@@ -26,7 +26,7 @@ def add_job_arguments(parser: Any, *, with_methods: bool = True, with_held_out: 
     if with_methods:
         parser.add_argument("methods", metavar="METHODS", help="method names joined by +, such as fedfa+fedrdn")
     parser.add_argument("task", metavar="TASK", help="a task ('fedshift tasks' lists them), or a .yaml file of one")
-    parser.add_argument("--protocol", metavar="P", help="a paper's settings, such as fedfa")
+    parser.add_argument("--protocol", metavar="P", help="others of the task's settings, such as quick or fedfa")
     parser.add_argument("--sites", metavar="A,B", help="only these sites of the task train")
     if with_held_out:
         parser.add_argument(

@@ -1,4 +1,4 @@
-"""``fedshift data phantom``: write the simulated six-site prostate data."""
+"""``fedshift data phantom``: write the simulated data of six sites."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the ``phantom`` sub-command."""
     parser = subparsers.add_parser(
         "phantom",
-        help="write simulated prostate scans of six sites, to try things out",
+        help="write simulated scans of six sites, to try things out",
         description="Write simulated T2-like pelvis scans of six sites (no patients) as prepared site folders.",
     )
     parser.add_argument("--out", type=Path, metavar="ROOT", help=f"folder to write to (default {phantom_home()})")

@@ -14,15 +14,15 @@ from fedshift.schema.job import read_yaml
 from fedshift.schema.manifest import FILE_NAME
 from fedshift.schema.policy import Policy
 from fedshift.schema.strict import Strict
-from fedshift.schema.task_files import tasks
+from fedshift.schema.task_files import apps_dir, tasks
 
 SITE_FILE = "fedshift.yaml"
 DATA = "FEDSHIFT_DATA"
 """Environment variable: the root folder of prepared data, ``<root>/<data set>/<site>``."""
 MOST_NAMED = 12
 """Sites that an error lists by name."""
-PHANTOM_TASK = "prostate"
-"""The task that ``fedshift data phantom`` makes data for."""
+PHANTOM = "phantom"
+"""Key of a task file: whether ``fedshift data phantom`` makes data for the task."""
 
 
 class SiteSettings(Strict):
@@ -237,4 +237,5 @@ def _makes(dataset: str, simulator: bool) -> str:
     prepare = max((name for name in tasks() if dataset.startswith(name)), key=len, default="")
     makes = f"'fedshift data prepare {prepare}'" if prepare else "'fedshift data prepare'"
     makes += " (--help says with which options)" if prepare != dataset else ""
-    return makes + (" or 'fedshift data phantom'" if simulator and prepare == PHANTOM_TASK else "")
+    phantom = simulator and prepare and read_yaml(apps_dir() / f"{prepare}.yaml").get(PHANTOM)
+    return makes + (" or 'fedshift data phantom'" if phantom else "")

@@ -36,13 +36,14 @@ MOST_PLACES = 5000
 class Preparation:
     """How volumes become arrays.
 
-    ``spacing``: mm along z, y, x; None keeps each volume's own, and so does None for an axis. One whole number is the
-    voxels along the longer side of a slice, for scans whose headers hold no voxel size. ``normalise``,
+    ``spacing``: mm along z, y, x; None keeps each volume's own, and so does None for an axis. ``matrix``: voxels along
+    the longer side of a slice, of volumes without a voxel size (`fedshift.data.voxels.shape_at`). ``normalise``,
     ``nonzero`` and ``fixed``: see `fedshift.data.voxels.normalised`. ``sequences``: which of a site's, in this order;
     empty for a site's only one.
     """
 
-    spacing: tuple[float | None, float | None, float | None] | int | None = None
+    spacing: tuple[float | None, float | None, float | None] | None = None
+    matrix: int | None = None
     normalise: Normalise = "volume"
     nonzero: bool = False
     fixed: Fixed | None = None
@@ -141,6 +142,7 @@ def volumes_dir(site_dir: Path, manifest: Manifest, preparation: Preparation) ->
     key = {
         "format": FORMAT,
         "spacing": spacing,
+        "matrix": preparation.matrix,
         "normalise": preparation.normalise,
         "nonzero": preparation.nonzero,
         "fixed": None if preparation.fixed is None else preparation.fixed.model_dump(),
@@ -149,10 +151,10 @@ def volumes_dir(site_dir: Path, manifest: Manifest, preparation: Preparation) ->
         "cases": [[case.id, case.sha256_image, case.sha256_label, case.shape, case.spacing] for case in manifest.cases],
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
-    if isinstance(spacing, int):
-        at = f"matrix{spacing}"
+    if spacing is None:
+        at = "own" if preparation.matrix is None else f"matrix{preparation.matrix}"
     else:
-        at = "own" if spacing is None else "x".join("own" if length is None else f"{length:g}" for length in spacing)
+        at = "x".join("own" if length is None else f"{length:g}" for length in spacing)
     return site_dir / manifest.cases[0].array / f"{PREFIX}{at}_{preparation.normalise}_{digest}"
 
 
@@ -164,7 +166,10 @@ def cached_volumes(site_dir: Path) -> list[Path]:
 def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) -> str:
     """Write the folder of arrays; returns the hash of its ``hashes.json`` (`fedshift.data.blocks.build`)."""
     numbers = preparation.numbers(manifest, site_dir)
-    shapes = np.array([shape_at(case.shape, case.spacing, preparation.spacing) for case in manifest.cases], np.int64)
+    shapes = np.array(
+        [shape_at(case.shape, case.spacing, preparation.spacing, preparation.matrix) for case in manifest.cases],
+        np.int64,
+    )
     offsets = _offsets(shapes)
     n_classes = len(manifest.classes)
 

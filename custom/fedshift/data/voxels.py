@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedshift.data.arrays import resize_axis
+from fedshift.schema.manifest import SPACING_TOLERANCE
 from fedshift.schema.strict import Strict
 
 Normalise = Literal["volume", "percentile", "fixed", "none"]
@@ -96,14 +97,15 @@ def normalised(
 
 
 def shape_at(
-    shape: Sequence[int], spacing: Sequence[float], wanted: Sequence[float | None] | int | None
+    shape: Sequence[int], spacing: Sequence[float], wanted: Sequence[float | None] | None, matrix: int | None = None
 ) -> tuple[int, int, int]:
     """Voxels along z, y, x of a volume at another spacing (mm); None keeps that of an axis, or all.
 
-    One whole number is the voxels along the longer side of a slice, whatever the spacing.
+    ``matrix``, the voxels along the longer side of a slice, is for volumes without a voxel size, whose header says
+    1 x 1 x 1 mm; and for all volumes if there is no ``wanted``.
     """
-    if isinstance(wanted, int):
-        rows, columns = (max(1, round(size * wanted / max(shape[1:]))) for size in shape[1:])
+    if matrix is not None and (wanted is None or all(abs(length - 1) < SPACING_TOLERANCE for length in spacing)):
+        rows, columns = (max(1, round(size * matrix / max(shape[1:]))) for size in shape[1:])
         return shape[0], rows, columns
     z, y, x = (
         size if target is None else max(1, round(size * have / target))

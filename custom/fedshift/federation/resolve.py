@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from fedshift.data.locate import PHANTOM
 from fedshift.federation import refusals
 from fedshift.federation.options import APART, apply_options
 from fedshift.methods import method_set
@@ -63,6 +64,7 @@ def resolve(
     """
     raw, where = _read_task(task)
     expects = ProtocolExpects()
+    raw.pop(PHANTOM, None)
     protocols: dict[str, Any] = raw.pop("protocols", None) or {}
     if not isinstance(protocols, dict) or not all(isinstance(changes, dict) for changes in protocols.values()):
         raise ConfigError(f"{where}: 'protocols' must map names to settings")

@@ -25,7 +25,7 @@ from fedshift.federation.model_files import Header
 from fedshift.inference import bundle_patches, bundle_slices
 from fedshift.inference.export import write_torchscript
 from fedshift.inference.model import Model, ReadyModel
-from fedshift.inference.plausible import EXPECTED
+from fedshift.inference.plausible import expected_of
 from fedshift.schema.errors import ConfigError
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -157,8 +157,8 @@ def _inference(model: Model) -> dict[str, Any]:
 def _metadata(model: Model, ready: ReadyModel) -> dict[str, Any]:
     header, job = model.header, model.header.job
     target, about, shape = _targets(job.task.classes), parts_of(model).described(model), list(model.task.spatial)
-    first = job.task.classes[1]
-    modality = EXPECTED[first].modality if first in EXPECTED else "n/a"
+    expected = expected_of(job.task.classes[1])
+    modality = "n/a" if expected is None else expected.modality
     labels = ", ".join(f"{number} is {name}" for number, name in enumerate(job.task.classes[1:], start=1))
     labels = f"single channel data, {labels}, 0 is everything else"
     return {

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedshift.data import arrays, voxels
 from fedshift.inference.model import Model
+from fedshift.schema.manifest import SPACING_TOLERANCE
 from fedshift.tasks import precision
 from fedshift.tasks.evaluation import components
 from fedshift.tasks.segmentation import volumes, windows
@@ -36,6 +37,7 @@ COPIED_CONSTANTS = {
     "QUANTILES": voxels.QUANTILES,
     "MOST_DEVIATIONS": voxels.MOST_DEVIATIONS,
     "MOST_PLAIN": voxels.MOST_PLAIN,
+    "SPACING_TOLERANCE": SPACING_TOLERANCE,
     "AT_ONCE": windows.AT_ONCE,
 }
 SCRIPT_HEADER = '''"""Segment scans by patches. fedshift {version}; Apache License 2.0, see LICENSE."""
@@ -159,9 +161,9 @@ grid, where the most probable class is taken. The code is in `scripts/patchwise.
 
 
 def _spacing(data: dict[str, Any]) -> str:
-    if data["matrix"] is not None:
-        return f"{data['matrix']} voxels along the longer side of a slice"
+    matrix = None if data["matrix"] is None else f"{data['matrix']} voxels along the longer side of a slice"
     if data["spacing"] is None:
-        return "its own voxels"
+        return matrix or "its own voxels"
     lengths = " x ".join("own" if length is None else f"{length:g}" for length in data["spacing"])
-    return f"voxels of {lengths} mm (along z, y, x)"
+    said = f"voxels of {lengths} mm (along z, y, x)"
+    return said if matrix is None else f"{said}; if it has no voxel size (1 x 1 x 1 mm), to {matrix}"

@@ -1,12 +1,12 @@
 """Check whether a scan looks like those that the model was trained for, and describe anything unusual.
 
-These are warnings: they never stop a prediction. The ranges are wider than those of the public prostate data.
+These are warnings: they never stop a prediction. What is usual is in ``apps/expected/<class>.yaml``, for classes that
+have such a file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import nibabel
@@ -16,9 +16,14 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 from fedshift.data.casefiles import is_dummy
 from fedshift.data.scans import Scan
 from fedshift.inference.masks import is_nifti
+from fedshift.schema.job import read_yaml
 from fedshift.schema.names import one_line
+from fedshift.schema.strict import Strict
+from fedshift.schema.task_files import apps_dir
 
 BODY_PART, MODALITY = "0018|0015", "0008|0060"
+FOLDER = "expected"
+"""Of the files that say what scans of a class are like, below ``apps/``."""
 MIN_INTENSITY = -100
 """A lower intensity suggests Hounsfield units or normalised intensities."""
 MAX_POSITION_DIFFERENCE_MM = 0.1
@@ -29,8 +34,7 @@ MAX_MASK_VALUES = 16
 """A volume with at most this many distinct intensities may be a mask."""
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(Strict):
     """Expected ranges: lengths in mm, number of slices, foreground volume in ml; ``body_parts`` are DICOM terms."""
 
     modality: str
@@ -42,18 +46,12 @@ class Expected:
     volume_ml: tuple[float, float]
 
 
-EXPECTED = {
-    "prostate": Expected(
-        modality="MR",
-        body_parts=("PROSTATE", "PELVIS", "ABDOMEN", "WHOLEBODY"),
-        field_of_view=(90, 450),
-        pixel=(0.2, 2.0),
-        slice_distance=(0.8, 6.0),
-        slices=(8, 160),
-        volume_ml=(5, 250),
-    )
-}
-"""By the foreground class."""
+def expected_of(target: str) -> Expected | None:
+    """What scans of a foreground class are like; None if no file says."""
+    for path in (apps_dir() / FOLDER).glob("*.yaml"):
+        if path.stem == target:
+            return Expected.parse(read_yaml(path), where=str(path))
+    return None
 
 
 def read_tags(path: Path) -> dict[str, str]:
@@ -108,7 +106,7 @@ def check_scan(scan: Scan, tags: Mapping[str, str], *, target: str, signed: bool
         yield f"has only {n_values} different intensities: is it a mask?"
     if is_dummy(scan):
         yield "has voxels of 1 x 1 x 1 mm and no rotation, as if its geometry had been lost: its volume may be wrong"
-    expected = EXPECTED.get(target)
+    expected = expected_of(target)
     if expected is None:
         return
     modality, body_part = tags.get(MODALITY, ""), tags.get(BODY_PART, "")
@@ -134,7 +132,7 @@ def check_volume(millilitres: float, *, target: str) -> Iterator[str]:
     if not millilitres:
         yield f"no {target} was found: check the scan, and whether these are the right site's statistics"
         return
-    expected = EXPECTED.get(target)
+    expected = expected_of(target)
     if expected is not None and not expected.volume_ml[0] <= millilitres <= expected.volume_ml[1]:
         least, most = expected.volume_ml
         yield f"the mask has {millilitres:.1f} ml, but a {target} has {least:g} to {most:g} ml: look at the mask"

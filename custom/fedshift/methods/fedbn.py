@@ -54,8 +54,8 @@ class Client(base.Client[Config]):
             network = job.task.network.name
             if norm_keys(net, "all"):
                 raise ConfigError(
-                    f"method fedbn: the norms of network {network} are no batch norms, so nothing would stay at a "
-                    "site: use --set fedbn.norms=all"
+                    f"method fedbn: keeps batch norms at a site, and network {network} has none, only norms of another "
+                    "kind (instance, group or layer norm): add --set fedbn.norms=all to keep those"
                 )
             # FedFA's Table 3 has this row, of a LeNet.
             log.warning(

@@ -167,7 +167,7 @@ def reference_job(name: str) -> JobSpec:
     """The job whose shapes the page shows: prostate, with SGD if the method needs it; otherwise digits."""
     for options in ([], ["optimizer.name=sgd"]):
         try:
-            return resolve("prostate", name, options=options)
+            return resolve("prostate", name, protocol="quick", options=options)
         except ConfigError:
             continue
     methods = {method.name: method.config.model_dump(mode="json") for method in method_set.load({name: {}})}

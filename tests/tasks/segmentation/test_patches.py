@@ -225,7 +225,6 @@ def test_only_the_largest_part_of_each_class_is_kept_if_asked() -> None:
         ({"patch": [16, 16, 16], "spacing": [1, 1]}, "spacing"),
         ({"patch": [16, 16, 16], "mirror": [0, 3]}, "'mirror' has axes from 0 to 2"),
         ({"patch": [16, 16, 16], "augmentation": "stong"}, "did you mean 'strong'"),
-        ({"patch": [16, 16, 16], "matrix": 96, "spacing": [1, 1, 1]}, "'matrix' takes the place of 'spacing'"),
     ],
 )
 def test_mistakes_get_a_sentence(data: dict[str, object], message: str) -> None:

@@ -151,7 +151,8 @@ class Task:
         return {
             "dims": data.dims,
             "patch": data.patch,
-            "wanted": data.grid,
+            "wanted": data.spacing,
+            "matrix": data.matrix,
             "context": data.context,
             "normalise": data.normalise,
             "nonzero": data.nonzero,
@@ -188,7 +189,7 @@ class Task:
         data = self._data
         volume = network_volume(
             voxels,
-            shape_at(voxels.shape[1:], spacing, data.grid),
+            shape_at(voxels.shape[1:], spacing, data.spacing, data.matrix),
             normalise=data.normalise,
             nonzero=data.nonzero,
             fixed=None if data.fixed is None else data.fixed.numbers,

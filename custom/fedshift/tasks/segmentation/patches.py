@@ -42,9 +42,9 @@ class DataSpec(Strict):
 
     ``dims``: 3 for patches of volumes, 2 for patches of slices, with ``context`` neighbouring slices of each sequence
     as channels. ``patch``: their size in voxels, along z, y, x or y, x. ``spacing``: mm along z, y, x to which volumes
-    are resampled; null keeps each volume's own, and so does null for one axis. ``matrix``, in its place, for scans
-    whose headers hold no voxel size: voxels along the longer side of a slice. ``sequences``: which of a site's, as
-    channels in this order; empty for sites with one.
+    are resampled; null keeps each volume's own, and so does null for one axis. ``matrix``: voxels along the longer side
+    of a slice, of scans whose headers hold no voxel size (1 x 1 x 1 mm), or of all scans if ``spacing`` is null.
+    ``sequences``: which of a site's, as channels in this order; empty for sites with one.
 
     ``normalise``: ``volume`` (mean 0 and standard deviation 1 in each volume and sequence), ``percentile`` (clip to the
     0.5 and 99.5 percentiles, scale to 0 … 1), ``fixed`` (the numbers of ``fixed``, for images with a unit), or
@@ -78,8 +78,6 @@ class DataSpec(Strict):
     def _agrees(self) -> Self:
         if len(self.patch) != self.dims:
             raise ValueError(f"'patch' has {len(self.patch)} sizes, and 'dims' is {self.dims}")
-        if self.matrix is not None and self.spacing is not None:
-            raise ValueError("'matrix' takes the place of 'spacing': leave one of the two out")
         if self.context > 1 and self.dims == AXES:
             raise ValueError("'context' is for dims: 2; a patch in 3D has its neighbouring slices")
         if any(axis not in range(self.dims) for axis in self.mirror or ()):
@@ -89,11 +87,6 @@ class DataSpec(Strict):
         if (self.fixed is None) == (self.normalise == "fixed"):
             raise ValueError("'fixed' and normalise: fixed need each other")
         return self
-
-    @property
-    def grid(self) -> tuple[float | None, float | None, float | None] | int | None:
-        """``spacing``, or ``matrix`` in its place."""
-        return self.spacing if self.matrix is None else self.matrix
 
     @property
     def channels(self) -> int:
@@ -109,7 +102,7 @@ class DataSpec(Strict):
     @property
     def preparation(self) -> Preparation:
         """What the cached volumes depend on."""
-        return Preparation(self.grid, self.normalise, self.nonzero, self.fixed, self.sequences)
+        return Preparation(self.spacing, self.matrix, self.normalise, self.nonzero, self.fixed, self.sequences)
 
 
 class Patches(SiteData):

@@ -58,7 +58,8 @@ def segment(
     *,
     dims: int,
     patch: Sequence[int],
-    wanted: Sequence[float | None] | int | None,
+    wanted: Sequence[float | None] | None,
+    matrix: int | None,
     context: int,
     normalise: Normalise,
     nonzero: bool,
@@ -75,7 +76,8 @@ def segment(
         network: images of the patch's size to logits, on any device.
         dims: 2 or 3.
         patch: size of the images.
-        wanted: spacing to which volumes are resampled, or voxels along the longer side of a slice.
+        wanted: spacing to which volumes are resampled.
+        matrix: voxels along the longer side of a slice, see `fedshift.data.voxels.shape_at`.
         context: neighbouring slices as channels, in 2D.
         normalise: see `fedshift.data.voxels.normalised`, as the next two.
         nonzero: whether zeros are left out.
@@ -87,7 +89,7 @@ def segment(
     Raises:
         ValueError: intensities that the normalisation cannot take.
     """
-    shape = shape_at(voxels.shape[1:], spacing, wanted)
+    shape = shape_at(voxels.shape[1:], spacing, wanted, matrix)
     volume = network_volume(voxels, shape, normalise=normalise, nonzero=nonzero, fixed=fixed)
     with torch.inference_mode():
         x = as_images(volume, dims=dims, context=context)
