@@ -105,8 +105,11 @@ def _panel(axes: Axes, plane: Plane, image: np.ndarray, *, several: bool) -> Non
 
 def outline(axes: Axes, mask: np.ndarray, colour: str, line: str) -> None:
     """The contour of a mask (rows, columns), if there is anything in it."""
+    from matplotlib.patheffects import withStroke
+
     if mask.any():
-        axes.contour(mask.astype(float), levels=[0.5], colors=[colour], linestyles=[line], linewidths=1.5)
+        lines = axes.contour(mask.astype(float), levels=[0.5], colors=[colour], linestyles=[line], linewidths=1.5)
+        lines.set_path_effects([withStroke(linewidth=2.7, foreground="#000000", alpha=0.6)])  # on bright tissue
 
 
 def _numbers(axes: Axes, plane: Plane, numbers: Sequence[int]) -> None:
