@@ -6,6 +6,7 @@ The hippocampus task: MONAI's ``BasicUNet``, batches of 4 patches of 40x56x40, D
 round 1: cutting and augmenting patches, the methods' hooks, gradients, clipping, AdamW, and its share of what a round
 does before and after. The plain loops have the same network, loss and optimiser on a batch of noise that lies ready:
 in float32 as one writes it first, and in bf16, also with channels last, which is what torch gives without fedshift.
+They are in a process of their own, because fedshift sets the allocator of its process (`fedshift.tasks.allocator`).
 
 With one thread the times are the processor's, which other work on the machine changes little; with more they are the
 clock's. The time of FedFA's layers alone is that of their forward and backward passes on features of each stage's shape
@@ -15,9 +16,12 @@ in the type that the step has, when they change every batch, times the probabili
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import multiprocessing
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -58,17 +62,18 @@ def main() -> None:
         "precision": settled("auto", CPU),
         "steps": args.steps,
     }
-    with tempfile.TemporaryDirectory() as scratch:
+    alone = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    with tempfile.TemporaryDirectory() as scratch, alone as pool:
         root = Path(scratch)
         data = hippocampus_sites(root, cases=CASES)
         for threads in args.threads:
             torch.set_num_threads(threads)
-            content[f"{threads} thread{'s' * (threads > 1)}"] = measured(data, root / str(threads), threads, args)
+            content[f"{threads} thread{'s' * (threads > 1)}"] = measured(pool, data, root / str(threads), threads, args)
     print(json.dumps(content, indent=1))
     print(record.write("step_3d", content, load=load))
 
 
-def measured(data: Path, folder: Path, threads: int, args: argparse.Namespace) -> dict[str, Any]:
+def measured(pool: Executor, data: Path, folder: Path, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     """Seconds a step, and ratios within each repeat."""
     jobs = {
         name: step_job(methods, "auto", args.steps, threads) for name, methods in ((OURS, "fedavg"), (FEDFA, "fedfa"))
@@ -76,9 +81,7 @@ def measured(data: Path, folder: Path, threads: int, args: argparse.Namespace) -
     jobs[f"{OURS} fp32"] = step_job("fedavg", "fp32", args.steps, threads)
     parties = {name: Party(job, data, folder / name, now=now) for name, job in jobs.items()}
     measures: dict[str, Callable[[], float]] = {
-        PLAIN: plain(jobs[OURS], "fp32", args.steps),
-        BF16: plain(jobs[OURS], "bf16", args.steps, channels_last=False),
-        LAST: plain(jobs[OURS], "bf16", args.steps),
+        **{kind: plain(pool, kind, args.steps) for kind in (PLAIN, BF16, LAST)},
         **{name: party.seconds_a_step for name, party in parties.items()},
         "FFA layers": ffa_layers(jobs[FEDFA], args.steps),
     }
@@ -104,22 +107,35 @@ def step_job(methods: str, precision: str, steps: int, threads: int) -> JobSpec:
     return resolve("hippocampus", methods, sites=SITES, options=options)
 
 
-def plain(job: JobSpec, precision: Precision, steps: int, *, channels_last: bool = True) -> Callable[[], float]:
-    """Seconds a step of a loop that is written by hand."""
-    task = build_task(job)
-    layout: Precision = precision if channels_last else "fp32"
-    net = prepare(task.network(), layout, CPU).train()
+def plain(pool: Executor, kind: str, steps: int) -> Callable[[], float]:
+    """Seconds a step of a loop that is written by hand, in a process of its own without fedshift's settings."""
+    return lambda: pool.submit(plain_seconds, kind, steps, torch.get_num_threads()).result()
+
+
+def plain_seconds(kind: str, steps: int, threads: int) -> float:
+    """The measure of `plain`, in that process."""
+    torch.set_num_threads(threads)
+    return seconds(plain_step(kind), steps)
+
+
+@functools.cache
+def plain_step(kind: str) -> Callable[[], None]:
+    """A step of the hand-written loop."""
+    job = step_job("fedavg", "auto", 1, 1)
+    task, layout = build_task(job), torch.channels_last_3d if kind == LAST else torch.contiguous_format
+    net = task.network().to(memory_format=layout).train()  # type: ignore[call-overload]
     optimizer = local_training.make_optimizer(net, job.task.optimizer)
     x, y = batch(job, net)
+    precision: Precision = "fp32" if kind == PLAIN else "bf16"
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with autocast(precision, CPU):
-            logits = net(arrange(x, layout, CPU))
+            logits = net(x.contiguous(memory_format=layout))
         task.loss(logits, y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    return lambda: seconds(step, steps)
+    return step
 
 
 def batch(job: JobSpec, net: nn.Module) -> tuple[Tensor, Tensor]:

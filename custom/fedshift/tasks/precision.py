@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from fedshift.tasks.allocator import keep_freed_memory
 from fedshift.tasks.machine import own_cores
 from fedshift.tasks.shallow_volumes import protect
 
@@ -48,16 +49,19 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Module:
     """Move the network to its device, in channels-last format for bf16, where convolutions are fastest in it.
 
-    On a GPU, fp32 means float32 and not TF32, and convolutions use deterministic algorithms.
+    On a GPU, fp32 means float32 and not TF32, and convolutions use deterministic algorithms. On a processor, networks
+    of volumes keep the memory that their features free.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     net = net.to(device)
+    volumes = any(isinstance(module, nn.Conv3d) for module in net.modules())
+    if volumes:
+        keep_freed_memory(device)
     if uses_bf16(precision, device):
         # The overload without positional dtype is not in torch's stubs.
-        volumes = any(isinstance(module, nn.Conv3d) for module in net.modules())
         layout = torch.channels_last_3d if volumes else torch.channels_last
         net = net.to(memory_format=layout)  # type: ignore[call-overload]
         if volumes and device.type == "cpu":
