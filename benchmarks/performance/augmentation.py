@@ -1,9 +1,12 @@
 """Strong augmentation of a batch: own code for whole batches, MONAI's transforms, and a step of training beside them.
 
-The same changes with the same chances and ranges, in one process. With one thread the times are the processor's, which
-other work on the machine does not change much; with more they are the clock's. MONAI's are the list of `transforms`,
-which a job can name, without MONAI's record of what was done (``set_track_meta(False)``). MONAI gets batches of the
-size of the patch, own code larger ones with the margin that it cuts off.
+    python -m benchmarks.performance.augmentation --threads 2
+
+The same changes with the same chances and ranges, in one process. The step is in the precision that tasks have by
+default, bf16 where the processor multiplies it: there the share of augmentation is largest. With one thread the times
+are the processor's, which other work on the machine does not change much; with more they are the clock's. MONAI's are
+the list of `transforms`, which a job can name, without MONAI's record of what was done (``set_track_meta(False)``).
+MONAI gets batches of the size of the patch, own code larger ones with the margin that it cuts off.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import pi
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,10 +25,19 @@ from benchmarks.performance.record import in_turn, load, write
 from fedshift.tasks import networks
 from fedshift.tasks.augmentation import Augmentation, make_augmentation
 from fedshift.tasks.losses import make_loss
+from fedshift.tasks.precision import arrange, autocast, prepare, settled
 
+if TYPE_CHECKING:
+    from fedshift.schema.job import Precision
+
+CPU = torch.device("cpu")
 BATCHES: Mapping[str, tuple[int, int, tuple[int, ...]]] = {"2D": (16, 3, (128, 128)), "3D": (4, 1, (40, 56, 40))}
 """Samples, channels and patch."""
-NETWORKS: Mapping[str, tuple[str, dict[str, Any]]] = {"2D": ("unet", {"features": 16}), "3D": ("monai.BasicUNet", {})}
+NETWORKS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "2D": ("unet", {"features": 16}),
+    "3D": ("monai.BasicUNet", {"features": [16, 16, 32, 64, 128, 16]}),
+}
+"""The papers' U-Net as demos have it, and the network of the hippocampus task."""
 CLASSES = 3
 
 
@@ -62,13 +74,12 @@ def augmented(augment: Augmentation, images: Tensor, labels: Tensor, batches: in
     return (now() - started) / batches
 
 
-def training(which: str, steps: int) -> Callable[[], float]:
-    """Seconds a step of training in fp32."""
+def training(which: str, steps: int, precision: Precision) -> Callable[[], float]:
+    """Seconds a step of training."""
     samples, channels, patch = BATCHES[which]
     name, options = NETWORKS[which]
-    net = networks.build(
-        name, options, in_channels=channels, n_classes=CLASSES, seed=0, spatial_dims=len(patch)
-    ).train()
+    made = networks.build(name, options, in_channels=channels, n_classes=CLASSES, seed=0, spatial_dims=len(patch))
+    net = prepare(made, precision, CPU).train()
     loss = make_loss("monai.DiceCELoss", {}, n_classes=CLASSES)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     images, labels = batch(samples, channels, patch)
@@ -77,7 +88,9 @@ def training(which: str, steps: int) -> Callable[[], float]:
         started = now()
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
-            loss(net(images), labels).backward()  # type: ignore[no-untyped-call]
+            with autocast(precision, CPU):
+                logits = net(arrange(images, precision, CPU))
+            loss(logits, labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         return (now() - started) / steps
 
@@ -91,7 +104,7 @@ def batch(samples: int, channels: int, sides: tuple[int, ...]) -> tuple[Tensor, 
     return images, torch.randint(CLASSES, (samples, *sides), generator=rng)
 
 
-def measured(which: str, *, batches: int, steps: int, repeats: int) -> dict[str, Any]:
+def measured(which: str, *, batches: int, steps: int, repeats: int, precision: Precision) -> dict[str, Any]:
     """Times and ratios of a kind of batch."""
     samples, channels, patch = BATCHES[which]
     own = make_augmentation("strong", dims=len(patch), patch=patch)
@@ -102,7 +115,7 @@ def measured(which: str, *, batches: int, steps: int, repeats: int) -> dict[str,
         {
             "own": partial(augmented, own, *larger, batches),
             "monai": partial(augmented, monais, *batch(samples, channels, patch), batches),
-            "step": training(which, steps),
+            "step": training(which, steps, precision),
         },
         repeats,
     )
@@ -128,12 +141,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--precision", choices=("fp32", "bf16", "auto"), default="auto", help="of the step")
     asked = parser.parse_args()
     before = load()
     torch.set_num_threads(asked.threads)
-    content: dict[str, Any] = {"threads": asked.threads}
+    content: dict[str, Any] = {"threads": asked.threads, "precision": settled(asked.precision, CPU)}
     for which in BATCHES:
-        content[which] = measured(which, batches=asked.batches, steps=asked.steps, repeats=asked.repeats)
+        content[which] = measured(
+            which, batches=asked.batches, steps=asked.steps, repeats=asked.repeats, precision=asked.precision
+        )
         print(which, content[which]["ratios"], flush=True)
     name = "augmentation" if asked.threads == 1 else f"augmentation_{asked.threads}_threads"
     print(write(name, content, load=before, module="augmentation"))

@@ -108,9 +108,9 @@ def step_job(methods: str, precision: str, steps: int) -> JobSpec:
 class Party:
     """A site in round 1 of a job."""
 
-    def __init__(self, job: JobSpec, data: Path, folder: Path) -> None:
-        """The statistics round is done."""
-        self._job = job
+    def __init__(self, job: JobSpec, data: Path, folder: Path, *, now: Callable[[], float] = time.perf_counter) -> None:
+        """The statistics round is done. ``now``: the clock of `seconds_a_step`."""
+        self._job, self._now = job, now
         sites = [Site(job, name, data=data / name, state=folder / "sites") for name in job.task.sites]
         server = Coordinator(job, folder / "server")
         server.open(0)
@@ -123,9 +123,9 @@ class Party:
 
     def seconds_a_step(self) -> float:
         """Of a round's training, with what a site does before and after it."""
-        started = time.perf_counter()
+        started = self._now()
         update = self._site.train(self._first)
-        return (time.perf_counter() - started) / update.n_steps
+        return (self._now() - started) / update.n_steps
 
     def evaluation_of_an_epoch(self) -> float:
         """Scoring the received model on the validation part, as a share of an epoch of training."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from fedshift.data.check import check
 from fedshift.data.counts import about_counts
 from fedshift.data.prepared import mask_file, read_images, read_labels
 from fedshift.data.resampled import MOST_PLACES, Preparation, open_volumes, volumes_dir
-from fedshift.data.voxels import Fixed, normalised, places, resized_labels, shape_at
+from fedshift.data.voxels import Fixed, Normalise, normalised, places, resized_labels, shape_at
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import read_manifest
 
@@ -128,6 +129,24 @@ def test_normalisations() -> None:
     assert (normalised(np.full((4, 4, 4), 7.0), "volume", nonzero=False, fixed=None) == 0).all(), "a constant volume"
     with pytest.raises(ValueError, match=r"takes at most 255: set data.normalise to volume"):
         normalised(ct, "none", nonzero=False, fixed=None)
+
+
+@pytest.mark.parametrize("normalise", ["volume", "percentile", "none"])
+def test_a_large_volume_is_normalised_in_little_memory_and_left_as_it_is(normalise: Normalise) -> None:
+    stored = np.random.default_rng(0).normal(100, 20, (40, 50, 60)).astype(np.float32)[:, ::-1]
+    before = stored.copy()
+    tracemalloc.start()
+    try:
+        found = normalised(stored, normalise, nonzero=False, fixed=None)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(stored, before)
+    if normalise == "volume":
+        values = stored.astype(np.float64)
+        expected = (values - values.ravel().mean()) / values.ravel().std()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert most < 3.2 * 8 * stored.size, "no more than three copies in float64"
 
 
 def test_labels_are_resampled_by_the_class_that_covers_most() -> None:

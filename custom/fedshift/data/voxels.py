@@ -74,26 +74,34 @@ def normalised(
     Raises:
         ValueError: with ``none``, intensities beyond `MOST_PLAIN`.
     """
-    values = voxels.astype(np.float64)
-    inside = values != 0 if nonzero else np.ones(values.shape, bool)
-    measured = values[inside]
+    values = voxels.astype(np.float64, order="C")  # changed in place below: volumes are large
+    outside = values == 0 if nonzero else None
+    measured = values.ravel() if outside is None else values[~outside]
     if not measured.size:
         return np.zeros(values.shape, np.float32)
     if fixed is not None:
         low, high, mean, std = fixed
-        values = (np.clip(values, low, high) - mean) / std
+        np.clip(values, low, high, out=values)
+        values -= mean
+        values /= std
     elif normalise == "volume":
-        deviation = float(measured.std())
-        values = np.clip((values - measured.mean()) / (deviation or 1.0), -MOST_DEVIATIONS, MOST_DEVIATIONS)
+        mean, deviation = measured.mean(), float(measured.std())
+        values -= mean
+        values /= deviation or 1.0
+        np.clip(values, -MOST_DEVIATIONS, MOST_DEVIATIONS, out=values)
     elif normalise == "percentile":
         low, high = np.quantile(measured, QUANTILES)
-        values = np.clip((values - low) / ((high - low) or 1.0), 0.0, 1.0)
+        values -= low
+        values /= (high - low) or 1.0
+        np.clip(values, 0.0, 1.0, out=values)
     elif np.abs(measured).max() > MOST_PLAIN:
         raise ValueError(
             f"has intensities up to {np.abs(measured).max():g}, and data.normalise=none takes at most {MOST_PLAIN:g}: "
             "set data.normalise to volume, percentile or fixed"
         )
-    return np.where(inside, values, 0.0).astype(np.float32)
+    if outside is not None:
+        values[outside] = 0.0
+    return values.astype(np.float32)
 
 
 def shape_at(
@@ -135,8 +143,10 @@ def network_volume(
     Raises:
         ValueError: intensities that the normalisation cannot take.
     """
-    made = [resized(normalised(one, normalise, nonzero=nonzero, fixed=fixed), shape) for one in voxels]
-    return np.stack(made).astype(np.float16)
+    made = np.empty((len(voxels), *shape), np.float16)
+    for number, one in enumerate(voxels):
+        made[number] = resized(normalised(one, normalise, nonzero=nonzero, fixed=fixed), shape)
+    return made
 
 
 def resized_labels(labels: np.ndarray, shape: Sequence[int]) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from fedshift.tasks.allocator import keep_freed_memory
 from fedshift.tasks.machine import own_cores
 from fedshift.tasks.shallow_volumes import protect
 
@@ -46,20 +47,22 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Module:
-    """Move the network to its device, in channels-last format for bf16, where convolutions are fastest in it.
+    """Move the network to its device, in the memory format in which its convolutions are fastest.
 
-    On a GPU, fp32 means float32 and not TF32, and convolutions use deterministic algorithms.
+    On a GPU, fp32 means float32 and not TF32, and convolutions use deterministic algorithms. On a processor, networks
+    of volumes keep the memory that their features free.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     net = net.to(device)
+    volumes = any(isinstance(module, nn.Conv3d) for module in net.modules())
+    if volumes:
+        keep_freed_memory(device)
     if uses_bf16(precision, device):
         # The overload without positional dtype is not in torch's stubs.
-        volumes = any(isinstance(module, nn.Conv3d) for module in net.modules())
-        layout = torch.channels_last_3d if volumes else torch.channels_last
-        net = net.to(memory_format=layout)  # type: ignore[call-overload]
+        net = net.to(memory_format=_layout(device, volumes=volumes))  # type: ignore[call-overload]
         if volumes and device.type == "cpu":
             protect(net)
     return net
@@ -70,7 +73,14 @@ def arrange(x: torch.Tensor, precision: Precision, device: torch.device) -> torc
     x = x.to(device)
     if not uses_bf16(precision, device):
         return x
-    return x.contiguous(memory_format=torch.channels_last_3d if x.dim() == 5 else torch.channels_last)
+    return x.contiguous(memory_format=_layout(device, volumes=x.dim() == 5))
+
+
+def _layout(device: torch.device, *, volumes: bool) -> torch.memory_format:
+    """For bf16: channels last, but for volumes on a processor, where a training step is a tenth faster without."""
+    if not volumes:
+        return torch.channels_last
+    return torch.contiguous_format if device.type == "cpu" else torch.channels_last_3d
 
 
 def use_threads(threads: Threads, *, workers: int | None = None) -> int:

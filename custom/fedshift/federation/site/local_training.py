@@ -116,7 +116,7 @@ def probabilities(
     NaN becomes 0 for every class, so that a broken model gets low scores and not an error.
     """
     for logits in _logits(task, data, chain, net, subset, schedule, final=True):
-        yield logits.float().softmax(1).nan_to_num(0).cpu()
+        yield logits.float().softmax(1).nan_to_num_(0).cpu()
 
 
 @torch.inference_mode()

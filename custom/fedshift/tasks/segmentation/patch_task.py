@@ -112,7 +112,7 @@ class Task:
         Raises:
             DataError: they outline none.
         """
-        outlined = self._outlined(data)
+        outlined = self.outlined(data)
         if outlined == self._foreground:
             return self
         if not outlined:
@@ -121,7 +121,7 @@ class Task:
         there._loss = self._make_loss(tuple(self._job.task.classes.index(name) for name in outlined))
         return there
 
-    def _outlined(self, data: SiteData) -> tuple[str, ...]:
+    def outlined(self, data: SiteData) -> tuple[str, ...]:
         """The foreground classes that a site's masks outline."""
         annotated = data.manifest.annotated
         return tuple(name for name in self._foreground if annotated is None or name in annotated)
@@ -212,10 +212,10 @@ class Task:
         if not found:
             return {}
         means = dict(zip(self._foreground, np.mean(found, axis=0).tolist(), strict=True))
-        kept = [means[name] for name in self._outlined(data)]
+        kept = [means[name] for name in self.outlined(data)]
         scores = {"dice": float(np.mean(kept))}
         if len(self._foreground) > 1:
-            scores |= {f"dice {name}": means[name] for name in self._outlined(data)}
+            scores |= {f"dice {name}": means[name] for name in self.outlined(data)}
         return scores
 
     def evaluate(
@@ -226,7 +226,7 @@ class Task:
         Classes that the site's masks do not outline are left out. Calibration counts the voxels (on the network's grid)
         in the bounding box of prediction and reference.
         """
-        numbers = {name: self._number(name) for name in self._outlined(data)}
+        numbers = {name: self._number(name) for name in self.outlined(data)}
         cases: list[dict[str, dict[str, float]]] = []
         calibration, empty = Calibration(), 0
         for index, batch in zip(data.eval_index(subset), probabilities, strict=True):
@@ -234,7 +234,7 @@ class Task:
             case = data.manifest.cases[number]
             probability = as_volume(batch, self._data.dims)
             self._calibrate(calibration, probability, as_labels(data.labels(index)), list(numbers.values()))
-            predicted = classes_of(probability, case.shape, largest_component=self._job.evaluation.largest_component)
+            predicted = self.on_scan(probability, case.shape)
             reference = data.reference(number)
             empty += not np.isin(predicted, list(numbers.values())).any()
             tolerance = self._job.evaluation.tolerance
@@ -246,6 +246,10 @@ class Task:
             calibration=calibration.record(fewest=1 if share_cases else FEWEST),
             empty=empty,
         )
+
+    def on_scan(self, probability: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """Classes (z, y, x) uint8 on a scan's own grid, from probabilities (K, z, y, x) on the network's."""
+        return classes_of(probability, shape, largest_component=self._job.evaluation.largest_component)
 
     def _number(self, name: str) -> int:
         return self._job.task.classes.index(name)

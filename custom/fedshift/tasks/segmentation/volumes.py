@@ -90,9 +90,19 @@ def segment(
         ValueError: intensities that the normalisation cannot take.
     """
     shape = shape_at(voxels.shape[1:], spacing, wanted, matrix)
-    volume = network_volume(voxels, shape, normalise=normalise, nonzero=nonzero, fixed=fixed)
     with torch.inference_mode():
-        x = as_images(volume, dims=dims, context=context)
-        logits = sliding(network, x, patch=patch, overlap=overlap, mirror=mirror)
-        probability = as_volume(logits.float().softmax(1).nan_to_num(0).cpu(), dims)
+        # Nothing of a volume's size is named but what is needed later: the rest is freed as soon as it has been used.
+        logits = sliding(
+            network,
+            as_images(
+                network_volume(voxels, shape, normalise=normalise, nonzero=nonzero, fixed=fixed),
+                dims=dims,
+                context=context,
+            ),
+            patch=patch,
+            overlap=overlap,
+            mirror=mirror,
+        )
+        logits = logits.float().softmax(1).nan_to_num_(0).cpu()
+        probability = as_volume(logits, dims)
     return classes_of(probability, voxels.shape[1:], largest_component=largest_component)

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-from markupsafe import Markup
 
 from fedshift.reporting import figures
-from fedshift.reporting.figures import Figure, LegendEntry
-from fedshift.reporting.report.images.models import Looked
+from fedshift.reporting.figures import Figure
+from fedshift.reporting.report.images import outlines
+from fedshift.reporting.report.images.models import Looked, Shows
 from fedshift.reporting.report.section import Block, Figures, Heading, Section, Text
 from fedshift.reporting.report.wording import listed, metric, short
 from fedshift.schema.manifest import Manifest
 from fedshift.tasks.evaluation.overlap import dice
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 MARGIN = 0.45
 """Around the organ, in parts of its size."""
 SMALLEST = 32
 """Pixels of a cut-out."""
-MODEL, REFERENCE = "#ffab3d", "#4fd6ff"
-"""Drawn on images, which look the same in both schemes."""
 
 
 def section(looked: Sequence[Looked]) -> Section:
@@ -40,34 +34,38 @@ def section(looked: Sequence[Looked]) -> Section:
                 "in the tables."
             )
         )
-    slices = any(site.slices for site in looked)
-    if slices:
-        blocks.append(Figures([], _LEGEND))
+    shown = looked[0].shows if looked else "pictures"
+    if shown != "pictures":
+        blocks.append(Figures([], outlines.legend(looked[0].job.task.classes[1:])))
     with figures.style():
         for number, site in enumerate(looked):
-            drawn = _volumes(site, number) if site.slices else _pictures(site, number)
+            drawn = _DRAWN[shown](site, number)
             if drawn:
-                blocks += [Heading(site.site), Figures(drawn, size="half" if site.slices else "small")]
-    how = (
-        "Look whether the model fails at the ends of the organ, at its edge or altogether; of each case the slice "
-        "where "
-        "the reference is largest, and its neighbours."
-        if slices
-        else "By the probability that the model gave to the right class: where it was most wrong, in the middle, and "
-        "most "
-        "right."
-    )
-    return Section("cases", "Worst, median and best cases", how, blocks)
+                blocks += [Heading(site.site), *_not_outlined(site)]
+                blocks.append(Figures(drawn, size="small" if shown == "pictures" else "half"))
+    return Section("cases", "Worst, median and best cases", _HOW[shown], blocks)
 
 
-def _swatch(colour: str, dashes: str) -> Markup:
-    return Markup(
-        '<svg viewBox="0 0 28 14" width="28" height="14" aria-hidden="true"><rect width="28" height="14" rx="2" '
-        f'fill="#333"/><path d="M3 7h22" stroke="{colour}" stroke-width="2.4" stroke-dasharray="{dashes}"/></svg>'
-    )
+_HOW: Mapping[Shows, str] = {
+    "slices": "Look whether the model fails at the ends of the organ, at its edge or altogether; of each case the "
+    "slice where the reference is largest, and its neighbours.",
+    "volumes": "Look whether the model fails at the ends of a structure, at its edge, in taking one for another, or "
+    "altogether; of each case the planes where the reference is largest, as scanned and in true proportions. R, A "
+    "and S are the patient's right, front and head.",
+    "pictures": "By the probability that the model gave to the right class: where it was most wrong, in the middle, "
+    "and most right.",
+}
 
 
-_LEGEND = (LegendEntry("model", _swatch(MODEL, "")), LegendEntry("reference", _swatch(REFERENCE, "4 2.5")))
+def _not_outlined(site: Looked) -> list[Text]:
+    """What a site's masks lack."""
+    foreground, annotated = site.job.task.classes[1:], site.data.manifest.annotated
+    missing = [] if annotated is None else [name for name in foreground if name not in annotated]
+    if not missing:
+        return []
+    return [
+        Text(f"The masks of {site.site} do not outline {listed(missing)}, which is not scored and has no reference.")
+    ]
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def _pick(scores: np.ndarray) -> list[_Picked]:
     return [_Picked(word, place) for place, word in picked.items()]
 
 
-def _volumes(site: Looked, number: int) -> list[Figure]:
+def _slices(site: Looked, number: int) -> list[Figure]:
     owner = site.data.cases(site.part)
     cases = np.unique(owner)
     reference = site.data.labels(site.members).numpy().astype(bool)
@@ -105,7 +103,20 @@ def _volumes(site: Looked, number: int) -> list[Figure]:
         chosen = chosen[np.argsort(site.members[chosen])]
         said = metric("dice").with_unit(float(scores[picked.place]))
         title = f"{picked.word} of {len(cases)}: Dice {said}{_identity(site.data.manifest, int(cases[picked.place]))}"
-        drawn.append(_slices(site, chosen, reference, f"case-{number}-{picked.word}", title))
+        drawn.append(_neighbours(site, chosen, reference, f"case-{number}-{picked.word}", title))
+    return drawn
+
+
+def _volumes(site: Looked, number: int) -> list[Figure]:
+    drawn = []
+    unit = metric("dice").with_unit
+    for picked in _pick(np.array([volume.mean for volume in site.volumes])):
+        volume = site.volumes[picked.place]
+        each = ", ".join(f"{name} {unit(score)}" for name, score in volume.scores.items())
+        said = f"{unit(volume.mean)} ({each})" if len(volume.scores) > 1 else unit(volume.mean)
+        title = f"{picked.word} of {len(site.volumes)}: Dice {said}{_identity(site.data.manifest, volume.entry)}"
+        key = f"case-{number}-{picked.word}"
+        drawn.append(outlines.volume(volume, site.job.task.classes[1:], key=key, title=title, site=site.site))
     return drawn
 
 
@@ -114,7 +125,7 @@ def _identity(manifest: Manifest, entry: int) -> str:
     return "" if manifest.kind == "patients" else f" ({short(manifest.entries[entry].id, 20)})"
 
 
-def _slices(site: Looked, chosen: np.ndarray, reference: np.ndarray, key: str, title: str) -> Figure:
+def _neighbours(site: Looked, chosen: np.ndarray, reference: np.ndarray, key: str, title: str) -> Figure:
     largest = int(np.argmax(reference[chosen].sum((1, 2))))
     first = max(min(largest - 1, len(chosen) - 3), 0)
     shown = chosen[first : first + 3]
@@ -124,12 +135,10 @@ def _slices(site: Looked, chosen: np.ndarray, reference: np.ndarray, key: str, t
     window = _around((site.predicted[shown] | reference[shown]).any(0))
     drawn, panels = figures.drawing(width=390, height=132, columns=len(shown))
     for axes, image, place in zip(panels, middle, shown, strict=True):
-        _bare(axes)
+        outlines.bare(axes)
         axes.imshow(image[window], cmap="gray", vmin=low, vmax=high, interpolation="none")
-        for mask, colour, line in ((reference, REFERENCE, "--"), (site.predicted, MODEL, "-")):
-            cut = mask[place][window]
-            if cut.any():
-                axes.contour(cut.astype(float), levels=[0.5], colors=[colour], linestyles=[line], linewidths=1.5)
+        for mask, colour, line in ((reference, outlines.REFERENCE, "--"), (site.predicted, outlines.MODEL, "-")):
+            outlines.outline(axes, mask[place][window], colour, line)
     described = f"{short(site.site)}, {title}: three neighbouring slices with the contours of model and reference"
     return figures.figure(drawn, key, title=title, description=described)
 
@@ -160,7 +169,7 @@ def _pictures(site: Looked, number: int) -> list[Figure]:
         name = _identity(site.data.manifest, int(site.members[picked.place]))
         title = f"{picked.word} of {len(labels)}: {names[labels[picked.place]]}, {said}{name}"
         canvas, (axes,) = figures.drawing(width=170, height=170)
-        _bare(axes)
+        outlines.bare(axes)
         low, high = float(image.min()), float(image.max())
         shown = np.moveaxis((image - low) / max(high - low, 1e-6), 0, -1)
         axes.imshow(shown[..., 0] if shown.shape[-1] != 3 else shown, cmap="gray", interpolation="none")
@@ -168,9 +177,8 @@ def _pictures(site: Looked, number: int) -> list[Figure]:
     return drawn
 
 
-def _bare(axes: Axes) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.grid(visible=False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+_DRAWN: Mapping[Shows, Callable[[Looked, int], list[Figure]]] = {
+    "slices": _slices,
+    "volumes": _volumes,
+    "pictures": _pictures,
+}

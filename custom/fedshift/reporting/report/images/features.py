@@ -46,15 +46,17 @@ def _drawn(looked: Sequence[Looked], *, key: str = "") -> list[Block]:
     picked = [np.sort(rng.permutation(len(site.features))[:MOST_OF_A_SITE]) for site in looked]
     features = np.concatenate([site.features[index] for site, index in zip(looked, picked, strict=True)])
     owner = np.concatenate([[site.site] * len(index) for site, index in zip(looked, picked, strict=True)])
-    groups = _groups(looked, picked)
     if len(features) < FEWEST:
         return [Text(f"Fewer than {FEWEST} test samples: too few to arrange.")]
     points = _arranged(features)
     with figures.style():
         by_site = _scatter(f"{key}site", "By site", points, owner, [site.site for site in looked])
+        if looked[0].shows == "volumes":  # a volume has all classes
+            return [Figures([by_site])]
+        groups = _groups(looked, picked)
         names = list(dict.fromkeys(groups))
         order = sorted(names, key=lambda name: (name == OTHERS, name))
-        title = "By foreground on the slice" if looked[0].slices else "By class"
+        title = "By foreground on the slice" if looked[0].shows == "slices" else "By class"
         by_group = _scatter(f"{key}group", title, points, groups, order)
     return [Figures([by_site, by_group])]
 
@@ -64,7 +66,7 @@ def _groups(looked: Sequence[Looked], picked: Sequence[np.ndarray]) -> np.ndarra
     words: list[str] = []
     for site, index in zip(looked, picked, strict=True):
         labels = site.data.labels(site.members[index]).numpy()
-        if site.slices:
+        if site.shows == "slices":
             words += [_amount(100 * float(share)) for share in labels.reshape(len(labels), -1).mean(1)]
         else:
             words += [site.job.task.classes[label] for label in labels]

@@ -21,13 +21,15 @@ def section(looked: Sequence[Looked]) -> Section:
         len(site.before) != len(site.after) or not np.allclose(site.before, site.after, atol=1e-2) for site in looked
     )
     with figures.style():
-        drawn = [_lines("before", "As the images are", [site.before for site in looked], looked)]
+        patches = any(site.shows == "volumes" for site in looked)
+        title = "As the task prepares the images" if patches else "As the images are"
+        drawn = [_lines("before", title, [site.before for site in looked], looked)]
         if changed:
             title = "As the network gets them"
             drawn.append(_lines("after", title, [site.after for site in looked], looked))
     blocks: list[Block] = [Figures(drawn, figures.legend([site.site for site in looked]))]
     if not changed:
-        blocks.append(Text("The network gets the images as they are: no method of this run changes them."))
+        blocks.append(Text("The network gets the images so: no method of this run changes them."))
     return Section(
         "intensities",
         "Intensities of the sites' test images",

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fedshift.data.local_sites import find_sites
 from fedshift.federation.in_process import SITE_STATE
 from fedshift.federation.site.site import Site
+from fedshift.reporting.report.images.volumes import Volume, volumes
 from fedshift.reporting.report.runs import ModelFile, Run
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.manifest import manifest_sha256, read_manifest
 from fedshift.schema.messages import Broadcast
-from fedshift.tasks.base import SiteData, Subset
+from fedshift.tasks.base import SiteData, Subset, Task
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.segmentation.patch_task import Task as PatchTask
+from fedshift.tasks.segmentation.patches import Patches
+from fedshift.tasks.stages import Stage
 
 if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
@@ -30,33 +33,44 @@ IN_SIMULATOR = "sites"
 """Folder of a client's job folder with its sites' state."""
 PIXELS = 40_000
 """Of a batch, taken at equal distances, for histograms."""
+PIXELS_OF_A_PASS = 2_000
+"""The same, where a batch passes in many windows."""
+Shows = Literal["slices", "volumes", "pictures"]
 
 
 @dataclass(frozen=True)
 class Looked:
-    """A site's test part and what the model makes of it; n samples in the order of ``data.members(part)``."""
+    """A site's test part and what the model makes of it; n samples in the order of ``data.members(part)``.
+
+    With patches a sample is a volume.
+    """
 
     site: str
     job: JobSpec
     data: SiteData
     part: Subset
     predicted: np.ndarray
-    """(n, M, M) bool for segmentation, else probabilities (n, K) float32."""
+    """(n, M, M) bool for slices, probabilities (n, K) float32 for pictures; of volumes nothing."""
     features: np.ndarray
-    """(n, d): the input of the last layer, or the mean over the bottleneck of a segmentation network."""
+    """(n, d): the input of the last layer, or the mean over the bottleneck of a segmentation network, of a volume the
+    mean over its windows."""
     before: np.ndarray
-    """A sample of the pixels of the images."""
+    """A sample of the pixels of the images, as the task prepares them."""
     after: np.ndarray
     """Of the same images as the network gets them."""
     recorded: Sequence[float] | None
     """Scores by case that the record of the run holds."""
     complete: bool
     """Whether the model had the parts that the site keeps for itself, if the methods have such parts."""
+    volumes: Sequence[Volume] = ()
+    """What is shown of each case of a task on patches."""
 
     @property
-    def slices(self) -> bool:
-        """Whether samples are slices of volumes."""
-        return self.predicted.dtype == bool
+    def shows(self) -> Shows:
+        """What samples are."""
+        if isinstance(self.data, Patches):
+            return "volumes"
+        return "slices" if self.predicted.dtype == bool else "pictures"
 
     @property
     def members(self) -> np.ndarray:
@@ -77,11 +91,6 @@ def look(
         reason = run.fault or f"there is no model file beside {run.source}"
         raise ConfigError(f"--images needs the run's best model, and {reason}")
     job = run.model.job
-    if isinstance(build_task(job), PatchTask):
-        raise ConfigError(
-            f"--images shows slices and pictures, and job {job.name} works on patches of volumes: leave it out, and "
-            "see masks with 'fedshift predict --overlay'"
-        )
     given = find_sites(job) if folders is None else folders
     unknown = [site for site in given if site not in job.task.everyone]
     if unknown:
@@ -110,7 +119,7 @@ def look(
             data = build_task(job).open(given[site], site)
             part: Subset = "test" if data.count("test") else "all"
             complete = kept is not None or not model.personal
-            looked.append(_pass(beside, run, model, site, data, part, complete=complete))
+            looked.append(_pass(beside, run, model, data, given[site], part, complete=complete))
     return looked
 
 
@@ -123,69 +132,102 @@ def _state(source: Path, site: str) -> Path | None:
     return None
 
 
-def _pass(at: Site, run: Run, model: ModelFile, site: str, data: SiteData, part: Subset, *, complete: bool) -> Looked:
+def _pass(
+    at: Site, run: Run, model: ModelFile, data: SiteData, folder: Path, part: Subset, *, complete: bool
+) -> Looked:
     broadcast = Broadcast(round=model.round + 1, best_round=model.round, weights=model.weights, arrays=model.arrays)
-    net = at.network
-    seen: dict[str, Tensor] = {}
-    handles = [net.register_forward_pre_hook(_keeps_input(seen)), _feature_hook(net, seen)]
+    task, seen = build_task(model.job), _Seen(isinstance(data, Patches))
+    handles = [seen.hook_features(at.network)]  # the first: stages are found by a trial pass
+    handles.append(at.network.register_forward_pre_hook(seen.input))
     predicted: list[np.ndarray] = []
-    features: list[np.ndarray] = []
-    before: list[np.ndarray] = []
-    after: list[np.ndarray] = []
+    shown: list[Volume] = []
     try:
-        for index, probability in zip(data.eval_index(part), at.predictions(broadcast, part), strict=True):
-            slices = probability.dim() == 4
-            predicted.append((probability[:, 1] > 0.5).numpy() if slices else probability.numpy())
-            features.append(seen["features"].float().cpu().numpy())
-            before.append(_some(data.images(index)))
-            after.append(_some(seen["input"]))
+        probabilities = seen.batches(at.predictions(broadcast, part))
+        if isinstance(data, Patches):
+            assert isinstance(task, PatchTask)
+            shown += volumes(task, data, folder, part, probabilities)
+        else:
+            for probability in probabilities:
+                slices = probability.dim() == 4
+                predicted.append((probability[:, 1] > 0.5).numpy() if slices else probability.numpy())
     finally:
         for handle in handles:
             handle.remove()
+    before = [sample for images in data.eval_images(part) for sample in _before(task, images, windows=seen.windows)]
     final = run.results.final
-    told = None if final is None else final.best.evaluations.get(site, {}).get(part)
+    told = None if final is None else final.best.evaluations.get(at.name, {}).get(part)
     spread = None if told is None else told.distributions.get(run.results.job.metric)
     return Looked(
-        site,
+        at.name,
         model.job,
         data,
         part,
-        np.concatenate(predicted),
-        np.concatenate(features),
+        np.concatenate(predicted) if predicted else np.zeros(0),
+        np.concatenate(seen.features),
         np.concatenate(before),
-        np.concatenate(after),
+        np.concatenate(seen.inputs),
         None if spread is None else spread.cases,
         complete,
+        shown,
     )
 
 
-def _some(x: Tensor) -> np.ndarray:
+class _Seen:
+    """What passes through a network, kept by hooks: features of samples, and a part of the pixels of its inputs."""
+
+    def __init__(self, windows: bool) -> None:
+        """``windows``: whether an image passes in several windows."""
+        self.inputs: list[np.ndarray] = []
+        self.features: list[np.ndarray] = []
+        self.windows = windows
+        self._passes: list[np.ndarray] = []
+
+    def batches(self, probabilities: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The same; what was seen until each of them is of its samples."""
+        for probability in probabilities:
+            found = np.concatenate(self._passes)
+            self.features.append(found.mean(0, keepdims=True) if self.windows else found)
+            self._passes.clear()
+            yield probability
+
+    def input(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Hook before the network."""
+        self.inputs.append(_some(inputs[0], PIXELS_OF_A_PASS if self.windows else PIXELS))
+
+    def hook_features(self, net: nn.Module) -> RemovableHandle:
+        """The embedding before the last linear layer; or the bottleneck, which is the last of a network's stages."""
+        head = getattr(net, "head", None)
+        if isinstance(head, nn.Linear):
+            return head.register_forward_pre_hook(lambda _module, inputs: self._keep(inputs[0].flatten(1)))
+
+        def stage(features: Tensor) -> Tensor:
+            self._keep(features.flatten(2).mean(2))
+            return features
+
+        last: Stage = net.stages[-1]  # type: ignore[index, assignment]
+        return last.hook(stage)
+
+    def _keep(self, features: Tensor) -> None:
+        self._passes.append(features.float().cpu().numpy())
+
+
+def _before(task: Task, images: Tensor, *, windows: bool) -> list[np.ndarray]:
+    """What the network would get if methods changed nothing: for volumes the same windows in the same order."""
+    if not windows:
+        return [_some(images, PIXELS)]
+    found: list[np.ndarray] = []
+
+    def keep(x: Tensor) -> Tensor:
+        found.append(_some(x, PIXELS_OF_A_PASS))
+        return x[:, :1]
+
+    task.logits(keep, images, final=True)
+    return found
+
+
+def _some(x: Tensor, most: int) -> np.ndarray:
     """The middle slice of a stack, or all colours; a part of the pixels, the same of every kind of image."""
     x = x[:, x.shape[1] // 2] if x.shape[1] == 3 and x.dim() == 4 else x
     flat = x.detach().float().cpu().contiguous().reshape(-1)
-    picked: np.ndarray = flat[:: max(len(flat) // PIXELS, 1)].numpy()
+    picked: np.ndarray = flat[:: max(len(flat) // most, 1)].numpy()
     return picked
-
-
-def _keeps_input(seen: dict[str, Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        seen["input"] = inputs[0]
-
-    return hook
-
-
-def _feature_hook(net: nn.Module, seen: dict[str, Tensor]) -> torch.utils.hooks.RemovableHandle:
-    """The embedding before the last linear layer; or the bottleneck, which is the last of a network's stages."""
-    head = getattr(net, "head", None)
-    if isinstance(head, nn.Linear):
-
-        def before_head(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            seen["features"] = inputs[0].flatten(1)
-
-        return head.register_forward_pre_hook(before_head)
-
-    def after_stage(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        seen["features"] = output.mean((2, 3))
-
-    last: nn.Module = net.stages[-1].module  # type: ignore[index, union-attr]
-    return last.register_forward_hook(after_stage)

@@ -1,0 +1,182 @@
+"""Prediction of volumes in 3D: `fedshift predict` against the exported bundle, and memory against a volume's length.
+
+    python -m benchmarks.performance.prediction
+
+The network of the hippocampus task with weights that were never trained, its patches and overlap, on made-up volumes.
+Both sides are processes of their own, started as one starts them: ``fedshift predict MODEL FILES`` and ``python -m
+monai.bundle run`` on the folder of files. Each prints a line for every volume that it has written: the time to the
+first is the start with the first volume, and the volumes a minute are those between the first and the last line.
+
+For memory one volume is predicted, then others of twice and four times its length, each in a process of its own whose
+peak Linux reports. What a voxel more costs is compared with the probabilities that the prediction is made of, a float32
+for each class. Windows do not overlap there, which changes no memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.performance import record
+from benchmarks.performance.made_volumes import untrained_model, write_case
+from benchmarks.performance.patches import cpu_seconds
+from benchmarks.performance.server_memory import resident
+from fedshift import cli
+from fedshift.federation.resolve import resolve
+
+OURS, BUNDLE = "fedshift predict", "monai.bundle run"
+SHAPE = (64, 80, 64)
+"""Voxels along x, y, z; the patch is 40x56x40."""
+LONG = (128, 128, 96)
+"""The shortest of those for memory."""
+LENGTHS = (1, 2, 4)
+MARK = ".nii.gz: "
+"""In the line that both print for a volume."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A process: seconds to its first volume, seconds a volume after that, peak memory in bytes."""
+
+    first: float
+    volume: float
+    peak: int
+
+
+def main() -> None:
+    """Measure and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--volumes", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--without-memory", action="store_true", help="only the time")
+    args = parser.parse_args()
+    load = record.load()
+    with tempfile.TemporaryDirectory() as scratch:
+        content: dict[str, Any] = {
+            "what": f"{args.volumes} volumes of {'x'.join(map(str, SHAPE))} voxels",
+            "threads": args.threads,
+            "prediction": times(Path(scratch) / "times", args),
+        }
+        if not args.without_memory:
+            content["memory"] = memory(Path(scratch) / "memory", args.threads)
+    print(json.dumps(content, indent=1))
+    print(record.write("prediction", content, load=load))
+
+
+def times(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Volumes a minute and seconds to the first volume of both, in turn."""
+    rng = np.random.default_rng(0)
+    scans = [write_case(folder, f"case{number}", SHAPE, rng) for number in range(args.volumes)]
+    model = untrained_model(folder / "model.pt", resolve("hippocampus", "fedavg"))
+    assert cli.main(["export", str(model), "--bundle", str(folder / "bundle"), "--device", "cpu"]) == 0
+    ran: dict[str, list[Ran]] = {OURS: [], BUNDLE: []}
+    commands: Mapping[str, Callable[[Path], Ran]] = {
+        OURS: lambda out: run(predict(model, scans, out), args.threads),
+        BUNDLE: lambda out: run(bundled(scans[0].parent, out), args.threads, cwd=folder / "bundle"),
+    }
+    for number in range(args.repeats):
+        for name, command in commands.items():
+            ran[name].append(command(folder / f"{name} {number}"))
+            print(f"{number + 1}/{args.repeats} {name}: {ran[name][-1]}", flush=True)
+    ratios = [theirs.volume / ours.volume for ours, theirs in zip(ran[OURS], ran[BUNDLE], strict=True)]
+    return {
+        "volumes_a_minute": {name: record.spread([60 / one.volume for one in runs]) for name, runs in ran.items()},
+        "seconds_to_the_first": {name: record.spread([one.first for one in runs]) for name, runs in ran.items()},
+        "megabytes": {name: record.spread([one.peak / 1e6 for one in runs]) for name, runs in ran.items()},
+        "times_as_fast_as_the_bundle": record.spread(ratios),
+        "masks_that_differ": differing(folder / f"{OURS} 0", folder / f"{BUNDLE} 0"),
+    }
+
+
+def memory(folder: Path, threads: int) -> dict[str, Any]:
+    """Peaks by length, and what a voxel more costs in parts of its probabilities."""
+    rng = np.random.default_rng(0)
+    job = resolve("hippocampus", "fedavg", options=["data.overlap=0"])
+    folder.mkdir()
+    model = untrained_model(folder / "model.pt", job)
+    peaks: dict[int, int] = {}
+    for length in LENGTHS:
+        scan = write_case(folder, f"long{length}", (*LONG[:2], LONG[2] * length), rng)
+        peaks[length] = run(predict(model, [scan], folder / f"out{length}"), threads).peak
+        print(f"{length} x {LONG}: {peaks[length] / 1e6:.0f} MB", flush=True)
+    voxel = {f"{a} to {b}": (peaks[b] - peaks[a]) / (np.prod(LONG) * (b - a)) for a, b in pairwise(LENGTHS)}
+    output = 4 * len(job.task.classes)
+    return {
+        "shortest": list(LONG),
+        "megabytes": {str(length): round(peak / 1e6) for length, peak in peaks.items()},
+        "bytes_of_the_probabilities_of_a_voxel": output,
+        "bytes_a_voxel": {name: round(value, 1) for name, value in voxel.items()},
+        "times_the_probabilities": {name: round(value / output, 2) for name, value in voxel.items()},
+    }
+
+
+def predict(model: Path, scans: Sequence[Path], out: Path) -> list[str]:
+    """The command of ours."""
+    words = ["predict", str(model), *map(str, scans), "--out", str(out), "--device", "cpu"]
+    return [sys.executable, "-m", "fedshift.cli", *words]
+
+
+def bundled(scans: Path, out: Path) -> list[str]:
+    """The command of the bundle, in its folder."""
+    words = ["--config_file", "configs/inference.json", "--dataset_dir", str(scans), "--output_dir", str(out)]
+    return [sys.executable, "-m", "monai.bundle", "run", *words]
+
+
+def run(command: Sequence[str], threads: int, *, cwd: Path | None = None) -> Ran:
+    """Start a process and note when it prints a volume's line."""
+    quiet = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
+    seen: list[float] = []
+    peaks: list[int] = []
+    started = time.perf_counter()
+    with subprocess.Popen(
+        command, cwd=cwd, env={**os.environ, **quiet}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        watch = threading.Thread(target=lambda: peaks.extend(watched(process)))
+        watch.start()
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if MARK in line:
+                seen.append(cpu_seconds(process.pid) if threads == 1 else time.perf_counter() - started)
+        watch.join()
+    if process.returncode or not seen:
+        raise RuntimeError(f"{command[2]} failed:\n{''.join(lines)}")
+    return Ran(seen[0], (seen[-1] - seen[0]) / max(len(seen) - 1, 1), max(peaks))
+
+
+def watched(process: subprocess.Popen[str]) -> Iterator[int]:
+    """The largest memory of a process so far, until it ends. (What `os.wait4` tells includes the parent's.)"""
+    while process.poll() is None:
+        yield resident(process.pid, "VmHWM")
+        time.sleep(0.02)
+
+
+def differing(ours: Path, theirs: Path) -> int:
+    """Masks that are not the same on both sides."""
+    import nibabel
+
+    masks = sorted(ours.glob("*_mask.nii.gz"))
+    assert masks
+    pairs = [
+        (np.asarray(nibabel.load(mask).dataobj), np.asarray(nibabel.load(theirs / mask.name).dataobj)) for mask in masks
+    ]
+    return sum(not np.array_equal(a, b) for a, b in pairs)
+
+
+if __name__ == "__main__":
+    main()

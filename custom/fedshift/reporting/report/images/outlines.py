@@ -1,0 +1,148 @@
+"""Outlines of a model and its reference drawn on images: colours, line styles, legend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from fedshift.reporting import figures
+from fedshift.reporting.figures import Figure, LegendEntry
+from fedshift.reporting.report.images.volumes import Plane, Volume
+from fedshift.reporting.report.wording import listed, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MODEL, REFERENCE = "#ffab3d", "#4fd6ff"
+"""Drawn on images, which look the same in both schemes."""
+CLASSES = (MODEL, REFERENCE, "#f0e442", "#ff7ab8", "#35d29a", "#b79bff", "#ff6a3d")
+"""Of several classes, which also have numbers: no one needs to tell the colours apart."""
+NEUTRAL = "#ffffff"
+DASHED = "4 2.5"
+PANEL = 132
+"""Height of a row of images, in CSS pixels."""
+
+
+def legend(classes: Sequence[str]) -> list[LegendEntry]:
+    """The lines of model and reference; of several foreground classes also their numbers and colours."""
+    if len(classes) < 2:
+        return [LegendEntry("model", _line(MODEL, "")), LegendEntry("reference", _line(REFERENCE, DASHED))]
+    named = [LegendEntry(name, _number(number)) for number, name in enumerate(classes, start=1)]
+    return [*named, LegendEntry("model", _line(NEUTRAL, "")), LegendEntry("reference", _line(NEUTRAL, DASHED))]
+
+
+def _line(colour: str, dashes: str) -> Markup:
+    return _swatch(f'<path d="M3 7h22" stroke="{colour}" stroke-width="2.4" stroke-dasharray="{dashes}"/>')
+
+
+def _number(number: int) -> Markup:
+    colour = escape(_colour(number))
+    text = f'<text x="14" y="11" text-anchor="middle" font-size="11" font-weight="700" fill="{colour}">{number}</text>'
+    lines = f'<path d="M2 7h6M20 7h6" stroke="{colour}" stroke-width="2.4"/>'
+    # The number is in the picture too, so it is read out: the mark is no decoration.
+    return _swatch(text + lines, label=f"number {number}:")
+
+
+def _swatch(content: str, *, label: str = "") -> Markup:
+    role = f'role="img" aria-label="{label}"' if label else 'aria-hidden="true"'
+    return Markup(
+        f'<svg viewBox="0 0 28 14" width="28" height="14" {role}><rect width="28" height="14" rx="2" '
+        f'fill="#333"/>{content}</svg>'
+    )
+
+
+def _colour(number: int) -> str:
+    """Of a foreground class, from 1."""
+    return CLASSES[(number - 1) % len(CLASSES)]
+
+
+def volume(shown: Volume, classes: Sequence[str], *, key: str, title: str, site: str) -> Figure:
+    """Planes side by side, a row for each sequence. Call it within `figures.style`.
+
+    Args:
+        shown: the case.
+        classes: foreground classes.
+        key: unique in the chapter.
+        title: of the figure.
+        site: its name.
+    """
+    rows = len(shown.planes[0].images)
+    drawn, panels = figures.drawing(width=390, height=PANEL * rows + 16, rows=rows, columns=len(shown.planes))
+    for row in range(rows):
+        for plane, axes in zip(shown.planes, panels[row * len(shown.planes) :], strict=False):
+            _panel(axes, plane, plane.images[row], several=len(classes) > 1)
+            if row == 0:
+                axes.set_title(plane.name, fontsize=9, pad=3)
+        if shown.sequences:
+            panels[row * len(shown.planes)].set_ylabel(short(shown.sequences[row], 16), fontsize=9)
+    of = "" if len(classes) < 2 else f" of {listed([f'{n} {name}' for n, name in enumerate(classes, start=1)])}"
+    on = f" on {listed(list(shown.sequences))}" if shown.sequences else ""
+    planes = ", ".join(plane.name for plane in shown.planes)
+    who = "by the model (solid) and of the reference (dashed)"
+    described = f"{short(site)}, {title}: {planes}{on}, with the outlines{of} {who}"
+    return figures.figure(drawn, key, title=title, description=described)
+
+
+def _panel(axes: Axes, plane: Plane, image: np.ndarray, *, several: bool) -> None:
+    bare(axes)
+    axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="none", aspect=plane.aspect)
+    numbers = np.union1d(plane.predicted, plane.reference)
+    numbers = numbers[numbers > 0]
+    for mask, line, one in ((plane.predicted, "-", MODEL), (plane.reference, "--", REFERENCE)):
+        for number in numbers.tolist():
+            outline(axes, mask == number, _colour(number) if several else one, line)
+    for side, x, y, horizontal, vertical in (
+        (plane.sides[0], 0.02, 0.5, "left", "center"),
+        (plane.sides[1], 0.5, 0.98, "center", "top"),
+    ):
+        axes.text(x, y, side, color="#ddd", fontsize=8, transform=axes.transAxes, ha=horizontal, va=vertical)
+    if several:
+        _numbers(axes, plane, numbers.tolist())
+
+
+def outline(axes: Axes, mask: np.ndarray, colour: str, line: str) -> None:
+    """The contour of a mask (rows, columns), if there is anything in it."""
+    from matplotlib.patheffects import withStroke
+
+    if mask.any():
+        lines = axes.contour(mask.astype(float), levels=[0.5], colors=[colour], linestyles=[line], linewidths=1.5)
+        lines.set_path_effects([withStroke(linewidth=2.7, foreground="#000000", alpha=0.6)])  # on bright tissue
+
+
+def _numbers(axes: Axes, plane: Plane, numbers: Sequence[int]) -> None:
+    """Each class's number beside it, on the side that is away from the rest."""
+    stretch = np.array([plane.aspect, 1.0])
+    everything = np.argwhere((plane.predicted > 0) | (plane.reference > 0))
+    middle = everything.mean(0) * stretch
+    for number in numbers:
+        of = plane.reference == number if (plane.reference == number).any() else plane.predicted == number
+        places = np.argwhere(of) * stretch
+        away = places.mean(0) - middle
+        length = float(np.hypot(*away))
+        away = away / length if length > 1 else np.array([-1.0, 0.0])
+        end = places[int((places @ away).argmax())] / stretch
+        axes.annotate(
+            str(number),
+            (float(end[1]), float(end[0])),
+            xytext=(9 * float(away[1]), -9 * float(away[0])),
+            textcoords="offset points",
+            color=_colour(number),
+            fontsize=9,
+            fontweight="bold",
+            ha="center",
+            va="center",
+            annotation_clip=False,
+            bbox={"facecolor": "#111111", "alpha": 0.6, "linewidth": 0, "pad": 0.8},
+        )
+
+
+def bare(axes: Axes) -> None:
+    """Without ticks, grid and frame."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
