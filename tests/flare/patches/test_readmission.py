@@ -92,7 +92,7 @@ class Engine:
 
     def __init__(self, folder: Path, *, sites: Sequence[str] = ("HK", "UCL"), restored: bool = True) -> None:
         self.clients = {site: Client(site, f"token-{site}") for site in sites}
-        self.job = Job("job-1", {}, {}, {"app": ["server", *sites]}, {JobMetaKey.STATUS: RunStatus.RUNNING}, 1)
+        self.job = Job("job-1", {}, {"app": list(sites)}, {JobMetaKey.STATUS: RunStatus.RUNNING})
         self.stored: Job | None = self.job
         self.running_jobs: dict[str, Job] = {}
         self.run_processes: dict[str, dict[str, Any]] = {}
