@@ -33,9 +33,10 @@ jobs: install ## write the committed jobs again, from jobs/commands.txt
 test: install lint ## lint, types and the tests of a change: about ten minutes on two cores
 	$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal
 
-# A file of slow tests stays in one process: its tests share a federation that takes a minute to start.
+# A file of slow tests stays in one process: its tests share a federation that takes a minute to start. Most of the time
+# they wait for their processes, so three on two cores are not too many.
 test-all: test ## what make test runs, then the slow tests: real sites, the runbook, wheels
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m slow -n 3 --dist loadfile
 
 coverage: install ## branch coverage of make test, written to benchmarks/results/tests/after.json
 	$(BIN)/python -m benchmarks.branch_coverage --out benchmarks/results/tests/after.json -- -m "not slow" --dist worksteal
