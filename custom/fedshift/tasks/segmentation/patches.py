@@ -113,6 +113,7 @@ class Patches(SiteData):
     """
 
     eval_batch = 1
+
     def __init__(self, folder: Path, spec: DataSpec, *, site: str, augmentation: Augmentation | None) -> None:
         """Open the volumes.
 
