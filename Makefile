@@ -15,6 +15,9 @@ help: ## list the targets
 
 install: $(VENV)/.installed ## install everything for development into .venv
 
+# Compiled modules are kept: the tests start hundreds of processes that import the same ones.
+export PYTHONDONTWRITEBYTECODE =
+
 # torch first and alone: an index may offer other builds to a looser request.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

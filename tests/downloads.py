@@ -69,6 +69,7 @@ DOWNLOADS = {
         cut="BIDMC/Case01.nii.gz",
         seeded=None,
         counts=dict.fromkeys(("BIDMC", "HK", "I2CVB", "BMC", "RUNMC", "UCL"), (1, 1, 1)),
+        protocol="quick",
         task=("data.matrix=32", "network.options.features=4", "schedule.precision=fp32"),
         shape=(3, 32, 32),
     ),

@@ -28,6 +28,7 @@ from fedshift.schema.results import LAST
 
 from .conftest import Run, save_model, write_ball
 
+METHODS = ["fedavg", *(pytest.param(methods, marks=pytest.mark.slow) for methods in ("fedfa+fedrdn", "harmofl"))]
 NO_FEDSHIFT = 'raise ImportError("a bundle must do without fedshift")\n'
 
 
@@ -128,7 +129,7 @@ def test_a_class_named_like_code_is_not_exported(tmp_path: Path, capsys: pytest.
     assert "cannot be the name of a class" in capsys.readouterr().err and not (tmp_path / "bundle").exists()
 
 
-@pytest.mark.parametrize("methods", ["fedavg", "fedfa+fedrdn", "harmofl"])
+@pytest.mark.parametrize("methods", METHODS)
 @pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated")
 def test_a_bundles_network_holds_on_to_no_device(methods: str, trained: Run, tmp_path: Path) -> None:
     model = open_model(trained(methods)[0])
@@ -138,12 +139,12 @@ def test_a_bundles_network_holds_on_to_no_device(methods: str, trained: Run, tmp
     assert "Device" not in str(loaded.inlined_graph), "it would stay there when the rest moves to a GPU"
 
 
-@pytest.mark.parametrize("methods", ["fedavg", "fedfa+fedrdn", "harmofl"])
+@pytest.mark.parametrize("methods", METHODS)
 def test_other_formats_give_the_models_logits(methods: str, trained: Run, tmp_path: Path) -> None:
     _same_logits(trained(methods)[0], "HK", torch.rand(5, 3, 32, 32), (5, 2, 32, 32), tmp_path)
 
 
-@pytest.mark.parametrize("methods", ["fedavg", "fedfa+fedrdn"])
+@pytest.mark.parametrize("methods", METHODS[:2])
 def test_other_formats_give_a_classifiers_logits(methods: str, tmp_path: Path) -> None:
     sites = {site: make_image_site(tmp_path / "data", site) for site in "ABC"}
     run_in_process(small_image_job(methods, "schedule.rounds=1"), sites, tmp_path / "run")

@@ -166,9 +166,14 @@ def checks() -> Iterator[tuple[str, str, Check]]:
             yield names, kind, a_killed_run_goes_on_to_the_same_numbers
 
 
-@pytest.mark.parametrize(
-    ("names", "kind", "check"), [pytest.param(*of, id=f"{of[0]}-{of[1]}-{of[2].__name__}") for of in checks()]
-)
+def marked() -> Iterator[object]:
+    """Combinations on the slower kind of task are slow tests."""
+    for names, kind, check in checks():
+        marks = [pytest.mark.slow] if "+" in names and kind == "segmentation" else []
+        yield pytest.param(names, kind, check, id=f"{names}-{kind}-{check.__name__}", marks=marks)
+
+
+@pytest.mark.parametrize(("names", "kind", "check"), marked())
 def test_every_method(names: str, kind: str, check: Check, runs: Runs, tmp_path: Path) -> None:
     check(names, kind, runs, tmp_path)
 

@@ -47,8 +47,9 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Module:
-    """Move the network to its device, in the memory format in which its convolutions are fastest.
+    """Move the network to its device, in the memory format in which its bf16 convolutions are fastest.
 
+    That is channels last, but for volumes on a processor, where a training step is a tenth faster without.
     On a GPU, fp32 means float32 and not TF32, and convolutions use deterministic algorithms. On a processor, networks
     of volumes keep the memory that their features free.
     """
@@ -61,10 +62,12 @@ def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Mo
     if volumes:
         keep_freed_memory(device)
     if uses_bf16(precision, device):
-        # The overload without positional dtype is not in torch's stubs.
-        net = net.to(memory_format=_layout(device, volumes=volumes))  # type: ignore[call-overload]
         if volumes and device.type == "cpu":
             protect(net)
+        else:
+            # The overload without positional dtype is not in torch's stubs.
+            layout = torch.channels_last_3d if volumes else torch.channels_last
+            net = net.to(memory_format=layout)  # type: ignore[call-overload]
     return net
 
 
@@ -73,14 +76,10 @@ def arrange(x: torch.Tensor, precision: Precision, device: torch.device) -> torc
     x = x.to(device)
     if not uses_bf16(precision, device):
         return x
-    return x.contiguous(memory_format=_layout(device, volumes=x.dim() == 5))
-
-
-def _layout(device: torch.device, *, volumes: bool) -> torch.memory_format:
-    """For bf16: channels last, but for volumes on a processor, where a training step is a tenth faster without."""
-    if not volumes:
-        return torch.channels_last
-    return torch.contiguous_format if device.type == "cpu" else torch.channels_last_3d
+    volumes = x.dim() == len("BCDHW")
+    if volumes and device.type == "cpu":
+        return x.contiguous()
+    return x.contiguous(memory_format=torch.channels_last_3d if volumes else torch.channels_last)
 
 
 def use_threads(threads: Threads, *, workers: int | None = None) -> int:
