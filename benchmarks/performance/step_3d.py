@@ -2,7 +2,7 @@
 
     python -m benchmarks.performance.step_3d
 
-The hippocampus task: MONAI's ``BasicUNet``, batches of 4 patches of 40x56x40, DiceCE, AdamW. A site's step is that of
+The hippocampus task: MONAI's ``BasicUNet``, batches of 2 patches of 40x56x40, DiceCE, AdamW. A site's step is that of
 round 1: cutting and augmenting patches, the methods' hooks, gradients, clipping, AdamW, and its share of what a round
 does before and after. The plain loops have the same network, loss and optimiser on a batch of noise that lies ready:
 in float32 as one writes it first, and in bf16, also with channels last, which is what torch gives without fedshift.
