@@ -58,7 +58,7 @@ def main() -> None:
     args = parser.parse_args()
     load = record.load()
     content: dict[str, Any] = {
-        "what": "a step of the hippocampus task in 3D: BasicUNet on 4 patches of 40x56x40",
+        "what": "a step of the hippocampus task in 3D: BasicUNet on 2 patches of 40x56x40",
         "precision": settled("auto", CPU),
         "steps": args.steps,
     }

@@ -23,6 +23,11 @@ MEMORY: dict[str, Any] = json.loads((RESULTS / "performance" / "server_memory.js
 SITES: dict[str, Any] = json.loads((RESULTS / "performance" / "many_sites.json").read_text(encoding="utf-8"))
 RUNS: dict[str, Any] = json.loads((RESULTS / "flare_round_cost.json").read_text(encoding="utf-8"))["runs"]
 AUGMENTATION: dict[str, Any] = json.loads((RESULTS / "performance" / "augmentation.json").read_text(encoding="utf-8"))
+VOLUMES: dict[str, Any] = json.loads((RESULTS / "performance" / "step_3d.json").read_text(encoding="utf-8"))
+PREDICTION: dict[str, Any] = json.loads((RESULTS / "performance" / "prediction.json").read_text(encoding="utf-8"))
+TWO_THREADS: dict[str, Any] = json.loads(
+    (RESULTS / "performance" / "augmentation_2_threads.json").read_text(encoding="utf-8")
+)
 PEERS = ("Flower simulation", "NVFlare FedAvgRecipe")
 
 
@@ -156,6 +161,33 @@ def test_what_comes_on_top_of_a_step() -> None:
     times = limits["bf16"] / limits["fp32"]
     said = f"({limits['fp32']:.0f} and {limits['bf16']:.0f} billion a second, {times:.1f} times as many)"
     assert said in " ".join(PAGE.split())
+
+
+@pytest.mark.parametrize("name", VOLUMES["1 thread"]["times_as_fast_as_the_plain_loop"])
+def test_a_training_step_in_3d(name: str) -> None:
+    cells = [
+        told(VOLUMES[threads][what][name], 2)
+        for threads in ("1 thread", "2 threads")
+        for what in ("seconds_a_step", "times_as_fast_as_the_plain_loop")
+    ]
+    assert row(name, "A training step in 3D") == cells
+    shares = [percent(VOLUMES[threads]["share_of_FFA_layers"]["median"]) for threads in ("1 thread", "2 threads")]
+    shares += [percent(TWO_THREADS[dims]["ratios"]["own of an epoch"]["median"]) for dims in ("2D", "3D")]
+    said = " ".join(PAGE.split())
+    assert f"take {shares[0]} of a step with one thread and {shares[1]} with two" in said
+    assert f"takes {shares[2]} of an epoch in 2D and {shares[3]} in 3D" in said
+
+
+@pytest.mark.parametrize("name", PREDICTION["prediction"]["volumes_a_minute"])
+def test_prediction_of_volumes(name: str) -> None:
+    found, memory = PREDICTION["prediction"], PREDICTION["memory"]
+    cells = [told(found[what][name], 1) for what in ("volumes_a_minute", "seconds_to_the_first")]
+    assert row(name, "Prediction of volumes") == cells
+    said = " ".join(PAGE.split())
+    assert f"fedshift is {told(found['times_as_fast_as_the_bundle'], 2)} times as fast, and no mask differs" in said
+    assert found["masks_that_differ"] == 0
+    least, most = memory["bytes_a_voxel"].values()
+    assert f"costs {least:.0f} to {most:.0f} bytes a voxel" in said
 
 
 def test_many_rounds() -> None:
