@@ -7,7 +7,7 @@ Run it after results have been added there; a test holds the page to them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedshift.reporting.comparison.leaderboard import Leaderboard, make_leaderboard
@@ -67,7 +67,7 @@ def make_page(comparisons: Sequence[Comparison]) -> tuple[str, str]:
     lines += ["Bars join rows whose mean ranks differ by less than the critical difference.", "", *table_lines(overall)]
     lines += ["", *(f"- {note}" for note in notes(overall)), ""]
     if overall.unranked:
-        lines += [f"- Not ranked here: {'; '.join(f'{name} ({why})' for name, why in overall.unranked.items())}.", ""]
+        lines += [*_not_ranked(overall.unranked), ""]
     if len(ranked) > 1:
         for one in ranked:
             lines += [f"## {heading(one)}", "", " ".join(one.what.split()), "", *table_lines(boards[one.name]), ""]
@@ -95,8 +95,20 @@ def advice(board: Leaderboard) -> str:
     if first.name == base.name:
         return f"{start}none is ranked before it."
     limit = board.critical_difference
-    apart = f"with {limit:.1f} they would be told apart" if limit is not None else "the blocks are too few for a test"
-    return f"{start}none is told apart from it as better: `{first.name}` is ranked first, {figures}, and {apart}."
+    needed = (
+        f"a difference of {limit:.1f} would be significant"
+        if limit is not None
+        else "the blocks are too few for a test"
+    )
+    return f"{start}none is significantly better: `{first.name}` is ranked first, {figures}; {needed}."
+
+
+def _not_ranked(reasons: Mapping[str, str]) -> list[str]:
+    """A line for each reason, with the rows that it leaves out."""
+    rows: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        rows.setdefault(reason, []).append(name)
+    return [f"- Not ranked ({reason}): {', '.join(names)}." for reason, names in rows.items()]
 
 
 def _limits(comparisons: Sequence[Comparison]) -> list[str]:
