@@ -1,0 +1,34 @@
+"""The specs that test a paper's claim: every row resolves, with seeds enough for a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedshift.reporting.comparison.cells import make_cells
+from fedshift.reporting.comparison.record import FILE_NAME, read_comparison
+from fedshift.reporting.comparison.significance import FEWEST
+from fedshift.reporting.comparison.spec import read_spec
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SPECS = sorted((BENCHMARKS / "claims").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_every_row_resolves_and_is_run_often_enough_for_a_test(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    spec, _ = read_spec(path)
+    assert spec.name == path.stem and len(spec.seeds) >= FEWEST and spec.tests and spec.tuning and spec.differences
+    assert len(make_cells(spec, folder=path.parent)) == len(spec.seeds) * len(spec.rows)
+
+
+@pytest.mark.parametrize("path", sorted((BENCHMARKS / "results" / "claims").glob(f"*/{FILE_NAME}")), ids=str)
+def test_committed_cells_have_all_run_and_are_of_no_phantom(path: Path) -> None:
+    comparison = read_comparison(path)
+    spec, _ = read_spec(BENCHMARKS / "claims" / f"{comparison.name}.yaml")
+    assert list(spec.tests) == comparison.tests and not comparison.is_phantom
+    assert all(cell.state == "done" and cell.version and cell.source for cell in comparison.cells)
