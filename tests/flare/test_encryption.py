@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import make_site, small_job
+from conftest import make_site, small_image_job, small_job
 from kits import ROOT, SERVER, provision_project
 
 from fedshift import cli
@@ -220,9 +220,9 @@ def test_a_site_that_was_absent_knows_all_after_the_next_message(run: Run, site_
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_from_the_sum(site_keys: Keys, server_keys: Keys, tmp_path: Path) -> None:
-    job = small_job("fedavg", ENCRYPTED)
+    job = small_image_job("fedavg", ENCRYPTED)
     server, encryption = EncryptedCoordinator(job, tmp_path, keys=server_keys), SiteEncryption(job, site_keys)
-    updates = {site: made(server, site, number) for number, site in enumerate(SITES)}
+    updates = {site: made(server, site, number) for number, site in enumerate(job.task.sites)}
     _, before = after_a_round(server, encryption, updates)
     again = EncryptedCoordinator(job, tmp_path, keys=server_keys)
     assert again.resume() == 1
