@@ -37,14 +37,14 @@ LONGEST = (
     "flare/test_runbook.py",
     "documents/test_commands.py",
     "flare/test_deployed_faults.py",
-    "flare/test_deployed_absences.py",
-    "flare/test_deployed_strangers.py",
-    "flare/test_deployed_hostile.py",
+    "flare/test_deployed.py",
     "flare/test_faults.py",
+    "flare/test_deployed_absences.py",
+    "cli/test_run.py",
+    "flare/test_console.py",
     "flare/test_same_numbers.py",
-    "flare/test_encryption.py",
-    "repository/test_packaging.py",
-    "test_weights_unchanged.py",
+    "flare/test_deployed_hostile.py",
+    "flare/test_deployed_slow_line.py",
 )
 """Files with a minute of slow tests and more, the longest first."""
 

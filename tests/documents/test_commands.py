@@ -48,11 +48,12 @@ SMALL_JOB = [
     *("schedule.local_epochs=1", "schedule.batch_size=8", "schedule.precision=fp32"),
 ]
 SMALL_RECIPE = [
-    *("--sites", "BIDMC,HK,UCL", "--set", "data.patch=[32,32]", "data.samples_per_case=2", "schedule.rounds=2"),
+    *("--sites", "BIDMC,HK,UCL", "--set", "data.patch=[32,32]", "data.spacing=[null,5.0,5.0]"),
+    *("data.samples_per_case=2", "schedule.rounds=2"),
     *("network.options.features=[4,4,8,8,16,4]", "schedule.local_epochs=1", "schedule.precision=fp32"),
     "schedule.batch_size=4",
 ]
-"""Of the task's default, for patients' scans; `SMALL_JOB` is of its protocols on slices."""
+"""Of the task's default, for patients' scans, with a patch of its 160 mm; `SMALL_JOB` is of its protocols on slices."""
 SMALL_PICTURES = ["--set", "data.size=64", "schedule.rounds=1", "schedule.local_epochs=1", "schedule.precision=fp32"]
 SMALL_SHAPES = ["--set", "schedule.rounds=2", "schedule.local_epochs=1"]
 
@@ -64,7 +65,7 @@ RUN: dict[str, list[str]] = {
     r"fedshift --version": [],
     r"fedshift (tasks|methods)\b.*": [],
     r"fedshift data phantom": SMALL_DATA,  # once: pages that repeat it get what it made
-    r"fedshift data phantom --cases 20": SMALL_DATA,
+    r"fedshift data phantom --cases 20": ["--sites", "HK", "--cases", "3", "--matrix", "32"],  # as it was made
     r"fedshift data phantom --cases 6": ["--sites", "BIDMC,HK,UCL", "--matrix", "32"],
     r"fedshift survey prostate\b.*": ["--sites", "BIDMC,HK"],
     r"fedshift job \S+ surveys/.*": [],

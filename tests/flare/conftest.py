@@ -97,7 +97,7 @@ def image_sites(folder: Path) -> dict[str, Path]:
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     """A provisioned federation of three sites that runs; for tests that leave it running."""
     folder = tmp_path_factory.mktemp("federation")
-    with Deployed(folder, image_sites(folder / "data")) as deployed:
+    with Deployed(folder, image_sites(folder / "data"), keys=True) as deployed:
         deployed.start_all()
         yield deployed
 

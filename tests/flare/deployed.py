@@ -49,6 +49,7 @@ class Deployed:
         *,
         lines: Mapping[str, Way] | None = None,
         port: int | None = None,
+        keys: bool = False,
         within: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Provision the federation and lay out its kits; no process is started.
@@ -57,14 +58,16 @@ class Deployed:
             folder: holds everything.
             data: each site's prepared folder.
             lines: sites that do not reach the server directly.
-            within: a party's processes are started by this command.
             port: where another federation's server listens, for a stranger who tries to get in.
+            keys: whether kits have keys for encrypted updates, of FLARE's HEBuilder.
+            within: a party's processes are started by this command.
         """
         self.lines, self.within = lines or {}, within or {}
         self.folder = folder
         self.sites, self.data = tuple(data), dict(data)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._session: Session | None = None
+        self._keys = keys
         own_port, admin_port = free_ports(2)
         self.port = port or own_port
         folder.mkdir(parents=True, exist_ok=True)
@@ -299,6 +302,7 @@ class Deployed:
                 {"path": f"{BUILDERS}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
                 {"path": f"{BUILDERS}.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
                 {"path": f"{BUILDERS}.cert.CertBuilder"},
+                *([{"path": f"{BUILDERS}.he.HEBuilder", "args": {}}] if self._keys else []),
                 {"path": f"{BUILDERS}.signature.SignatureBuilder"},
             ],
         }

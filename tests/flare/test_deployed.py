@@ -1,79 +1,156 @@
-"""Provisioned, submitted, run by real processes over mutual TLS, downloaded: the weights of one process."""
+"""Provisioned, submitted, run by real processes over mutual TLS, downloaded: the weights of one process.
+
+In clear, with masks and encrypted, all in one federation: a job costs its sites a second, and their start many.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from conftest import small_image_job
+from conftest import SHAPES, small_image_job
+from nvflare.recipe import ProdEnv
 
+from fedshift.federation.encryption.site import decrypt_model
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.flare.export import write_job
+from fedshift.flare.keys import SITE_KEYS, read_keys
+from fedshift.flare.recipe import FeatureShiftRecipe
+from fedshift.schema.job import JobSpec
 from fedshift.schema.paired import OWN_FILE, LocalComparison
-from fedshift.schema.results import BEST, LAST, read_results
+from fedshift.schema.results import BEST, LAST, Results, read_results
 
-from .deployed import SERVER, Deployed
+from .deployed import LEAD, SERVER, Deployed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
+SGD = ("optimizer.name=sgd", "optimizer.lr=0.1", "optimizer.momentum=0.9")
+SUMS = ("fedfa.share=sums", "schedule.rounds=2", *SGD)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A job that was run by a recipe in the federation, and in one process."""
+
+    job_id: str
+    status: str | None
+    result: Path
+    """As the recipe has downloaded it."""
+    one_process: Path
+
+    @property
+    def folder(self) -> Path:
+        """Of the job at the server."""
+        return self.result / "workspace"
+
+    @property
+    def results(self) -> Results:
+        return read_results(self.folder)
+
 
 @pytest.fixture(scope="module")
-def downloaded(federation: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    job = small_image_job("fedfa+fedrdn", "schedule.rounds=2")
-    job_id = federation.submit(write_job(job, tmp_path_factory.mktemp("jobs") / "deployed", production=True))
-    assert federation.finished(job_id) == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
-    return federation.download(job_id)
+def ran(federation: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    options = ["schedule.rounds=2", "evaluation.local=true"]
+    recipe = FeatureShiftRecipe(task=str(SHAPES), method="fedfa+fedrdn", options=options)
+    kit = str(federation.kits / LEAD)
+    run = recipe.run(ProdEnv(startup_kit_location=kit, username=LEAD, login_timeout=600))
+    result = run.get_result(timeout=600)
+    assert result is not None, federation.log(SERVER)[-3000:]
+    one = tmp_path_factory.mktemp("one_process")
+    run_in_process(recipe.spec, federation.data, one)
+    return Ran(run.get_job_id(), run.get_status(), Path(result), one)
 
 
-def test_the_weights_are_those_of_one_process(downloaded: Path, federation: Deployed, tmp_path: Path) -> None:
-    job = small_image_job("fedfa+fedrdn", "schedule.rounds=2")
-    run_in_process(job, federation.data, tmp_path)
+def same_weights(ours: Path, theirs: Path) -> None:
+    one, two = read_model_file(ours), read_model_file(theirs)
+    assert one["scores"] == two["scores"]
+    assert list(one["weights"]) == list(two["weights"])
+    for key, value in one["weights"].items():
+        assert torch.equal(value, two["weights"][key]), key
+    assert one["methods"].keys() == two["methods"].keys()
+    for method, named in one["methods"].items():
+        for key, value in named.items():
+            assert torch.equal(value, two["methods"][method][key]), key
+
+
+def test_the_weights_are_those_of_one_process(ran: Ran) -> None:
+    assert ran.status == "FINISHED:COMPLETED"
     for file in (BEST, LAST):
-        ours, theirs = read_model_file(tmp_path / file), read_model_file(downloaded / file)
-        assert ours["scores"] == theirs["scores"]
-        assert list(ours["weights"]) == list(theirs["weights"])
-        for key, value in ours["weights"].items():
-            assert torch.equal(value, theirs["weights"][key]), key
+        same_weights(ran.one_process / file, ran.folder / file)
+    assert not list(ran.result.rglob("custom")), "sites of a federation take no code"
 
 
-def test_the_results_name_all_sites(downloaded: Path) -> None:
-    results = read_results(downloaded)
+def test_the_results_name_all_sites(ran: Ran) -> None:
+    results = ran.results
     assert all(set(record.sites) == {"A", "B", "C"} and not record.rejected for record in results.rounds)
     assert results.final is not None and set(results.final.best.sites) == {"A", "B", "C"}
 
 
-def test_a_sites_address_is_what_the_table_says_of_it(federation: Deployed, downloaded: Path) -> None:
+def test_a_sites_address_is_what_the_table_says_of_it(federation: Deployed, ran: Ran) -> None:
     """docs/what-leaves-a-site.md has it because NVFlare sends it, not because anything of ours needs it."""
     address = r"\bA@(\d+\.\d+\.\d+\.\d+)\b"
     assert re.search(address, federation.log(SERVER)), "it is in the server's log"
-    kept = [path for path in downloaded.rglob("*") if path.name in ("results.json", "progress.json")]
+    kept = [path for path in ran.folder.rglob("*") if path.name in ("results.json", "progress.json")]
     assert len(kept) == 2 and not any(re.search(address, path.read_text(encoding="utf-8")) for path in kept)
 
 
-def test_no_path_of_a_site_reaches_the_server(federation: Deployed, downloaded: Path) -> None:
+def test_no_path_of_a_site_reaches_the_server(federation: Deployed, ran: Ran) -> None:
     folders = {site: str(path).encode() for site, path in federation.data.items()}
     kept = [path for path in (federation.kits / SERVER).rglob("*") if path.is_file()]
     assert kept
-    for path in (*kept, *(path for path in downloaded.rglob("*") if path.is_file())):
+    for path in (*kept, *(path for path in ran.result.rglob("*") if path.is_file())):
         content = path.read_bytes()
         told = [site for site, folder in folders.items() if folder in content]
         assert not told, f"{path} holds the folder of {told}"
 
 
-def test_of_a_comparison_with_local_models_only_what_the_policy_allows_leaves(
-    federation: Deployed, tmp_path: Path
-) -> None:
-    job = small_image_job("fedavg", "schedule.rounds=2", "evaluation.local=true")
-    job_id = federation.submit(write_job(job, tmp_path / "with_local", production=True))
-    assert federation.finished(job_id) == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
-    told = read_results(federation.download(job_id)).final
-    beside = run_in_process(job, federation.data, tmp_path / "one_process").results.final
+def test_of_a_comparison_with_local_models_only_what_the_policy_allows_leaves(federation: Deployed, ran: Ran) -> None:
+    told, beside = ran.results.final, read_results(ran.one_process).final
     assert told is not None and beside is not None and [*told.against_local] == ["A", "B", "C"]
     for site, whole in beside.against_local.items():
         withheld = {"cases": None, "interval": None, "std": None, "quantiles": None}
         assert told.against_local[site] == whole.model_copy(update=withheld)
-        (own,) = (federation.kits / site / job_id).rglob(OWN_FILE)
+        (own,) = (federation.kits / site / ran.job_id).rglob(OWN_FILE)
         assert LocalComparison.model_validate_json(own.read_text(encoding="utf-8")) == whole
+
+
+@pytest.fixture
+def run(federation: Deployed, tmp_path: Path) -> Callable[[JobSpec], Path]:
+    """Runs a job in the federation; returns its folder as the coordinator downloads it."""
+
+    def submit(job: JobSpec) -> Path:
+        job_id = federation.submit(write_job(job, tmp_path / "jobs" / "job", production=True))
+        assert federation.finished(job_id) == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
+        downloaded = federation.download(job_id)
+        rounds = read_results(downloaded).rounds
+        assert all(set(record.sites) == {"A", "B", "C"} and not record.rejected for record in rounds)
+        return downloaded
+
+    return submit
+
+
+def test_provisioned_sites_run_a_masked_job_to_the_same_bits(
+    federation: Deployed, run: Callable[[JobSpec], Path], tmp_path: Path
+) -> None:
+    job = small_image_job("fedfa", *SUMS, "federation.encryption=masks")
+    run_in_process(job, federation.data, tmp_path / "here")
+    same_weights(tmp_path / "here" / LAST, run(job) / LAST)
+    assert "keys are not signed" not in federation.log("B")
+
+
+def test_provisioned_sites_run_an_encrypted_job(
+    federation: Deployed, run: Callable[[JobSpec], Path], tmp_path: Path
+) -> None:
+    run_in_process(small_image_job("fedfa", *SUMS), federation.data, tmp_path / "plain")
+    downloaded = run(small_image_job("fedfa", *SUMS, "federation.encryption=ckks"))
+    keys = read_keys(federation.kits / "B" / "startup", SITE_KEYS)
+    decrypt_model(downloaded / LAST, tmp_path / LAST, keys)
+    ours, theirs = read_model_file(tmp_path / LAST), read_model_file(tmp_path / "plain" / LAST)
+    for key, value in theirs["weights"].items():
+        assert np.abs(ours["weights"][key].numpy() - value.numpy()).max() < 0.01, key

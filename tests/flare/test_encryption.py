@@ -1,4 +1,7 @@
-"""Encrypted updates, with keys that FLARE has provisioned: the sum is right, and the server cannot read its parts."""
+"""Encrypted updates, with keys that FLARE has provisioned: the sum is right, and the server cannot read its parts.
+
+tests/flare/test_deployed.py has such a job in a federation of real processes.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,8 @@ from fedshift.flare.export import write_job
 from fedshift.flare.keys import SERVER_KEYS, SITE_KEYS, read_keys
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.messages import Broadcast, SiteInfo, Update
-from fedshift.schema.results import BEST, LAST, Results, read_results
+from fedshift.schema.results import BEST, LAST, Results
 
-from .conftest import image_sites
-from .deployed import Deployed
 from .serialised import Federation, Message
 
 SITES = ("BIDMC", "HK", "UCL")
@@ -219,9 +220,9 @@ def test_a_site_that_was_absent_knows_all_after_the_next_message(run: Run, site_
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_from_the_sum(site_keys: Keys, server_keys: Keys, tmp_path: Path) -> None:
-    job = small_job("fedavg", ENCRYPTED)
+    job = small_image_job("fedavg", ENCRYPTED)
     server, encryption = EncryptedCoordinator(job, tmp_path, keys=server_keys), SiteEncryption(job, site_keys)
-    updates = {site: made(server, site, number) for number, site in enumerate(SITES)}
+    updates = {site: made(server, site, number) for number, site in enumerate(job.task.sites)}
     _, before = after_a_round(server, encryption, updates)
     again = EncryptedCoordinator(job, tmp_path, keys=server_keys)
     assert again.resume() == 1
@@ -469,35 +470,3 @@ def test_a_dry_run_of_an_encrypted_job_needs_the_keys(
     (kit / "startup" / SITE_KEYS).unlink()
     assert cli.main(["site", "dry-run", str(kit), str(job)]) == 2
     assert "provision the project with FLARE's HEBuilder" in capsys.readouterr().err
-
-
-# --- with processes ---------------------------------------------------------------------------------------
-
-
-class Encrypted(Deployed):
-    """A federation whose project has keys."""
-
-    def _project(self, admin_port: int) -> dict[str, Any]:
-        content = super()._project(admin_port)
-        content["builders"].insert(-1, {"path": BUILDER, "args": {}})
-        return content
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_provisioned_sites_run_an_encrypted_job(tmp_path: Path) -> None:
-    options = ("fedfa.share=sums", "schedule.rounds=2", *SGD)
-    job, data = small_image_job("fedfa", *options, ENCRYPTED), image_sites(tmp_path / "data")
-    run_in_process(small_image_job("fedfa", *options), data, tmp_path / "plain")
-    with Encrypted(tmp_path / "federation", data) as federation:
-        federation.start_all()
-        job_id = federation.submit(write_job(job, tmp_path / "jobs" / "encrypted", production=True))
-        assert federation.finished(job_id) == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
-        downloaded = federation.download(job_id)
-        keys = read_keys(federation.kits / "B" / "startup", SITE_KEYS)
-    results = read_results(downloaded)
-    assert all(set(record.sites) == {"A", "B", "C"} and not record.rejected for record in results.rounds)
-    decrypt_model(downloaded / LAST, tmp_path / LAST, keys)
-    ours, theirs = read_model_file(tmp_path / LAST), read_model_file(tmp_path / "plain" / LAST)
-    for key, value in theirs["weights"].items():
-        assert np.abs(ours["weights"][key].numpy() - value.numpy()).max() < 0.01, key

@@ -1,4 +1,7 @@
-"""Masks over FLARE: the same bits as in one process, keys signed by kits, and nothing but sums at the server."""
+"""Masks over FLARE: the same bits as in one process, keys signed by kits, and nothing but sums at the server.
+
+tests/flare/test_deployed.py has such a job in a federation of real processes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from conftest import make_site, small_image_job, small_job
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from kits import SERVER
 
 from fedshift import cli
 from fedshift.federation.encryption.masks.protocol import KEYS, MASKS, VECTOR
@@ -26,10 +28,9 @@ from fedshift.flare.export import write_job
 from fedshift.flare.kit_identity import PADDING, KitIdentity
 from fedshift.flare.message_limits import SLACK, MessageLimits
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.results import LAST, read_results
+from fedshift.schema.results import LAST
 
 from .conftest import image_sites
-from .deployed import Deployed
 from .serialised import Federation
 
 MASKED = "federation.encryption=masks"
@@ -142,24 +143,3 @@ def test_a_dry_run_of_a_masked_job_says_what_is_behind_the_masks(
     (kit / "startup" / "client.key").unlink()
     assert cli.main(["site", "dry-run", str(kit), str(job)]) == 2
     assert "a site signs with the key of its kit" in capsys.readouterr().err
-
-
-# --- with processes ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_provisioned_sites_run_a_masked_job_to_the_same_bits(tmp_path: Path) -> None:
-    options = ("fedfa.share=sums", "schedule.rounds=2", *SGD, MASKED)
-    job, data = small_image_job("fedfa", *options), image_sites(tmp_path / "data")
-    run_in_process(job, data, tmp_path / "here")
-    with Deployed(tmp_path / "federation", data) as federation:
-        federation.start_all()
-        job_id = federation.submit(write_job(job, tmp_path / "jobs" / "masked", production=True))
-        assert federation.finished(job_id) == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
-        downloaded = federation.download(job_id)
-        log = federation.log("B")
-    results = read_results(downloaded)
-    assert all(set(record.sites) == {"A", "B", "C"} and not record.rejected for record in results.rounds)
-    assert_same_model(downloaded / LAST, tmp_path / "here" / LAST)
-    assert "keys are not signed" not in log

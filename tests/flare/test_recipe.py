@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import SHAPES, make_image_site
 from nvflare.app_common.filters.exclude_vars import ExcludeVars
-from nvflare.recipe import ProdEnv, SimEnv
+from nvflare.recipe import SimEnv
 
 from fedshift import cli
 from fedshift.federation.in_process import run_in_process
@@ -20,7 +20,6 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import BEST, LAST
 
 from .conftest import IMAGE_SHIFTS
-from .deployed import LEAD, Deployed
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -116,15 +115,3 @@ def test_in_the_simulator_the_weights_are_those_of_one_process(
     result = run.get_result()
     assert result is not None
     assert_same_models(in_process, Path(result) / "server" / "simulate_job")
-
-
-@pytest.mark.slow
-def test_in_a_federation_the_weights_are_those_of_one_process(federation: Deployed, tmp_path: Path) -> None:
-    recipe = small()
-    kit = str(federation.kits / LEAD)
-    run = recipe.run(ProdEnv(startup_kit_location=kit, username=LEAD, login_timeout=600))
-    result = run.get_result(timeout=600)
-    assert result is not None and run.get_status() == "FINISHED:COMPLETED"
-    run_in_process(recipe.spec, federation.data, tmp_path)
-    assert_same_models(tmp_path, Path(result) / "workspace")
-    assert not list(Path(result).rglob("custom")), "sites of a federation take no code"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.state_files import ServerState, load_state
 from fedshift.flare.export import write_job
 from fedshift.flare.patches.spooled_answers import LARGE
+from fedshift.flare.simulate import simulate
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST, LAST, Results, read_results
 
@@ -89,59 +91,73 @@ def _mean(results: Results, round_: int) -> float:
     return sum(site.val["dice"] for site in sites) / len(sites)
 
 
-def both_ways(job: JobSpec, data: dict[str, Path], folder: Path) -> tuple[SimulatorRun, list[ServerState]]:
-    """In one process and in the simulator, with a process a site: the same models. The second run, and both states."""
-    write_job(job, folder / "job")
-    run_in_process(job, data, folder / "one")
-    run = run_simulator(folder / "job", folder / "w", home=folder / "share", threads=3)
-    assert run.code == 0, run.output[-3000:]
-    for file in (BEST, LAST):
-        ours, theirs = (read_model_file(where / file)["weights"] for where in (folder / "one", run.server))
-        assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
-    states = [state for where in (folder / "one", run.server) if (state := load_state(where)) is not None]
-    assert len(states) == 2
-    return run, states
+BothWays = Callable[[JobSpec, Mapping[str, Path]], tuple[list[Results], list[ServerState]]]
+
+
+@pytest.fixture
+def phantom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the simulator looks for data."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    monkeypatch.setenv("FEDSHIFT_DEVICE", "cpu")
+    return tmp_path / "share" / "fedshift" / "phantom"
+
+
+@pytest.fixture
+def both_ways(phantom: Path, tmp_path: Path) -> BothWays:
+    """In one process and in the simulator, with a process a site: the same models. Results and states of both."""
+
+    def run(job: JobSpec, data: Mapping[str, Path]) -> tuple[list[Results], list[ServerState]]:
+        write_job(job, tmp_path / "job")
+        run_in_process(job, data, tmp_path / "one")
+        other = simulate(job, tmp_path / "job", tmp_path / "w", parallel=len(data), ignore_memory=True)
+        places = tmp_path / "one", other.server
+        for file in (BEST, LAST):
+            ours, theirs = (read_model_file(place / file)["weights"] for place in places)
+            assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+        states = [state for place in places if (state := load_state(place)) is not None]
+        assert len(states) == 2
+        return [read_results(place) for place in places], states
+
+    return run
 
 
 @pytest.mark.slow
-def test_packed_weights_give_the_same_weights_in_the_simulator(tmp_path: Path) -> None:
+def test_packed_weights_give_the_same_weights_in_the_simulator(phantom: Path, both_ways: BothWays) -> None:
     """Each site in a process of its own, which goes on from what its last answer left out."""
-    phantom = tmp_path / "share" / "fedshift" / "phantom"
     gains = {"BIDMC": 1.0, "HK": 0.5, "UCL": 1.3}
     data = {site: make_site(phantom, site, gain=gain) for site, gain in gains.items()}
     job = small_job("fedfa+fedrdn", "schedule.rounds=3", "federation.weights_as=int8")
-    run, states = both_ways(job, data, tmp_path)
+    results, states = both_ways(job, data)
     for key, array in states[0].weights.items():
         np.testing.assert_array_equal(array, states[1].weights[key], err_msg=key, strict=True)
-    assert _scores(read_results(tmp_path / "one")) == _scores(run.results)
+    assert _scores(results[0]) == _scores(results[1])
 
 
 @pytest.mark.slow
-def test_answers_that_wait_in_files_give_the_same_weights_in_the_simulator(tmp_path: Path) -> None:
+def test_answers_that_wait_in_files_give_the_same_weights_in_the_simulator(phantom: Path, both_ways: BothWays) -> None:
     """So do answers of this size at the server, and here all three come at about the same moment."""
-    phantom = tmp_path / "share" / "fedshift" / "phantom"
     data = {site: make_site(phantom, site, gain=gain) for site, gain in (("BIDMC", 1.0), ("HK", 0.5), ("UCL", 1.3))}
     job = small_job("fedavg", "schedule.rounds=1", "network.options.features=18")
-    _, states = both_ways(job, data, tmp_path)
+    _, states = both_ways(job, data)
     assert sum(array.nbytes for array in states[1].weights.values()) > LARGE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("names", "kind"), [("scaffold", "segmentation"), ("fraug", "classification")])
 def test_methods_with_much_to_remember_give_the_same_weights_in_the_simulator(
-    names: str, kind: str, tmp_path: Path
+    names: str, kind: str, phantom: Path, both_ways: BothWays
 ) -> None:
     """In the second case one of the sites is held out."""
-    phantom = tmp_path / "share" / "fedshift" / "phantom"
     make, sites = (make_site, ("BIDMC", "HK", "UCL")) if kind == "segmentation" else (make_image_site, ("A", "B", "C"))
     data = {site: make(phantom, site, gain=gain) for site, gain in zip(sites, (1.0, 0.5, 1.3), strict=True)}
     held_out = kind == "classification"
     job = small_image_job(names, "held_out=[C]", sites=("A", "B")) if held_out else job_for(names, kind)
-    run, states = both_ways(job, data, tmp_path)
+    results, states = both_ways(job, data)
     remembered = [state.methods[names] for state in states]
     assert remembered[0] and remembered[0].keys() == remembered[1].keys()
     for key, array in remembered[0].items():
         np.testing.assert_array_equal(array, remembered[1][key], err_msg=key, strict=True)
-    assert _scores(read_results(tmp_path / "one")) == _scores(run.results)
-    final = run.results.final
+    assert _scores(results[0]) == _scores(results[1])
+    final = results[1].final
     assert final is not None and list(final.last.held_out) == (["C"] if held_out else [])

@@ -12,14 +12,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import make_site, small_job
 
+from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.flare import patches
+from fedshift.flare.export import write_job
 from fedshift.flare.patches import patch
 from fedshift.flare.patches.patch import NotAsExpectedError, Patch, fingerprint, parameters
 from fedshift.schema.results import LAST
 
-from ..conftest import SimulatorRun, run
+from ..conftest import run
 
 TASK = "nvflare.fuel.f3.streaming.byte_receiver:RxTask._remove_task"
 CHANGED = """
@@ -133,16 +136,18 @@ def test_a_patch_that_is_left_out_by_name_says_nothing(
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_with_another_nvflare_a_run_goes_on_without_patches_to_the_same_weights(
-    side_by_side: SimulatorRun, short_job: Path, phantom_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    job, phantom = small_job("fedfa+fedrdn", sites=("BIDMC", "HK")), tmp_path / "share" / "fedshift" / "phantom"
+    run_in_process(job, {site: make_site(phantom, site) for site in job.task.sites}, tmp_path / "one_process")
     (tmp_path / "sitecustomize.py").write_text(CHANGED, encoding="utf-8")
     names = sorted({name for one in every_patch() for name in (*one.replaces, *one.calls)})
     monkeypatch.setenv("CHANGED", json.dumps(names))
-    command = (sys.executable, "-m", "fedshift.cli", "run", str(short_job))
-    other = run(*command, workspace=tmp_path / "run", home=phantom_home, path=str(tmp_path))
+    command = (sys.executable, "-m", "fedshift.cli", "run", str(write_job(job, tmp_path / "job")))
+    other = run(*command, workspace=tmp_path / "run", home=tmp_path / "share", path=str(tmp_path))
     assert other.code == 0, other.output[-3000:]
     needed = {one.name for one in every_patch() if one.replaces or one.calls} - {"job_restart", "readmission"}
     for name in needed:
         assert f"patch {name} expects" in other.log, name
-    ours, theirs = (read_model_file(done.server / LAST)["weights"] for done in (side_by_side, other))
+    ours, theirs = (read_model_file(place / LAST)["weights"] for place in (tmp_path / "one_process", other.server))
     assert all(torch.equal(value, theirs[key]) for key, value in ours.items())

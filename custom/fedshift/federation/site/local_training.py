@@ -22,6 +22,7 @@ from fedshift.schema.errors import Stopped
 from fedshift.schema.job import ScheduleSpec
 from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.seeding import derive_seed, generator, seeded_global
+from fedshift.tasks import optimizers
 from fedshift.tasks.base import SiteData, Subset, Task
 from fedshift.tasks.losses import main
 from fedshift.tasks.precision import arrange, autocast
@@ -35,14 +36,14 @@ AUGMENTATION = "augmentation"
 def make_optimizer(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
     """The optimiser of a round (`OptimizerSpec.at`)."""
     if spec.name == "sgd":
-        return torch.optim.SGD(
+        return optimizers.SGD(
             net.parameters(),
             lr=spec.lr,
             momentum=spec.momentum,
             weight_decay=spec.weight_decay,
             nesterov=spec.nesterov,
         )
-    make = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
+    make = optimizers.AdamW if spec.name == "adamw" else optimizers.Adam
     return make(net.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay)
 
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedshift.tasks import optimizers
+
 
 class Mlp(nn.Module):
     """Two linear layers with batch norm. Several inputs are concatenated."""
@@ -34,7 +36,7 @@ class AuxiliaryNetwork:
         self.net = net
         self._name = name
         self._parameters = list(net.parameters())
-        self._optimizer = torch.optim.SGD(self._parameters, lr=lr, momentum=momentum)
+        self._optimizer = optimizers.SGD(self._parameters, lr=lr, momentum=momentum)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load weights by name; the others stay."""

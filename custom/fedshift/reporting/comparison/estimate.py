@@ -38,6 +38,7 @@ from fedshift.schema.files import write_text
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.strict import Strict
+from fedshift.tasks import optimizers
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import arrange, autocast, prepare, settled, use_threads
 
@@ -273,7 +274,7 @@ def measure_step(job: JobSpec, device: str) -> Step:
     precision, batch = job.task.schedule.precision, job.task.schedule.batch_size
     seen = footprint(job, precision=settled(precision, place))
     net = prepare(built.network(), precision, place)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    optimizer = optimizers.SGD(net.parameters(), lr=0.0)
 
     def step(n: int) -> tuple[float, float]:
         x, y = noise(net, built, n)
