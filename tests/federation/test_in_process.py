@@ -260,7 +260,8 @@ def test_the_order_of_arrival_does_not_matter(three_sites: dict[str, Path], tmp_
 
 
 def test_it_learns_and_records_what_happened(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedfa+fedrdn", "schedule.rounds=12", "schedule.local_epochs=2", "optimizer.lr=0.01")
+    options = ("schedule.rounds=7", "schedule.local_epochs=2", "schedule.batch_size=4", "optimizer.lr=0.01")
+    job = small_job("fedfa+fedrdn", *options)
     coordinator = run_in_process(job, three_sites, tmp_path / "run")
     results = read_results(tmp_path / "run")
     losses = [np.mean([s.train_loss for s in r.sites.values()]) for r in results.rounds]
@@ -273,7 +274,7 @@ def test_it_learns_and_records_what_happened(three_sites: dict[str, Path], tmp_p
     best = read_model_file(tmp_path / "run" / BEST)
     assert best["round"] == results.selected.round == coordinator.best_round
     assert best["scores"]["val_dice"] == pytest.approx(max(means))
-    assert results.final.last.round == 12 and results.is_phantom
+    assert results.final.last.round == 7 and results.is_phantom
     assert {r.split_rule for r in results.data.values()} == {"case"}
     json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
 
