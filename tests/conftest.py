@@ -258,11 +258,16 @@ SMALL = (
 """Options that make the short protocol of the prostate task fit the sites of `make_site`."""
 
 
-@pytest.fixture
-def three_sites(tmp_path: Path) -> dict[str, Path]:
+def shifted_sites(root: Path) -> dict[str, Path]:
     """Sites whose images differ in gain and offset."""
     shifts = {"BIDMC": (1.0, 0.0), "HK": (0.5, 20.0), "UCL": (1.4, -30.0)}
-    return {s: make_site(tmp_path / "data", s, gain=g, offset=o) for s, (g, o) in shifts.items()}
+    return {s: make_site(root / "data", s, gain=g, offset=o) for s, (g, o) in shifts.items()}
+
+
+@pytest.fixture
+def three_sites(tmp_path: Path) -> dict[str, Path]:
+    """`shifted_sites` of the test's own."""
+    return shifted_sites(tmp_path)
 
 
 class Samples:

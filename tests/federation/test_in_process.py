@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_site, small_image_job, small_job
+from conftest import make_site, shifted_sites, small_image_job, small_job
 from rich.console import Console
 
 from fedshift import cli
@@ -40,12 +40,38 @@ def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_does_not(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    first = final_weights(small_job("fedfa+fedrdn"), three_sites, tmp_path / "a")
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Those of `three_sites`, for runs that several tests look at."""
+    return shifted_sites(tmp_path_factory.mktemp("sites"))
+
+
+@pytest.fixture(scope="module")
+def first(sites: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of FedFA with FedRDN."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("first")
+    run_in_process(small_job("fedfa+fedrdn"), sites, folder)
+    return folder
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(
+    first: Path, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    weights = read_model_file(first / LAST)["weights"]
     torch.manual_seed(123)
     np.random.seed(5)
-    assert same(first, final_weights(small_job("fedrdn+fedfa"), three_sites, tmp_path / "b"))
-    assert not same(first, final_weights(small_job("fedfa+fedrdn", seed=1), three_sites, tmp_path / "c"))
+    assert same(weights, final_weights(small_job("fedrdn+fedfa"), sites, tmp_path / "b"))
+    assert not same(weights, final_weights(small_job("fedfa+fedrdn", seed=1), sites, tmp_path / "c"))
+
+
+def test_models_carry_the_arrays_of_their_methods(first: Path) -> None:
+    for name in (BEST, LAST):
+        checkpoint = read_model_file(first / name)
+        assert checkpoint["methods"]["fedrdn"]["means"].shape == (3, 3)
+        assert checkpoint["methods"]["fedfa"]["gamma_mean.5"].shape == (64,)
+        assert set(checkpoint["scores"]) == {"val_dice"}
+        assert not any("fedfa" in key for key in checkpoint["weights"])
 
 
 def test_the_initial_weights_are_scored_if_the_job_asks_for_it(
@@ -155,21 +181,6 @@ def test_the_best_model_is_scored_as_it_was_sent(
         assert all(np.array_equal(value, then.arrays[method][name]) for name, value in named.items())
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("fedfa", ["fedfa.p=0.0"]),
-        ("fedrdn", ["fedrdn.mode=fixed", "fedrdn.fixed_mean=[0.0]", "fedrdn.fixed_std=[1.0]"]),
-    ],
-)
-def test_methods_that_are_switched_off_are_fedavg(
-    method: str, options: list[str], three_sites: dict[str, Path], tmp_path: Path
-) -> None:
-    plain = final_weights(small_job("fedavg"), three_sites, tmp_path / "a")
-    assert same(plain, final_weights(small_job(method, *options), three_sites, tmp_path / "b"))
-    assert not same(plain, final_weights(small_job(method), three_sites, tmp_path / "c"))
-
-
 def test_one_site_is_local_training(tmp_path: Path) -> None:
     data = make_site(tmp_path / "data", "BIDMC")
     job = small_job("fedavg", "schedule.rounds=2", sites=("BIDMC",))
@@ -184,7 +195,11 @@ def test_one_site_is_local_training(tmp_path: Path) -> None:
 
 def test_weights_by_samples_matter_when_sites_differ_in_size(three_sites: dict[str, Path], tmp_path: Path) -> None:
     def run(data: Mapping[str, Path], option: str) -> dict[str, torch.Tensor]:
-        return final_weights(small_job("fedavg", option), data, tmp_path / f"{option}{len(list(tmp_path.iterdir()))}")
+        return final_weights(
+            small_job("fedavg", option, "schedule.rounds=1"),
+            data,
+            tmp_path / f"{option}{len(list(tmp_path.iterdir()))}",
+        )
 
     by_samples, uniform = (run(three_sites, f"fedavg.weights={w}") for w in ("samples", "uniform"))
     for key, value in by_samples.items():
@@ -245,7 +260,8 @@ def test_the_order_of_arrival_does_not_matter(three_sites: dict[str, Path], tmp_
 
 
 def test_it_learns_and_records_what_happened(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedfa+fedrdn", "schedule.rounds=12", "schedule.local_epochs=2", "optimizer.lr=0.01")
+    options = ("schedule.rounds=7", "schedule.local_epochs=2", "schedule.batch_size=4", "optimizer.lr=0.01")
+    job = small_job("fedfa+fedrdn", *options)
     coordinator = run_in_process(job, three_sites, tmp_path / "run")
     results = read_results(tmp_path / "run")
     losses = [np.mean([s.train_loss for s in r.sites.values()]) for r in results.rounds]
@@ -258,7 +274,7 @@ def test_it_learns_and_records_what_happened(three_sites: dict[str, Path], tmp_p
     best = read_model_file(tmp_path / "run" / BEST)
     assert best["round"] == results.selected.round == coordinator.best_round
     assert best["scores"]["val_dice"] == pytest.approx(max(means))
-    assert results.final.last.round == 12 and results.is_phantom
+    assert results.final.last.round == 7 and results.is_phantom
     assert {r.split_rule for r in results.data.values()} == {"case"}
     json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
 
@@ -390,32 +406,24 @@ def test_a_site_that_breaks_in_the_last_step_keeps_its_old_state(
     assert np.isfinite(site.train(broadcast).weights["conv.bias"]).all()
 
 
-def test_models_carry_the_arrays_of_their_methods(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    run_in_process(small_job("fedfa+fedrdn"), three_sites, tmp_path / "run")
-    for name in (BEST, LAST):
-        checkpoint = read_model_file(tmp_path / "run" / name)
-        assert checkpoint["methods"]["fedrdn"]["means"].shape == (3, 3)
-        assert checkpoint["methods"]["fedfa"]["gamma_mean.5"].shape == (64,)
-        assert set(checkpoint["scores"]) == {"val_dice"}
-        assert not any("fedfa" in key for key in checkpoint["weights"])
-
-
-def test_sites_are_drawn_by_seed_and_the_last_model_is_the_best(three_sites: dict[str, Path], tmp_path: Path) -> None:
+def test_sites_are_drawn_by_seed_and_the_last_model_is_the_best(
+    three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
     def run(seed: int) -> Coordinator:
-        job = small_job("fedfa+fedrdn", "federation.sites_per_round=2", "schedule.rounds=5", seed=seed)
-        return run_in_process(job, three_sites, tmp_path / str(seed))
+        job = small_image_job("fedfa+fedrdn", "federation.sites_per_round=2", "schedule.rounds=5", seed=seed)
+        return run_in_process(job, three_image_sites, tmp_path / str(seed))
 
     def drawn(coordinator: Coordinator) -> list[list[str]]:
         return [[s for s, told in r.sites.items() if told.steps] for r in coordinator.results.rounds]
 
     first = run(0)
     assert all(len(sites) == 2 for sites in drawn(first))
-    assert set().union(*drawn(first)) == set(three_sites)
+    assert set().union(*drawn(first)) == set(three_image_sites)
     assert drawn(first) != drawn(run(1))
     assert [record.absent for record in first.results.rounds] == [[]] * 5
     assert first.results.selected is not None and first.results.final is not None
     assert first.results.selected.round == 5 and "samples other sites" in first.results.selected.rule
-    assert set(first.results.final.best.sites) == set(three_sites)
+    assert set(first.results.final.best.sites) == set(three_image_sites)
 
 
 def test_a_site_that_was_not_drawn_is_not_counted(three_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -446,24 +454,24 @@ def stop_when(condition: Callable[[Coordinator], bool]) -> Callable[[Coordinator
 
 
 def test_a_new_start_that_is_interrupted_does_not_leave_the_old_state(
-    three_sites: dict[str, Path], tmp_path: Path
+    three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:
-    job = small_job("fedbn", "schedule.rounds=3")
-    whole = run_in_process(job, three_sites, tmp_path).results.final
+    job = small_image_job("fedbn", "schedule.rounds=3")
+    whole = run_in_process(job, three_image_sites, tmp_path).results.final
     with pytest.raises(KeyboardInterrupt):
-        run_in_process(job, three_sites, tmp_path, on_progress=stop_when(lambda c: bool(c.answered)))
-    again = run_in_process(job, three_sites, tmp_path, resume=True)
+        run_in_process(job, three_image_sites, tmp_path, on_progress=stop_when(lambda c: bool(c.answered)))
+    again = run_in_process(job, three_image_sites, tmp_path, resume=True)
     assert again.results.final == whole
     assert [record.round for record in again.results.rounds] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("before", ["save_state", "_confirm_best"])
 def test_the_best_model_is_the_one_that_the_state_names(
-    before: str, three_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    before: str, three_image_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server dies between writing a new best model and the state, or between the state and the model's name."""
-    job = small_job("fedfa+fedrdn", "schedule.rounds=4")
-    whole = run_in_process(job, three_sites, tmp_path / "whole")
+    job = small_image_job("fedfa+fedrdn", "schedule.rounds=4")
+    whole = run_in_process(job, three_image_sites, tmp_path / "whole")
 
     def die(*_: object) -> None:
         if (tmp_path / "cut" / run_files.NEXT_BEST).is_file():
@@ -476,8 +484,8 @@ def test_the_best_model_is_the_one_that_the_state_names(
         else:
             patch.setattr(run_files.RunFiles, before, die)
         with pytest.raises(KeyboardInterrupt):
-            run_in_process(job, three_sites, tmp_path / "cut")
-    again = run_in_process(job, three_sites, tmp_path / "cut", resume=True)
+            run_in_process(job, three_image_sites, tmp_path / "cut")
+    again = run_in_process(job, three_image_sites, tmp_path / "cut", resume=True)
     assert again.results.final == whole.results.final
     for file in (BEST, LAST):
         one, other = (read_model_file(folder / file) for folder in (tmp_path / "whole", tmp_path / "cut"))
@@ -485,12 +493,12 @@ def test_the_best_model_is_the_one_that_the_state_names(
     assert not (tmp_path / "cut" / run_files.NEXT_BEST).exists()
 
 
-def test_a_run_that_has_ended_can_be_gone_on_with(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedavg", "schedule.rounds=3", "federation.sites_per_round=2")
-    whole = run_in_process(job, three_sites, tmp_path)
+def test_a_run_that_has_ended_can_be_gone_on_with(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_image_job("fedavg", "schedule.rounds=3", "federation.sites_per_round=2")
+    whole = run_in_process(job, three_image_sites, tmp_path)
     assert whole.best_round == job.task.schedule.rounds, "the best round is known only after the last was stored"
     models = [read_model_file(tmp_path / file)["weights"] for file in (BEST, LAST)]
-    again = run_in_process(job, three_sites, tmp_path, resume=True)
+    again = run_in_process(job, three_image_sites, tmp_path, resume=True)
     assert again.results.final == whole.results.final and len(again.results.evaluations) == 1
     for file, weights in zip((BEST, LAST), models, strict=True):
         assert same(read_model_file(tmp_path / file)["weights"], weights)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from kits import SERVER
 from nvflare.apis.dxo import DXO, from_shareable
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey
@@ -24,6 +25,7 @@ from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
 
 from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.checkpoint import Checkpoint
 from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.executor import FedshiftExecutor
@@ -90,6 +92,11 @@ class Stop(Signal):
         self._left = after
 
     @property
+    def is_next(self) -> bool:
+        """Whether the task stops when it asks again."""
+        return self._left == 0
+
+    @property
     def triggered(self) -> bool:
         self._left -= 1
         return self._left < 0
@@ -113,7 +120,8 @@ class Federation:
     def run(self, *, killed_in: int | None = None, interrupted: bool = False) -> Coordinator:
         """The whole job, as the workflow runs it.
 
-        ``interrupted``: in round r every site stops after r steps, if it makes more, and begins the task again.
+        ``interrupted``: in round r every site stops after r steps, if it makes more, and begins the task again, from
+        the checkpoint after the last of them if the job has any.
         ``killed_in``: in this round the server forgets all but its files when the first client has answered, and goes
         on from them. A site keeps nothing but its files in any case.
         """
@@ -129,10 +137,14 @@ class Federation:
             startup = self.kits / SERVER / "startup"
             for name, kit in kits.items():
                 shutil.copytree(self.kits / name / "startup", kit.workspace.get_startup_kit_dir(), dirs_exist_ok=True)
-        self._interrupted = interrupted
-        if killed_in is not None:
-            self._serve(kits, startup, until=killed_in)
-        return self._serve(kits, startup)
+        self._stop = Stop(after=0) if interrupted else None
+        with pytest.MonkeyPatch.context() as patch:
+            if interrupted:  # a checkpoint that nothing begins from is a tenth of the time
+                due = Checkpoint.due
+                patch.setattr(Checkpoint, "due", property(lambda one: self._stop.is_next and due.__get__(one)))
+            if killed_in is not None:
+                self._serve(kits, startup, until=killed_in)
+            return self._serve(kits, startup)
 
     def _serve(self, kits: dict[str, Kit], startup: Path | None, *, until: int | None = None) -> Coordinator:
         """A server's life, to the end of the job or to the first answer in round ``until``."""
@@ -155,8 +167,9 @@ class Federation:
         for client in reversed(clients[-1:] if one else clients):  # the order of arrival must not matter
             kit = kits[client]
             received = self._send(client, task, aggregator.coordinator.round, data, up=False)
-            if self._interrupted and task == codec.TRAIN:
-                FedshiftExecutor().execute(task, received, kit, Stop(after=aggregator.coordinator.round))  # type: ignore[arg-type]
+            if self._stop is not None and task == codec.TRAIN:
+                self._stop = Stop(after=aggregator.coordinator.round)
+                FedshiftExecutor().execute(task, received, kit, self._stop)  # type: ignore[arg-type]
             answer = FedshiftExecutor().execute(task, received, kit, Signal())  # type: ignore[arg-type]
             sent = self._send(client, task, aggregator.coordinator.round, answer, up=True)
             sent.set_header(ReservedHeaderKey.TASK_NAME, task)

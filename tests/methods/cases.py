@@ -13,6 +13,7 @@ from fedshift.schema.job import JobSpec
 
 ROUNDS = {"segmentation": 2, "classification": 3}
 KINDS = {"segmentation": small_job, "classification": small_image_job}
+SMALLER = {"segmentation": (), "classification": ("network.options.width=2",)}
 
 # FedRDN's Table 1 and 2, FedFA's Table 6, and the augmentation paper's tables.
 REPORTED = [
@@ -37,13 +38,13 @@ REFUSED = {(name, "segmentation") for name in ("fedproto", "fedsr", "fpl", "frau
 @cache
 def job_for(names: str, kind: str) -> JobSpec:
     """A small job with these methods, with SGD if they require it."""
-    rounds = f"schedule.rounds={ROUNDS[kind]}"
+    options = (f"schedule.rounds={ROUNDS[kind]}", *SMALLER[kind])
     try:
-        return KINDS[kind](names, rounds)
+        return KINDS[kind](names, *options)
     except ConfigError as error:
         if "optimizer.name=sgd" not in str(error):
             raise
-        return KINDS[kind](names, rounds, "optimizer.name=sgd", "optimizer.lr=0.02", "optimizer.weight_decay=0")
+        return KINDS[kind](names, *options, "optimizer.name=sgd", "optimizer.lr=0.02", "optimizer.weight_decay=0")
 
 
 def cases() -> Iterator[tuple[str, str]]:

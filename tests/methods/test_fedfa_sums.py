@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from conftest import Sent, first_round, server_context, small_job
+from conftest import Sent, first_round, server_context, small_image_job, small_job
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
@@ -135,12 +135,19 @@ def test_a_difference_far_from_the_other_sites_is_refused_in_a_run(
 
 @pytest.mark.parametrize("running", ["average", "reset", "local"])
 def test_a_run_with_sums_is_a_run_with_statistics_but_for_rounding(
-    running: str, three_sites: dict[str, Path], tmp_path: Path
+    running: str, three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:
-    options = ("schedule.rounds=3", "fedfa.p=0.7", f"fedfa.running={running}", "optimizer.lr=1e-3")
+    options = (
+        "schedule.rounds=3",
+        "fedfa.p=0.7",
+        f"fedfa.running={running}",
+        "optimizer.name=adam",
+        "optimizer.lr=1e-3",
+    )
 
     def run(share: str) -> Coordinator:
-        return run_in_process(small_job("fedfa", *options, f"fedfa.share={share}"), three_sites, tmp_path / share)
+        job = small_image_job("fedfa", *options, f"fedfa.share={share}")
+        return run_in_process(job, three_image_sites, tmp_path / share)
 
     single, sums = run("statistics"), run("sums")
     assert not [rejected for record in sums.results.rounds for rejected in record.rejected]

@@ -141,6 +141,7 @@ IDENTITIES = [
     ),
     Identity(f"fedrobust {STILL}", other="fedrobust"),
     Identity(f"fedfa+fedrobust {STILL}", reference="fedfa+fedavg", other="fedfa+fedrobust"),
+    Identity("fedfa fedfa.p=0", other="fedfa"),
     # personal parts
     Identity(f"fedbn {NO_NORM}", reference=f"fedavg {NO_NORM}"),
     Identity("pfedavg"),  # fine-tuning comes after the last round
@@ -160,6 +161,7 @@ IDENTITIES = [
     Identity("mixstyle mixstyle.p=0", other="mixstyle"),
     Identity("moex moex.p=0", other="moex"),
     Identity("fedmix fedmix.lam=0", other="fedmix"),
+    Identity("fedrdn fedrdn.mode=fixed fedrdn.fixed_mean=[0.0] fedrdn.fixed_std=[1.0]", other="fedrdn"),
     # centralised; which images are drawn when depends on who trains, so one batch holds them all
     Identity(f"all {ONE_BATCH}", reference=f"fedavg {ONE_BATCH}", sites="A", tolerance=(1e-3, 1e-4)),
 ]

@@ -21,7 +21,6 @@ from typing import Any, Literal, get_args, get_origin
 import numpy as np
 import pytest
 import torch
-import yaml
 from conftest import Sent, make_image_site, small_image_job
 
 from fedshift.data.samples import EverySite, Samples, Union
@@ -34,7 +33,7 @@ from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
+from fedshift.schema.job import JobSpec, read_yaml
 from fedshift.schema.strict import Strict
 from fedshift.schema.task_files import tasks
 from fedshift.tasks.kinds import build_task
@@ -377,19 +376,23 @@ def test_an_option_changes_something_or_is_refused(method: str, end: Callable[..
     assert others(method).keys() - acting <= {option for name, option in ELSEWHERE if name == method}
 
 
+@cache
+def read_task(task: str) -> dict[str, Any]:
+    """The file of a task of ours."""
+    return read_yaml(Path(__file__).parents[2] / "apps" / f"{task}.yaml")
+
+
 def protocols() -> Iterator[tuple[str, str, str]]:
     """(task, protocol, method) for every method for which a protocol of ours has options."""
     for task in tasks():
-        path = Path(__file__).parents[2] / "apps" / f"{task}.yaml"
-        for protocol, told in (yaml.safe_load(path.read_text(encoding="utf-8")).get("protocols") or {}).items():
+        for protocol, told in (read_task(task).get("protocols") or {}).items():
             yield from ((task, protocol, method) for method in told.get("methods", {}))
 
 
 @pytest.mark.parametrize(("task", "protocol", "method"), list(protocols()))
 def test_a_protocols_options_have_an_effect(task: str, protocol: str, method: str) -> None:
     """With the method alone, and what the protocol requires."""
-    told = yaml.safe_load((Path(__file__).parents[2] / "apps" / f"{task}.yaml").read_text(encoding="utf-8"))
-    changes_ = told["protocols"][protocol]
+    changes_ = read_task(task)["protocols"][protocol]
     names = "+".join(dict.fromkeys((method, *changes_.get("requires", ()))))
     options = [f"{method}.{key}={json.dumps(value)}" for key, value in changes_["methods"][method].items()]
     resolve(task, names, protocol=protocol, options=options)  # refuses options that are named and change nothing

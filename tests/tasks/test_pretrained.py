@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,19 @@ def make(name: str = "resnet18", *, seed: int = 1, in_channels: int = 3, n_class
     return networks.build(name, options, in_channels=in_channels, n_classes=n_classes, seed=seed)
 
 
-def imagenet() -> State:
-    """In the layout of torchvision's ``resnet18-f37072fd.pth``: 122 arrays, 1000 classes, running statistics."""
+@cache
+def drawn() -> State:
+    """The arrays of `imagenet`, for all tests: nothing writes into an array."""
     generator = torch.Generator().manual_seed(5)
     return {
         key: torch.rand(value.shape, generator=generator) if value.is_floating_point() else torch.tensor(3)
         for key, value in make(n_classes=1000).state_dict().items()
     }
+
+
+def imagenet() -> State:
+    """In the layout of torchvision's ``resnet18-f37072fd.pth``: 122 arrays, 1000 classes, running statistics."""
+    return dict(drawn())
 
 
 def other(state: State, **changes: Tensor | None) -> State:

@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType, ModuleType
 from typing import Any, overload
 
@@ -64,7 +64,13 @@ class Method:
 
 def available() -> list[str]:
     """Names of all methods, sorted."""
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in NOT_METHODS)
+    return list(_names(tuple(package.__path__)))
+
+
+@cache
+def _names(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """The methods in these folders, which are listed once: a job asks for each of its options and methods."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(folders) if m.name not in NOT_METHODS))
 
 
 def find(name: str) -> ModuleType:
