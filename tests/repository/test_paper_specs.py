@@ -10,10 +10,8 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torch import nn
 
 from fedshift import cli
 from fedshift.federation import resolve
@@ -26,9 +24,6 @@ from fedshift.reporting.comparison.published import COLUMNS
 from fedshift.reporting.comparison.significance import Paired, printed_p
 from fedshift.reporting.comparison.spec import Spec, read_spec
 from fedshift.reporting.comparison.store import Store
-from fedshift.schema.job import TaskSpec
-from fedshift.tasks import networks
-from fedshift.tasks.base import Task
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SPECS = sorted((BENCHMARKS / "papers").glob("*.yaml"))
@@ -71,35 +66,17 @@ SHARED: dict[tuple[str, str], set[str]] = {
 
 
 @pytest.fixture(scope="module")
-def _made_once() -> Iterator[None]:
-    """A network is built and tried once, a task read once: over a thousand cells differ in little else."""
-    read, try_, build, available = resolve._read_task, resolve._try, networks.build, method_set.available
-    tasks = functools.cache(read)
-    tried: set[str] = set()
-    nets: dict[str, nn.Module] = {}
-
-    def try_once(net: nn.Module, task: Task, spec: TaskSpec) -> None:
-        key = json.dumps([spec.kind, spec.network.model_dump(mode="json"), task.sizes], sort_keys=True)
-        if key not in tried:
-            try_(net, task, spec)
-            tried.add(key)
-
-    def build_once(name: str, options: Any, **sizes: Any) -> nn.Module:
-        key = json.dumps([name, dict(options), {**sizes, "seed": 0}], sort_keys=True)
-        if key not in nets:
-            nets[key] = build(name, options, **sizes)
-        return nets[key]
-
+def _read_once() -> Iterator[None]:
+    """A task is read once: over a thousand cells differ in little else."""
+    tasks, names = functools.cache(resolve._read_task), functools.cache(method_set.available)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolve, "_read_task", lambda task: copy.deepcopy(tasks(task)))
-        patch.setattr(resolve, "_try", try_once)
-        patch.setattr(networks, "build", build_once)
-        patch.setattr(method_set, "available", functools.cache(available))
+        patch.setattr(method_set, "available", names)
         yield
 
 
 @pytest.fixture(scope="module")
-def cells_of(_made_once: None) -> Callable[[Path, str], tuple[Spec, list[Cell]]]:
+def cells_of(_read_once: None) -> Callable[[Path, str], tuple[Spec, list[Cell]]]:
     """A spec at a scale and its cells, made once."""
 
     @functools.cache
