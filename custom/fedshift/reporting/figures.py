@@ -137,7 +137,8 @@ def markup(drawn: Drawing, key: str, description: str) -> Markup:
 
     with mpl.rc_context({"svg.hashsalt": key}), io.BytesIO() as file:
         # As `savefig`, which draws everything once more, without output, to arrange it: this drawing does so itself.
-        FigureCanvasSVG(drawn).print_svg(file, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        FigureCanvasSVG(drawn).print_svg(file, metadata=metadata)  # type: ignore[no-untyped-call]
         root = ElementTree.fromstring(file.getvalue())  # trusted: written by Matplotlib above
     for parent in list(root.iter()):
         for child in list(parent):
