@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import SHAPES, make_image_site
+from reporting.comparison.conftest import START, run_here
 
 from fedshift.cli import main
 from fedshift.flare.export import read_job_folder
+from fedshift.reporting.comparison import estimate, runner
 from fedshift.schema.manifest import FILE_NAME
 
 TITLE = "PHANTOM, no patients:"
@@ -32,6 +34,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(estimate, "measure_start", lambda: START)
+    monkeypatch.setattr(runner, "_start", run_here)
     assert main(["job", "fedavg", str(SHAPES), "--name", "job", *SHORT]) == 0
     spec = {
         "name": "small",

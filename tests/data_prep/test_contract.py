@@ -40,20 +40,20 @@ class Prepared:
     said: str
     """By the command."""
 
-    @property
+    @functools.cached_property
     def job(self) -> JobSpec:
         """A job of the task that is trained on these sites."""
         download = DOWNLOADS[self.name]
         return resolve(download.name or self.name, "fedavg", protocol=download.protocol, options=download.task)
 
-    @property
+    @functools.cached_property
     def sites(self) -> dict[str, Path]:
         """Site -> its folder, in the job's order."""
         dataset = self.out / (DOWNLOADS[self.name].dataset or self.name)
         folders = {path.name: path for path in dataset.iterdir() if path.is_dir()}
         return {site: folders.pop(site) for site in self.job.task.everyone} | folders
 
-    @property
+    @functools.cached_property
     def manifests(self) -> dict[str, Manifest]:
         return {site: read_manifest(folder) for site, folder in self.sites.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import make_image_site, make_site, small_job
+from filelock import FileLock
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.workspace import Workspace
 
@@ -112,9 +114,17 @@ def short_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def side_by_side(short_job: Path, phantom_home: Path, tmp_path_factory: pytest.TempPathFactory) -> SimulatorRun:
-    """All six sites at work at a time, by way of ``fedshift run``."""
-    command = (sys.executable, "-m", "fedshift.cli", "run", str(short_job))
-    return run(*command, workspace=tmp_path_factory.mktemp("t6"), home=phantom_home)
+    """All six sites at work at a time, by way of ``fedshift run``; run once for all processes of pytest-xdist."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    known = folder / "t6.pickle"
+    with FileLock(folder / "t6.lock"):
+        if not known.exists():
+            command = (sys.executable, "-m", "fedshift.cli", "run", str(short_job))
+            known.write_bytes(pickle.dumps(run(*command, workspace=folder / "t6", home=phantom_home)))
+        found: SimulatorRun = pickle.loads(known.read_bytes())
+    return found
 
 
 def run_simulator(job: Path, workspace: Path, *, home: Path, threads: int, timeout: float = 600) -> SimulatorRun:

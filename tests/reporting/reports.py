@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pytest
 from conftest import make_image_site, make_site
+from markupsafe import Markup
 
+from fedshift.federation.resolve import resolve
+from fedshift.reporting import figures
 from fedshift.reporting.report import page
 from fedshift.reporting.report.runs import ReportInput, read
 from fedshift.schema.evaluation import Calibration, Evaluation
+from fedshift.schema.job import JobSpec
 from fedshift.schema.results import DataRecord, Final, FinalScores, Results, RoundRecord, SiteRound, new_results
 from fedshift.tasks.evaluation.spread import distribution
 
@@ -51,10 +57,7 @@ def record(
     best_round: int = 2,
 ) -> Results:
     """A finished run at these sites, with these Dice scores of single test cases."""
-    from fedshift.federation.resolve import resolve
-
-    job = resolve("prostate", methods, sites=["BIDMC", "HK"], seed=seed, options=["schedule.rounds=3"])
-    results = new_results(job, metric="dice")
+    results = new_results(_job(methods, seed), metric="dice").model_copy(deep=True)
     evaluations = {site: {"test": told(scores, share_cases=share_cases)} for site, scores in by_site.items()}
     means = {site: float(np.mean(scores)) for site, scores in by_site.items()}
     for site in by_site:
@@ -75,6 +78,11 @@ def record(
     return results
 
 
+@functools.cache
+def _job(methods: str, seed: int) -> JobSpec:
+    return resolve("prostate", methods, sites=["BIDMC", "HK"], seed=seed, options=["schedule.rounds=3"])
+
+
 def written(results: Results, folder: Path) -> Path:
     """The record as a run's folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,6 +94,13 @@ def html_of(*folders: Path) -> str:
     """The report of these folders."""
     given: list[ReportInput] = [read(folder) for folder in folders]
     return page.render(page.chapters(given))
+
+
+def words_of(*folders: Path) -> str:
+    """The words of the report but for those in its figures, which are composed and not drawn: half of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "markup", lambda drawn, key, description: Markup("<svg/>"))
+        return Page(html_of(*folders)).text
 
 
 class Page(HTMLParser):

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fedshift.reporting.leaves import ROWS_OF_A_SURVEY, leaves_page
 from fedshift.schema.fingerprint import Fingerprint
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
 
 
-def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8").endswith("\n" + leaves_page()), (
-        "run 'fedshift methods --leaves' and put it in"
-    )
+@pytest.fixture(scope="module")
+def page() -> str:
+    return leaves_page()
+
+
+def test_the_page_is_up_to_date(page: str) -> None:
+    assert PAGE.read_text(encoding="utf-8").endswith("\n" + page), "run 'fedshift methods --leaves' and put it in"
 
 
 def test_the_table_of_a_survey_has_every_field_of_a_sites_answer() -> None:
@@ -24,8 +29,7 @@ def test_the_table_of_a_survey_has_every_field_of_a_sites_answer() -> None:
     assert sorted(told) == sorted(Fingerprint.model_fields)
 
 
-def test_methods_that_share_statistics_say_so() -> None:
-    page = leaves_page()
+def test_methods_that_share_statistics_say_so(page: str) -> None:
     assert "| `mean.5` | 256 float32 | 1024 | every round |" in page
     assert "| `std` | 3 float64 | 24 | once | statistics | average contrast" in page
     assert "every site's `mean`, without names" in page

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,13 @@ def made(run: Path, out: Path, *words: str) -> str:
     return out.read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def with_images(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The report of a run in ``root`` with its images, made once."""
+    folder = tmp_path_factory.mktemp("with_images")
+    return functools.cache(lambda run: made(root / run, folder / f"{run}.html", "--images"))
+
+
 def test_without_being_asked_for_there_are_none(root: Path, tmp_path: Path) -> None:
     html = made(root / "scans", tmp_path / "r.html")
     assert "data:image" not in html and NOTICE not in Page(html).text
@@ -49,8 +58,8 @@ def test_without_being_asked_for_there_are_none(root: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("run", ["scans", "pictures"])
-def test_cases_histograms_and_features(root: Path, tmp_path: Path, run: str) -> None:
-    html = made(root / run, tmp_path / "r.html", "--images")
+def test_cases_histograms_and_features(run: str, with_images: Callable[[str], str]) -> None:
+    html = with_images(run)
     page = Page(html)
     assert NOTICE in page.text and 'content: "PHANTOM: simulated data, no patients. CONTAINS IMAGES. "' in html
     pictures = [attrs for tag, attrs in page.tags if tag == "image"]
@@ -87,10 +96,10 @@ def test_a_cross_site_record_shows_each_sites_samples_as_its_own_model_sees_them
     assert "make a cross-site table with --keep-models" in capsys.readouterr().err
 
 
-def test_the_score_of_a_case_is_the_one_in_the_record(root: Path, tmp_path: Path) -> None:
+def test_the_score_of_a_case_is_the_one_in_the_record(root: Path, with_images: Callable[[str], str]) -> None:
     final = read_results(root / "scans").final
     assert final is not None
-    text = Page(made(root / "scans", tmp_path / "r.html", "--images")).text
+    text = Page(with_images("scans")).text
     for told in final.best.evaluations.values():
         (score,) = told["test"].distributions["dice"].cases or ()
         assert f"worst of 1: Dice {100 * score:.1f} % (Case03)" in text
@@ -106,8 +115,10 @@ def test_the_model_at_a_site_is_the_one_that_was_scored_there(root: Path) -> Non
         assert site.features.shape == (len(labels), site.features.shape[1]) and site.complete
 
 
-def test_personal_parts_come_from_the_sites_and_their_absence_is_said(root: Path, tmp_path: Path) -> None:
-    assert "keep for themselves" not in Page(made(root / "scans", tmp_path / "a.html", "--images")).text
+def test_personal_parts_come_from_the_sites_and_their_absence_is_said(
+    root: Path, tmp_path: Path, with_images: Callable[[str], str]
+) -> None:
+    assert "keep for themselves" not in Page(with_images("scans")).text
     shutil.copytree(root / "scans", tmp_path / "moved", ignore=shutil.ignore_patterns("site_state"))
     text = Page(made(tmp_path / "moved", tmp_path / "b.html", "--images")).text
     assert "Without the parts that BIDMC, HK and UCL keep for themselves" in text
@@ -153,8 +164,8 @@ def test_other_data_than_the_run_had_are_refused(
     assert not (tmp_path / "r").exists()
 
 
-def test_looking_changes_nothing_of_the_run(root: Path, tmp_path: Path) -> None:
+def test_looking_changes_nothing_of_the_run(root: Path, tmp_path: Path, with_images: Callable[[str], str]) -> None:
     before = {path: path.read_bytes() for path in (root / "scans").rglob("*") if path.is_file()}
     first = made(root / "scans", tmp_path / "a.html", "--images")
     assert before == {path: path.read_bytes() for path in (root / "scans").rglob("*") if path.is_file()}
-    assert first == made(root / "scans", tmp_path / "b.html", "--images")
+    assert first == with_images("scans"), "made another time"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,24 +50,43 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def seen(root: Path, name: str) -> dict[str, Looked]:
-    run = read(root / f"run_{name}")
-    assert isinstance(run, Run)
-    folders = {site: root / name / "blobs" / site for site in "AB"}
-    return {site.site: site for site in look(run, folders=folders, most_sites=9, tell=lambda line: None)}
+Seen = Callable[[str], dict[str, Looked]]
+Made = Callable[[str], str]
 
 
-def made(root: Path, name: str, out: Path) -> str:
-    words = [word for site in "AB" for word in ("--site-data", f"{site}={root / name / 'blobs' / site}")]
-    assert cli.main(["report", str(root / f"run_{name}"), "--images", *words, "--out", str(out)]) == 0
-    return out.read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def seen(root: Path) -> Seen:
+    """What the images of a run in ``root`` show at each site, looked at once."""
+
+    @functools.cache
+    def see(name: str) -> dict[str, Looked]:
+        run = read(root / f"run_{name}")
+        assert isinstance(run, Run)
+        folders = {site: root / name / "blobs" / site for site in "AB"}
+        return {site.site: site for site in look(run, folders=folders, most_sites=9, tell=lambda line: None)}
+
+    return see
+
+
+@pytest.fixture(scope="module")
+def made(root: Path) -> Made:
+    """The report of a run in ``root`` with its images, made once."""
+
+    @functools.cache
+    def make(name: str) -> str:
+        out = root / f"{name}.html"
+        words = [word for site in "AB" for word in ("--site-data", f"{site}={root / name / 'blobs' / site}")]
+        assert cli.main(["report", str(root / f"run_{name}"), "--images", *words, "--out", str(out)]) == 0
+        return out.read_text(encoding="utf-8")
+
+    return make
 
 
 @pytest.mark.parametrize("name", ["3d", "2d"])
-def test_scores_of_a_shown_case_are_those_of_the_record(root: Path, name: str) -> None:
+def test_scores_of_a_shown_case_are_those_of_the_record(root: Path, seen: Seen, name: str) -> None:
     final = read_results(root / f"run_{name}").final
     assert final is not None
-    for site, looked in seen(root, name).items():
+    for site, looked in seen(name).items():
         (volume,) = looked.volumes
         assert isinstance(volume, Volume)
         told = final.best.sites[site]["test"]
@@ -75,8 +96,8 @@ def test_scores_of_a_shown_case_are_those_of_the_record(root: Path, name: str) -
         assert looked.features.shape == (1, 16)
 
 
-def test_planes_are_the_scans_own_and_radiological(root: Path) -> None:
-    looked = seen(root, "3d")["A"]
+def test_planes_are_the_scans_own_and_radiological(seen: Seen) -> None:
+    looked = seen("3d")["A"]
     (volume,) = looked.volumes
     reference = looked.data.reference(volume.entry)  # type: ignore[attr-defined]
     assert [plane.name.partition(",")[0] for plane in volume.planes] == ["axial", "coronal", "sagittal"]
@@ -95,21 +116,21 @@ def test_planes_are_the_scans_own_and_radiological(root: Path) -> None:
     assert len(bright) == 2 and min(bright) > 0, "the image lies below its mask"
 
 
-def test_in_2d_three_neighbouring_slices(root: Path) -> None:
-    (volume,) = seen(root, "2d")["A"].volumes
+def test_in_2d_three_neighbouring_slices(seen: Seen) -> None:
+    (volume,) = seen("2d")["A"].volumes
     places = [int(re.match(r"axial, (\d+) of", plane.name)[1]) for plane in volume.planes]  # type: ignore[index]
     assert np.diff(places).tolist() == [1, 1]
     assert not volume.sequences and all(len(plane.images) == 1 for plane in volume.planes)
 
 
-def test_what_the_network_gets_is_compared_window_by_window(root: Path) -> None:
-    changed, same = seen(root, "3d")["A"], seen(root, "2d")["A"]
+def test_what_the_network_gets_is_compared_window_by_window(seen: Seen) -> None:
+    changed, same = seen("3d")["A"], seen("2d")["A"]
     assert len(changed.before) == len(changed.after) and not np.allclose(changed.before, changed.after, atol=1e-2)
     assert np.allclose(same.before, same.after, atol=1e-6), "FedBN changes no input"
 
 
-def test_page(root: Path, tmp_path: Path) -> None:
-    html = made(root, "3d", tmp_path / "r.html")
+def test_page(made: Made) -> None:
+    html = made("3d")
     page = Page(html)
     assert "This file contains images" in page.text
     pictures = [attrs for tag, attrs in page.tags if tag == "image"]
@@ -120,8 +141,8 @@ def test_page(root: Path, tmp_path: Path) -> None:
     assert len(set(page.ids())) == len(page.ids())
 
 
-def test_classes_are_told_apart_without_their_colours(root: Path, tmp_path: Path) -> None:
-    html = made(root, "3d", tmp_path / "r.html")
+def test_classes_are_told_apart_without_their_colours(made: Made) -> None:
+    html = made("3d")
     labels = [attrs["aria-label"] for tag, attrs in Page(html).tags if tag == "svg" and attrs.get("aria-label")]
     assert "number 1:" in labels and "number 2:" in labels
     said = next(label for label in labels if label and label.startswith("A, worst of 1"))
@@ -133,6 +154,6 @@ def test_classes_are_told_apart_without_their_colours(root: Path, tmp_path: Path
     assert {"1", "2", "R", "A", "S", "T2", "ADC"} <= set(words)
 
 
-def test_personal_parts_come_from_the_sites(root: Path, tmp_path: Path) -> None:
-    assert all(site.complete for site in seen(root, "2d").values())
-    assert "keep for themselves" not in Page(made(root, "2d", tmp_path / "r.html")).text
+def test_personal_parts_come_from_the_sites(seen: Seen, made: Made) -> None:
+    assert all(site.complete for site in seen("2d").values())
+    assert "keep for themselves" not in Page(made("2d")).text

@@ -10,14 +10,13 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torch import nn
 
 from fedshift import cli
 from fedshift.federation import resolve
 from fedshift.methods import method_set
+from fedshift.reporting.comparison import cells as comparison_cells
 from fedshift.reporting.comparison import estimate
 from fedshift.reporting.comparison.cells import Cell, WorkItem, make_cells
 from fedshift.reporting.comparison.collect import Collector
@@ -25,9 +24,6 @@ from fedshift.reporting.comparison.published import COLUMNS
 from fedshift.reporting.comparison.significance import Paired, printed_p
 from fedshift.reporting.comparison.spec import Spec, read_spec
 from fedshift.reporting.comparison.store import Store
-from fedshift.schema.job import TaskSpec
-from fedshift.tasks import networks
-from fedshift.tasks.base import Task
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SPECS = sorted((BENCHMARKS / "papers").glob("*.yaml"))
@@ -70,35 +66,17 @@ SHARED: dict[tuple[str, str], set[str]] = {
 
 
 @pytest.fixture(scope="module")
-def _made_once() -> Iterator[None]:
-    """A network is built and tried once, a task read once: over a thousand cells differ in little else."""
-    read, try_, build, available = resolve._read_task, resolve._try, networks.build, method_set.available
-    tasks = functools.cache(read)
-    tried: set[str] = set()
-    nets: dict[str, nn.Module] = {}
-
-    def try_once(net: nn.Module, task: Task, spec: TaskSpec) -> None:
-        key = json.dumps([spec.kind, spec.network.model_dump(mode="json"), task.sizes], sort_keys=True)
-        if key not in tried:
-            try_(net, task, spec)
-            tried.add(key)
-
-    def build_once(name: str, options: Any, **sizes: Any) -> nn.Module:
-        key = json.dumps([name, dict(options), {**sizes, "seed": 0}], sort_keys=True)
-        if key not in nets:
-            nets[key] = build(name, options, **sizes)
-        return nets[key]
-
+def _read_once() -> Iterator[None]:
+    """A task is read once: over a thousand cells differ in little else."""
+    tasks, names = functools.cache(resolve._read_task), functools.cache(method_set.available)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolve, "_read_task", lambda task: copy.deepcopy(tasks(task)))
-        patch.setattr(resolve, "_try", try_once)
-        patch.setattr(networks, "build", build_once)
-        patch.setattr(method_set, "available", functools.cache(available))
+        patch.setattr(method_set, "available", names)
         yield
 
 
 @pytest.fixture(scope="module")
-def cells_of(_made_once: None) -> Callable[[Path, str], tuple[Spec, list[Cell]]]:
+def cells_of(_read_once: None) -> Callable[[Path, str], tuple[Spec, list[Cell]]]:
     """A spec at a scale and its cells, made once."""
 
     @functools.cache
@@ -219,14 +197,15 @@ def test_a_dry_run_tells_of_every_spec_what_it_takes_and_what_lacks(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With the times of a step and of a process's start made up, as measuring them for 64 specs would take minutes."""
+    """With the cells resolved once for all tests, and the times of a step and of a process's start made up: minutes."""
+    spec, cells = cells_of(path, scale)
+    monkeypatch.setattr(comparison_cells, "make_cells", lambda *args, **options: cells)
     made_up = estimate.Step(train=0.01, evaluate=0.005, activations=2**20, network=2**22)
     monkeypatch.setattr(estimate, "measure_step", lambda job, device: made_up)
     monkeypatch.setattr(estimate, "measure_start", lambda: 2.0)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["compare", str(path), "--scale", scale, "--dry-run"]) == 0
     told = capsys.readouterr().out
-    spec, cells = cells_of(path, scale)
     assert f"{len(cells)} of {len(cells)} cells" in told
     for label in spec.rows:
         assert re.search(rf"^{re.escape(label)} +\d+ +0 +\S.* \d+\.\d GiB$", told, re.MULTILINE), label

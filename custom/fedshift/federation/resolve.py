@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -120,9 +121,7 @@ def resolve(
     job = JobSpec.parse(raw_job, where="job")
     # Check what depends on the network, the task's kind or a method now, not when the sites start.
     built = build_task(job)
-    net = built.network()
-    _try(net, built, spec)
-    methods = MethodSet(job, net)
+    methods = MethodSet(job, _network(built, spec))
     refusals.check(methods)
     _refuse_idle(methods, named)
     return job
@@ -180,15 +179,23 @@ def _choose_sites(raw: dict[str, Any], sites: Sequence[str] | None, held_out: Se
         raw["sites"] = [site for site in raw["sites"] if site in sites]
 
 
-_fitting: set[tuple[object, ...]] = set()
-"""Networks and sizes that `_try` has tried with success: a comparison resolves hundreds of jobs."""
+_fitting: dict[str, nn.Module] = {}
+"""Networks that `_try` has tried with success, without values: a comparison resolves hundreds of jobs."""
+
+
+def _network(task: Task, spec: TaskSpec) -> nn.Module:
+    """The task's network as far as checks need it: its parameters have shapes and may have no values."""
+    what = [spec.kind, spec.classes, task.spatial, task.preparation(), spec.network.model_dump(mode="json")]
+    key = json.dumps(what, sort_keys=True)
+    if key not in _fitting:
+        net = task.network()
+        _try(net, task, spec)
+        _fitting[key] = net.to("meta")
+    return _fitting[key]
 
 
 def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
     """One image through the network: what does not fit would else be found at every site."""
-    key = (spec.kind, spec.network.model_dump_json(), *sorted(task.sizes.items()))
-    if key in _fitting:
-        return
     wanted = (1, len(spec.classes), *task.spatial) if task.dense else (1, len(spec.classes))
     channels = cast(StagedNetwork, net).in_channels
     try:
@@ -209,7 +216,6 @@ def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
         )
     if task.dense:
         trial.check_patch(net, task.spatial, name=spec.network.name)
-    _fitting.add(key)
 
 
 def _federation(raw: dict[str, Any], n_sites: int) -> FederationSpec:

@@ -133,9 +133,12 @@ def figure(drawn: Drawing, key: str, *, title: str, description: str, legend: Se
 def markup(drawn: Drawing, key: str, description: str) -> Markup:
     """The ``<svg>`` element of a Matplotlib figure, with ids that contain ``key``."""
     import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     with mpl.rc_context({"svg.hashsalt": key}), io.BytesIO() as file:
-        drawn.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        # As `savefig`, which draws everything once more, without output, to arrange it: this drawing does so itself.
+        metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        FigureCanvasSVG(drawn).print_svg(file, metadata=metadata)  # type: ignore[no-untyped-call]
         root = ElementTree.fromstring(file.getvalue())  # trusted: written by Matplotlib above
     for parent in list(root.iter()):
         for child in list(parent):

@@ -11,12 +11,13 @@ import pytest
 from conftest import make_image_site
 
 from fedshift import cli
-from fedshift.reporting.comparison import estimate
+from fedshift.reporting.comparison import estimate, runner
 from fedshift.reporting.comparison.record import CellRecord, read_comparison, write_comparison
 
-from .conftest import START
+from .conftest import START, run_here
 from .made import write_spec
 
+pytestmark = pytest.mark.usefixtures("cells_run_here")
 AXES: dict[str, Any] = {"method": {"fedavg": {"methods": "fedavg"}, "fedprox": {"methods": "fedprox"}}}
 
 
@@ -36,6 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         at_home(folder, patch)
         patch.setattr(estimate, "measure_start", lambda: START)
+        patch.setattr(runner, "_start", run_here)
         compare(folder, "--only", "fedavg", "--out", "results/small")
     made = read_comparison(folder / "results" / "small")
     cells = [cell.model_copy(update={"source": "older"}) if cell.state == "done" else cell for cell in made.cells]

@@ -42,6 +42,7 @@ from fedshift.reporting.comparison.work import EXIT_FAILED, run_cell
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import read_results
 
+from .conftest import run_here
 from .made import write_spec
 
 ONE = {"method": {"FedAvg": {"methods": "fedavg"}}}
@@ -94,7 +95,9 @@ def flat(_: Cell) -> Estimate:
     return Estimate(1.0, 2**20)
 
 
-def test_a_command_from_the_spec_to_the_tables(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_from_the_spec_to_the_tables(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     axes = {
         "method": {
             "FedAvg": {"methods": "fedavg"},
@@ -135,6 +138,7 @@ def test_a_command_from_the_spec_to_the_tables(home: Path, capsys: pytest.Captur
     )
     before = {path: path.stat().st_mtime_ns for path in cells.glob(f"*/{DONE_FILE}")}
     axes["method"]["too fast"]["options"] = {"optimizer.lr": 0.01}
+    monkeypatch.setattr(runner, "_start", run_here)
     assert cli.main(["compare", str(write_spec(home, axes=axes)), "--only", "too fast"]) == 0
     assert "1 of 3 cells; 0 are done" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -148,6 +152,7 @@ def test_a_command_from_the_spec_to_the_tables(home: Path, capsys: pytest.Captur
     assert "Two methods: accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("cells_run_here")
 def test_settings_are_trained_side_by_side_and_the_best_on_validation_is_shown(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,10 @@ def progress_at(round_: int, *, rounds: int = 40, sites: list[str] = SITES, **ch
     history = [(n, 0.8 - 0.5 / n + 0.02 * (n % 3)) for n in range(1, max(round_ - 1, 1))]
     best = max(history, key=lambda point: point[1], default=(0, None))
     scored = history[-1][0] if history else None
-    refused = [Refused(round=n, site=sites[0], reason=f"norm: the update moved by {n} times") for n in range(1, round_)]
+    refused = [
+        Refused(round=n, site=sites[0], reason=f"norm: the update moved by {n} times")
+        for n in range(max(1, round_ - MOST_REFUSED), round_)
+    ]
     levels = ("INFO", "WARNING", "ERROR")
     now = time.time()
     log = [
@@ -43,8 +46,8 @@ def progress_at(round_: int, *, rounds: int = 40, sites: list[str] = SITES, **ch
         "site_scores": {site: 0.7 + 0.01 * n for n, site in enumerate(sites)} if scored else {},
         "best_site_scores": {site: 0.72 + 0.01 * n for n, site in enumerate(sites)} if scored else {},
         "history": thinned(history, MOST_POINTS),
-        "refused": refused[-MOST_REFUSED:],
-        "n_refused": len(refused),
+        "refused": refused,
+        "n_refused": max(round_ - 1, 0),
         "log": log,
         "phantom": True,
     }

@@ -83,12 +83,13 @@ def _command_arguments(job: JobSpec | None, record: JobRecord, sites: list[str])
     options: list[str] = []
     is_exact = False
     try:
-        plain = resolve(record.task, methods, **chosen)
-        if held_out != list(plain.task.held_out):
-            chosen["held_out"] = held_out
-        if trained != list(resolve(record.task, methods, **chosen).task.sites):
-            chosen["sites"] = trained
         base = resolve(record.task, methods, **chosen)
+        if held_out != list(base.task.held_out):
+            chosen["held_out"] = held_out
+            base = resolve(record.task, methods, **chosen)
+        if trained != list(base.task.sites):
+            chosen["sites"] = trained
+            base = resolve(record.task, methods, **chosen)
         options = _differences(_settings(base), settings)
         name = job.name if job is not None else record.name
         made = resolve(record.task, methods, options=options, name=name, **chosen)
