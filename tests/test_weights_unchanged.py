@@ -1,7 +1,7 @@
 """The final weights of ten short jobs are, bit for bit, those written down in ``golden/final_weights.json``.
 
-Each job runs in one process, and some run in FLARE's simulator too. Bits depend on the processor and on the versions of
-torch and numpy, so the file holds one set of hashes for each machine type it was recorded on. On any other machine the
+Each job runs in one process and in FLARE's simulator. Bits depend on the processor and on the versions of torch and
+numpy, so the file holds one set of hashes for each machine type it was recorded on. On any other machine the
 comparison with the file is skipped, and the simulator's weights are compared with those of one process.
 
 To record the hashes on this machine, check out a commit whose numbers are right, and run
@@ -96,9 +96,8 @@ JOBS = {
         ("federation.hosts=2", "federation.sites_per_round=4"),
     ),
 }
-SIMULATED = {"fedbn": pytest.mark.slow, "fedmix": pytest.mark.slow, "afl": pytest.mark.slow, "virtual sites": ()}
-"""Jobs that also run in the simulator. Of the others tests/flare/test_same_numbers.py has the simulator's runs: their
-weights are those of one process, which are those recorded."""
+QUICK = ("virtual sites",)
+"""Jobs whose simulator run is not marked ``slow``."""
 
 
 def make_data(root: Path) -> Path:
@@ -179,7 +178,9 @@ def test_final_weights_are_those_recorded(name: str, data: Path, tmp_path: Path)
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks, id=name) for name, marks in SIMULATED.items()])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name) for name in JOBS]
+)
 def test_the_simulator_gives_the_same_weights(
     name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
