@@ -18,11 +18,12 @@ install: $(VENV)/.installed ## install everything for development into .venv
 # Compiled modules are kept: the tests start hundreds of processes that import the same ones.
 export PYTHONDONTWRITEBYTECODE =
 
-# torch first and alone: an index may offer other builds to a looser request.
+# torch first and alone: an index may offer other builds to a looser request. Modules are compiled when they are first
+# imported: most of what is installed never is.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@
 
 demo: install ## train on simulated scans of six sites under FLARE's simulator
@@ -33,7 +34,7 @@ jobs: install ## write the committed jobs again, from jobs/commands.txt
 	grep -v '^#' jobs/commands.txt | xargs -L 1 $(BIN)/fedshift job
 
 # Three at a time on two cores: some tests wait for processes that they start.
-test: install lint ## lint, types and the tests of a change: 10 to 15 minutes on two cores
+test: install lint ## lint, types and the tests of a change: about 9 minutes on two cores
 	$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal
 
 # A file of slow tests stays in one process: its tests share a federation that takes a minute to start. Most of the time
