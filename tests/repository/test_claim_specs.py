@@ -27,8 +27,9 @@ def test_every_row_resolves_and_is_run_often_enough_for_a_test(
 
 
 @pytest.mark.parametrize("path", sorted((BENCHMARKS / "results" / "claims").glob(f"*/{FILE_NAME}")), ids=str)
-def test_committed_cells_have_all_run_and_are_of_no_phantom(path: Path) -> None:
+def test_committed_cells_have_all_run_or_say_why_not_and_are_of_no_phantom(path: Path) -> None:
     comparison = read_comparison(path)
     spec, _ = read_spec(BENCHMARKS / "claims" / f"{comparison.name}.yaml")
     assert list(spec.tests) == comparison.tests and not comparison.is_phantom
-    assert all(cell.state == "done" and cell.version and cell.source for cell in comparison.cells)
+    for cell in comparison.cells:
+        assert cell.state == "done" or (cell.state == "failed" and cell.reason), cell.labels
