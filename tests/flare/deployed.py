@@ -392,10 +392,6 @@ class Line:
         """Nothing passes any more, and nobody is told."""
         self._open.clear()
 
-    def go_on(self) -> None:
-        """All passes again, over the same connections: the line had only stalled."""
-        self._open.set()
-
     def mend(self) -> None:
         """New connections pass. Those of before are gone, as routers forget them."""
         self._close()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import SHAPES, small_image_job
+from modelfiles import assert_same_model
 from nvflare.recipe import ProdEnv
 
 from fedshift.federation.encryption.site import decrypt_model
@@ -67,22 +67,10 @@ def ran(federation: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(run.get_job_id(), run.get_status(), Path(result), one)
 
 
-def same_weights(ours: Path, theirs: Path) -> None:
-    one, two = read_model_file(ours), read_model_file(theirs)
-    assert one["scores"] == two["scores"]
-    assert list(one["weights"]) == list(two["weights"])
-    for key, value in one["weights"].items():
-        assert torch.equal(value, two["weights"][key]), key
-    assert one["methods"].keys() == two["methods"].keys()
-    for method, named in one["methods"].items():
-        for key, value in named.items():
-            assert torch.equal(value, two["methods"][method][key]), key
-
-
 def test_the_weights_are_those_of_one_process(ran: Ran) -> None:
     assert ran.status == "FINISHED:COMPLETED"
     for file in (BEST, LAST):
-        same_weights(ran.one_process / file, ran.folder / file)
+        assert_same_model(ran.one_process / file, ran.folder / file)
     assert not list(ran.result.rglob("custom")), "sites of a federation take no code"
 
 
@@ -140,7 +128,7 @@ def test_provisioned_sites_run_a_masked_job_to_the_same_bits(
 ) -> None:
     job = small_image_job("fedfa", *SUMS, "federation.encryption=masks")
     run_in_process(job, federation.data, tmp_path / "here")
-    same_weights(tmp_path / "here" / LAST, run(job) / LAST)
+    assert_same_model(tmp_path / "here" / LAST, run(job) / LAST)
     assert "keys are not signed" not in federation.log("B")
 
 

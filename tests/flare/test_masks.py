@@ -12,18 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import make_site, small_image_job, small_job
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from modelfiles import assert_same_model
 
 from fedshift import cli
 from fedshift.federation.encryption.masks.protocol import KEYS, MASKS, VECTOR
 from fedshift.federation.encryption.masks.site import FILE_NAME
 from fedshift.federation.encryption.shared import VectorLayout
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.flare.export import write_job
 from fedshift.flare.kit_identity import PADDING, KitIdentity
 from fedshift.flare.message_limits import SLACK, MessageLimits
@@ -35,17 +34,6 @@ from .serialised import Federation
 
 MASKED = "federation.encryption=masks"
 SGD = ("optimizer.name=sgd", "optimizer.lr=0.1", "optimizer.momentum=0.9")
-
-
-def assert_same_model(ours: Path, theirs: Path) -> None:
-    one, two = read_model_file(ours), read_model_file(theirs)
-    assert one["weights"].keys() == two["weights"].keys()
-    for key, value in one["weights"].items():
-        assert torch.equal(value, two["weights"][key]), key
-    assert one["methods"].keys() == two["methods"].keys()
-    for method, named in one["methods"].items():
-        for key, value in named.items():
-            assert torch.equal(value, two["methods"][method][key]), key
 
 
 # --- a run ------------------------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import SHAPES, make_image_site
+from modelfiles import assert_same_model
 from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.recipe import SimEnv
 
 from fedshift import cli
 from fedshift.federation.in_process import run_in_process
-from fedshift.federation.model_files import read_model_file
 from fedshift.flare.recipe import FeatureShiftRecipe, as_options
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import BEST, LAST
@@ -98,13 +98,6 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "one"
 
 
-def assert_same_models(ours: Path, theirs: Path) -> None:
-    for file in (BEST, LAST):
-        one, other = read_model_file(ours / file)["weights"], read_model_file(theirs / file)["weights"]
-        assert list(one) == list(other)
-        assert all(torch.equal(value, other[key]) for key, value in one.items())
-
-
 @pytest.mark.slow
 def test_in_the_simulator_the_weights_are_those_of_one_process(
     in_process: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -114,4 +107,5 @@ def test_in_the_simulator_the_weights_are_those_of_one_process(
     assert "round 2 of 2 done" in capsys.readouterr().out
     result = run.get_result()
     assert result is not None
-    assert_same_models(in_process, Path(result) / "server" / "simulate_job")
+    for file in (BEST, LAST):
+        assert_same_model(in_process / file, Path(result) / "server" / "simulate_job" / file)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import make_image_site, make_site, small_image_job, small_job
 from methods.cases import job_for
+from modelfiles import assert_same_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedshift.federation.in_process import run_in_process
@@ -113,8 +114,7 @@ def both_ways(phantom: Path, tmp_path: Path) -> BothWays:
         other = simulate(job, tmp_path / "job", tmp_path / "w", parallel=len(data), ignore_memory=True)
         places = tmp_path / "one", other.server
         for file in (BEST, LAST):
-            ours, theirs = (read_model_file(place / file)["weights"] for place in places)
-            assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+            assert_same_model(*(place / file for place in places))
         states = [state for place in places if (state := load_state(place)) is not None]
         assert len(states) == 2
         return [read_results(place) for place in places], states

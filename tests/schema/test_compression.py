@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import first_round, make_image_site, make_site, small_image_job, small_job
 from flare.serialised import Federation
+from modelfiles import assert_same_model
 
 from fedshift.data.locate import SiteSettings
 from fedshift.federation.in_process import run_in_process
@@ -37,7 +38,6 @@ from fedshift.tasks.kinds import build_task
 
 INT8, BF16 = "federation.weights_as=int8", "federation.weights_as=bf16"
 BOTH: tuple[WeightsAs, ...] = ("bf16", "int8")
-RNG = np.random.default_rng(0)
 
 
 def kernels(scale: float = 1.0, shape: tuple[int, ...] = (6, 5, 3, 3)) -> np.ndarray:
@@ -243,10 +243,8 @@ def scores_and_bytes(server: Coordinator) -> object:
 
 def assert_same_models(one: Path, other: Path) -> None:
     for file in (BEST, LAST):
-        ours, theirs = read_model_file(one / file), read_model_file(other / file)
-        assert (ours["round"], list(ours["weights"])) == (theirs["round"], list(theirs["weights"]))
-        for key, value in ours["weights"].items():
-            assert torch.equal(value, theirs["weights"][key]), key
+        assert read_model_file(one / file)["round"] == read_model_file(other / file)["round"]
+        assert_same_model(one / file, other / file)
     exact = [load_state(folder) for folder in (one, other)]
     assert exact[0] is not None and exact[1] is not None
     for key, array in exact[0].weights.items():
