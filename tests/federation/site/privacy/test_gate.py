@@ -97,6 +97,7 @@ def test_the_noise_is_normal_and_depends_on_every_bit_of_the_key() -> None:
         ("privacy: {weights: {epsilon: -1, clip: 1}}", "greater than 0"),
         ("privacy: {allow: [imagery]}", "statistics"),
         ("privacy: {min_cases: 0}", "greater than or equal to 1"),
+        ("privacy: {survey_cases: 2}", r"'privacy\.survey_cases' .* 3"),
         ("privacy: {encryption: ckks}", r"'privacy\.encryption' .*'required'"),
         ("privacy: {weights: {epsilon: 1, clip: 1}, dp_sgd: {epsilon: 1, clip: 1}}", "weights .*dp_sgd.*not both"),
     ],
