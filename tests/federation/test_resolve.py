@@ -115,6 +115,7 @@ def test_a_part_of_the_sites_keeps_their_order() -> None:
         ({"options": ["federation.sites_per_round=7"]}, "sites_per_round is 7, but the job has only 6 sites"),
         ({"options": ["federation.sites_per_round=2", "federation.min_sites=3"]}, "a round has only 2 sites"),
         ({"options": ['federation.sites_per_round="2"', "federation.min_sites=3"]}, "a round has only 2 sites"),
+        ({"options": ["federation.tracking=mflow"]}, "federation: 'tracking' .* mean 'mlflow'"),
         ({"options": ["federation.hosts=7"]}, r"federation\.hosts is 7, .* only 6 sites"),
         (
             {"protocol": "quick", "options": ["evaluation.metric=dice_paper"]},

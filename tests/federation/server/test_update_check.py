@@ -127,8 +127,9 @@ def test_a_poisoned_deviation_is_refused_in_the_statistics_round(value: float) -
 
 def test_personal_keys_must_stay_at_home() -> None:
     personal = frozenset({"bn.running_var", "bn.num_batches_tracked"})
-    with pytest.raises(Rejected, match=r"bn\.num_batches_tracked"):
+    with pytest.raises(Rejected) as caught:
         check(GOOD, withheld=personal)
+    assert caught.value.key in personal
     check(dataclasses.replace(GOOD, weights={"conv.weight": GOOD.weights["conv.weight"]}), withheld=personal)
 
 
@@ -191,8 +192,9 @@ def test_a_method_may_refuse_what_its_specification_cannot_say() -> None:
     def fault(arrays: dict[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
         return ("std.1", f"of {n_samples}") if arrays["std.1"][1] == 2 else None
 
-    with pytest.raises(Rejected, match=r"fedfa/std\.1: of 10"):
+    with pytest.raises(Rejected) as caught:
         check(GOOD, faults={"fedfa": fault})
+    assert (caught.value.key, caught.value.reason) == ("fedfa/std.1", "of 10")
     check(dataclasses.replace(GOOD, **fedfa(np.float32([1, 3]))), faults={"fedfa": fault})
 
 
