@@ -105,7 +105,7 @@ def test_the_servers_keys_decrypt_nothing(site_keys: Keys, server_keys: Keys) ->
     ciphertext = site_keys.encrypt(values)
     assert site_keys.can_decrypt and not server_keys.can_decrypt
     assert np.abs(site_keys.decrypt(ciphertext, 50) - values).max() < 1e-6
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="secret_key"):
         server_keys.decrypt(ciphertext, 50)
     with pytest.raises(ConfigError, match="these keys are the server's"):
         SiteEncryption(small_job("fedavg", ENCRYPTED), server_keys)
