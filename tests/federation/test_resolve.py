@@ -219,7 +219,10 @@ def test_sites_may_be_a_prefix_and_a_number(tmp_path: Path) -> None:
         ({"sites": {"prefix": "s", "count": 10**9}}, r"mine\.yaml: sites: 'count' .* less than or equal to 100000"),
         ({"sites": {"prefix": "../s", "count": 3}}, r"mine\.yaml: sites: 'prefix' .* pattern"),
         ({"sites": {"prefix": "s", "count": 3, "first": 1}}, r"mine\.yaml: sites: unknown key 'first'"),
-        ({"federation": {"sites_a_round": 4}}, "federation: unknown key 'sites_a_round'.* 'sites_per_round'"),
+        (
+            {"federation": {"sites_a_round": 4}},
+            r"mine\.yaml: federation: unknown key 'sites_a_round'.* 'sites_per_round'",
+        ),
         ({"federation": 4}, r"mine\.yaml: 'federation' must hold keys and values, not 4"),
     ],
 )
