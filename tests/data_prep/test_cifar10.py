@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from cifarfiles import batch, write_cifar, write_tar
-from forbidding import forbid
 from picklefiles import calling, python2_pickle
 
 from data_prep import cifar10
@@ -227,13 +226,6 @@ def test_a_batch_beyond_all_measure_is_named(raw: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(cifar10, "MOST_BYTES", 1000)
     with pytest.raises(DataError, match=r"data_batch_1 claims to have \d+ bytes"):
         plan(write_tar(tmp_path / "tar", raw))
-
-
-def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write_cifar(tmp_path / "raw")
-    forbid(source / FOLDER / "data_batch_2", monkeypatch)
-    with pytest.raises(DataError, match=r"data_batch_2 cannot be read \(Permission denied\)"):
-        plan(source)
 
 
 def test_sites_of_another_partition_are_not_left_beside_the_new_ones(raw: Path, tmp_path: Path) -> None:

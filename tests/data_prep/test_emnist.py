@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from digitfiles import idx
-from forbidding import forbid
 from letterfiles import letters, write_idx, write_leaf
 
 from data_prep.emnist import CLASSES, plan, read_emnist
@@ -143,12 +142,6 @@ def test_fewer_writers_do_not_leave_others_beside_them(tmp_path: Path) -> None:
 def test_options_that_writers_have_no_use_for(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=words):
         plan(tmp_path, writers=2, **options)
-
-
-def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forbid(write_leaf(tmp_path / "all_data_0.json", {"a": 12}), monkeypatch)
-    with pytest.raises(DataError, match=r"all_data_0\.json cannot be read \(Permission denied\)"):
-        plan(tmp_path, writers=1)
 
 
 @pytest.mark.parametrize(

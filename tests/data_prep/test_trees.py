@@ -12,7 +12,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from forbidding import forbid
 from picturefiles import TREE, patch_zip, pixels, write_16_bits, write_picture, write_tree, write_zip
 from PIL import Image
 
@@ -67,12 +66,6 @@ def zip_and_folder(tree: Path) -> Path:
     (tree / "there").mkdir()
     shutil.move(tree / "deeper", tree / "there" / "there")
     return tree
-
-
-def test_a_folder_that_may_not_be_listed_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forbid(tree / "there" / "pen", monkeypatch)
-    with pytest.raises(DataError, match=r"there/pen cannot be read \(Permission denied\)"):
-        find_pictures(tree, TREE)
 
 
 @pytest.mark.parametrize("pack", [one_zip, zip_in_folders, zip_a_site, zip_and_folder])
