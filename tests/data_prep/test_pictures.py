@@ -177,7 +177,7 @@ def test_every_damaged_file_is_named_and_nothing_is_written(tree: Path) -> None:
     (tree / "here" / "pen" / "text.png").write_text("not found", encoding="utf-8")
     (tree / "there" / "cup" / "empty.jpg").touch()
     Image.fromarray(np.full((9, 9), 0.5, np.float32)).save(tree / "there" / "pen" / "numbers.tif")
-    with pytest.raises(DataError, match="Things was not prepared, 4 of its pictures cannot be used") as raised:
+    with pytest.raises(DataError, match=r"Things .* 4 of its pictures") as raised:
         prepare(tree, sizes=[8])
     lines = str(raised.value).splitlines()[1:]
     for line, name in zip(lines, ("here/cup/cut.jpg", "here/pen/text.png", "there/cup/empty.jpg"), strict=False):
@@ -213,7 +213,7 @@ def test_pictures_that_cannot_be_read_alone(name: str, words: str, tmp_path: Pat
 def test_a_picture_that_may_not_be_read_is_no_full_disk(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("frame_0001.png", "frame_0002.png"):
         forbid(tree / "here" / "cup" / name, monkeypatch)
-    with pytest.raises(DataError, match="2 of its pictures cannot be used") as raised:
+    with pytest.raises(DataError, match="2 of its pictures") as raised:
         prepare(tree)
     assert f"{tree}/here/cup/frame_0002.png cannot be read (Permission denied): check that" in str(raised.value)
 
@@ -223,7 +223,7 @@ def test_a_long_list_of_damaged_files_says_how_many_more(tree: Path) -> None:
         path.write_bytes(b"damaged")
     for name in ("a.png", "b.png"):
         (tree / "here" / "cup" / name).write_bytes(b"damaged")
-    with pytest.raises(DataError, match="22 of its pictures cannot be used") as raised:
+    with pytest.raises(DataError, match="22 of its pictures") as raised:
         prepare(tree)
     lines = str(raised.value).splitlines()
     assert len(lines) == 22 and lines[-1] == "  … and 2 others"

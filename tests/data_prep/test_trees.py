@@ -165,7 +165,7 @@ def test_what_is_damaged_in_a_zip_is_named_and_nothing_is_written(tree: Path, tm
     patch_zip(source, "here/pen/locked.png", at=FLAGS, value=b"\1")
     patch_zip(source, "here/pen/packed.png", at=10, value=b"\x63")
     patch_zip(source, "there/pen/frame_0001.png", at=SIZE, value=struct.pack("<I", 2**31))
-    with pytest.raises(DataError, match="Things was not prepared, 6 of its pictures cannot be used") as raised:
+    with pytest.raises(DataError, match=r"Things .* 6 of its pictures") as raised:
         content(source, tmp_path / "out")
     names = ("cut", "flipped", "locked", "packed", "text", "frame")
     lines = dict(zip(names, str(raised.value).split("\n  ")[1:], strict=True))

@@ -257,9 +257,7 @@ def test_a_job_names_no_path(file: str) -> None:
 def test_it_is_kept_once_and_found_again(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"a": torch.ones(2)}, tmp_path / "a.pth")
     spec = pretrained.identify(path)
-    with pytest.raises(
-        ConfigError, match=rf"a.pth \(sha256 {spec.sha256[:12]}…\), which is not on this machine: .*{home}; copy"
-    ):
+    with pytest.raises(ConfigError, match=rf"a\.pth \(sha256 {spec.sha256[:12]}…\).* not on this machine: .*{home}"):
         pretrained.find(spec)
     kept = pretrained.keep(path, spec)
     assert kept == home / f"{spec.sha256[:12]}-a.pth" == pretrained.find(spec)
@@ -293,7 +291,7 @@ def test_another_file_of_that_name_is_no_starting_point(home: Path, tmp_path: Pa
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"a": torch.ones(2)}, tmp_path / "a.pth")
     monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(path / "below"))
-    with pytest.raises(ConfigError, match=r"cannot be copied to .*: set FEDSHIFT_WEIGHTS to another folder"):
+    with pytest.raises(ConfigError, match=r"cannot be copied to .*set FEDSHIFT_WEIGHTS"):
         pretrained.keep(path, pretrained.identify(path))
 
 
