@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import nibabel
@@ -165,18 +166,28 @@ def test_losing_the_race_is_fine(site: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [entry.name for entry in (site / "arrays").iterdir()] == ["16"]
 
 
-def test_truncated_array_is_named(site: Path) -> None:
-    open_arrays(site, matrix=16)
+def truncated(site: Path) -> None:
     file = site / "arrays" / "16" / "labels.npy"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"labels\.npy is truncated.*delete the folder"):
-        open_arrays(site, matrix=16)
 
 
-def test_array_of_another_manifest_is_named(site: Path) -> None:
-    open_arrays(site, matrix=16)
+def of_another_manifest(site: Path) -> None:
     np.save(site / "arrays" / "16" / "images.npy", np.zeros((26, 16, 16), np.uint8))
-    with pytest.raises(DataError, match=r"holds uint8 \(26, 16, 16\), the manifest calls for"):
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (truncated, r"labels\.npy is truncated.*delete the folder"),
+        (of_another_manifest, r"holds uint8 \(26, 16, 16\), the manifest calls for"),
+        (lambda site: (site / "manifest.json").unlink(), r"manifest\.json does not exist"),
+    ],
+    ids=["truncated", "of another manifest", "no manifest"],
+)
+def test_arrays_that_are_not_the_sites_are_named(spoil: Callable[[Path], object], words: str, site: Path) -> None:
+    open_arrays(site, matrix=16)
+    spoil(site)
+    with pytest.raises(DataError, match=words):
         open_arrays(site, matrix=16)
 
 
@@ -185,11 +196,6 @@ def test_failed_building_leaves_nothing(site: Path) -> None:
     with pytest.raises(DataError, match=r"Case02\.nii\.gz is an empty file"):
         open_arrays(site, matrix=16)
     assert list((site / "arrays").iterdir()) == []
-
-
-def test_unprepared_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not exist"):
-        open_arrays(tmp_path, matrix=16)
 
 
 def test_volume_with_hardly_any_signal_is_not_divided_by_zero() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fedshift.data.labels import Labels, parse_labels, settle_labels
@@ -38,8 +40,6 @@ def test_what_a_person_says_comes_before_the_file() -> None:
         given={"prostate": (1, 2)}, described=described, classes=("background", "prostate"), annotated=("prostate",)
     )
     assert labels is not None and dict(labels.class_of) == {1: 1, 2: 1}
-    with pytest.raises(ConfigError, match=r"the description beside the masks has 'PZ'.*--label prostate=1,2"):
-        settle_labels(described=described, classes=("background", "prostate"))
 
 
 def test_values_of_classes_that_are_not_annotated_are_unknown() -> None:
@@ -48,16 +48,41 @@ def test_values_of_classes_that_are_not_annotated_are_unknown() -> None:
     assert dict(labels.class_of) == {2: 2} and labels.annotated == ("b",)
 
 
-@pytest.mark.parametrize("text", ["prostate", "prostate=", "=1", "prostate=1,", "prostate=1;2"])
-def test_a_label_of_another_form_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="such as prostate=1,2, not"):
-        parse_labels([text])
-
-
-def test_a_name_given_twice_is_refused() -> None:
+def test_labels_as_they_are_given() -> None:
     assert parse_labels(["a=1, 2", "b c=3"]) == {"a": (1, 2), "b c": (3,)}
-    with pytest.raises(ConfigError, match="--label names a twice"):
-        parse_labels(["a=1", "a=2"])
+
+
+FORM = "such as prostate=1,2, not"
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["prostate"], FORM),
+        (["prostate="], FORM),
+        (["=1"], FORM),
+        (["prostate=1,"], FORM),
+        (["prostate=1;2"], FORM),
+        (["a=1", "a=2"], "--label names a twice"),
+    ],
+    ids=str,
+)
+def test_a_label_of_another_form_is_refused(texts: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_labels(texts)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"described": Labels.named({"PZ": [1], "TZ": [2]})}, r"the masks has 'PZ'.*--label prostate=1,2"),
+        ({"given": {"prostate": ("Whole gland",)}}, "these masks have values: give whole numbers"),
+    ],
+    ids=["zones of one class", "names for values"],
+)
+def test_labels_that_do_not_fit_the_masks(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settle_labels(classes=("background", "prostate"), **options)
 
 
 def test_names_of_structures_are_for_masks_that_have_names() -> None:
@@ -65,7 +90,5 @@ def test_names_of_structures_are_for_masks_that_have_names() -> None:
     labels = settle_labels(given=given, classes=("background", "prostate"), named=True)
     assert labels is not None and dict(labels.class_of) == {1: 1}
     assert labels.structures == {"whole gland": "prostate", "prostate 2": "prostate", "bladder": "background"}
-    with pytest.raises(ConfigError, match="these masks have values: give whole numbers"):
-        settle_labels(given=given, classes=("background", "prostate"))
     both = settle_labels(classes=("background", "Anterior", "Posterior"), named=True)
     assert both is not None and both.structure == "Anterior or Posterior"

@@ -81,10 +81,9 @@ def test_sequences_are_those_named_in_their_order(tmp_path: Path) -> None:
     )
     np.testing.assert_array_equal(both.images(1)[::-1], swapped.images(1))
     np.testing.assert_array_equal(both.images(1)[1:], second.images(1))
-    with pytest.raises(DataError, match=r"has no sequence 'DWI'.* Known: ADC, T2"):
-        open_volumes(folder, Preparation(sequences=("DWI",)))
-    with pytest.raises(DataError, match=r"has the sequences T2, ADC, and the task names none: set data.sequences"):
-        open_volumes(folder, Preparation())
+    for names, words in ((("DWI",), "no sequence 'DWI'.* Known: ADC, T2"), ((), "T2, ADC, .*set data.sequences")):
+        with pytest.raises(DataError, match=words):
+            open_volumes(folder, Preparation(sequences=names))
 
 
 def test_a_changed_byte_is_noticed_and_another_cohort_has_arrays_of_its_own(tmp_path: Path) -> None:
@@ -95,7 +94,7 @@ def test_a_changed_byte_is_noticed_and_another_cohort_has_arrays_of_its_own(tmp_
     with (made / "labels.npy").open("r+b") as file:
         file.seek(300)
         file.write(b"\x01\x02\x02\x01")
-    with pytest.raises(DataError, match=r"labels.npy has changed since it was written.*delete the folder"):
+    with pytest.raises(DataError, match=r"labels.npy has changed.*delete the folder"):
         open_volumes(folder, preparation)
     (finding,) = (one for one in check(folder) if one.level == "error" and one.file == made)
     assert "labels.npy has changed since it was written" in finding.message
@@ -111,7 +110,7 @@ def test_a_mask_with_a_value_that_is_no_class_is_refused(tmp_path: Path) -> None
 
     folder = make_volume_site(tmp_path, "A")
     write(mask_file(folder, "case01"), np.full((12, 20, 24), 3, np.uint8), (2.0, 1.0, 1.0))
-    with pytest.raises(DataError, match=r"the mask of case case01 has the value 3, and the site has 3 classes"):
+    with pytest.raises(DataError, match="case01 has the value 3"):
         open_volumes(folder, Preparation())
 
 
@@ -127,7 +126,7 @@ def test_normalisations() -> None:
     inside = normalised(air, "volume", nonzero=True, fixed=None)
     assert abs(inside[air != 0].mean()) < 1e-5 and (inside[air == 0] == 0).all()
     assert (normalised(np.full((4, 4, 4), 7.0), "volume", nonzero=False, fixed=None) == 0).all(), "a constant volume"
-    with pytest.raises(ValueError, match=r"takes at most 255: set data.normalise to volume"):
+    with pytest.raises(ValueError, match=r"data\.normalise to volume"):
         normalised(ct, "none", nonzero=False, fixed=None)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import SimpleITK as sitk
@@ -155,20 +157,47 @@ def test_other_patterns_name_the_case_by_their_star(tmp_path: Path) -> None:
         save(tmp_path / "drawn" / f"P{k}.nii.gz", mask)
     (found,) = gather(tmp_path, images=Path("scans/*/t2.nii.gz"), masks=Path("drawn/*.nii.gz"))
     assert [case.id for case in found.cases] == ["P0", "P1"]
-    with pytest.raises(DataError, match="finds no scan"):
-        gather(tmp_path, images=Path("scans/*/t1.nii.gz"), masks=Path("drawn/*.nii.gz"))
-    with pytest.raises(DataError, match=r"has no \* that tells one case from another"):
-        gather(tmp_path, images=Path("scans/P?/t2.nii.gz"), masks=Path("drawn/*.nii.gz"))
 
 
-def test_sequences_that_do_not_fit(tmp_path: Path) -> None:
-    folder = write_described(tmp_path / "set", sequences=("T2", "ADC"))
-    with pytest.raises(ConfigError, match=r"has no sequence 'T1'.*Known: ADC, T2"):
-        gather(folder, sequences={"T1": ""})
+def unnamed(folder: Path) -> None:
     (folder / "dataset.json").unlink()
-    with pytest.raises(ConfigError, match="has 2 sequences without names: name all of them"):
-        gather(folder, sequences={"T2": ""})
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "error", "words"),
+    [
+        (None, {"sequences": {"T1": ""}}, ConfigError, "no sequence 'T1'.*Known: ADC, T2"),
+        (unnamed, {"sequences": {"T2": ""}}, ConfigError, "2 sequences without names: name all of them"),
+        (
+            None,
+            {"images": Path(), "masks": Path(), "sequences": {"T2": "*.nii.gz"}},
+            ConfigError,
+            "takes the place of --images",
+        ),
+        (None, {"images": Path("imagesTr/*.mha"), "masks": Path("labelsTr/*.nii.gz")}, DataError, "finds no scan"),
+        (
+            None,
+            {"images": Path("imagesTr/case_?.nii.gz"), "masks": Path("labelsTr/*.nii.gz")},
+            DataError,
+            r"has no \* that tells one case from another",
+        ),
+    ],
+    ids=["not there", "no names", "two ways", "no scan", "no star"],
+)
+def test_what_is_asked_for_does_not_fit_the_files(
+    change: Callable[[Path], None] | None,
+    options: dict[str, Any],
+    error: type[Exception],
+    words: str,
+    tmp_path: Path,
+) -> None:
+    folder = write_described(tmp_path / "set", sequences=("T2", "ADC"))
+    if change:
+        change(folder)
+    with pytest.raises(error, match=words):
+        gather(folder, **options)
+
+
+def test_a_sequence_named_twice() -> None:
     with pytest.raises(ConfigError, match="names T2 twice"):
         parse_sequences(["T2,ADC", "T2"])
-    with pytest.raises(ConfigError, match="takes the place of --images"):
-        gather(None, images=tmp_path, masks=tmp_path, sequences={"T2": "*.nii.gz"})

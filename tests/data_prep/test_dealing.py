@@ -134,8 +134,14 @@ def test_a_content_s_known_split_is_kept() -> None:
         assert split_of[pictures[2][0].id] == "test"
 
 
-def test_counts_that_cannot_be() -> None:
-    with pytest.raises(DataError, match="3 pictures that can be read, where the split needs 4"):
-        deal_counts(hashed("cup/a", "cup/b", "pen/c"), {"train": 2, "test": 2}, seed=0)
-    with pytest.raises(DataError, match="the 3 copies of one picture fit into no split together"):
-        deal_counts(hashed("cup/a=a", "cup/b=a", "pen/c=a", "pen/d"), {"train": 2, "test": 2}, seed=0)
+@pytest.mark.parametrize(
+    ("pictures", "words"),
+    [
+        (("cup/a", "cup/b", "pen/c"), "3 pictures .*needs 4"),
+        (("cup/a=a", "cup/b=a", "pen/c=a", "pen/d"), "the 3 copies of one picture fit into no split together"),
+    ],
+    ids=["too few", "copies"],
+)
+def test_counts_that_cannot_be(pictures: tuple[str, ...], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        deal_counts(hashed(*pictures), {"train": 2, "test": 2}, seed=0)

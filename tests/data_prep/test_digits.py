@@ -26,7 +26,6 @@ from digitfiles import (
     write_svhn,
     write_usps,
 )
-from forbidding import forbid
 from picturefiles import write_16_bits
 from PIL import Image
 
@@ -120,7 +119,7 @@ def test_every_set_may_come_as_npz(site: str, tmp_path: Path) -> None:
 
 def test_sites_come_in_the_order_of_the_data_set(downloads: Path) -> None:
     assert list(plan(downloads, sites=["usps", "mnist"]).found) == ["mnist", "usps"]
-    with pytest.raises(DataError, match=r"Digits has no site 'mnist-m'; did you mean 'mnistm'\?"):
+    with pytest.raises(DataError, match=r"'mnist-m'; did you mean 'mnistm'"):
         plan(downloads, sites=["mnist", "mnist-m"])
 
 
@@ -257,12 +256,6 @@ def test_some_of_the_sets(downloads: Path, tmp_path: Path) -> None:
     command = ["data", "prepare", "digits", "--source", str(downloads), "--out", str(tmp_path / "out"), "--size", "8"]
     assert cli.main([*command, "--sites", "mnist, usps"]) == 0
     assert sorted(entry.name for entry in (tmp_path / "out" / "digits").iterdir()) == ["mnist", "usps"]
-
-
-def test_a_folder_inside_that_may_not_be_listed_is_named(downloads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forbid(downloads / "MNIST", monkeypatch)
-    with pytest.raises(DataError, match=r"MNIST cannot be read \(Permission denied\)"):
-        plan(downloads)
 
 
 def test_damaged_pictures_are_named_and_nothing_is_written(downloads: Path, tmp_path: Path) -> None:

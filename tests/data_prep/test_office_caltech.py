@@ -89,14 +89,6 @@ def test_fedbn_s_own_lists_give_the_same_split(office: Path) -> None:
     assert again.dealing.keep_copies
 
 
-def test_a_malicious_list_is_refused_and_not_run(office: Path, tmp_path: Path) -> None:
-    (office / LISTS).unlink()
-    (office / "amazon_train.pkl").write_bytes(calling("os", "system", f"touch {tmp_path / 'was_here'}"))
-    with pytest.raises(DataError, match=r"amazon_train\.pkl asks for os\.system"):
-        plan(office, split="papers")
-    assert not (tmp_path / "was_here").exists()
-
-
 def test_pictures_in_no_list_are_passed_over(office: Path, caplog: pytest.LogCaptureFixture) -> None:
     change_lists(office, "dslr", "test", ["dslr/mug/frame_0005.jpg"])
     assert len(plan(office, split="papers").found["dslr"]) == 41
@@ -104,9 +96,15 @@ def test_pictures_in_no_list_are_passed_over(office: Path, caplog: pytest.LogCap
     assert len(plan(office).found["dslr"]) == 50
 
 
+def malicious_list(office: Path) -> None:
+    (office / LISTS).unlink()
+    (office / "amazon_train.pkl").write_bytes(calling("os", "system", "touch ran"))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (malicious_list, r"amazon_train\.pkl asks for os\.system"),
         (
             lambda r: (r / LISTS).unlink(),
             r"has neither amazon_train\.pkl nor fedbn_split\.json, the papers' split needs FedBN's lists",
@@ -129,10 +127,14 @@ def test_pictures_in_no_list_are_passed_over(office: Path, caplog: pytest.LogCap
         (lambda r: shutil.rmtree(r / "amazon"), "no folder amazon.*caltech, dslr, webcam"),
     ],
 )
-def test_what_is_wrong_is_said(office: Path, spoil: object, message: str) -> None:
+def test_what_is_wrong_is_said_and_no_code_in_a_list_is_run(
+    office: Path, spoil: object, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(office)
     spoil(office)  # type: ignore[operator]
     with pytest.raises(DataError, match=message):
         plan(office, split="papers")
+    assert not (office / "ran").exists()
 
 
 def test_the_command(office: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,21 +44,39 @@ def test_unpacked_it_is_the_same(raw: Path, zipped: Path, name: str) -> None:
     assert expected["Art"][3] == "Backpack/00001.jpg"
 
 
-def test_the_folder_of_the_zip_and_the_folder_above(raw: Path, zipped: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"did you mean .*/OfficeHomeDataset_10072016\.zip\? expected OfficeHome as"):
+def too_far_up(raw: Path) -> Path:
+    (raw.parent / "up").mkdir()
+    return raw.rename(raw.parent / "up" / "OfficeHomeDataset_10072016").parent
+
+
+def without(name: str) -> Callable[[Path], Path]:
+    def make(raw: Path) -> Path:
+        shutil.rmtree(raw / name)
+        return raw
+
+    return make
+
+
+EXPECTED = r"\? expected OfficeHome as "
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (too_far_up, rf"did you mean .*up/OfficeHomeDataset_10072016{EXPECTED}"),
+        (without("Product/ToothBrush"), r"Product/ToothBrush: .*Alarm_Clock"),
+        (without("Real World"), r"no folder Real World.*Art, Clipart, Product.*https://www"),
+    ],
+    ids=["too far up", "a class less", "a site less"],
+)
+def test_what_is_wrong_is_said(make: Callable[[Path], Path], words: str, raw: Path) -> None:
+    with pytest.raises(DataError, match=words):
+        plan(make(raw))
+
+
+def test_the_folder_of_the_zip(zipped: Path) -> None:
+    with pytest.raises(DataError, match=rf"did you mean .*/OfficeHomeDataset_10072016\.zip{EXPECTED}"):
         plan(zipped.parent)
-    shutil.move(raw, tmp_path / "up" / "OfficeHomeDataset_10072016")
-    with pytest.raises(DataError, match=r"did you mean .*up/OfficeHomeDataset_10072016\? expected OfficeHome as fold"):
-        plan(tmp_path / "up")
-
-
-def test_what_is_wrong_is_said(raw: Path) -> None:
-    shutil.rmtree(raw / "Product" / "ToothBrush")
-    with pytest.raises(DataError, match=r"Product/ToothBrush: .*Alarm_Clock"):
-        plan(raw)
-    shutil.rmtree(raw / "Real World")
-    with pytest.raises(DataError, match=r"no folder Real World.*Art, Clipart, Product.*https://www"):
-        plan(raw)
 
 
 def test_fraug_s_protocol() -> None:

@@ -125,10 +125,8 @@ def test_withdrawn_case_is_gone(hospital: Path) -> None:
     assert check(site) == []
 
 
-def test_withdrawn_case_that_would_come_back(hospital: Path) -> None:
+def test_a_case_can_be_taken_out_of_the_folders_and_withdrawn(hospital: Path) -> None:
     prepare(hospital)
-    with pytest.raises(DataError, match=r"P2 is to be withdrawn but is still in .*images"):
-        prepare(hospital, withdraw=["P2"])
     (hospital / "images" / "P2.mha").unlink()
     (hospital / "masks" / "P2.mha").unlink()
     assert "P2" not in splits(prepare(hospital, withdraw=["P2"]))
@@ -148,7 +146,7 @@ def test_corrected_mask_replaces_the_former(hospital: Path) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], dict[str, object], str]] = {
-    "missing mask": (lambda d: (d / "masks" / "P1.nrrd").unlink(), {}, r"P1\.nrrd has no mask: add P1 in the folder"),
+    "missing mask": (lambda d: (d / "masks" / "P1.nrrd").unlink(), {}, r"P1\.nrrd has no mask: add P1 "),
     "extra mask": (lambda d: (d / "images" / "P1.nrrd").unlink(), {}, r"P1\.nrrd is a mask without an image P1"),
     "another patient under a known id": (
         lambda d: sitk.WriteImage(volume(99)[0], str(d / "images" / "P1.nrrd")),
@@ -157,6 +155,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], dict[str, object], str]] = {
     ),
     "same patient under a new id": (lambda d: scan(d, "P9", 0), {}, r"P9\.nii\.gz has the same voxels as case P0"),
     "unknown id": (lambda d: None, {"withdraw": ["P77"]}, "has no case 'P77' to withdraw.*Known: P0"),
+    "withdrawn but still there": (lambda d: None, {"withdraw": ["P2"]}, r"P2 is to be withdrawn .*images"),
     "damaged scan": (
         lambda d: scan(d, "P9", 9) or (d / "images" / "P9.nii.gz").write_bytes(b"x" * 400),
         {},
@@ -165,7 +164,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], dict[str, object], str]] = {
     "loose DICOM": (
         lambda d: (d / "images" / "slice.dcm").write_bytes(b"x"),
         {},
-        r"1 loose DICOM file\(s\) such as slice\.dcm: put the slices of each series into a sub-folder",
+        r"1 loose DICOM .*slice\.dcm: .* sub-folder",
     ),
     "bad name": (
         lambda d: [
@@ -218,20 +217,52 @@ def test_rename_that_fails_puts_the_former_site_back(hospital: Path, monkeypatch
     assert [entry.name for entry in site.parent.iterdir()] == ["clinic"] and "P9" not in splits(site)
 
 
-def test_last_case_cannot_be_withdrawn(tmp_path: Path) -> None:
-    scan(tmp_path, "P0", 0)
-    prepare(tmp_path)
-    with pytest.raises(DataError, match="would be left without a case"):
-        own(None, None, tmp_path / "out", withdraw=["P0"])
+def one_damaged(folder: Path) -> None:
+    scan(folder, "P0", 0)
+    (folder / "images" / "P0.nii.gz").write_bytes(b"")
 
 
-def test_nothing_given(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="left without a case"):
-        own(None, None, tmp_path / "out")
-    with pytest.raises(ConfigError, match="--images and --masks go together"):
-        own(tmp_path, None, tmp_path / "out")
-    with pytest.raises(DataError, match="nowhere is not a folder"):
-        own(tmp_path / "nowhere", tmp_path, tmp_path / "out")
+def one_prepared(folder: Path) -> None:
+    scan(folder, "P0", 0)
+    prepare(folder)
+
+
+def one_beside_simulated(folder: Path) -> None:
+    scan(folder, "P0", 0)
+    make_phantom(folder / "out", sites=["UCL"], cases=1, matrices=())
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], Callable[[Path], object], type[Exception], str]] = {
+    "nothing given": (lambda d: None, lambda d: own(None, None, d / "out"), DataError, "left without a case"),
+    "no masks": (lambda d: None, lambda d: own(d, None, d / "out"), ConfigError, "--images and --masks"),
+    "no such folder": (
+        lambda d: None,
+        lambda d: own(d / "nowhere", d, d / "out"),
+        DataError,
+        "nowhere is not a folder",
+    ),
+    "its last case withdrawn": (
+        one_prepared,
+        lambda d: own(None, None, d / "out", withdraw=["P0"]),
+        DataError,
+        "left without a case",
+    ),
+    "no sound case": (one_damaged, lambda d: prepare(d, skip_damaged=True), DataError, r"1 error\(s\) in its scans"),
+    "simulated scans there": (
+        one_beside_simulated,
+        lambda d: own(d / "images", d / "masks", d / "out", "UCL"),
+        DataError,
+        "UCL holds simulated scans",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_no_site_is_made_of(fault: str, tmp_path: Path) -> None:
+    before, call, error, words = REFUSED[fault]
+    before(tmp_path)
+    with pytest.raises(error, match=words):
+        call(tmp_path)
 
 
 def test_own_scans_join_the_cases_of_a_public_set(hospital: Path, tmp_path: Path) -> None:
@@ -247,16 +278,10 @@ def test_own_scans_join_the_cases_of_a_public_set(hospital: Path, tmp_path: Path
         assert manifest.licence == f"{public.licence}; own scans: ours"
         assert manifest.citation == public.citation and manifest.classes == public.classes
     assert check(site) == []
-    with pytest.raises(DataError, match=r"HK has own scans among its cases, which would be lost"):
+    with pytest.raises(DataError, match="HK has own scans"):
         prepare_prostate(tmp_path / "raw", tmp_path / "out")
     own(None, None, tmp_path / "out", "HK", withdraw=["P0"])
     assert read_manifest(site).licence.endswith("ours")
-
-
-def test_own_scans_do_not_join_simulated_ones(hospital: Path) -> None:
-    make_phantom(hospital / "out", sites=["UCL"], cases=1, matrices=())
-    with pytest.raises(DataError, match="UCL holds simulated scans"):
-        own(hospital / "images", hospital / "masks", hospital / "out", "UCL")
 
 
 # Classes
@@ -299,23 +324,19 @@ def test_later_cases_need_no_names_again(tmp_path: Path) -> None:
     manifest = read_manifest(site)
     assert len(manifest.cases) == 5 and set(np.unique(read_labels(site, manifest.cases[4]))) == {0, 1, 2}
     assert manifest.preparation["labels"] == {"outer": [7], "inner": [4]}
-    with pytest.raises(DataError, match="has the classes background, outer, inner, the task background, prostate"):
+    with pytest.raises(DataError, match=r"classes background, outer, inner, .*background, prostate"):
         own(None, None, tmp_path / "out", dataset="pelvis", withdraw=["P0"])
         own(tmp_path / "images", tmp_path / "masks", tmp_path / "out", dataset="pelvis")
 
 
-def test_zones_are_merged_only_if_it_is_asked_for(tmp_path: Path) -> None:
+def test_zones_are_merged_if_it_is_asked_for(tmp_path: Path) -> None:
     zoned(tmp_path)
-    with pytest.raises(DataError, match=r"P0\.nii\.gz has unknown label\(s\) 2: .*--label prostate=1,2 to merge it"):
-        own(tmp_path / "images", tmp_path / "masks", tmp_path / "out")
     site = own(tmp_path / "images", tmp_path / "masks", tmp_path / "out", labels={"prostate": [1, 2]})
     assert set(np.unique(read_labels(site, read_manifest(site).cases[0]))) == {0, 1}
 
 
 def test_a_site_that_outlines_some_of_the_classes(tmp_path: Path) -> None:
     zoned(tmp_path, values=(1, 1))
-    with pytest.raises(ConfigError, match=r"no value of the masks is given for inner: .*--annotated"):
-        two(tmp_path, labels={"outer": [1]}, classes=("background", "inner", "outer"))
     site = two(tmp_path, labels={"outer": [1]}, classes=("background", "inner", "outer"), annotated=["outer"])
     manifest = read_manifest(site)
     assert manifest.classes == ("background", "inner", "outer") and manifest.annotated == ("outer",)
@@ -334,6 +355,16 @@ WRONG_LABELS: dict[str, tuple[dict[str, object], type[Exception], str]] = {
         ConfigError,
         "--label has 'otter', which is none of the classes outer",
     ),
+    "two zones of one class": (
+        {"dataset": "prostate", "classes": ("background", "prostate")},
+        DataError,
+        r"P0\.nii\.gz has unknown label\(s\) 2: .*--label prostate=1,2",
+    ),
+    "a class without a value": (
+        {"labels": {"outer": [1]}, "classes": ("background", "inner", "outer")},
+        ConfigError,
+        "no value .*for inner: .*--annotated",
+    ),
     "one value twice": ({"labels": {"a": [1], "b": [1, 2]}}, ConfigError, "value 1 stands for a and for b"),
     "background": ({"labels": {"a": [0]}}, ConfigError, "0 cannot stand for a"),
     "no name": ({"labels": {"=cmd": [1]}}, ConfigError, "cannot be the name of a class"),
@@ -348,7 +379,7 @@ def test_labels_that_do_not_fit(tmp_path: Path, fault: str) -> None:
     zoned(tmp_path)
     with pytest.raises(error, match=words):
         two(tmp_path, **options)
-    assert not (tmp_path / "out" / "pelvis" / "clinic").exists()
+    assert not list(tmp_path.glob("out/*/clinic"))
 
 
 def test_a_class_that_no_case_has_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -384,13 +415,6 @@ def test_damaged_cases_are_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "cases_left_out_as_damaged" not in read_manifest(site).preparation
 
 
-def test_a_site_without_a_sound_case_is_refused(tmp_path: Path) -> None:
-    scan(tmp_path, "P0", 0)
-    (tmp_path / "images" / "P0.nii.gz").write_bytes(b"")
-    with pytest.raises(DataError, match=r"1 error\(s\) in its scans"):
-        prepare(tmp_path, skip_damaged=True)
-
-
 # Sequences
 
 
@@ -409,7 +433,7 @@ def test_sequences_are_kept_side_by_side(tmp_path: Path) -> None:
     assert check(site) == []
     own(None, None, tmp_path / "out", dataset="pelvis", classes=None, withdraw=["case_0"])
     assert not list((site / "volumes").glob("case_0_*")) and "is not in the manifest" not in str(check(site))
-    with pytest.raises(DataError, match="has the sequences T2, ADC, the scans T2: choose the same"):
+    with pytest.raises(DataError, match="sequences T2, ADC, the scans T2: "):
         own(
             None,
             None,

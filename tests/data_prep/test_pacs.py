@@ -24,9 +24,7 @@ def raw(tmp_path: Path) -> Path:
 def test_a_folder_too_far_up_is_recognised(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "up").mkdir()
     raw.rename(tmp_path / "up" / "PACS")
-    with pytest.raises(
-        DataError, match=r"it holds PACS: did you mean .*up/PACS\? expected PACS as folders art_painting"
-    ):
+    with pytest.raises(DataError, match=r"did you mean .*up/PACS\? expected .* art_painting"):
         plan(tmp_path / "up")
 
 

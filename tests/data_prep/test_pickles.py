@@ -118,11 +118,16 @@ def test_what_pickles_of_objects_do_is_refused(tmp_path: Path) -> None:
 
     array = np.empty(1, object)
     array[0] = Evil()
-    for value in (Evil(), [Evil()], {"k": Evil()}, array):
-        with pytest.raises(DataError, match=r"asks for (posix|nt)\.mkdir"):
+    mkdir = f"{os.name}.mkdir"
+    for value, name in (
+        (Evil(), mkdir),
+        ([Evil()], mkdir),
+        ({"k": Evil()}, mkdir),
+        (array, mkdir),
+        (OrderedDict(a=1), "collections.OrderedDict"),
+    ):
+        with pytest.raises(DataError, match=rf"asks for {name}"):
             read(pickle.dumps(value))
-    with pytest.raises(DataError, match=r"asks for collections\.OrderedDict"):
-        read(pickle.dumps(OrderedDict(a=1)))
     assert not (tmp_path / "mark").exists()
 
 

@@ -90,14 +90,6 @@ def test_promise12_test_cases_are_passed_over(tmp_path: Path) -> None:
     assert plan_volumes(tmp_path / "raw").total == 8
 
 
-def test_promise12_case_in_two_parts(tmp_path: Path) -> None:
-    raw = promise12(tmp_path / "raw", parts=True)
-    write_pair(raw / "TrainingData_Part2", "Case00", seed=77, suffix=".mhd")
-    with pytest.raises(DataError, match=r"Part2/Case00\.mhd has the id Case00, as has .*Part1/Case00\.mhd"):
-        prepare_prostate(raw, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_promise12_ranges_cover_fifty_cases_once() -> None:
     assert sorted(k for numbers in PROMISE12_SITES.values() for k in numbers) == list(range(50))
 
@@ -115,29 +107,10 @@ def test_msd(tmp_path: Path, modality: dict[str, str] | None) -> None:
     assert set(np.unique(slices.labels)) == {0, 1}
 
 
-def test_msd_of_another_task(tmp_path: Path) -> None:
-    raw = msd(tmp_path / "raw", modality={"0": "T2", "1": "ADC"})
-    (raw / "Task05_Prostate" / "dataset.json").write_text(json.dumps({"modality": {"0": "CT"}}), encoding="utf-8")
-    with pytest.raises(DataError, match="names the channels ct, not T2"):
-        prepare_prostate(raw, tmp_path / "out")
-
-
-def test_msd_with_a_listed_file_missing(tmp_path: Path) -> None:
-    raw = msd(tmp_path / "raw", modality={"0": "T2", "1": "ADC"})
-    for name in ("imagesTr", "labelsTr"):
-        (raw / "Task05_Prostate" / name / "prostate_16.nii.gz").unlink()
-    with pytest.raises(DataError, match=r"prostate_16\.nii\.gz is listed in dataset\.json but not there"):
-        prepare_prostate(raw, tmp_path / "out")
-
-
 def test_only_some_sites(tmp_path: Path) -> None:
     raw = write_liu(tmp_path / "raw")
     folders = prepare_prostate(raw, tmp_path / "out", sites=["UCL", "BIDMC"])
     assert [folder.name for folder in folders] == ["BIDMC", "UCL"]
-    with pytest.raises(DataError, match="did you mean 'RUNMC'"):
-        prepare_prostate(raw, tmp_path / "out", sites=["RUNCM"])
-    with pytest.raises(DataError, match="has no site MSD: it holds BIDMC, HK"):
-        prepare_prostate(raw, tmp_path / "out", sites=["MSD"])
 
 
 def test_same_download_same_bytes(tmp_path: Path) -> None:
@@ -154,20 +127,42 @@ def test_same_download_same_bytes(tmp_path: Path) -> None:
     assert files[0] == files[1] and len(files[0]) == 10
 
 
+def promise12_twice(raw: Path) -> None:
+    promise12(raw, parts=True)
+    write_pair(raw / "TrainingData_Part2", "Case00", seed=77, suffix=".mhd")
+
+
+def msd_of_ct(raw: Path) -> None:
+    msd(raw, modality={"0": "T2", "1": "ADC"})
+    (raw / "Task05_Prostate" / "dataset.json").write_text(json.dumps({"modality": {"0": "CT"}}), encoding="utf-8")
+
+
+def msd_without_a_case(raw: Path) -> None:
+    msd(raw, modality={"0": "T2", "1": "ADC"})
+    for name in ("imagesTr", "labelsTr"):
+        (raw / "Task05_Prostate" / name / "prostate_16.nii.gz").unlink()
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (promise12_twice, r"Part2/Case00\.mhd has the id Case00, as has .*Part1/Case00\.mhd"),
+        (msd_of_ct, "channels ct, not T2"),
+        (msd_without_a_case, r"prostate_16\.nii\.gz is listed in dataset\.json but not there"),
         (lambda d: (d / "prostate.zip").write_bytes(b"PK"), "found prostate.zip.*expected CaseXX"),
         (lambda d: write_pair(d, "Patient7"), "raw/ with 1 case.*expected site folders.*prepare own"),
         (lambda d: write_pair(d, "Case50", suffix=".mhd"), "raw/ with 1 case.*Case00 to Case49"),
         (lambda d: None, "it is empty"),
-        (lambda d: (write_liu(d), shutil.copytree(d / "ISBI", d / "RUNMC")), "has site RUNMC twice, as ISBI and RUNMC"),
+        (lambda d: (write_liu(d), shutil.copytree(d / "ISBI", d / "RUNMC")), "RUNMC twice, as ISBI and RUNMC"),
         (lambda d: (write_liu(d), (d / "UCL").rename(d / "ULC")), r"ULC holds scans but is no known site.*'UCL'"),
         (
             lambda d: (write_liu(d), (d / "HK" / "Case01_Segmentation.nii.gz").unlink()),
             r"HK was not prepared.*\n.*HK/Case01\.nii\.gz has no mask: add Case01_segmentation",
         ),
-        (lambda d: (write_liu(d), [f.unlink() for f in (d / "HK").glob("*Seg*")]), r"HK/Case02\.nii\.gz has no mask"),
+        (
+            lambda d: (write_liu(d), [f.unlink() for f in (d / "HK").glob("*Seg*")]),
+            r"HK/Case02\.nii\.gz has no mask",
+        ),
     ],
 )
 def test_other_layouts_get_a_sentence(tmp_path: Path, make: object, words: str) -> None:
@@ -176,6 +171,17 @@ def test_other_layouts_get_a_sentence(tmp_path: Path, make: object, words: str) 
     make(raw)  # type: ignore[operator]
     with pytest.raises(DataError, match=f"(?s){words}"):
         prepare_prostate(raw, tmp_path / "out")
+    assert not list(tmp_path.glob("out/*/*"))
+
+
+@pytest.mark.parametrize(
+    ("site", "words"), [("RUNCM", "did you mean 'RUNMC'"), ("MSD", "no site MSD: it holds BIDMC, HK")]
+)
+def test_a_site_that_is_not_in_the_download(site: str, words: str, tmp_path: Path) -> None:
+    for name in ("BIDMC", "HK"):
+        write_pair(tmp_path / "raw" / name, "Case00")
+    with pytest.raises(DataError, match=words):
+        prepare_prostate(tmp_path / "raw", tmp_path / "out", sites=[site])
 
 
 def test_header_of_mask_wrong(tmp_path: Path) -> None:

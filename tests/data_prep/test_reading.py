@@ -1,4 +1,4 @@
-"""Files of a download that cannot be read to their end, or are no text: one sentence that names the file."""
+"""What of a download may not be read, breaks off, or is no text: one sentence that names the file or folder."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cifarfiles import write_cifar
+from digitfiles import write_mnist
+from forbidding import forbid
 from picturefiles import TREE, write_tree
 
-from data_prep import digits, emnist
+from data_prep import cifar10, digits, emnist
+from data_prep.cifar10 import FOLDER
 from data_prep.reading import read_file, reason
-from data_prep.trees import Tree
+from data_prep.trees import Tree, find_pictures
 from fedshift.schema.errors import DataError
 
 
@@ -61,6 +65,18 @@ READ: list[tuple[Callable[[Path], Path], Callable[[Path], object]]] = [
 ]
 
 
+FORBIDDEN: list[tuple[Callable[[Path], Path], Callable[[Path], object]]] = [
+    *READ,
+    (lambda folder: write_cifar(folder) / FOLDER / "data_batch_2", cifar10.plan),
+    (lambda folder: write_mnist(folder / "MNIST" / "raw").parent, lambda folder: digits.plan(folder, sites=["mnist"])),
+    (lambda folder: write_tree(folder, TREE.sites, TREE.classes) / "there" / "pen", lambda f: find_pictures(f, TREE)),
+]
+
+
+def refusal(path: Path, reason: str) -> str:
+    return f"{path} cannot be read ({reason}): check that its disk is mounted and that you may read it"
+
+
 @pytest.mark.parametrize(("write", "read"), READ, ids=["leaf", "mnistm", "list"])
 def test_a_disk_that_fails_half_way_is_said(
     write: Callable[[Path], Path], read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,10 +85,20 @@ def test_a_disk_that_fails_half_way_is_said(
     break_off(path, monkeypatch)
     with pytest.raises(DataError) as raised:
         read(tmp_path)
-    assert (
-        str(raised.value)
-        == f"{path} cannot be read (Input/output error): check that its disk is mounted and that you may read it"
-    )
+    assert str(raised.value) == refusal(path, "Input/output error")
+
+
+@pytest.mark.parametrize(
+    ("write", "read"), FORBIDDEN, ids=["leaf", "mnistm", "list", "a batch", "a folder of files", "a folder of a tree"]
+)
+def test_what_may_not_be_read_is_named(
+    write: Callable[[Path], Path], read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path)
+    forbid(path, monkeypatch)
+    with pytest.raises(DataError) as raised:
+        read(tmp_path)
+    assert str(raised.value) == refusal(path, "Permission denied")
 
 
 @pytest.mark.parametrize(("write", "read"), READ[:2], ids=["leaf", "mnistm"])
@@ -86,14 +112,6 @@ def test_bytes_that_are_no_text_half_way_are_said(
         DataError, match=r"is not (text in UTF-8|in the form of LEAF's FEMNIST \('utf-8' codec can't)"
     ) as raised:
         read(tmp_path)
-    assert str(raised.value).startswith(str(path)) and "\n" not in str(raised.value)
-
-
-def test_a_leaf_that_is_cut_short_is_said(tmp_path: Path) -> None:
-    path = leaf(tmp_path)
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(DataError, match="is not in the form of LEAF's FEMNIST") as raised:
-        emnist.plan(tmp_path, writers=1)
     assert str(raised.value).startswith(str(path)) and "\n" not in str(raised.value)
 
 

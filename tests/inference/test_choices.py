@@ -65,12 +65,17 @@ def test_a_model_without_all_of_its_methods_numbers_is_refused(rows: int, traine
         make_ready(model, Choice(site=model.header.statistics[-1]), device="cpu")
 
 
-def test_a_fedrdn_model_asks_whose_statistics_to_use(trained: Run) -> None:
+@pytest.mark.parametrize(
+    ("site", "words"),
+    [
+        (None, r"method fedrdn .* one of BIDMC, HK, UCL with --site.*--statistics own"),
+        ("HKK", "did you mean 'HK'"),
+    ],
+)
+def test_a_fedrdn_model_asks_whose_statistics_to_use(site: str | None, words: str, trained: Run) -> None:
     path, _ = trained("fedfa+fedrdn")
-    with pytest.raises(ConfigError, match=r"method fedrdn .* one of BIDMC, HK, UCL with --site.*--statistics own"):
-        make_ready(open_model(path), Choice())
-    with pytest.raises(ConfigError, match="did you mean 'HK'"):
-        make_ready(open_model(path), Choice(site="HKK"))
+    with pytest.raises(ConfigError, match=words):
+        make_ready(open_model(path), Choice(site=site))
 
 
 @pytest.mark.parametrize("site", ["BIDMC", "HK", "UCL"])
@@ -116,15 +121,17 @@ def test_what_only_trains_does_nothing_in_a_prediction(methods: str, tmp_path: P
 def test_a_personal_model_needs_a_sites_parts(trained: Run, sites: dict[str, Path], tmp_path: Path) -> None:
     path, _ = trained("fedbn")
     model = open_model(path)
-    for choice in (Choice(), Choice(site="HK")):
-        with pytest.raises(ConfigError, match=r"is personal \(method fedbn\).*--site-state, or estimate"):
-            make_ready(model, choice)
-    for folder in (tmp_path, path.parent / SITE_STATE):
-        with pytest.raises(ConfigError, match="has no site state"):
-            make_ready(model, Choice(state=folder))
     other, _ = trained("single")
-    with pytest.raises(ConfigError, match="does not have the personal layers"):
-        make_ready(model, Choice(state=other.parent / SITE_STATE / "HK"))
+    personal = r"is personal \(method fedbn\).*--site-state, or estimate"
+    for choice, words in (
+        (Choice(), personal),
+        (Choice(site="HK"), personal),
+        (Choice(state=tmp_path), "has no site state"),
+        (Choice(state=path.parent / SITE_STATE), "has no site state"),
+        (Choice(state=other.parent / SITE_STATE / "HK"), "does not have the personal layers"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            make_ready(model, choice)
     images = images_of(open_arrays(sites["HK"], matrix=32), model)
     ready = make_ready(model, Choice(own=True), images=images, device="cpu")
     assert ready.statistics == "own, of 32 slices" and "initial scale and shift" in ready.notes[0]

@@ -102,13 +102,14 @@ def test_a_file_that_is_no_model_of_ours_is_refused_with_a_sentence(
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 
 
-def test_a_cut_off_file_and_one_that_is_not_there_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"), [("model.pt", r"model\.pt cannot be read"), ("none.pt", r"none\.pt does not exist")]
+)
+def test_a_cut_off_file_and_one_that_is_not_there_are_refused(name: str, words: str, tmp_path: Path) -> None:
     path = save_model(tmp_path / "model.pt", small_job("fedavg"))
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ConfigError, match=r"model\.pt cannot be read"):
-        read_model_file(path)
-    with pytest.raises(ConfigError, match="does not exist"):
-        read_model_file(tmp_path / "none.pt")
+    with pytest.raises(ConfigError, match=words):
+        read_model_file(tmp_path / name)
 
 
 def test_a_model_that_lies_some_folders_below_is_named(tmp_path: Path) -> None:

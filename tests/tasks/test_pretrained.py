@@ -129,40 +129,41 @@ def test_half_precision_becomes_what_the_network_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("net", "message"),
+    ("net", "words"),
     [
-        (
-            {"stem": "small"},
-            r"its conv1.weight is 64 x 3 x 7 x 7, the network's 64 x 3 x 3 x 3: choose network.options",
-        ),
-        ({"in_channels": 1}, r"its conv1.weight is 64 x 3 x 7 x 7, the network's 64 x 1 x 7 x 7: .* data.channels"),
-        ({"name": "lenet5"}, r"it has no conv1.bias; it looks like a file of network resnet18"),
-        ({"name": "alexnet", "hidden": 8}, r"it has no layer1.conv1.weight; it looks like a file of network resnet18"),
+        ({"stem": "small"}, r"conv1\.weight is 64 x 3 x 7 x 7, the network's 64 x 3 x 3 x 3: .*network\.options"),
+        ({"in_channels": 1}, r"conv1\.weight is 64 x 3 x 7 x 7, the network's 64 x 1 x 7 x 7: .*data\.channels"),
+        ({"name": "lenet5"}, r"no conv1\.bias; .* network resnet18"),
+        ({"name": "alexnet", "hidden": 8}, r"no layer1\.conv1\.weight; .* network resnet18"),
     ],
+    ids=str,
 )
-def test_a_network_that_the_file_does_not_fit_is_refused(net: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^a.pth does not fit the job's network: {message}"):
+def test_a_network_that_the_file_does_not_fit_is_refused(net: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^a\.pth .*{words}"):
         pretrained.take(make(**net), imagenet(), where="a.pth")
 
 
+NO_FLOATS = r"bn1\.bias is not an array of float32"
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "words"),
     [
-        ({"layer1__0__conv1__weight": None}, "has no layer1.0.conv1.weight: name a file that was made for it"),
+        ({"layer1__0__conv1__weight": None}, r"has no layer1\.0\.conv1\.weight: name a file that was made for it"),
         # a ResNet-34 has all that a ResNet-18 has, and more
-        ({"layer1__2__conv1__weight": torch.ones(64, 64, 3, 3)}, "the network has no layer1.2.conv1.weight"),
-        ({"bn1__bias": torch.ones(3)}, "its bn1.bias is 3, the network's 64"),
-        ({"bn1__running_mean": None}, "it has no bn1.running_mean"),
-        ({"bn1__bias": torch.full((64,), torch.nan)}, "bn1.bias is not finite"),
-        ({"bn1__bias": torch.ones(64, dtype=torch.int64)}, "bn1.bias is not an array of float32"),
-        ({"bn1__bias": torch.ones(64, dtype=torch.complex64)}, "bn1.bias is not an array of float32"),
-        ({"bn1__bias": torch.ones(64).to_sparse()}, "bn1.bias is not an array of float32"),
-        ({"bn1__bias": torch.ones(64, device="meta")}, "bn1.bias is not an array of float32"),
-        ({"bn1__num_batches_tracked": torch.tensor(0.5)}, "bn1.num_batches_tracked is not an array of int64"),
+        ({"layer1__2__conv1__weight": torch.ones(64, 64, 3, 3)}, r"the network has no layer1\.2\.conv1\.weight"),
+        ({"bn1__bias": torch.ones(3)}, r"its bn1\.bias is 3, the network's 64"),
+        ({"bn1__running_mean": None}, r"has no bn1\.running_mean"),
+        ({"bn1__bias": torch.full((64,), torch.nan)}, r"bn1\.bias is not finite"),
+        ({"bn1__bias": torch.ones(64, dtype=torch.int64)}, NO_FLOATS),
+        ({"bn1__bias": torch.ones(64, dtype=torch.complex64)}, NO_FLOATS),
+        ({"bn1__bias": torch.ones(64).to_sparse()}, NO_FLOATS),
+        ({"bn1__bias": torch.ones(64, device="meta")}, NO_FLOATS),
+        ({"bn1__num_batches_tracked": torch.tensor(0.5)}, r"bn1\.num_batches_tracked is not an array of int64"),
     ],
 )
-def test_arrays_that_do_not_fit_are_named(changes: dict[str, Tensor | None], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_arrays_that_do_not_fit_are_named(changes: dict[str, Tensor | None], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         pretrained.take(make(), other(imagenet(), **changes), where="a.pth")
 
 
@@ -189,24 +190,39 @@ def test_code_in_a_file_is_not_run(save: Callable[[Any, Path], object], tmp_path
     assert (tmp_path / "ran").exists(), "what was not run leaves this behind"
 
 
-def test_files_that_hold_no_state_are_refused(tmp_path: Path) -> None:
+NO_STATE = "does not hold named tensors"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        *(
+            (content, NO_STATE)
+            for content in (
+                torch.ones(2),
+                {},
+                [torch.ones(2)],
+                {"a": 1},
+                {"state": {"a": torch.ones(2)}},
+                {"schema": 1},
+            )
+        ),
+        *(
+            (broken, "(cannot be read|is not a file of tensors)")
+            for broken in (b"", slice(5000), slice(1 << 20), slice(-100), b"some words\n", b"\x80\x02}", b"PK\x03\x04")
+        ),
+    ],
+)
+def test_files_that_hold_no_state_are_refused(content: Any, words: str, tmp_path: Path) -> None:
     path = tmp_path / "a.pth"
-    for content in (torch.ones(2), {}, [torch.ones(2)], {"a": 1}, {"state": {"a": torch.ones(2)}}, {"schema": 1}):
-        with pytest.raises(ConfigError, match=r"a.pth does not hold named tensors"):
-            pretrained.read(saved(content, path))
-    whole = saved(imagenet(), path).read_bytes()
-    for broken in (
-        b"",
-        whole[:5000],
-        whole[: len(whole) // 2],
-        whole[:-100],
-        b"some words\n",
-        b"\x80\x02}",
-        b"PK\x03\x04",
-    ):
-        path.write_bytes(broken)
-        with pytest.raises(ConfigError, match=r"a.pth (cannot be read|is not a file of tensors)"):
-            pretrained.read(path)
+    if isinstance(content, slice):  # of a whole file
+        path.write_bytes(saved(imagenet(), path).read_bytes()[content])
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        saved(content, path)
+    with pytest.raises(ConfigError, match=rf"a\.pth {words}"):
+        pretrained.read(path)
 
 
 # --- where it is ----------------------------------------------------------------------------------
@@ -216,23 +232,32 @@ def test_a_file_is_known_by_its_name_and_hash(tmp_path: Path) -> None:
     path = tmp_path / "a.pth"
     path.write_bytes(b"abc")
     assert pretrained.identify(path) == WeightsSpec(file="a.pth", sha256=hashlib.sha256(b"abc").hexdigest())
-    with pytest.raises(ConfigError, match=r"none.pth cannot be read"):
-        pretrained.identify(tmp_path / "none.pth")
-    for name in ("my weights (1).pth", ".hidden.pth", "poids-été.pth", "a" * 130):
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("none.pth", r"none\.pth cannot be read"),
+        *((name, "rename it") for name in ("my weights (1).pth", ".hidden.pth", "poids-été.pth", "a" * 130)),
+    ],
+)
+def test_a_file_that_no_job_can_name(name: str, words: str, tmp_path: Path) -> None:
+    if "none" not in name:
         (tmp_path / name).write_bytes(b"abc")
-        with pytest.raises(ConfigError, match="rename it"):
-            pretrained.identify(tmp_path / name)
-    for file in ("../a.pth", "/a.pth", "a/b.pth", "..", ""):
-        with pytest.raises(ConfigError, match="'file' string should"):
-            WeightsSpec.parse({"file": file, "sha256": 64 * "0"}, where="job")
+    with pytest.raises(ConfigError, match=words):
+        pretrained.identify(tmp_path / name)
+
+
+@pytest.mark.parametrize("file", ["../a.pth", "/a.pth", "a/b.pth", "..", ""])
+def test_a_job_names_no_path(file: str) -> None:
+    with pytest.raises(ConfigError, match="'file' string should"):
+        WeightsSpec.parse({"file": file, "sha256": 64 * "0"}, where="job")
 
 
 def test_it_is_kept_once_and_found_again(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"a": torch.ones(2)}, tmp_path / "a.pth")
     spec = pretrained.identify(path)
-    with pytest.raises(
-        ConfigError, match=rf"a.pth \(sha256 {spec.sha256[:12]}…\), which is not on this machine: .*{home}; copy"
-    ):
+    with pytest.raises(ConfigError, match=rf"a\.pth \(sha256 {spec.sha256[:12]}…\).* not on this machine: .*{home}"):
         pretrained.find(spec)
     kept = pretrained.keep(path, spec)
     assert kept == home / f"{spec.sha256[:12]}-a.pth" == pretrained.find(spec)
@@ -266,7 +291,7 @@ def test_another_file_of_that_name_is_no_starting_point(home: Path, tmp_path: Pa
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"a": torch.ones(2)}, tmp_path / "a.pth")
     monkeypatch.setenv("FEDSHIFT_WEIGHTS", str(path / "below"))
-    with pytest.raises(ConfigError, match=r"cannot be copied to .*: set FEDSHIFT_WEIGHTS to another folder"):
+    with pytest.raises(ConfigError, match=r"cannot be copied to .*set FEDSHIFT_WEIGHTS"):
         pretrained.keep(path, pretrained.identify(path))
 
 

@@ -61,12 +61,17 @@ def test_a_sample_depends_on_its_seed_alone(name: str, patch: tuple[int, ...]) -
     assert not torch.equal(augment(images, labels, seeds=numbered(24, 100))[0], x)
 
 
-def test_none_is_nothing_and_a_wrong_size_is_named() -> None:
+def test_none_is_nothing() -> None:
     assert make_augmentation("none", dims=3, patch=(8, 8, 8)) is None
-    with pytest.raises(ConfigError, match=r"data\.patch has 2 sides and data\.dims is 3"):
-        make_augmentation("strong", dims=3, patch=(8, 8))
-    with pytest.raises(ConfigError, match="axes to mirror are some of 0 to 1"):
-        make_augmentation("strong", dims=2, patch=(8, 8), mirror=[2])
+
+
+@pytest.mark.parametrize(
+    ("dims", "mirror", "words"),
+    [(3, None, r"data\.patch has 2 sides and data\.dims is 3"), (2, [2], "mirror .* 0 to 1")],
+)
+def test_a_wrong_size_is_named(dims: int, mirror: list[int] | None, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_augmentation("strong", dims=dims, patch=(8, 8), mirror=mirror)
 
 
 @pytest.mark.parametrize("patch", [(16, 24), (8, 12, 10)])

@@ -329,34 +329,37 @@ GOOD = Evaluation(
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("split", "told", "said"),
     [
-        (GOOD.model_copy(update={"scores": {"accuracy": 0.6}}), "differ from the scores"),
-        (GOOD.model_copy(update={"distributions": {"ids": GOOD.distributions["accuracy"]}}), "ids: is not expected"),
-        (GOOD.model_copy(update={"distributions": {"accuracy": Distribution(n=5, mean=0.5)}}), "has 5 cases"),
-        (GOOD.model_copy(update={"distributions": {"accuracy": Distribution(n=4, mean=0.4)}}), "another mean"),
+        ("test", GOOD.model_copy(update={"scores": {"accuracy": 0.6}}), "differ from the scores"),
         (
+            "test",
+            GOOD.model_copy(update={"distributions": {"ids": GOOD.distributions["accuracy"]}}),
+            "ids: is not expected",
+        ),
+        ("test", GOOD.model_copy(update={"distributions": {"accuracy": Distribution(n=5, mean=0.5)}}), "has 5 cases"),
+        ("test", GOOD.model_copy(update={"distributions": {"accuracy": Distribution(n=4, mean=0.4)}}), "another mean"),
+        (
+            "test",
             GOOD.model_copy(update={"distributions": {"accuracy": Distribution(n=2, mean=0.5, cases=[-1, 2])}}),
             "allowed is 0 to 1",
         ),
-        (GOOD.model_copy(update={"confusion": [[9]]}), "1 classes"),
-        (GOOD.model_copy(update={"confusion": [[2, 0], [0, 2]]}), "another accuracy"),
-        (GOOD.model_copy(update={"empty": 9}), "empty: is 9"),
-        (GOOD.model_copy(update={"gradient_norm": 1.0}), "does not ask for it"),
+        ("test", GOOD.model_copy(update={"confusion": [[9]]}), "1 classes"),
+        ("test", GOOD.model_copy(update={"confusion": [[2, 0], [0, 2]]}), "another accuracy"),
+        ("test", GOOD.model_copy(update={"empty": 9}), "empty: is 9"),
+        ("test", GOOD.model_copy(update={"gradient_norm": 1.0}), "does not ask for it"),
+        ("val", GOOD, "details of validation cases"),
+        ("train", GOOD, "not a split"),
     ],
 )
-def test_the_guard_refuses_evaluations_that_do_not_fit(told: Evaluation, said: str) -> None:
+def test_the_guard_refuses_evaluations_that_do_not_fit(split: str, told: Evaluation, said: str) -> None:
     ranges = {"accuracy": (0.0, 1.0)}
     options = {"round_": 3, "metrics": ranges, "counts": {"test": 4}, "n_classes": 2, "per_case": ("accuracy",)}
     values = {"test": {"accuracy": 0.5}}
     check_scores(Scores("A", 3, values, evaluations={"test": GOOD}), **options)  # type: ignore[arg-type]
+    values = {"val": {"accuracy": 0.5}} if split == "val" else values
     with pytest.raises(Rejected, match=said):
-        check_scores(Scores("A", 3, values, evaluations={"test": told}), **options)  # type: ignore[arg-type]
-    validation = Scores("A", 3, {"val": {"accuracy": 0.5}}, evaluations={"val": GOOD})
-    with pytest.raises(Rejected, match="details of validation cases"):
-        check_scores(validation, **options)  # type: ignore[arg-type]
-    with pytest.raises(Rejected, match="not a split"):
-        check_scores(Scores("A", 3, values, evaluations={"train": told}), **options)  # type: ignore[arg-type]
+        check_scores(Scores("A", 3, values, evaluations={split: told}), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

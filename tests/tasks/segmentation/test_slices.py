@@ -116,8 +116,10 @@ def test_rotations_move_image_and_mask_together() -> None:
     torch.testing.assert_close(moved.flatten(1).sort(1).values, x.flatten(1).sort(1).values)
 
 
-def test_bad_options_are_named() -> None:
-    with pytest.raises(ConfigError, match="data: unknown key 'matrx'; did you mean 'matrix'"):
-        build_task(small_job("fedavg", "data.matrx=64"))
-    with pytest.raises(ConfigError, match="there is no loss 'focal'"):
-        build_task(small_job("fedavg", "loss=focal"))
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("data.matrx=64", "data: unknown key 'matrx'; did you mean 'matrix'"), ("loss=focal", "no loss 'focal'")],
+)
+def test_bad_options_are_named(option: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_task(small_job("fedavg", option))
