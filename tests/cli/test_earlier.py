@@ -92,7 +92,7 @@ def test_where_a_run_is_looked_for(tmp_path: Path) -> None:
         (place / "results.json").write_text("{}", encoding="utf-8")
         run = find_run(workspace)
         assert run is not None and not run.in_process and not run.has_finished
-        with pytest.raises(ConfigError, match=r"holds a run whose results\.json cannot be read"):
+        with pytest.raises(ConfigError, match=r"results\.json cannot be read"):
             require_free(workspace, resume=False, force=False, in_process=False)
         require_free(workspace, resume=False, force=True, in_process=False)
         (place / "results.json").unlink()

@@ -39,8 +39,9 @@ def test_practical_refuses_what_contradicts_it(
 
 
 def test_a_job_without_a_task_is_a_mistake_of_the_command_line(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit) as ended:
         cli.main(["job", "fedavg", "--out", str(tmp_path)])
+    assert ended.value.code == 2
 
 
 def test_a_job_whose_rounds_end_by_the_clock_says_that_it_cannot_be_repeated(

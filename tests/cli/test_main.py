@@ -25,8 +25,9 @@ def test_what_a_command_does_not_need_is_not_loaded(command: str) -> None:
 
 def test_the_help_lists_every_data_set_and_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     def said(*words: str) -> str:
-        with pytest.raises(SystemExit, match="0"):
+        with pytest.raises(SystemExit) as ended:
             cli.main(["data", "prepare", *words, "--help"])
+        assert ended.value.code == 0
         return " ".join(capsys.readouterr().out.split())
 
     every = said()

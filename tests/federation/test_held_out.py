@@ -160,16 +160,18 @@ def test_nothing_to_train_on_is_refused_only_where_it_trains(
     three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     give_all_to_test(three_image_sites["C"])
-    with pytest.raises(DataError, match=r"site C: no image to train on; .* or hold it out"):
-        Site(small_image_job("fedavg"), "C", data=three_image_sites["C"], state=tmp_path)
-    site = Site(job_without("C"), "C", data=three_image_sites["C"], state=tmp_path)
-    assert (site.info().n_train, site.info().n_test) == (0, 48)
     alone = make_site(tmp_path / "data", "Z")
     give_all_to_test(alone)
     manifest = (alone / "manifest.json").read_text(encoding="utf-8").replace('"site": "Z"', '"site": "HK"')
     (alone / "manifest.json").write_text(manifest, encoding="utf-8")
-    with pytest.raises(DataError, match="site HK: no image to train on"):
-        build_task(small_job("fedavg")).open(alone, "HK")
+    for name, job, folder in (
+        ("C", small_image_job("fedavg"), three_image_sites["C"]),
+        ("HK", small_job("fedavg"), alone),
+    ):
+        with pytest.raises(DataError, match=f"site {name}: no image to train on.* hold it out"):
+            Site(job, name, data=folder, state=tmp_path)
+    site = Site(job_without("C"), "C", data=three_image_sites["C"], state=tmp_path)
+    assert (site.info().n_train, site.info().n_test) == (0, 48)
 
 
 def test_its_failure_is_recorded_and_ends_nothing(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -204,7 +206,7 @@ def test_it_does_not_stand_in_for_a_site_that_trains(three_image_sites: dict[str
     assert not coordinator.hopeless
     coordinator.reject("B", "validate", "broken")
     assert coordinator.hopeless
-    with pytest.raises(Exception, match=r"1 usable answers, 2 needed; without B \(validate: broken\); mend"):
+    with pytest.raises(Exception, match=r"1 usable answers, 2 needed; without B \(validate: broken\)"):
         coordinator.close_last()
 
 
@@ -231,8 +233,9 @@ def test_a_site_scores_only_what_it_is_asked_for(tmp_path: Path) -> None:
     ranges = {"accuracy": (0.0, 1.0)}
     scores = Scores("C", 2, {"all": {"accuracy": 0.5}})
     check_scores(scores, round_=2, metrics=ranges, parts=("all", "test"))
-    with pytest.raises(Rejected, match="not a split"):
+    with pytest.raises(Rejected) as caught:  # without "all" among the parts
         check_scores(scores, round_=2, metrics=ranges)
+    assert caught.value.key == "scores.all"
     coordinator = Coordinator(job_without("C"), tmp_path)
     coordinator.open(coordinator.rounds + 1)
     for site, part in (("A", "all"), ("C", "val")):
@@ -276,17 +279,16 @@ def test_sites_are_chosen_on_the_command_line(tmp_path: Path) -> None:
         ({"sites": ["A", "B"], "held_out": ["B"]}, "B cannot train"),
         ({"held_out": ["E"]}, "has no site 'E'"),
         ({"held_out": ["A", "B", "C", "D"]}, "sites"),
+        ({"options": ["held_out=[A]"]}, "A cannot both train .'sites'. and be held out"),
     ):
         with pytest.raises(ConfigError, match=message):
             chosen(**options)
-    with pytest.raises(ConfigError, match=r"A cannot both train \('sites'\) and be held out"):
-        resolve(str(task), "fedavg", options=("held_out=[A]",))
 
 
 @pytest.mark.parametrize("methods", ["single", "fedproto"])
 def test_a_method_without_a_shared_model_is_refused(methods: str) -> None:
     options = ("fedproto.average_weights=false",) if methods == "fedproto" else ()
-    with pytest.raises(ConfigError, match=f"method {methods}: every site keeps its whole network"):
+    with pytest.raises(ConfigError, match=f"method {methods}: .* keeps its whole network"):
         job_without("C", methods=methods, options=options)
 
 

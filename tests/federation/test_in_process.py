@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_site, shifted_sites, small_image_job, small_job
+from pydantic import ValidationError
 from rich.console import Console
 
 from fedshift import cli
@@ -328,7 +329,7 @@ def test_a_site_whose_data_break_is_left_out_until_the_quorum_is_lost(
     run_in_process(small_job("fedrdn"), three_sites, tmp_path / "a")
     results = read_results(tmp_path / "a")
     assert [r.absent for r in results.rounds] == [["HK"], ["HK"]]
-    with pytest.raises(QuorumError, match=r"statistics round: 2 usable answers, 3 needed; without HK .*manifest\.json"):
+    with pytest.raises(QuorumError, match=r"statistics round: 2 .* 3 needed; without HK .*manifest\.json"):
         run_in_process(small_job("fedrdn", "federation.min_sites=3"), three_sites, tmp_path / "b")
 
 
@@ -370,7 +371,7 @@ def test_a_site_without_test_cases_and_one_without_validation_cases(tmp_path: Pa
 
 
 def test_a_folder_of_another_site_is_refused(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="its manifest says site HK, the job wants UCL"):
+    with pytest.raises(DataError, match=r"manifest .* site HK, .* UCL"):
         Site(small_job("fedavg"), "UCL", data=three_sites["HK"], state=tmp_path)
 
 
@@ -400,7 +401,7 @@ def test_a_site_that_breaks_in_the_last_step_keeps_its_old_state(
 
     with monkeypatch.context() as patch:
         patch.setattr(local_training, "train", breaks)
-        with pytest.raises(DataError, match="site HK, round 1: the weights are not finite after training"):
+        with pytest.raises(DataError, match=r"site HK, round 1: .* not finite after training"):
             site.train(broadcast)
     assert not (tmp_path / "state" / "HK" / "round_000001.pt").exists()
     assert np.isfinite(site.train(broadcast).weights["conv.bias"]).all()
@@ -541,7 +542,7 @@ def test_what_a_site_says_of_itself_has_bounds(three_sites: dict[str, Path], tmp
         {"threads": "1"},
     ]
     for change in bad:
-        with pytest.raises(ValueError, match="validation error"):
+        with pytest.raises(ValidationError):
             coordinator.register(dataclasses.replace(sites[1].info(), **change))
     coordinator.reject("HK", "train", "x" * 10_000 + "\x1b[31m")
     coordinator.reject("HK", "train", "one\ntwo\x1b[31m")

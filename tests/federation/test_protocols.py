@@ -129,9 +129,7 @@ def test_a_site_that_cannot_be_scored_is_named_and_asked_again(
         run_in_process(job, three_image_sites, place, resume=True)
 
     three_image_sites["C"].rename(hidden)
-    with pytest.raises(
-        DataError, match=r"site C could not be scored \(validate: .*manifest\.json.*; mend it and repeat"
-    ):
+    with pytest.raises(DataError, match=r"site C .* \(validate: .*manifest\.json.*; mend it and repeat"):
         leave_one_out({"C": job}, tmp_path / "out", name="x", run=run)
     hidden.rename(three_image_sites["C"])
     record = leave_one_out({"C": job}, tmp_path / "out", name="x", run=run)
@@ -260,12 +258,11 @@ def test_segmentation_models_too(three_sites: dict[str, Path], tmp_path: Path) -
 
 
 def test_a_record_of_another_kind_or_none_is_refused(home: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist: the command was not finished"):
-        LeaveOneOut.read(home)
     assert command("cross-site", "-w out --set schedule.rounds=1") == 0
     (home / "out" / CrossSite.FILE_NAME).rename(home / "out" / LeaveOneOut.FILE_NAME)
-    with pytest.raises(ConfigError, match="is not a file of this version"):
-        LeaveOneOut.read(home / "out")
+    for folder, reason in ((home, "does not exist: .*not finished"), (home / "out", "not a file of this version")):
+        with pytest.raises(ConfigError, match=reason):
+            LeaveOneOut.read(folder)
 
 
 def test_a_mean_is_over_those_that_have_the_metric() -> None:

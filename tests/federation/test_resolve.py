@@ -41,10 +41,6 @@ def test_the_papers_select_the_round_by_the_dice_that_they_print() -> None:
     for protocol in ("fedfa", "fedrdn"):
         assert build_task(resolve("prostate", "fedavg", protocol=protocol)).metric == "dice_papers"
     assert build_task(resolve("prostate", "fedavg")).metric == "dice"
-    with pytest.raises(ConfigError, match=r"rounds of task prostate have no score 'dice_paper'; did you mean 'dice_pa"):
-        resolve("prostate", "fedavg", protocol="quick", options=["evaluation.metric=dice_paper"])
-    with pytest.raises(ConfigError, match="no score 'hd95'"):  # of final models only
-        resolve("prostate", "fedavg", options=["evaluation.metric=hd95"])
 
 
 def test_a_job_says_what_its_protocol_has_and_it_has_not(tmp_path: Path) -> None:
@@ -73,10 +69,6 @@ def test_a_job_says_what_its_protocol_has_and_it_has_not(tmp_path: Path) -> None
 def test_another_network_starts_from_its_own_defaults() -> None:
     job = resolve("prostate", "fedfa", options=["network.name=monai.UNet", "network.options.num_res_units=0"])
     assert job.task.network.options == {"num_res_units": 0}
-    with pytest.raises(ConfigError, match=r"network monai\.UNet: unknown option 'features'"):
-        resolve("prostate", "fedfa", options=["network.name=monai.UNet", "network.options.features=16"])
-    with pytest.raises(ConfigError, match="layers \\[7\\] do not exist; the network has stages 1 to 5"):
-        resolve("prostate", "fedfa", options=["network.name=monai.BasicUNet", "fedfa.layers=[7]"])
 
 
 def test_starting_weights_are_a_name_and_a_hash(tmp_path: Path) -> None:
@@ -105,22 +97,37 @@ def test_a_part_of_the_sites_keeps_their_order() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"task": "prostrate"}, "no task 'prostrate'; did you mean 'prostate'"),
-        ({"method_names": "fedfaa"}, "no method 'fedfaa'; did you mean 'fedfa'"),
+        ({"task": "prostrate"}, "no task 'prostrate'.* 'prostate'"),
+        ({"method_names": "fedfaa"}, "no method 'fedfaa'.* 'fedfa'"),
         ({"method_names": "fedfa+fedfa"}, "named twice"),
-        ({"protocol": "fedf"}, "no protocol 'fedf'; did you mean 'fedfa'"),
-        ({"sites": ["BIDMC", "HKK"]}, "no site 'HKK'; did you mean 'HK'"),
-        ({"options": ["fedfa.pp=1"]}, "method fedfa: unknown key 'pp'; did you mean 'p'"),
-        ({"options": ["fedfa.p=2"]}, "method fedfa: 'p' input should be less than or equal to 1"),
-        ({"options": ["schedule.round=3"]}, "unknown key 'schedule.round'; did you mean 'rounds'"),
-        ({"options": ["shedule.rounds=3"]}, "unknown key 'shedule'; did you mean 'schedule'"),
+        ({"method_names": "FedFA+fedfa"}, "named twice"),
+        ({"method_names": "fedfa+"}, "name is missing"),
+        ({"protocol": "fedf"}, "no protocol 'fedf'.* 'fedfa'"),
+        ({"task": "pacs", "method_names": "vm", "protocol": "augmentation"}, r"task pacs .*fedrdn: write vm\+fedrdn"),
+        ({"sites": ["BIDMC", "HKK"]}, "no site 'HKK'.* 'HK'"),
+        ({"options": ["fedfa.pp=1"]}, "method fedfa: unknown key 'pp'.* 'p'"),
+        ({"options": ["fedfa.p=2"]}, "method fedfa: 'p' .* 1"),
+        ({"options": ["schedule.round=3"]}, r"unknown key 'schedule\.round'.* 'rounds'"),
+        ({"options": ["shedule.rounds=3"]}, "unknown key 'shedule'.* 'schedule'"),
         ({"options": ["fedrdn.mode=mean"]}, "does not use method fedrdn"),
         ({"options": ["rounds"]}, "takes path=value"),
         ({"options": ["federation.min_sites=9"]}, "min_sites is 9, but a round has only 6 sites"),
         ({"options": ["federation.sites_per_round=7"]}, "sites_per_round is 7, but the job has only 6 sites"),
         ({"options": ["federation.sites_per_round=2", "federation.min_sites=3"]}, "a round has only 2 sites"),
         ({"options": ['federation.sites_per_round="2"', "federation.min_sites=3"]}, "a round has only 2 sites"),
+        ({"options": ["federation.tracking=mflow"]}, "federation: 'tracking' .* mean 'mlflow'"),
+        ({"options": ["federation.hosts=7"]}, r"federation\.hosts is 7, .* only 6 sites"),
+        (
+            {"protocol": "quick", "options": ["evaluation.metric=dice_paper"]},
+            "task prostate .* no score 'dice_paper'.* 'dice_papers'",
+        ),
+        ({"options": ["evaluation.metric=hd95"]}, "no score 'hd95'"),  # final models alone have it
         ({"options": ["network.name=digits_cnn"]}, "digits_cnn .*: change network.name"),
+        (
+            {"options": ["network.name=monai.UNet", "network.options.features=16"]},
+            r"network monai\.UNet: unknown option 'features'",
+        ),
+        ({"options": ["network.name=monai.BasicUNet", "fedfa.layers=[7]"]}, r"layers \[7\] .* 1 to 5"),
         (
             {"protocol": "quick", "options": ["network.options.features=abc"]},
             "network unet: no such network can be made with options",
@@ -153,7 +160,7 @@ def test_two_owners_of_the_same_thing_are_refused(monkeypatch: pytest.MonkeyPatc
         return real("fedavg") if name == "other" else real(name)
 
     monkeypatch.setattr(method_set, "find", find)
-    with pytest.raises(ConfigError, match="fedavg and other cannot be combined: both decide how updates are combined"):
+    with pytest.raises(ConfigError, match=r"fedavg and other .* how updates are combined"):
         method_set.load({"fedavg": {}, "other": {}})
 
 
@@ -164,17 +171,17 @@ def test_two_owners_of_the_same_thing_are_refused(monkeypatch: pytest.MonkeyPatc
         ({"protocols": ["a"]}, "'protocols' must map names to settings"),
         ({"network": {"name": "unet", "options": {"features": 2}}}, "network unet .*change network.name"),
         ({"network": {"name": "digits_cnn", "options": {"size": 32, "width": 2}}}, "cannot take images of 16 x 16"),
+        (b"name: caf\xe9", r"mine\.yaml.* not UTF-8 text"),
     ],
 )
-def test_what_is_wrong_with_a_task_of_ones_own_is_said(change: dict[str, object], message: str, tmp_path: Path) -> None:
-    raw = yaml.safe_load(SHAPES.read_text(encoding="utf-8")) | change
+def test_what_is_wrong_with_a_task_of_ones_own_is_said(
+    change: dict[str, object] | bytes, message: str, tmp_path: Path
+) -> None:
+    raw = yaml.safe_load(SHAPES.read_text(encoding="utf-8"))
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    path.write_bytes(change if isinstance(change, bytes) else yaml.safe_dump(raw | change).encode())
     with pytest.raises(ConfigError, match=message):
         resolve(str(path), "fedavg", sites=["A"])
-    path.write_bytes(b"name: caf\xe9")
-    with pytest.raises(ConfigError, match="not UTF-8 text"):
-        resolve(str(path), "fedavg")
 
 
 def many(path: Path, **changes: object) -> str:
@@ -199,24 +206,29 @@ def test_sites_may_be_a_prefix_and_a_number(tmp_path: Path) -> None:
     assert (len(more), more[0], more[-1]) == (1000, "site_0000", "site_0999"), "as many digits as the number has"
     assert resolve(task, "fedavg", protocol="named").task.sites == ("A", "B")
     assert resolve(task, "fedavg", protocol="all").task.held_out == ()
-    with pytest.raises(ConfigError, match="has no site 'site_012'; did you mean 'site_01"):
+    with pytest.raises(ConfigError, match=r"no site 'site_012'.* 'site_01"):
         resolve(task, "fedavg", sites=["site_012"])
 
 
 @pytest.mark.parametrize(
-    ("sites", "message"),
+    ("changes", "message"),
     [
-        ({"prefix": "s", "cuont": 3}, r"mine\.yaml: sites: unknown key 'cuont'; did you mean 'count'"),
-        ({"prefix": "s"}, "sites: 'count' field required"),
-        ({"prefix": "s", "count": 0}, "sites: 'count' input should be greater than or equal to 1"),
-        ({"prefix": "s", "count": 10**9}, "sites: 'count' input should be less than or equal to 100000"),
-        ({"prefix": "../s", "count": 3}, "sites: 'prefix' string should match pattern"),
-        ({"prefix": "s", "count": 3, "first": 1}, "sites: unknown key 'first'"),
+        ({"sites": {"prefix": "s", "cuont": 3}}, r"mine\.yaml: sites: unknown key 'cuont'.* 'count'"),
+        ({"sites": {"prefix": "s"}}, r"mine\.yaml: sites: 'count' field required"),
+        ({"sites": {"prefix": "s", "count": 0}}, r"mine\.yaml: sites: 'count' .* greater than or equal to 1"),
+        ({"sites": {"prefix": "s", "count": 10**9}}, r"mine\.yaml: sites: 'count' .* less than or equal to 100000"),
+        ({"sites": {"prefix": "../s", "count": 3}}, r"mine\.yaml: sites: 'prefix' .* pattern"),
+        ({"sites": {"prefix": "s", "count": 3, "first": 1}}, r"mine\.yaml: sites: unknown key 'first'"),
+        (
+            {"federation": {"sites_a_round": 4}},
+            r"mine\.yaml: federation: unknown key 'sites_a_round'.* 'sites_per_round'",
+        ),
+        ({"federation": 4}, r"mine\.yaml: 'federation' must hold keys and values, not 4"),
     ],
 )
-def test_numbered_sites_that_make_no_sense(sites: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_numbers_of_sites_that_make_no_sense(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
-        resolve(many(tmp_path / "mine.yaml", sites=sites), "fedavg")
+        resolve(many(tmp_path / "mine.yaml", **changes), "fedavg")
     assert "\n" not in str(raised.value)
 
 
@@ -235,15 +247,10 @@ def test_a_task_and_its_protocols_may_say_how_many_sites_are_drawn(tmp_path: Pat
     assert resolve(task, "fedavg", options=["federation.sites_per_round=5"]).federation.sites_per_round == 5
     with pytest.raises(ConfigError, match="sites_per_round is 4, but the job has only 3 sites"):
         resolve(task, "fedavg", sites=["site_000", "site_001", "site_002"])
-    with pytest.raises(ConfigError, match="federation: unknown key 'sites_a_round'; did you mean 'sites_per_round'"):
-        resolve(many(tmp_path / "mine.yaml", federation={"sites_a_round": 4}), "fedavg")
-    with pytest.raises(ConfigError, match=r"mine\.yaml: 'federation' must hold keys and values, not 4"):
-        resolve(many(tmp_path / "mine.yaml", federation=4), "fedavg")
 
 
 def test_a_protocol_may_need_a_method() -> None:
-    with pytest.raises(ConfigError, match=r"task pacs needs the method fedrdn: write vm\+fedrdn"):
-        resolve("pacs", "vm", protocol="augmentation")
+    """Without it, a row of `test_mistakes_get_a_sentence`."""
     assert resolve("pacs", "fedprox+fedrdn", protocol="augmentation").methods["fedprox"]["mu"] == 0.3
 
 

@@ -244,6 +244,5 @@ def test_what_sites_are_sent_cannot_be_changed_on_its_way() -> None:
     task = codec.encode_task(Broadcast(1, 0, weights, {"fedfa": {"mean": np.zeros(3)}}))
     sent = from_shareable(task).data
     for array in (sent["weights"].data["conv"], sent["arrays"].data["fedfa"].data["mean"]):
-        with pytest.raises(ValueError, match="read-only"):
-            array += 1
+        assert not array.flags.writeable
     weights["conv"] += 1

@@ -124,15 +124,14 @@ def test_two_encryptions_of_the_same_differ(site_keys: Keys) -> None:
 def test_keys_that_were_changed_or_are_not_there_are_refused(kits: Path, tmp_path: Path) -> None:
     startup = Path(shutil.copytree(kits / "HK" / "startup", tmp_path / "startup"))
     file = startup / SITE_KEYS
-    file.write_bytes(file.read_bytes()[:-1] + b"\0")
-    with pytest.raises(ConfigError, match=r"client_context\.tenseal is not as the project's owner has signed it"):
-        read_keys(startup, SITE_KEYS)
-    (startup / "signature.json").unlink()
-    with pytest.raises(ConfigError, match="notSigned"):
-        read_keys(startup, SITE_KEYS)
-    file.unlink()
-    with pytest.raises(ConfigError, match="is not there: provision the project with FLARE's HEBuilder"):
-        read_keys(startup, SITE_KEYS)
+    for damage, reason in (
+        (lambda: file.write_bytes(file.read_bytes()[:-1] + b"\0"), r"client_context\.tenseal .*project's owner"),
+        ((startup / "signature.json").unlink, "notSigned"),
+        (file.unlink, "is not there: .*HEBuilder"),
+    ):
+        damage()
+        with pytest.raises(ConfigError, match=reason):
+            read_keys(startup, SITE_KEYS)
     with pytest.raises(ConfigError, match="x cannot be used"):
         Keys(b"nonsense", where="x")
 
@@ -141,7 +140,7 @@ def test_without_tenseal_a_sentence_says_what_to_install(kits: Path, monkeypatch
     small_job("fedavg", ENCRYPTED)  # a job can be made without
     monkeypatch.setitem(sys.modules, "tenseal", None)
     small_job("fedavg", ENCRYPTED)
-    with pytest.raises(ConfigError, match=r"needs TenSEAL, which is not installed here: pip install 'fedshift\[he\]'"):
+    with pytest.raises(ConfigError, match=r"TenSEAL.*pip install 'fedshift\[he\]'"):
         read_keys(kits / "HK" / "startup", SITE_KEYS)
 
 
@@ -370,7 +369,7 @@ def test_a_site_encrypts_no_nonsense(site_keys: Keys, server_keys: Keys, tmp_pat
     key = next(k for k, v in update.weights.items() if v.dtype == np.float32)
     for value in (np.nan, np.inf, 1e30):
         weights = {**update.weights, key: np.full_like(update.weights[key], value)}
-        with pytest.raises(DataError, match=f"site HK, round 1: {key} holds numbers that cannot be encrypted"):
+        with pytest.raises(DataError, match=f"site HK, round 1: {key} .* cannot be encrypted"):
             encryption.seal(replace(update, weights=weights), Broadcast(1, 0, {}))
 
 
@@ -386,7 +385,7 @@ def test_sites_see_that_a_sum_has_a_part_that_no_site_may_encrypt(
     huge = {**sealed["HK"].weights, "ckks.00000": site_keys.encrypt(np.full(4096, 2.0**50))}
     assert all(server.accept(u) for u in (sealed["BIDMC"], replace(sealed["HK"], weights=huge), sealed["UCL"]))
     server.close()
-    with pytest.raises(ConfigError, match=r"numbers up to 1e\+15, which no site may encrypt"):
+    with pytest.raises(ConfigError, match=r"1e\+15, which no site may encrypt"):
         encryption.open(server.open(2))
 
 
@@ -409,24 +408,6 @@ def test_a_message_that_is_not_encrypted_as_it_should_be_is_refused(site_keys: K
 # --- jobs -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("methods", "options", "reason"),
-    [
-        ("fedfa", (), "method fedfa sends 'mean.1' for the server to read, .*fedfa.share=sums"),
-        ("fedrdn", (), "method fedrdn sends .* for the server to read"),
-        ("fednova", ("optimizer.name=sgd",), "method fednova makes more of the sites' updates than a weighted sum"),
-        ("fedavgm", (), "method fedavgm makes more of the sites' updates than a weighted sum"),
-        ("fedavg", ("federation.robust={rule: median}", "federation.min_sites=3"), "compares single updates"),
-        ("fedavg", ("federation.min_sites=1",), "a sum over one site is that site's update"),
-    ],
-)
-def test_what_needs_more_than_sums_is_refused_when_the_job_is_made(
-    methods: str, options: tuple[str, ...], reason: str
-) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        small_job(methods, *options, ENCRYPTED)
-
-
 @pytest.mark.parametrize("methods", ["fedavg", "fedprox", "fedbn", "mixstyle", "fedsam"])
 def test_methods_that_only_average_can_be_encrypted(methods: str) -> None:
     assert small_job(methods, ENCRYPTED).federation.encryption == "ckks"
@@ -437,7 +418,7 @@ def test_other_jobs_do_not_mention_encryption() -> None:
 
 
 def test_one_process_has_nobody_to_hide_from(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="in one process there is nobody to hide from"):
+    with pytest.raises(ConfigError, match="nobody to hide from"):
         run_in_process(small_job("fedavg", ENCRYPTED), {}, tmp_path)
 
 

@@ -70,14 +70,16 @@ def test_a_job_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:
     assert (tmp_path / "thesis" / "text").is_file()
 
 
-def test_an_edited_job_is_refused_with_the_nearest_key(tmp_path: Path) -> None:
+def test_an_edited_job_is_refused_with_the_nearest_key_and_another_folder_with_the_way_out(tmp_path: Path) -> None:
     write_job(small_job("fedavg"), tmp_path / "job")
     path = tmp_path / "job" / SPEC
     path.write_text(path.read_text(encoding="utf-8").replace("batch_size:", "batchsize:"))
-    with pytest.raises(ConfigError, match="did you mean 'batch_size'"):
-        read_job_folder(tmp_path / "job")
-    with pytest.raises(ConfigError, match="'fedshift job' writes one"):
-        read_job_folder(tmp_path)
+    for folder, reason in (
+        (tmp_path / "job", r"'task\.schedule\.batchsize'.* 'batch_size'"),
+        (tmp_path, "'fedshift job' writes one"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            read_job_folder(folder)
 
 
 # --- jobs that carry code -----------------------------------------------------------------------------------

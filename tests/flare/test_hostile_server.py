@@ -118,8 +118,9 @@ def test_what_is_no_task_is_refused_by_its_key(change: Callable[[DXO], None], na
 
 def test_a_message_without_parts_is_refused() -> None:
     for content in (Shareable(), Shareable({"DXO": {"kind": "COLLECTION", "data": 1}})):
-        with pytest.raises(codec.WireError, match=r"^message: "):
+        with pytest.raises(codec.WireError) as refusal:
             codec.decode_task(content)
+        assert refusal.value.key == "message"
 
 
 def files(folder: Path) -> set[str]:
@@ -165,7 +166,7 @@ def test_weights_of_another_network_are_refused_by_name(key: str, tmp_path: Path
     else:
         weights[name] = weights[name].reshape(-1)
     for ask in (site.train, site.validate):
-        with pytest.raises(FedshiftError, match=f"site HK, round 1: the server sent {name} .*the job's network has"):
+        with pytest.raises(FedshiftError, match=f"site HK, round 1: .* sent {name} .*the job's network has"):
             ask(Broadcast(1, 0, weights))
     assert not (tmp_path / "state").exists()
 
@@ -175,12 +176,11 @@ def test_a_site_answers_the_rounds_that_its_noise_was_worked_out_for_and_no_othe
     rules = Policy.model_validate({"weights": {"epsilon": 8.0, "clip": 1.0}})
     site = Site(job, "HK", data=make_site(tmp_path, "HK"), state=tmp_path / "state", privacy=rules)
     weights = Coordinator(job, tmp_path / "server").open(1).weights
-    for round_ in (-1, 0, 3, 10**9, 2**70):
-        with pytest.raises(PolicyError, match=f"round {round_} is beyond the job's 2"):
-            site.train(Broadcast(round_, 0, weights))
+    asked = [(site.train, round_, 2) for round_ in (-1, 0, 3, 10**9, 2**70)]
+    for ask, round_, last in [*asked, (site.validate, 4, 3)]:
+        with pytest.raises(PolicyError, match=f"round {round_} is beyond the job's {last}"):
+            ask(Broadcast(round_, 0, weights))
         assert not (tmp_path / "state" / "HK").exists(), "the refused round used up nothing"
-    with pytest.raises(PolicyError, match="round 4 is beyond the job's 3"):
-        site.validate(Broadcast(4, 0, weights))
     site.train(Broadcast(1, 0, weights))
     assert {ANSWERED, SECRET} <= files(tmp_path / "state" / "HK")
 

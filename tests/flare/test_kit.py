@@ -96,17 +96,18 @@ def test_no_site_sends_its_log_even_before_its_own_settings(task: str, provision
 
 
 def test_a_kit_is_told_from_other_folders(provisioned: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no kit"):
-        kits.open_kit(tmp_path)
-    with pytest.raises(ConfigError, match="kit of a console"):
-        kits.open_kit(provisioned["prostate"] / "admin@hk.example")
-    mixed = Path(shutil.copytree(provisioned["prostate"] / SITE, tmp_path / SITE))
+    of_site = provisioned["prostate"] / SITE
+    mixed, damaged = (Path(shutil.copytree(of_site, tmp_path / name / SITE)) for name in ("mixed", "damaged"))
     shutil.copy(provisioned["office_caltech"] / "amazon" / "startup" / "rootCA.pem", mixed / "startup")
-    with pytest.raises(ConfigError, match="different projects"):
-        kits.open_kit(mixed)
-    (mixed / "startup" / "client.crt").write_text("no certificate", encoding="utf-8")
-    with pytest.raises(ConfigError, match="no certificate"):
-        kits.open_kit(mixed)
+    (damaged / "startup" / "client.crt").write_text("no certificate", encoding="utf-8")
+    for folder, reason in (
+        (tmp_path, "is no kit"),
+        (provisioned["prostate"] / "admin@hk.example", "kit of a console"),
+        (mixed, "different projects"),
+        (damaged, "no certificate"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            kits.open_kit(folder)
 
 
 # --- what a job may build -----------------------------------------------------------------------------------
@@ -299,15 +300,14 @@ def test_loosened_settings_are_found(site: kits.Kit) -> None:
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     for change, said in (
         ({"class_allow_list": ["fedshift.", *content["class_allow_list"]]}, "allows fedshift., which"),
-        ({"class_allow_list": ["*"]}, r"allows \*, which"),
+        ({"class_allow_list": ["*"]}, "allows *, which"),
         ({"class_allow_list": []}, "does not allow fedshift.flare.executor.FedshiftExecutor"),
         ({"class_list_enforcement_mode": "warn"}, "only warns"),
         ({"allow_log_streaming": True}, "error log"),
     ):
         path.write_text(json.dumps(content | change), encoding="utf-8")
         assert any(fault.grave for fault in kits.faults(site))
-        with pytest.raises(AssertionError, match=said):
-            raise AssertionError(next(kits.faults(site)).sentence)
+        assert said in next(kits.faults(site)).sentence
     path.write_text(json.dumps(content), encoding="utf-8")
     kits.lay(kits.local_files(site, allow_code=True), site.local, force=True)
     assert [fault.grave for fault in kits.faults(site)] == [False, False]

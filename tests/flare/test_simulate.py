@@ -134,21 +134,27 @@ def test_to_go_on_the_states_are_put_aside_and_named_to_the_simulator(place: Pla
     assert (aside_of(place.workspace) / "server" / "server_state.pt").read_bytes() == b"state", "for another try"
 
 
+@pytest.mark.parametrize(
+    ("told", "end", "reason"),
+    [
+        ([progress("failed", "round 1: 1 of 2 updates came")], {}, "^round 1: 1 of 2 updates came$"),
+        ([], {"code": 3, "last_error": "no space left"}, "exit code 3: no space left"),
+        ([progress("running")], {"code": 0}, "exit code 0: no reason given"),
+    ],
+    ids=["server", "last error", "none"],
+)
 def test_the_reason_of_a_failure_is_the_servers_or_the_last_error(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    told: list[str], end: dict[str, object], reason: str, place: Place
 ) -> None:
-    process = place.use(progress("failed", "round 1: 1 of 2 updates came"))
-    with pytest.raises(RunFailed, match=r"^round 1: 1 of 2 updates came$"):
+    process = place.use(*told, **end)
+    with pytest.raises(RunFailed, match=reason):
         simulate(place.job, place.folder, place.workspace, ignore_memory=True)
     assert process.ended
-    place.use(code=3, last_error="no space left")
-    RunFolders(place.workspace).server.joinpath("progress.json").unlink()
-    with pytest.raises(RunFailed, match="ended with exit code 3: no space left"):
-        simulate(place.job, place.folder, place.workspace, ignore_memory=True)
-    place.use(progress("running"), code=0)
-    with pytest.raises(RunFailed, match="ended with exit code 0: no reason given"):
-        simulate(place.job, place.folder, place.workspace, ignore_memory=True)
-    # A simulator that goes on after the run has failed is ended when its time is over.
+
+
+def test_a_simulator_that_goes_on_after_the_run_has_failed_is_ended_when_its_time_is_over(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "END_AFTER_FAILURE", 0.0)
     process = place.use(*[progress("failed", "stuck")] * 10**4)
     with pytest.raises(RunFailed, match="stuck"):
@@ -187,16 +193,15 @@ def test_an_interrupted_run_says_that_the_user_stopped_it(place: Place) -> None:
 def test_an_earlier_run_goes_and_another_folder_does_not(place: Place, tmp_path: Path) -> None:
     process = place.use(progress("finished"))
     (place.workspace / "notes").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="holds something other than a run"):
-        simulate(place.job, place.folder, place.workspace, ignore_memory=True)
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    for workspace, reason in ((place.workspace, "other than a run"), (tmp_path / "file", "is not a folder")):
+        with pytest.raises(ConfigError, match=reason):
+            simulate(place.job, place.folder, workspace, ignore_memory=True)
     assert not process.started and (place.workspace / "notes").is_dir()
     RunFolders(place.workspace).server.mkdir(parents=True)
     (place.workspace / "old.txt").write_text("", encoding="utf-8")
     simulate(place.job, place.folder, place.workspace, ignore_memory=True)
     assert not (place.workspace / "notes").exists() and not (place.workspace / "old.txt").exists()
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(ConfigError, match="is not a folder"):
-        simulate(place.job, place.folder, tmp_path / "file", ignore_memory=True)
 
 
 @pytest.mark.parametrize(("hosts", "what"), [(None, "3 sites"), (2, "2 hosts")])

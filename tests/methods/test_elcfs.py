@@ -17,7 +17,6 @@ from torch.nn import functional
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.methods import base, elcfs
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import LAST
 
 # --- spectra --------------------------------------------------------------------------------------------
@@ -291,17 +290,3 @@ def test_one_model_serves_sites_of_different_brightness_better(tmp_path: Path) -
         assert final is not None
         told[method] = np.mean([splits["val"]["accuracy"] for splits in final.last.sites.values()])
     assert told["elcfs"] > told["fedavg"] + 0.1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("elcfs.variant=released elcfs.alpha=0.1", "alpha has no effect: variant released"),
-        ("elcfs.inner_lr=0 elcfs.order=first", "order has no effect: inner_lr is 0"),
-        ("elcfs.contrast=0 elcfs.temperature=0.1", "temperature has no effect: contrast is 0"),
-        ("elcfs.partners=2", "partners has no effect: there are 2 other sites"),
-    ],
-)
-def test_options_without_effect_are_refused(options: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"method elcfs: {message}"):
-        small_job("elcfs", *options.split())

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
-from conftest import Samples, Sent, make_context, server_context, small_image_job
+from conftest import Samples, Sent, make_context, server_context
 from torch import Tensor, nn
 
 from fedshift.methods import base, fediir
-from fedshift.schema.errors import ConfigError
 
 from .learning import assert_learns
 
@@ -124,8 +122,3 @@ def test_the_gradient_comes_nearer_to_the_mean_than_without() -> None:
 
 def test_it_learns_on_shifted_images(three_image_sites: dict[str, Path], tmp_path: Path) -> None:
     assert_learns("fediir", three_image_sites, tmp_path)
-
-
-def test_a_classifier_of_its_own_at_every_site_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"method fediir: compares gradients of one classifier .* with fedrep"):
-        small_image_job("fediir+fedrep")

@@ -19,7 +19,6 @@ from fedshift.inference import export
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.methods import fedwon
 from fedshift.methods.shared.last_layers import last_layers
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import LAST
 from fedshift.tasks import networks
 
@@ -257,16 +256,3 @@ def test_it_runs_on_slices_beside_fedfa(three_sites: dict[str, Path], tmp_path: 
     results = run_in_process(small_job("fedfa+fedwon", "schedule.rounds=1"), three_sites, tmp_path).results
     assert results.rounds[0].rejected == []
     assert all(np.isfinite(site.train_loss) for site in results.rounds[0].sites.values())
-
-
-def test_a_gain_is_refused_where_no_norm_has_a_scale() -> None:
-    with pytest.raises(ConfigError, match="method fedwon: gain has no effect: no normalisation layer of network unet"):
-        small_job(
-            "fedwon", "fedwon.gain=learned", "network.options.norm=batch_statistics", "network.options.bn_momentum=0.1"
-        )
-
-
-def test_a_network_with_layer_norms_is_refused() -> None:
-    net = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
-    with pytest.raises(ConfigError, match="method fedwon: network digits_cnn has layer norms"):
-        fedwon.Client(fedwon.Config()).check(small_image_job("fedavg"), net)

@@ -49,11 +49,7 @@ def test_centralised_references_are_told_apart() -> None:
     reference = pooled_reference({"mixup": {}, "groupdro": {}})
     assert reference is not None and reference.name == "groupdro"
     assert {"all", "groupdro", "irm"} <= set(pooled_references()) and "fedavg" not in pooled_references()
-    require_federation(small_image_job("fedavg"))
-    with pytest.raises(ConfigError, match="groupdro trains where all sites' images are"):
-        require_federation(small_image_job("groupdro"))
-    with pytest.raises(ConfigError, match="cannot be combined: each is a whole training"):
-        load({"groupdro": {}, "irm": {}})
+    require_federation(small_image_job("fedavg"))  # of the others, in test_all.py
 
 
 def test_unions_are_over_all_methods_of_the_job() -> None:
@@ -104,13 +100,6 @@ def test_every_method_is_asked_about_every_other(monkeypatch: pytest.MonkeyPatch
     set_of(job).check()
     assert {other for _, other in asked} == {"fedavg", "fedrdn", "mixup"} and len(asked) == 6
     assert ("fedshift.methods.mixup", "mixup") not in asked
-
-
-def test_two_methods_that_decide_what_a_site_keeps_are_refused() -> None:
-    with pytest.raises(ConfigError, match="partialfed: cannot be combined with fedbn"):
-        small_image_job("partialfed+fedbn")
-    with pytest.raises(ConfigError, match="corrects and sends the gradients of all parameters, and fedbn keeps"):
-        small_image_job("scaffold+fedbn", "optimizer.name=sgd", "optimizer.keep=false")
 
 
 def test_a_spec_keeps_words_that_are_no_size_of_the_task() -> None:

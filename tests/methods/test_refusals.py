@@ -19,6 +19,7 @@ from fedshift.methods import (
     fedproto,
     fedrep,
     fedsr,
+    fedwon,
     fpl,
     fraug,
     manifold_mixup,
@@ -51,6 +52,10 @@ OPTIONS = [
     ("slices", "elcfs elcfs.alpha=0.5", "method elcfs: 'alpha' .* less than 0.5"),
     ("slices", "elcfs elcfs.spectra=0", "method elcfs: 'spectra' .* 1"),
     ("images", "elcfs elcfs.contrast=0.2", "method elcfs: contrast has no effect: .*no boundaries"),
+    ("slices", "elcfs elcfs.variant=released elcfs.alpha=0.1", "method elcfs: alpha has no effect: variant released"),
+    ("slices", "elcfs elcfs.inner_lr=0 elcfs.order=first", "method elcfs: order has no effect: inner_lr is 0"),
+    ("slices", "elcfs elcfs.contrast=0 elcfs.temperature=0.1", "method elcfs: temperature .*no effect: contrast is 0"),
+    ("slices", "elcfs elcfs.partners=2", "method elcfs: partners has no effect: .* 2 other sites"),
     ("images", "fedavgm fedavgm.beta=1.0", "method fedavgm: 'beta'"),
     ("images", "fedavgm fedavgm.beta=-0.1", "method fedavgm: 'beta'"),
     ("images", "fedavgm fedavgm.server_lr=0", "method fedavgm: 'server_lr'"),
@@ -172,6 +177,11 @@ TASKS = [  # and optimisers, batch sizes, sampling of sites
     ),
     ("images", "fedrep schedule.local_steps=1", r"method fedrep: .*schedule\.local_steps to at least 2"),
     ("images", "fedrep schedule.minutes=5", r"method fedrep: .*body's turn.*schedule\.minutes=null"),
+    (
+        "slices",
+        "fedwon fedwon.gain=learned network.options.norm=batch_statistics network.options.bn_momentum=0.1",
+        "method fedwon: gain has no effect: no normalisation layer of network unet",
+    ),
     ("slices", "fraug", "method fraug: .*segmentation has no embedding"),
     ("images", "fraug schedule.batch_size=1", "method fraug: .*batches of two images"),
     ("slices", "fednova optimizer.name=adam", r"method fednova: .* SGD, not adam: .*--set optimizer\.name=sgd"),
@@ -186,6 +196,14 @@ TASKS = [  # and optimisers, batch sizes, sampling of sites
     ("slices", "scaffold optimizer.name=adam", r"method scaffold: .* SGD, not adam: .*--set optimizer\.name=sgd"),
     ("images", "scaffold optimizer.name=adam", r"method scaffold: .* SGD, not adam: .*--set optimizer\.name=sgd"),
     ("images", "scaffold optimizer.momentum=0.9", r"method scaffold: .*momentum.*optimizer\.keep=false"),
+    ("images", "scaffold optimizer.clip_norm=1", r"method scaffold: .*optimizer\.clip_norm distorts"),
+    *(
+        ("images", f"{method} optimizer.nesterov=true optimizer.momentum=0.5 optimizer.keep=false", f"method {message}")
+        for method, message in (
+            ("scaffold", r"scaffold: .*optimizer\.nesterov distorts"),
+            ("fednova", r"fednova: .*optimizer\.nesterov=false"),
+        )
+    ),
 ]
 
 COMBINATIONS = [
@@ -226,7 +244,7 @@ COMBINATIONS = [
     ),
     ("images", "feddyn+fedbn", "method feddyn: .* fedbn keeps a model or a part of it"),
     ("images", "feddyn+pfedavg", "method feddyn: cannot be combined with pfedavg, .* fine-tuned"),
-    ("images", "fediir+fedrep", "method fediir: compares gradients of one classifier"),
+    ("images", "fediir+fedrep", "method fediir: .* one classifier .* with fedrep"),
     ("images", "fedsgd+pfedavg", "method fedsgd: cannot be combined with pfedavg, .* fine-tuning"),
     ("slices", "elcfs+fedrdn", "method elcfs: cannot be combined with fedrdn, which normalises images"),
     ("slices", "elcfs+mixup", "method elcfs: cannot be combined with mixup, which mixes images"),
@@ -237,6 +255,7 @@ COMBINATIONS = [
     ("images", "scaffold+partialfed", "method scaffold: .* partialfed keeps"),
     ("images", "scaffold+pfedavg", "method scaffold: cannot be combined with pfedavg, .* fine-tuned"),
     # centralised references
+    ("images", "groupdro+irm", "groupdro and irm cannot be combined: each is a whole training"),
     ("images", "groupdro+all", "groupdro and all cannot be combined"),
     *(("images", f"all+{other}", f"all and {other} cannot be combined") for other in ("fedrdn", "fedbn", "single")),
     ("images", "all fedavg.buffers=local", "all and fedavg cannot be combined"),
@@ -290,24 +309,34 @@ def test_a_job_is_accepted_with_its_options(kind: str, job: str, sites: str) -> 
             assert found[method][name] == yaml.safe_load(value)
 
 
+LINEAR = nn.Linear(1, 1)  # neither stages nor a head of a classifier
+
+
 @pytest.mark.parametrize(
-    ("client", "message"),
+    ("client", "net", "message"),
     [
-        (fedproto.Client(fedproto.Config()), "method fedproto: .* linear head, and digits_cnn has none"),
-        (moon.Client(moon.Config()), "method moon: .* linear head, and digits_cnn has none"),
-        (fpl.Client(fpl.Config()), "method fpl: .* linear head, and digits_cnn has none"),
-        (fedsr.Client(fedsr.Config()), "method fedsr: .* linear head, and digits_cnn has none"),
-        (fedrep.Client(fedrep.Config()), "method fedrep: .* network digits_cnn does not name one"),
-        (fediir.Client(fediir.Config()), "method fediir: .* network digits_cnn does not name one"),
-        (fraug.Client(fraug.Config()), "method fraug: network Linear has no embedding"),
-        (manifold_mixup.Client(manifold_mixup.Config()), "method manifold_mixup: network Linear names no stages"),
-        (mixstyle.Client(mixstyle.Config()), "method mixstyle: network Linear names no stages"),
-        (moex.Client(moex.Config()), "method moex: network Linear names no stages"),
+        (fedproto.Client(fedproto.Config()), LINEAR, "method fedproto: .* linear head, and digits_cnn has none"),
+        (moon.Client(moon.Config()), LINEAR, "method moon: .* linear head, and digits_cnn has none"),
+        (fpl.Client(fpl.Config()), LINEAR, "method fpl: .* linear head, and digits_cnn has none"),
+        (fedsr.Client(fedsr.Config()), LINEAR, "method fedsr: .* linear head, and digits_cnn has none"),
+        (fedrep.Client(fedrep.Config()), LINEAR, "method fedrep: .* network digits_cnn does not name one"),
+        (fediir.Client(fediir.Config()), LINEAR, "method fediir: .* network digits_cnn does not name one"),
+        (fraug.Client(fraug.Config()), LINEAR, "method fraug: network Linear has no embedding"),
+        (
+            manifold_mixup.Client(manifold_mixup.Config()),
+            LINEAR,
+            "method manifold_mixup: network Linear names no stages",
+        ),
+        (mixstyle.Client(mixstyle.Config()), LINEAR, "method mixstyle: network Linear names no stages"),
+        (moex.Client(moex.Config()), LINEAR, "method moex: network Linear names no stages"),
+        (fedwon.Client(fedwon.Config()), nn.LayerNorm(2), "method fedwon: network digits_cnn has layer norms"),
     ],
 )
-def test_a_network_without_stages_or_head_is_refused(client: base.Client[Any], message: str) -> None:
+def test_a_network_without_what_the_method_needs_is_refused(
+    client: base.Client[Any], net: nn.Module, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        client.check(small_image_job("fedavg"), nn.Linear(1, 1))
+        client.check(small_image_job("fedavg"), net)
 
 
 def test_a_held_out_site_has_no_head_of_its_own() -> None:

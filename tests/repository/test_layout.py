@@ -51,7 +51,6 @@ ELSEWHERE = {
     "federation/encryption/masks/streams": "federation/encryption/masks/test_site.py",
     "federation/encryption/masks/unmasking": "federation/encryption/masks/test_server.py",
     "federation/encryption/server": "flare/test_encryption.py",
-    "federation/encryption/shared": "flare/test_encryption.py",
     "federation/encryption/site": "flare/test_encryption.py",
     "federation/encryption/sums": "flare/test_encryption.py",
     "federation/footprint": "federation/test_memory.py",

@@ -19,12 +19,11 @@ def test_names_sort_as_their_numbers_do() -> None:
     assert names == sorted(names) and (names[0], names[-1]) == ("s0000", "s1199")
 
 
-@pytest.mark.parametrize("count", [0, MOST_SITES + 1])
-def test_no_site_and_far_too_many_are_refused(count: int) -> None:
-    with pytest.raises(ConfigError, match="'count'"):
-        Numbered.parse({"prefix": "site_", "count": count}, where="the task")
-
-
-def test_a_prefix_that_is_no_file_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'prefix'"):
-        Numbered.parse({"prefix": "../", "count": 3}, where="the task")
+@pytest.mark.parametrize(
+    ("change", "key"), [({"count": 0}, "count"), ({"count": MOST_SITES + 1}, "count"), ({"prefix": "../"}, "prefix")]
+)
+def test_no_site_far_too_many_and_a_prefix_that_is_no_file_name_are_refused(
+    change: dict[str, object], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"'{key}'"):
+        Numbered.parse({"prefix": "site_", "count": 3, **change}, where="the task")

@@ -108,7 +108,7 @@ def resolve(
     departures = expects.departures(spec.protocol, methods=chosen, weights=spec.network.weights)
     spec = spec.model_copy(update={"departures": departures})
     loaded = method_set.load(chosen)
-    federation_spec = _federation(apart["federation"], len(spec.sites))
+    federation_spec = _federation(apart["federation"], len(spec.sites), where=f"{where}: federation")
     raw_job = {
         "schema": 1,
         "name": name or "_".join([*names, spec.name]),
@@ -116,7 +116,7 @@ def resolve(
         "task": spec,
         "methods": {m.name: m.config.model_dump(mode="json") for m in loaded},
         "federation": federation_spec,
-        "evaluation": EvaluationSpec.parse(apart["evaluation"], where="evaluation"),
+        "evaluation": EvaluationSpec.parse(apart["evaluation"], where=f"{where}: evaluation"),
     }
     job = JobSpec.parse(raw_job, where="job")
     # Check what depends on the network, the task's kind or a method now, not when the sites start.
@@ -218,11 +218,11 @@ def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
         trial.check_patch(net, task.spatial, name=spec.network.name)
 
 
-def _federation(raw: dict[str, Any], n_sites: int) -> FederationSpec:
+def _federation(raw: dict[str, Any], n_sites: int, *, where: str) -> FederationSpec:
     """By default all sites but one must answer."""
-    drawn = FederationSpec.parse({"min_sites": 1, **raw}, where="federation").sites_per_round
+    drawn = FederationSpec.parse({"min_sites": 1, **raw}, where=where).sites_per_round
     asked = drawn or n_sites
-    spec = FederationSpec.parse({"min_sites": max(1, asked - 1), **raw}, where="federation")
+    spec = FederationSpec.parse({"min_sites": max(1, asked - 1), **raw}, where=where)
     for key, value, most, what in (
         ("sites_per_round", spec.sites_per_round or n_sites, n_sites, "the job has only"),
         ("hosts", spec.hosts or n_sites, n_sites, "the job has only"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,22 +93,23 @@ def test_more_memory_is_a_larger_patch() -> None:
 
 
 def test_a_patch_that_does_not_fit_is_refused_with_one_that_does() -> None:
-    with pytest.raises(
-        ConfigError, match=r"patches of 128 x 256 x 256 need [\d.]+ GB, and there are 4: --patch"
-    ) as told:
+    with pytest.raises(ConfigError) as told:
         make_plan(LARGE, sites=4, memory=4, patch=(128, 256, 256))
-    offered = re.search(r"--patch ([\d,]+) fits", str(told.value))
+    facts = r"patches of 128 x 256 x 256 need [\d.]+ GB, and there are 4: --patch ([\d,]+) fits"
+    offered = re.search(facts, str(told.value))
     assert offered is not None
     patch = tuple(map(int, offered[1].split(",")))
     assert make_plan(LARGE, sites=4, memory=4, patch=patch).patch == patch
     assert make_plan(LARGE, sites=4, memory=4, patch=(30, 60, 60)).patch == (32, 64, 64), "padded"
-    with pytest.raises(ConfigError, match="needs 3 numbers"):
-        make_plan(LARGE, sites=4, patch=(64, 64))
 
 
-def test_memory_for_nothing_is_refused_with_what_it_takes() -> None:
-    with pytest.raises(ConfigError, match=r"no plan fits into 0\.05 GB: .* needs 0\.\d+: give at least that"):
-        make_plan(LARGE, sites=4, memory=0.05)
+@pytest.mark.parametrize(
+    ("asked", "facts"),
+    [({"patch": (64, 64)}, "needs 3 numbers"), ({"memory": 0.05}, r"0\.05 GB: .* needs 0\.\d+: give at least that")],
+)
+def test_a_patch_of_another_dimension_and_memory_for_nothing_are_refused(asked: dict[str, Any], facts: str) -> None:
+    with pytest.raises(ConfigError, match=facts):
+        make_plan(LARGE, sites=4, **asked)
 
 
 def test_without_voxel_sizes_volumes_keep_their_own(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_the_run_waits_says_so_and_goes_on(number: int, tmp_path: Path, caplog: 
 
 def test_a_disk_that_stays_full_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     disk = Disk(1000)
-    with pytest.raises(DiskFull, match=r"is full, the state could not be written: make room"):
+    with pytest.raises(DiskFull, match=r"full, the state .*: make room"):
         disk.room(tmp_path, patience=9).write("the state", disk.write)
     assert disk.now == 10
     with pytest.raises(DiskFull):
@@ -64,9 +64,9 @@ def test_a_disk_that_stays_full_ends_the_run_with_the_reason(tmp_path: Path) -> 
 
 def test_another_fault_of_the_disk_is_not_waited_for(tmp_path: Path) -> None:
     disk = Disk(1, errno.EIO)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(OSError) as raised:
         disk.room(tmp_path).write("the state", disk.write)
-    assert disk.now == 0
+    assert raised.value.errno == errno.EIO and disk.now == 0
 
 
 def test_a_run_goes_on_to_the_same_weights(
@@ -101,13 +101,15 @@ def test_what_could_not_be_written_leaves_nothing_behind(tmp_path: Path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError) as raised:
             write_text(tmp_path / "results.json", "x")
+    assert raised.value.errno == errno.ENOSPC
     update = Update("A", 1, 1, 1, {"w": np.zeros(3, np.float32), "x": np.zeros((2, 2), object)})
     with monkeypatch.context() as patch:
         patch.setattr("fedshift.federation.server.spool._bytes", lambda array: Disk(1).write())
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError) as raised:
             SpooledUpdate(update, tmp_path / "A.arrays", Change())
+    assert raised.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
 
 

@@ -120,14 +120,16 @@ def test_a_poisoned_deviation_is_refused_in_the_statistics_round(value: float) -
     good = Update("A", 0, 10, 0, arrays={"fedrdn": {"std": np.array([0.1, 0.2])}})
     check(good, round_=0)
     bad = dataclasses.replace(good, arrays={"fedrdn": {"std": np.array([0.1, value])}})
-    with pytest.raises(Rejected, match="fedrdn/std"):
+    with pytest.raises(Rejected) as caught:
         check(bad, round_=0)
+    assert caught.value.key == "fedrdn/std"
 
 
 def test_personal_keys_must_stay_at_home() -> None:
     personal = frozenset({"bn.running_var", "bn.num_batches_tracked"})
-    with pytest.raises(Rejected, match=r"bn\.num_batches_tracked.*not expected"):
+    with pytest.raises(Rejected) as caught:
         check(GOOD, withheld=personal)
+    assert caught.value.key in personal
     check(dataclasses.replace(GOOD, weights={"conv.weight": GOOD.weights["conv.weight"]}), withheld=personal)
 
 
@@ -136,7 +138,7 @@ def test_large_buffers_do_not_loosen_the_limit_on_parameters_nor_break_it() -> N
     moved = {**GOOD.weights, "bn.running_var": np.full(2, 5e9, np.float32)}
     check(dataclasses.replace(GOOD, weights=moved), weights=received)
     far = {**moved, "conv.weight": np.full((2, 3), 100, np.float32)}
-    with pytest.raises(Rejected, match=r"moved by 242 in one round, allowed is 24\.5"):
+    with pytest.raises(Rejected, match=r"moved by 242 .* 24\.5"):
         check(dataclasses.replace(GOOD, weights=far), weights=received)
 
 
@@ -161,7 +163,7 @@ def test_sizes_that_a_site_chooses_agree_and_are_no_more_than_its_samples() -> N
 
     check(answer(10, 10), specs=specs)
     for images, targets, reason in (
-        (11, 11, "has 11 groups, allowed are 1 to 10"),
+        (11, 11, "11 groups, .* 1 to 10"),
         (0, 0, "0 groups"),
         (3, 4, "another"),
     ):
@@ -172,26 +174,27 @@ def test_sizes_that_a_site_chooses_agree_and_are_no_more_than_its_samples() -> N
 def test_running_statistics_have_a_largest_value() -> None:
     key = next(key for key in WEIGHTS if key.endswith("running_var"))
     check(dataclasses.replace(GOOD, weights={**GOOD.weights, key: np.full_like(GOOD.weights[key], 1e5)}))
-    with pytest.raises(Rejected, match="allowed is"):
+    with pytest.raises(Rejected) as caught:
         check(dataclasses.replace(GOOD, weights={**GOOD.weights, key: np.full_like(GOOD.weights[key], 3e38)}))
+    assert caught.value.key == key
 
 
 def test_steps_are_those_that_the_schedule_makes() -> None:
     """FedNova divides by them: a site that says 1 would count many times."""
     check(GOOD, n_steps=5)
-    with pytest.raises(Rejected, match="is 5, but the job makes 6 of 10 samples"):
-        check(GOOD, n_steps=6)
     check(GOOD, n_steps=6, fewer_steps=True)
-    with pytest.raises(Rejected, match="is 5, but the job makes at most 4 of 10 samples"):
-        check(GOOD, n_steps=4, fewer_steps=True)
+    for due, fewer, reason in ((6, False, "makes 6"), (4, True, "at most 4")):
+        with pytest.raises(Rejected, match=f"is 5, .* {reason} of 10 samples"):
+            check(GOOD, n_steps=due, fewer_steps=fewer)
 
 
 def test_a_method_may_refuse_what_its_specification_cannot_say() -> None:
     def fault(arrays: dict[str, np.ndarray], n_samples: int) -> tuple[str, str] | None:
         return ("std.1", f"of {n_samples}") if arrays["std.1"][1] == 2 else None
 
-    with pytest.raises(Rejected, match=r"fedfa/std\.1: of 10"):
+    with pytest.raises(Rejected) as caught:
         check(GOOD, faults={"fedfa": fault})
+    assert (caught.value.key, caught.value.reason) == ("fedfa/std.1", "of 10")
     check(dataclasses.replace(GOOD, **fedfa(np.float32([1, 3]))), faults={"fedfa": fault})
 
 

@@ -126,8 +126,15 @@ def test_an_own_model_that_diverges_does_not_disturb_the_federation(
     assert "training its own model diverged" in caplog.text
 
 
-@pytest.mark.parametrize(("method", "reason"), [("single", "this job is that"), ("all", "is for federations")])
-def test_what_has_nothing_to_compare_is_refused(method: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "options", "reason"),
+    [
+        ("single", [], "this job is that"),
+        ("all", [], "is for federations"),
+        ("fedavg", ["schedule.minutes=5"], r"evaluation\.local .* schedule\.minutes"),
+    ],
+)
+def test_what_has_nothing_to_compare_is_refused(method: str, options: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        resolve("digits", method, options=[LOCAL])
+        resolve("digits", method, options=[LOCAL, *options])
     assert "local" not in str(resolve("digits", "fedavg").dump().get("evaluation"))

@@ -91,13 +91,6 @@ def test_a_task_that_is_stopped_or_diverges_writes_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "state" / "A" / "round_000001.pt").exists()
 
 
-def test_validation_scores_and_evaluates_each_split(tmp_path: Path) -> None:
-    site = site_of(small_image_job("fedavg", "schedule.rounds=1"), tmp_path)
-    scores = site.validate(Broadcast(2, 1, read_weights(site.network)))
-    assert scores.round == 1 and set(scores.values) == {"val", "test"} and set(scores.evaluations) == {"test"}
-    assert scores.evaluations["test"].scores == scores.values["test"] and scores.personal == {}
-
-
 def test_fine_tuning_is_scored_apart_and_leaves_no_state(tmp_path: Path) -> None:
     site = site_of(small_image_job("pfedavg", "schedule.rounds=1"), tmp_path)
     broadcast = Broadcast(2, 1, read_weights(site.network))

@@ -81,9 +81,10 @@ def test_whom_a_task_a_file_or_a_data_set_asks(tmp_path: Path, monkeypatch: pyte
     file = tmp_path / "mine.yaml"
     file.write_text("dataset: organ\nsites: [A]\nheld_out: [B]\n", encoding="utf-8")
     assert question(str(file)).everyone == ("A", "B")
-    with pytest.raises(ConfigError, match=r"no task and no prepared data set 'orgam'; did you mean 'organ'"):
-        question("orgam")
-    with pytest.raises(ConfigError, match="has no site 'D'"):
-        question("organ", sites=["D"])
-    with pytest.raises(ConfigError, match="no site to plan for"):
-        question("organ", held_out=["A", "B"])
+    for task, sites, reason in (
+        ("orgam", {}, "no task and no prepared data set 'orgam'.* 'organ'"),
+        ("organ", {"sites": ["D"]}, "no site 'D'"),
+        ("organ", {"held_out": ["A", "B"]}, "no site to plan for"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            question(task, **sites)

@@ -42,12 +42,10 @@ def test_a_policy_can_leave_counts_only(policy: Policy, why: str, tmp_path: Path
 def test_two_cases_tell_nothing_by_default(tmp_path: Path) -> None:
     assert answer(survey_site(tmp_path, "A", (1, 2)), "A").withheld
     assert not answer(survey_site(tmp_path / "more", "A", (1, 2, 3)), "A").withheld
-    with pytest.raises(ValueError, match="survey_cases"):
-        Policy(survey_cases=2)
 
 
 def test_a_site_that_wants_encryption_does_not_answer(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match=r"site A: its policy wants answers that the server cannot read"):
+    with pytest.raises(PolicyError, match=r"site A: .* answers that the server cannot read"):
         answer(survey_site(tmp_path, "A", (1, 2, 3)), "A", Policy(encryption="required"))
 
 
@@ -82,7 +80,7 @@ def test_each_survey_with_noise_is_in_the_ledger_and_none_goes_past_the_budget(t
     assert [one.what for one in account.releases] == ["survey", "survey"]
     assert [one.deviation for one in account.releases] == [one.noise for one in told]
     assert account.releases[0].sensitivity == pytest.approx(np.sqrt(2))
-    with pytest.raises(PolicyError, match=r"job survey would take epsilon to .* past the 4.5 of its policy"):
+    with pytest.raises(PolicyError, match=r"job survey .* past the 4\.5 "):
         answer(folder, "A", policy, ledger=tmp_path / "kit")
     only = Policy.parse({"budget": {"epsilon": 4.5}}, where="test")
     assert "has a budget and puts no noise on statistics" in answer(folder, "A", only).withheld

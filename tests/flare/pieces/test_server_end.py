@@ -98,11 +98,11 @@ def test_an_answer_whose_arrays_have_not_come_is_not_restored(tmp_path: Path) ->
     message = answer()
     file = take_out(message, tmp_path / "file")
     assert file is not None
-    with pytest.raises(NotInFileError, match="have not come whole"):
-        server.restore("HK", message)
-    line.server.answer("HK", SEND, Ask(file, 0, b"x").encode())
-    with pytest.raises(NotInFileError, match="have not come whole"):
-        server.restore("HK", message)
+    for length in (0, 1):
+        if length:
+            line.server.answer("HK", SEND, Ask(file, 0, b"x").encode())
+        with pytest.raises(NotInFileError, match="not come whole"):
+            server.restore("HK", message)
     small = Shareable()
     server.restore("HK", small)
     assert not small.get("fedshift_arrays")

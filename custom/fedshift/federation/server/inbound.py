@@ -10,7 +10,7 @@ from fedshift.federation.server.outliers import medians, outliers
 from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change, Ranges, Received, Rejected, check_packed, check_update
-from fedshift.federation.site.site import SCORED, SCORED_IF_HELD_OUT
+from fedshift.federation.site.scoring import SCORED, SCORED_IF_HELD_OUT
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.messages import TEST_PREFIX, Scores, Update
 from fedshift.tasks.base import Task

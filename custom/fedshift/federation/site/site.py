@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 import numpy as np
 import torch
@@ -22,24 +22,23 @@ from fedshift.federation.site.answers import AnswerStore, fingerprint
 from fedshift.federation.site.checkpoint import Checkpoint, forget
 from fedshift.federation.site.local_model import LocalModel
 from fedshift.federation.site.outbound import Encryption, Outbound
+from fedshift.federation.site.scoring import Scoring
 from fedshift.federation.site.state import SiteState, StateStore
 from fedshift.federation.weights import load_weights, read_weights, require_weights
 from fedshift.methods.base import Run
 from fedshift.methods.chain import ClientChain
 from fedshift.methods.method_set import MethodSet, pooled_reference
 from fedshift.schema.errors import DataError, PolicyError
-from fedshift.schema.evaluation import MAX_NUMBER, Evaluation
-from fedshift.schema.files import write_text
+from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.identity import own_identity
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Split, manifest_sha256
-from fedshift.schema.messages import TEST_PREFIX, Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
+from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update, Weights
 from fedshift.schema.optimizer import OptimizerSpec
 from fedshift.schema.paired import OWN_FILE, LocalComparison
 from fedshift.schema.policy import Policy
 from fedshift.schema.reference import Reference
-from fedshift.schema.seeding import derive_seed
-from fedshift.tasks.base import CaseScores, Everything, ScanTask, SiteData, Subset, Task
+from fedshift.tasks.base import CaseScores, Everything, SiteData, Subset, Task
 from fedshift.tasks.device import choose_device, device_name
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.out_of_memory import out_of_memory_as_error
@@ -52,8 +51,6 @@ log = logging.getLogger("fedshift")
 
 Tell = Callable[[Path, str, Policy | None, Sequence[float | None]], Reference | None]
 """`fedshift.federation.reference.site_reference`."""
-SCORED: tuple[Subset, ...] = ("val", "test")
-SCORED_IF_HELD_OUT: tuple[Subset, ...] = ("all", "test")
 
 
 class _Machine(TypedDict):
@@ -77,6 +74,7 @@ class Site:
     """A site in a job: its data, the network, and a folder for its state."""
 
     _data: SiteData | None
+    _scoring: Scoring | None = None
     _net: nn.Module
     _machine: _Machine
     _methods: MethodSet
@@ -127,9 +125,18 @@ class Site:
         task = build_task(job)
         self._data = task.open(data, name)
         self._manifest_sha256 = manifest_sha256(data)
-        self._share_cases, self._folder, self._policy, self._tell = share_cases, data, privacy, tell
+        self._folder, self._policy, self._tell = data, privacy, tell
         training = self._data if self._data.n_train else Everything(self._data)
         self._set_up(job, name, task.at(self._data), training, state, device, beside, workers)
+        self._scoring = Scoring(
+            job,
+            name,
+            task=self._task,
+            data=self._data,
+            net=self._net,
+            share_cases=share_cases,
+            own_file=self._state_folder / OWN_FILE,
+        )
         self._answers = AnswerStore(state / name) if keep_answers else None
         if privacy is not None:
             from fedshift.federation.site.privacy.gate import Gate  # imports scipy, needed with a policy only
@@ -197,7 +204,6 @@ class Site:
             self._net, self._machine, self._methods = beside._net, beside._machine, beside._methods
         self._state_folder = state / name
         self._store = StateStore(self._state_folder)
-        self._own_file = self._state_folder / OWN_FILE
 
     @property
     def network(self) -> nn.Module:
@@ -291,7 +297,7 @@ class Site:
             run.stop = stop
             if broadcast.round > 1 and not self._store.has_trained(broadcast.round):
                 chain.newcomer(self._training)
-            metrics = checkpoint.done("metrics", lambda: self._round_scores(chain, broadcast.round - 1))
+            metrics = checkpoint.done("metrics", lambda: self._round_scores(chain, broadcast.round))
             spec = self._optimizer_at(broadcast.round)
             run.optimizer = local_training.make_optimizer(self._net, spec)
             if session.state.optimizer is not None:
@@ -354,13 +360,13 @@ class Site:
         """Scores of a received model as an update has them in its ``metrics``; none of the initial model."""
         broadcast = self._outbound.open(broadcast)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            return self._round_scores(session.chain, broadcast.round - 1)
+            return self._round_scores(session.chain, broadcast.round)
 
     def score(self, broadcast: Broadcast, subset: Subset) -> dict[str, float]:
         """Score a received model on one subset of the site, as `validate` does."""
         broadcast = self._outbound.open(broadcast)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            return self._scores(session.chain, subset)
+            return {} if self._scoring is None else self._scoring.scores(session.chain, subset)
 
     def validate(self, broadcast: Broadcast, *, stop: Callable[[], bool] = lambda: False) -> Scores:
         """Score the last or the best aggregate on the splits that it was not trained on.
@@ -390,7 +396,7 @@ class Site:
             if not spares and not self._store.has_trained(broadcast.round):
                 session.chain.newcomer(self._training)
             cases: CaseScores = {}
-            values, evaluations = self._final_scores(session.chain, cases)
+            values, evaluations = self._own_scoring.final(session.chain, held_out=self._held_out, cases=cases)
             reference = self._reference(session.chain) if self._job.evaluation.reference else None
             personal: dict[str, dict[str, float]] = {}
             own: Evaluation | None = None
@@ -400,7 +406,7 @@ class Site:
                 session.run.stop = stop
                 self._fine_tune(session, epochs)
                 cases.clear()
-                personal, owns = self._final_scores(session.chain, cases)
+                personal, owns = self._own_scoring.final(session.chain, held_out=self._held_out, cases=cases)
                 own = owns.get("test")
         return Scores(
             site=self.name,
@@ -421,56 +427,38 @@ class Site:
         tested = None if newest is None else self._local.test(newest.local)
         if tested is None:
             return None
-        from fedshift.tasks.evaluation.paired import compare
-
         round_, local = tested
-        score = self._task.per_case[0]
-        whole, found = (
-            compare(
-                federated[score],
-                local[score],
-                score=score,
-                is_binary=not self._task.dense,
-                round_=round_,
-                seed=derive_seed(self._job.seed, self.name, 0, "bootstrap"),
-                share_cases=share_cases,
-            )
-            for share_cases in (True, self._share_cases)
-        )
-        if whole != found:
-            self._own_file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self._own_file, whole.model_dump_json(indent=1))
-            log.info("site %s: the scores of its single cases are in %s, and stay here", self.name, self._own_file)
-        log.info(
-            "site %s: %s of %d test cases: federated %.4f, trained alone %.4f (round %d): %s",
-            *(self.name, score, found.n, found.federated, found.local, round_, found.verdict),
-        )
-        return found
+        return self._own_scoring.compare(federated, local, round_=round_)
 
     def evaluate(self, broadcast: Broadcast, subset: Subset) -> Evaluation:
         """Evaluate a received model on one subset of the site, which must have samples."""
         broadcast = self._outbound.open(broadcast)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            return self._evaluation(session.chain, subset)
+            return self._own_scoring.evaluate(session.chain, subset)
 
     def gradient(self, broadcast: Broadcast, subset: Subset) -> list[Tensor]:
         """Gradient of a received model's mean loss over one subset of the site, which must have samples.
 
-        See `local_training.gradient`. For runs in one process; a site never sends it.
+        For runs in one process; a site never sends it.
         """
-        assert self._data is not None
         broadcast = self._outbound.open(broadcast)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            return local_training.gradient(self._task, self._data, session.chain, self._net, subset)
+            return self._own_scoring.gradient(session.chain, subset)
 
     def predictions(self, broadcast: Broadcast, subset: Subset) -> Iterator[Tensor]:
         """Yield a received model's class probabilities for one subset of the site, by batches, (B, K, …) on the CPU."""
-        assert self._data is not None
         broadcast = self._outbound.open(broadcast)
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
-            yield from local_training.probabilities(
-                self._task, self._data, session.chain, self._net, subset, self._job.task.schedule
-            )
+            yield from self._own_scoring.probabilities(session.chain, subset)
+
+    @property
+    def _own_scoring(self) -> Scoring:
+        assert self._scoring is not None, "a pooled site has no samples to score on"
+        return self._scoring
+
+    def _round_scores(self, chain: ClientChain, round_: int) -> dict[str, float]:
+        """Scores of the model that round ``round_`` starts from: the aggregate of the round before."""
+        return {} if self._scoring is None else self._scoring.of_round(chain, round_ - 1)
 
     def _fine_tune(self, session: _Session, epochs: int) -> None:
         """Train the received model for this site alone. The result is neither kept nor sent."""
@@ -482,54 +470,11 @@ class Site:
         session.chain.begin(self._training)
         local_training.train(self._task, self._training, session.chain, session.run, schedule)
 
-    def _final_scores(
-        self, chain: ClientChain, cases: CaseScores
-    ) -> tuple[dict[str, dict[str, float]], dict[str, Evaluation]]:
-        """Scores of a final model on each subset, and full evaluations of all but validation, which only selects.
-
-        ``cases`` gets the scores of single test cases, which stay here.
-        """
-        assert self._data is not None
-        values: dict[str, dict[str, float]] = {}
-        evaluations: dict[str, Evaluation] = {}
-        norm = self._job.evaluation.gradient_norm
-        for subset in SCORED_IF_HELD_OUT if self._held_out else SCORED:
-            if not self._data.count(subset):
-                continue
-            if subset != "val":
-                evaluations[subset] = self._evaluation(chain, subset, cases)
-                values[subset] = dict(evaluations[subset].scores)
-            else:
-                values[subset] = self._scores(chain, subset)
-                if norm:
-                    evaluations[subset] = Evaluation(scores=values[subset])
-            if norm and subset != "test":
-                length = local_training.gradient_norm(self._task, self._data, chain, self._net, subset)
-                evaluations[subset] = evaluations[subset].model_copy(
-                    update={"gradient_norm": length if length <= MAX_NUMBER else None}
-                )
-        return values, evaluations
-
     def _reference(self, chain: ClientChain) -> Reference | None:
         """What the site tells of its scans; nothing if it is held out."""
         if self._held_out or self._tell is None:
             return None
-        assert self._data is not None
-        task, schedule = cast("ScanTask", self._task), self._job.task.schedule  # other kinds refuse such a job
-        probabilities = local_training.probabilities(task, self._data, chain, self._net, "val", schedule)
-        confidences = list(task.confidences(probabilities, self._data, "val"))
-        return self._tell(self._folder, self.name, self._policy, confidences)
-
-    def _evaluation(self, chain: ClientChain, subset: Subset, cases: CaseScores | None = None) -> Evaluation:
-        assert self._data is not None
-        return self._task.evaluate(
-            local_training.probabilities(self._task, self._data, chain, self._net, subset, self._job.task.schedule),
-            self._data,
-            subset,
-            seed=derive_seed(self._job.seed, self.name, 0, "bootstrap"),
-            share_cases=self._share_cases,
-            keep=cases,
-        )
+        return self._tell(self._folder, self.name, self._policy, self._own_scoring.confidences(chain))
 
     def _require_round(self, broadcast: Broadcast, last: int) -> None:
         """Refuse a task of a round that the job does not have: noise is worked out for the job's rounds and no more."""
@@ -552,24 +497,6 @@ class Site:
         with out_of_memory_as_error(self.name, 0):
             arrays = ClientChain(self._methods, self._run(0, {}), state.methods).statistics(self._training)
         return state, arrays
-
-    def _scores(self, chain: ClientChain, subset: Subset) -> dict[str, float]:
-        if self._data is None or not self._data.count(subset):
-            return {}
-        predictions = local_training.predict(self._task, self._data, chain, self._net, subset, self._job.task.schedule)
-        return self._task.scores(predictions, self._data, subset)
-
-    def _round_scores(self, chain: ClientChain, scored: int) -> dict[str, float]:
-        """Validation scores of the aggregate of round ``scored``, and test scores if the job has them of this round.
-
-        Round 0 is the weights that the run starts from, which are scored if the job asks for it.
-        """
-        if not scored and not self._job.evaluation.start:
-            return {}
-        found, every = self._scores(chain, "val"), self._job.evaluation.every
-        if every is not None and scored and scored % every == 0:
-            found |= {f"{TEST_PREFIX}{name}": value for name, value in self._scores(chain, "test").items()}
-        return found
 
     def _optimizer_at(self, round_: int) -> OptimizerSpec:
         task = self._job.task

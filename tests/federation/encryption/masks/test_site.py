@@ -97,7 +97,7 @@ def test_numbers_that_a_sum_has_no_room_for_are_not_sent(value: float, parties: 
     update = parties.plain["HK"]
     key = next(k for k, v in update.weights.items() if v.dtype == np.float32)
     weights = {**update.weights, key: np.full_like(update.weights[key], value)}
-    with pytest.raises(DataError, match=f"site HK, round 1: {key} holds numbers that cannot be summed with masks"):
+    with pytest.raises(DataError, match=f"site HK, round 1: {key} .* summed with masks"):
         parties.masked("HK", update=replace(update, weights=weights))
 
 
@@ -113,14 +113,14 @@ def test_a_site_gives_shares_for_one_sum_a_round(parties: Parties) -> None:
     for site in (parties.sites["BIDMC"], parties.site("BIDMC")):  # also after a restart
         again = site.unmask(question)
         assert again.arrays[MASKS][OPENED].tobytes() == answer.arrays[MASKS][OPENED].tobytes()
-        with pytest.raises(PolicyError, match=r"site BIDMC, round 1: .* is a second one of this round"):
+        with pytest.raises(PolicyError, match=r"site BIDMC, round 1: .* second one of this round"):
             site.unmask(asked(question, (0, 2)))
     # The same round with another message, and so other masks, does not open it either.
     other = replace(parties.message, weights={key: value + 0 for key, value in parties.message.weights.items()})
     key = next(k for k, v in other.weights.items() if v.dtype == np.float32)
     other.weights[key] = other.weights[key] + 1
     parties.masked("BIDMC", other)
-    with pytest.raises(PolicyError, match="about another message than the one that its update answers"):
+    with pytest.raises(PolicyError, match="about another message"):
         parties.sites["BIDMC"].unmask(question)
 
 
@@ -134,32 +134,29 @@ def test_shares_of_a_second_update_are_not_given(parties: Parties) -> None:
     second = parties.masked("HK", update=replace(update, weights=weights))
     sealed = question.arrays[MASKS][SEALED].copy()
     sealed[1] = second.arrays[MASKS]["shares"]
-    with pytest.raises(PolicyError, match="is a second one of this round"):
+    with pytest.raises(PolicyError, match="second one of this round"):
         parties.sites["BIDMC"].unmask(asked(question, (0, 1, 2), sealed))
 
 
 @pytest.mark.parametrize(
-    ("numbers", "reason"),
+    ("numbers", "min_sites", "reason"),
     [
-        ((0,), "is for a sum over 1 sites, and 2 are the fewest"),
-        ((1, 2), "is for a sum without this site"),
-        ((0, 0, 1), "names sites twice"),
-        ((2, 0), "names sites twice, out of order"),
+        ((0,), 2, "over 1 sites, and 2 are the fewest"),
+        ((0, 1), 3, "over 2 sites, and 3 are the fewest"),
+        ((1, 2), 2, "without this site"),
+        ((0, 0, 1), 2, "names sites twice"),
+        ((2, 0), 2, "names sites .* out of order"),
     ],
 )
-def test_sums_that_would_tell_too_much_are_refused(numbers: tuple[int, ...], reason: str, parties: Parties) -> None:
+def test_sums_that_would_tell_too_much_are_refused(
+    numbers: tuple[int, ...], min_sites: int, reason: str, tmp_path: Path
+) -> None:
+    parties = Parties(masked_job("fedavg", f"federation.min_sites={min_sites}"), tmp_path)
     parties.upload(*SITES)
     question = parties.question()
-    with pytest.raises(PolicyError, match=f"site BIDMC, round 1: the server's question to unmask a sum {reason}"):
+    with pytest.raises(PolicyError, match=f"site BIDMC, round 1: .* question to unmask a sum .*{reason}"):
         parties.sites["BIDMC"].unmask(asked(question, numbers))
     parties.sites["BIDMC"].unmask(question)
-
-
-def test_the_jobs_own_minimum_holds_for_a_sum(tmp_path: Path) -> None:
-    parties = Parties(masked_job("fedavg", "federation.min_sites=3"), tmp_path)
-    parties.upload(*SITES)
-    with pytest.raises(PolicyError, match="sum over 2 sites, and 3 are the fewest"):
-        parties.sites["BIDMC"].unmask(asked(parties.question(), (0, 1)))
 
 
 def test_shares_that_were_changed_or_cut_are_named(parties: Parties) -> None:
@@ -171,18 +168,16 @@ def test_shares_that_were_changed_or_cut_are_named(parties: Parties) -> None:
     swapped = sealed.copy()
     swapped[[1, 2]] = sealed[[2, 1]]
     for bad, reason in (
-        (changed, "has a share of site UCL that was changed"),
-        (swapped, "has a share of site HK that was changed"),
-        (sealed[:, :, :-1].copy(), "has 'sealed', which is uint8"),
-        (sealed[:2], "has 'sealed', which is uint8"),
+        (asked(question, (0, 1, 2), changed), "share of site UCL that was changed"),
+        (asked(question, (0, 1, 2), swapped), "share of site HK that was changed"),
+        (asked(question, (0, 1, 2), sealed[:, :, :-1].copy()), "has 'sealed', which is uint8"),
+        (asked(question, (0, 1, 2), sealed[:2]), "has 'sealed', which is uint8"),
+        (replace(question, arrays={MASKS: {}}), "has '"),
+        (replace(question, arrays={MASKS: {"members": np.zeros(2)}}), "has '"),
+        (replace(question, round=2), "not of the round of its last masked update"),
     ):
         with pytest.raises(PolicyError, match=reason):
-            parties.sites["BIDMC"].unmask(asked(question, (0, 1, 2), bad))
-    for arrays in ({}, {"members": np.zeros(2)}):
-        with pytest.raises(PolicyError, match="has '"):
-            parties.sites["BIDMC"].unmask(replace(question, arrays={MASKS: arrays}))
-    with pytest.raises(PolicyError, match="is not of the round of its last masked update"):
-        parties.sites["BIDMC"].unmask(replace(question, round=2))
+            parties.sites["BIDMC"].unmask(bad)
 
 
 def test_sites_that_were_sent_different_models_do_not_unmask(parties: Parties) -> None:
@@ -194,10 +189,12 @@ def test_sites_that_were_sent_different_models_do_not_unmask(parties: Parties) -
     parties.upload("BIDMC", "HK")
     assert parties.server.accept(parties.masked("UCL", other))
     question = parties.question()
-    with pytest.raises(PolicyError, match=r"share of site UCL that was changed, or made in reply to another message"):
-        parties.sites["BIDMC"].unmask(question)
-    with pytest.raises(PolicyError, match="about another message"):
-        parties.sites["UCL"].unmask(question)
+    for site, reason in (
+        ("BIDMC", "share of site UCL .*in reply to another message"),
+        ("UCL", "about another message"),
+    ):
+        with pytest.raises(PolicyError, match=reason):
+            parties.sites[site].unmask(question)
 
 
 # --- what a server could learn at most --------------------------------------------------------------------
@@ -271,26 +268,22 @@ def test_signed_keys_are_taken_and_others_are_not(signed: Parties) -> None:
         (real.model_copy(update={"public": public.hex()}), "is not signed by that site"),
         (SiteKey.make("UCL", public, run="run 2", identity=signed.identities["UCL"]), "is not signed by that site"),
         (SiteKey.make("BIDMC", public, run=RUN, identity=signed.identities["BIDMC"]), "is one of site BIDMC"),
+        (b"{}", "is none"),
     ):
-        with pytest.raises(ConfigError, match=f"the key of site UCL that the server has sent .*{reason}"):
+        with pytest.raises(ConfigError, match=f"the key of site UCL .*{reason}"):
             signed.sites["HK"].open(with_key(signed, "UCL", key))
-    with pytest.raises(ConfigError, match="what the server has sent as the key of site UCL is none"):
-        signed.sites["HK"].open(with_key(signed, "UCL", b"{}"))
 
 
-def test_a_key_that_makes_pairs_readable_is_refused(parties: Parties) -> None:
-    message = with_key(parties, "UCL", SiteKey(site="UCL", public="00" * 32))
-    with pytest.raises(ConfigError, match="the key of site UCL is one with which everybody could read"):
-        parties.masked("HK", message)
-
-
-def test_without_enough_keys_nothing_is_sent(parties: Parties) -> None:
-    few = replace(parties.message, arrays={MASKS: {f"{KEYS}HK": parties.message.arrays[MASKS][f"{KEYS}HK"]}})
-    with pytest.raises(ConfigError, match="keys of 1 sites, and sums are over 2 or more"):
-        parties.masked("HK", few)
-    parties.sites["HK"] = parties.site("HK")
-    with pytest.raises(ConfigError, match="message of round 1 has no keys of sites"):
-        parties.masked("HK", replace(parties.message, arrays={}))
+def test_with_a_key_that_makes_pairs_readable_or_too_few_keys_nothing_is_sent(parties: Parties) -> None:
+    own = {f"{KEYS}HK": parties.message.arrays[MASKS][f"{KEYS}HK"]}
+    for message, reason in (
+        (with_key(parties, "UCL", SiteKey(site="UCL", public="00" * 32)), "key of site UCL .* everybody could read"),
+        (replace(parties.message, arrays={MASKS: own}), "keys of 1 sites, and sums are over 2 or more"),
+        (replace(parties.message, arrays={}), "round 1 has no keys of sites"),
+    ):
+        parties.sites["HK"] = parties.site("HK")
+        with pytest.raises(ConfigError, match=reason):
+            parties.masked("HK", message)
 
 
 def test_pairs_agree_and_purposes_differ() -> None:
@@ -310,7 +303,7 @@ def test_a_sites_secrets_are_its_own_and_last(parties: Parties, tmp_path: Path) 
     parties.masked("HK")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and not path.with_name(f"{path.name}.partial").exists()
     path.write_text("{", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"masks\.json is damaged: delete it, and site HK takes part with a new key"):
+    with pytest.raises(ConfigError, match=r"masks\.json is damaged: delete it, and site HK "):
         parties.site("HK")
     path.unlink()
     parties.sites["HK"] = parties.site("HK")

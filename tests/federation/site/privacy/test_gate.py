@@ -87,22 +87,20 @@ def test_the_noise_is_normal_and_depends_on_every_bit_of_the_key() -> None:
 # --- what may leave -----------------------------------------------------------------------------------
 
 
-def test_an_unknown_key_is_refused_with_the_nearest_named(tmp_path: Path) -> None:
-    (tmp_path / "fedshift.yaml").write_text("privacy:\n  weights: {clip: 1.0, epsilonn: 3}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"unknown key 'privacy.weights.epsilonn'; did you mean 'epsilon'"):
-        read_settings(tmp_path, {})
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("privacy:", "holds nothing: give options, or {}"),
-        ("privacy: {statistics: {delta: 1e-5}}", "give either epsilon .with delta. or multiplier"),
-        ("privacy: {statistics: {epsilon: 1, multiplier: 2}}", "give either epsilon"),
+        ("privacy:", "holds nothing: .* {}"),
+        ("privacy: {weights: {clip: 1.0, epsilonn: 3}}", r"unknown key 'privacy\.weights\.epsilonn'.* 'epsilon'"),
+        ("privacy: {statistics: {delta: 1e-5}}", "either epsilon .with delta. or multiplier"),
+        ("privacy: {statistics: {epsilon: 1, multiplier: 2}}", "either epsilon"),
         ("privacy: {weights: {epsilon: 1}}", "'privacy.weights.clip' field required"),
         ("privacy: {weights: {epsilon: -1, clip: 1}}", "greater than 0"),
         ("privacy: {allow: [imagery]}", "statistics"),
         ("privacy: {min_cases: 0}", "greater than or equal to 1"),
+        ("privacy: {survey_cases: 2}", r"'privacy\.survey_cases' .* 3"),
+        ("privacy: {encryption: ckks}", r"'privacy\.encryption' .*'required'"),
+        ("privacy: {weights: {epsilon: 1, clip: 1}, dp_sgd: {epsilon: 1, clip: 1}}", "weights .*dp_sgd.*not both"),
     ],
 )
 def test_a_policy_that_would_not_do_what_it_says_is_refused(text: str, reason: str, tmp_path: Path) -> None:
@@ -146,13 +144,9 @@ def test_a_method_that_sends_more_than_the_policy_allows_is_refused_before_anyth
     ]
     site = Site(job, "A", data=data, state=tmp_path / "state", privacy=policy(allow=others))
     monkeypatch.setattr(Site, "_measure", lambda self: pytest.fail("measured"))
-    wanted = (
-        f"site A: method {method} sends .*, of kind {kind}, which the site's policy does not allow .privacy.allow: "
-    )
-    with pytest.raises(PolicyError, match=wanted):
-        site.statistics()
-    with pytest.raises(PolicyError, match=wanted):
-        site.train(Broadcast(1, 0, {}))
+    for ask in (site.statistics, lambda: site.train(Broadcast(1, 0, {}))):
+        with pytest.raises(PolicyError, match=rf"site A: method {method} .* of kind {kind}, .*privacy\.allow: "):
+            ask()
     assert not (tmp_path / "state").exists(), "nothing was written either"
 
 
@@ -178,7 +172,7 @@ def test_cases_are_counted_and_not_slices(tmp_path: Path) -> None:
     population = Population.of(task.open(data, "HK"), dense=True)  # type: ignore[arg-type]
     assert (population.cases, population.largest) == (2, population.images // 2)
     site = Site(small_job("fedrdn"), "HK", data=data, state=tmp_path / "s", privacy=policy(min_cases=3))
-    with pytest.raises(PolicyError, match=r"fewer training cases than its policy wants .* \(privacy.min_cases: 3\)"):
+    with pytest.raises(PolicyError, match=r"fewer training cases .*privacy\.min_cases: 3"):
         site.statistics()
     Site(small_job("fedrdn"), "HK", data=data, state=tmp_path / "s", privacy=policy(min_cases=2)).statistics()
 
@@ -194,7 +188,7 @@ def test_prototypes_need_the_cases_in_every_class(tmp_path: Path) -> None:
         return Site(job, "A", data=data, state=tmp_path / str(least), privacy=rules).statistics()
 
     ask(population.fewest_of_a_class)
-    with pytest.raises(PolicyError, match="fewer training cases of a class than its policy wants"):
+    with pytest.raises(PolicyError, match=r"fewer training cases of a class .*privacy\.min_cases"):
         ask(population.fewest_of_a_class + 1)
 
 
@@ -390,10 +384,9 @@ def test_another_question_in_an_answered_round_gets_no_answer(three_sites: dict[
     sites[0].train(other)  # the same numbers
     key = next(key for key, value in other.weights.items() if value.size > 1)
     other.weights[key].flat[0] += 1e-3
-    with pytest.raises(PolicyError, match="round 1: was answered before for another model"):
-        sites[0].train(other)
-    with pytest.raises(PolicyError, match="round 3 is beyond the job's 2"):
-        sites[0].train(replace(broadcast, round=3))
+    for asked, reason in ((other, "round 1: .* another model"), (replace(broadcast, round=3), "round 3 .* job's 2")):
+        with pytest.raises(PolicyError, match=reason):
+            sites[0].train(asked)
 
 
 def test_another_answer_to_the_same_question_does_not_leave(three_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -467,30 +460,28 @@ def test_a_server_cannot_switch_the_clip_off_with_numbers_that_are_not_finite(
 
 
 @pytest.mark.parametrize(
-    ("names", "options", "reason"),
+    ("job", "options", "reason"),
     [
-        ("fedfa", {"statistics": {"epsilon": 1}}, "set privacy.statistics.clip at the site"),
-        ("harmofl", {"statistics": {"epsilon": 1}}, "privacy.statistics cannot put noise on it"),
-        ("scaffold", {"weights": {"epsilon": 1, "clip": 1}}, "puts no noise, while it does on the network"),
-        ("fedbn+fedrdn", {"weights": {"epsilon": 1, "clip": 1}}, "or set privacy.statistics at the site"),
+        ("fedfa", {"statistics": {"epsilon": 1}}, r"privacy\.statistics\.clip at the site"),
+        ("fedfa fedfa.share=sums", {"statistics": {"epsilon": 1, "clip": 1}}, "cannot put noise on it"),
+        ("harmofl", {"statistics": {"epsilon": 1}}, r"privacy\.statistics cannot put noise on it"),
+        (
+            "scaffold optimizer.name=sgd optimizer.lr=0.02 optimizer.weight_decay=0",
+            {"weights": {"epsilon": 1, "clip": 1}},
+            "no noise, while it does on the network",
+        ),
+        ("fedbn+fedrdn", {"weights": {"epsilon": 1, "clip": 1}}, r"privacy\.statistics at the site"),
         ("fedavg", {"weights": {"epsilon": 1, "clip": 1}}, "running statistics .* add method fedbn"),
+        ("fedrdn", {"allow": []}, r"privacy\.allow: none\)"),
     ],
 )
-def test_what_noise_cannot_cover_does_not_leave(
-    names: str, options: dict[str, Any], reason: str, three_sites: dict[str, Path], tmp_path: Path
+def test_what_the_policy_or_its_noise_does_not_cover_does_not_leave(
+    job: str, options: dict[str, Any], reason: str, three_sites: dict[str, Path], tmp_path: Path
 ) -> None:
-    extra = ["optimizer.name=sgd", "optimizer.lr=0.02", "optimizer.weight_decay=0"] if "scaffold" in names else []
-    job = small_job(names, *extra)
-    site = Site(job, "HK", data=three_sites["HK"], state=tmp_path / "state", privacy=policy(**options))
+    asked = small_job(*job.split())
+    site = Site(asked, "HK", data=three_sites["HK"], state=tmp_path / "state", privacy=policy(**options))
     with pytest.raises(PolicyError, match=reason):
         site.statistics()
-
-
-def test_sums_that_are_to_be_encrypted_take_no_noise(three_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = small_job("fedfa", "fedfa.share=sums")
-    rules = policy(statistics={"epsilon": 1, "clip": 1})
-    with pytest.raises(PolicyError, match="cannot put noise on it"):
-        Site(job, "HK", data=three_sites["HK"], state=tmp_path, privacy=rules).statistics()
 
 
 # --- noise on the network -----------------------------------------------------------------------------
@@ -559,7 +550,7 @@ def test_the_log_says_what_the_policy_did_in_one_line_a_round_and_nothing_of_the
     assert not [record for record in caplog.records if "of norm" in record.getMessage()], "only when asked to debug"
 
 
-def test_a_job_has_no_key_that_could_switch_a_policy_off(three_sites: dict[str, Path], tmp_path: Path) -> None:
+def test_a_job_has_no_key_that_could_switch_a_policy_off() -> None:
     job = small_job("fedrdn")
     for place in ("", "task", "federation"):
         content = job.dump()
@@ -568,9 +559,6 @@ def test_a_job_has_no_key_that_could_switch_a_policy_off(three_sites: dict[str, 
             JobSpec.parse(content, where="a job")
     with pytest.raises(ConfigError, match="unknown key 'privacy'"):
         small_job("fedrdn", "fedrdn.privacy=null")
-    site = Site(job, "HK", data=three_sites["HK"], state=tmp_path, privacy=policy(allow=[]))
-    with pytest.raises(PolicyError, match=r"privacy.allow: none\)"):
-        site.statistics()
 
 
 def test_an_array_that_a_method_does_not_declare_stays_here(
@@ -578,7 +566,7 @@ def test_an_array_that_a_method_does_not_declare_stays_here(
 ) -> None:
     site = Site(small_job("fedavg"), "HK", data=three_sites["HK"], state=tmp_path, privacy=policy())
     monkeypatch.setattr(ClientChain, "statistics", lambda self, data: {"fedavg": {"images": np.zeros(3)}})
-    with pytest.raises(PolicyError, match="method fedavg does not say that it sends 'images'"):
+    with pytest.raises(PolicyError, match=r"method fedavg .* 'images'"):
         site.statistics()
 
 
@@ -621,12 +609,10 @@ def test_a_site_can_demand_that_updates_are_encrypted(three_sites: dict[str, Pat
     def site(name: str, *options: str) -> Site:
         return Site(small_job("fedavg", *options), "HK", data=three_sites["HK"], state=tmp_path / name, privacy=rules)
 
-    with pytest.raises(PolicyError, match=r"privacy.encryption: required\), and job .*federation.encryption=ckks"):
+    with pytest.raises(PolicyError, match=r"privacy\.encryption: required\), .*federation\.encryption=ckks"):
         site("clear").statistics()
     for name in ("ckks", "masks"):
         assert site(name, "federation.min_sites=2", f"federation.encryption={name}").statistics().arrays == {}
-    with pytest.raises(ConfigError, match="encryption"):
-        policy(encryption="ckks")
 
 
 @pytest.mark.parametrize("options", [{"statistics": {"epsilon": 1}}, {"weights": {"epsilon": 1, "clip": 1}}])

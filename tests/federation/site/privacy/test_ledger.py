@@ -28,7 +28,7 @@ from fedshift.federation.site.site import Site
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import write_job
-from fedshift.schema.errors import ConfigError, DataError, PolicyError
+from fedshift.schema.errors import DataError, PolicyError
 from fedshift.schema.policy import Policy, PrivacyBudget
 
 
@@ -110,10 +110,12 @@ def test_a_changed_ledger_is_found_and_nothing_more_leaves(
     (tmp_path / LEDGER_FILE).write_text("".join(change(lines(tmp_path))), encoding="utf-8")
     broken = ledger.read().broken
     assert broken is not None and broken.number == at and reason in broken.reason
-    with pytest.raises(DataError, match=f"the chain is broken at release {at} .*restore it"):
-        ledger.record(release(9), budget=None, site="HK")
-    with pytest.raises(DataError, match="the chain is broken"):
-        ledger.check(PrivacyBudget(epsilon=100), [], site="HK", job="j", run=None)
+    for use in (
+        lambda: ledger.record(release(9), budget=None, site="HK"),
+        lambda: ledger.check(PrivacyBudget(epsilon=100), [], site="HK", job="j", run=None),
+    ):
+        with pytest.raises(DataError, match=f"broken at release {at} .*restore it"):
+            use()
 
 
 def test_a_missing_or_damaged_head_is_found(tmp_path: Path) -> None:
@@ -131,7 +133,7 @@ def test_a_full_disk_keeps_the_release_here(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ledger_module.os, "fsync", full)
-    with pytest.raises(DataError, match=r"No space left on device.*nothing leaves that is not in it"):
+    with pytest.raises(DataError, match=r"No space left on device.*nothing leaves"):
         filled(tmp_path, 1)
 
 
@@ -239,10 +241,8 @@ def test_a_job_past_the_budget_is_refused_before_anything_is_computed(
     site("first").statistics()
     Ledger(tmp_path / "kit").record(release(1, run="another job", multiplier=1.5), budget=rules.budget, site="HK")
     monkeypatch.setattr(Site, "_measure", lambda self: pytest.fail("measured"))
-    wanted = (
-        r"site HK: job fedrdn_fedbn_prostate would take epsilon to \d\.\d+ at delta 1e-05, of which other jobs have"
-    )
-    with pytest.raises(PolicyError, match=wanted + r" spent \d\.\d+, past the 6 of its policy \(privacy.budget\)"):
+    facts = r"site HK: job fedrdn_fedbn_prostate .* \d\.\d+ at delta 1e-05, .* \d\.\d+, past the 6 .*privacy\.budget"
+    with pytest.raises(PolicyError, match=facts):
         site("second").statistics()
     assert not (tmp_path / "second").exists(), "nothing was written either"
 
@@ -258,7 +258,7 @@ def test_a_budget_that_is_the_jobs_own_epsilon_is_enough_for_it_once(
 
     site("first").statistics()
     site("first").statistics()
-    with pytest.raises(PolicyError, match="have spent 3, past the 3 of its policy"):
+    with pytest.raises(PolicyError, match="spent 3, past the 3 "):
         site("second").statistics()
 
 
@@ -267,7 +267,7 @@ def test_two_jobs_at_the_same_time_cannot_go_past_the_budget_together(tmp_path: 
     ledger, budget = Ledger(tmp_path), PrivacyBudget(epsilon=epsilon_of(1e-5, 1.0))
     for number in range(1, 5):
         ledger.record(release(number, run=f"job {number}"), budget=budget, site="HK")
-    with pytest.raises(PolicyError, match=r"site HK, round 5: .* epsilon of all jobs to 4\.983 .* past the 4\.377"):
+    with pytest.raises(PolicyError, match=r"site HK, round 5: .* 4\.983 .* past the 4\.377"):
         ledger.record(release(5, run="job 5"), budget=budget, site="HK")
     assert len(ledger.trusted().releases) == 4
 
@@ -275,12 +275,8 @@ def test_two_jobs_at_the_same_time_cannot_go_past_the_budget_together(tmp_path: 
 @pytest.mark.parametrize(
     ("names", "options", "reason"),
     [
-        (
-            "fedrdn+fedbn",
-            {"statistics": {"epsilon": 1}},
-            "the network would leave without noise, which no budget allows",
-        ),
-        ("fedrdn+fedbn", {"weights": {"epsilon": 1, "clip": 1}}, "puts no noise, .* or set privacy.statistics"),
+        ("fedrdn+fedbn", {"statistics": {"epsilon": 1}}, "the network .* without noise, which no budget allows"),
+        ("fedrdn+fedbn", {"weights": {"epsilon": 1, "clip": 1}}, r"no noise, .* privacy\.statistics"),
         ("harmofl+single", {}, r"a budget \(privacy.budget\) allows nothing without"),
     ],
 )
@@ -301,7 +297,7 @@ def test_a_broken_ledger_stops_the_site_before_anything_is_computed(
     monkeypatch.setattr(Gate, "release", lambda *_: pytest.fail("released"))
     rules = policy(statistics={"epsilon": 3})
     site = Site(small_job("fedrdn"), "HK", data=three_sites["HK"], state=tmp_path / "s", privacy=rules, ledger=tmp_path)
-    with pytest.raises(DataError, match="the chain is broken at release 1"):
+    with pytest.raises(DataError, match="broken at release 1"):
         site.statistics()
 
 
@@ -325,8 +321,3 @@ def test_at_a_hospital_the_ledger_is_in_the_kit_and_outlives_the_job(
     account = Ledger(tmp_path / "kit" / "local").trusted()
     assert [one.what for one in account.releases] == ["image statistics"]
     assert json.loads(lines(tmp_path / "kit" / "local")[0])["release"]["job"] == job.name
-
-
-def test_a_policy_has_noise_on_the_network_in_one_way() -> None:
-    with pytest.raises(ConfigError, match="not both"):
-        policy(weights={"epsilon": 1, "clip": 1}, dp_sgd={"epsilon": 1, "clip": 1})
