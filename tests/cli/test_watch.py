@@ -118,10 +118,11 @@ def test_a_browser_gets_the_address_by_a_file_of_this_user(monkeypatch: pytest.M
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.uname", lambda: os.uname_result(("Linux", "", "", "", "")))
-    watch_module._open("http://127.0.0.1:1/secret/", tmp_path)
+    show = watch_module._open
+    show("http://127.0.0.1:1/secret/", tmp_path)
     assert opened == [], "without a screen it could only be a browser in this terminal"
     monkeypatch.setenv("DISPLAY", ":0")
-    watch_module._open("http://127.0.0.1:1/secret/", tmp_path)
+    show("http://127.0.0.1:1/secret/", tmp_path)
     (url,) = opened
     file = Path(url.removeprefix("file://"))
     assert "secret" not in url and "/secret/" in file.read_text(encoding="utf-8")

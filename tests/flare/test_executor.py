@@ -21,6 +21,7 @@ from fedshift.federation.weights import read_weights
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import SPEC, write_job
+from fedshift.flare.pieces.site_end import SiteEnd
 from fedshift.schema.messages import Broadcast, Scores, Update
 from fedshift.tasks import machine
 from fedshift.tasks.kinds import build_task
@@ -47,15 +48,15 @@ def flat(answer: codec.Answer) -> dict[str, bytes]:
 
 
 def test_a_repeated_task_gives_the_same_bytes(context: Context, tmp_path: Path) -> None:
-    coordinator = Coordinator(small_job("fedfa+fedrdn"), tmp_path / "server")
+    coordinator = Coordinator(small_job("fedfa+fedrdn", "federation.min_sites=1"), tmp_path / "server")
+    coordinator.open(0)
     statistics = ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {}))
     assert statistics.info is not None
     assert statistics.info.kind == "phantom"
     assert isinstance(statistics.content, Update)
     coordinator.register(statistics.info)
     coordinator.accept(statistics.content)
-    half = dict(coordinator.model.halves)["fedrdn"]
-    half.receive([coordinator._updates["HK"]], coordinator.model._context(0))
+    coordinator.close()
     broadcast = coordinator.open(1)
     kept = FedshiftExecutor()
     first = flat(ask(kept, context, codec.TRAIN, broadcast))
@@ -184,11 +185,16 @@ def test_a_site_without_memory_says_so(context: Context, monkeypatch: pytest.Mon
     assert answer.content.reason.startswith("site HK, round 1: memory ran out; make the job with a smaller schedule.")
 
 
+def executor_with(pieces: SiteEnd) -> FedshiftExecutor:
+    executor = FedshiftExecutor()
+    executor._pieces = pieces
+    return executor
+
+
 def test_a_large_task_is_fetched_before_filters_see_it_and_a_large_answer_sent_after(tmp_path: Path) -> None:
     message, given = large_task(), FLContext()
     server, line = ends(tmp_path, task=message)
-    executor = FedshiftExecutor()
-    executor._pieces = site(tmp_path, line)
+    executor = executor_with(site(tmp_path, line))
     given.set_prop(FLContextKey.TASK_DATA, message, private=True, sticky=False)
     executor.handle_event(EventType.BEFORE_TASK_DATA_FILTER, given)
     assert same(codec.decode_task(message).weights, weights())
@@ -204,8 +210,7 @@ def test_a_large_task_is_fetched_before_filters_see_it_and_a_large_answer_sent_a
 def test_a_task_that_the_server_no_longer_gives_is_left(context: Context, tmp_path: Path) -> None:
     message, given = large_task(), FLContext()
     server, line = ends(tmp_path, task=message)
-    executor = FedshiftExecutor()
-    executor._pieces = site(tmp_path, line)
+    executor = executor_with(site(tmp_path, line))
     server.close()
     given.set_prop(FLContextKey.TASK_DATA, message, private=True, sticky=False)
     executor.handle_event(EventType.BEFORE_TASK_DATA_FILTER, given)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import make_site, small_job
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
@@ -38,7 +38,7 @@ METHODS = {"fedrdn": {"means": np.zeros((1, 3))}}
 
 def task(change: Callable[[DXO], None]) -> Shareable:
     """A task, changed as a hostile server would."""
-    dxo = codec._open(codec.encode_task(Broadcast(1, 0, dict(WEIGHTS), deepcopy(METHODS), sites=("HK",))))
+    dxo = from_shareable(codec.encode_task(Broadcast(1, 0, dict(WEIGHTS), deepcopy(METHODS), sites=("HK",))))
     change(dxo)
     sent: Shareable = dxo.to_shareable()
     return sent

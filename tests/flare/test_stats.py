@@ -78,11 +78,16 @@ def test_progress_names_who_was_left_out_of_the_open_round_only(tmp_path: Path) 
     assert progress is not None and progress.rejected == {}
 
 
+def write(file: ProgressFile) -> None:
+    """This moment of a run, which it would take a run to get to."""
+    file._write(MOMENT)
+
+
 def test_the_time_left_goes_on_between_two_notes(tmp_path: Path) -> None:
     now = [50.0]
     file = ProgressFile(tmp_path, clock=lambda: now[0])
     assert file.latest() is None
-    file._write(MOMENT)
+    write(file)
     now[0] += 30
     latest = file.latest()
     assert latest is not None and latest.seconds_left == 170
@@ -105,8 +110,8 @@ def test_the_workflow_answers_the_console_and_nothing_else(tmp_path: Path) -> No
         GROUP: {"round": "not begun"},
         WATCHED: {FILE_NAME: ""},
     }
-    workflow._progress = ProgressFile(tmp_path)
-    workflow._progress._write(MOMENT)
+    workflow._progress = progress = ProgressFile(tmp_path)
+    write(progress)
     told = collected(workflow, InfoCollector.EVENT_TYPE_GET_STATS)
     assert told[GROUP]["round"] == "5 of 40"
     assert json.loads(told[WATCHED][FILE_NAME])["sites_in"] == ["C"]

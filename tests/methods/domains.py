@@ -8,6 +8,8 @@ from conftest import golden, make_context
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedshift.data.samples import Samples
+from fedshift.federation.site.site import PooledSite
 from fedshift.methods import all as erm
 from fedshift.methods import base
 
@@ -32,6 +34,11 @@ class TwoLayers(nn.Module):
         """Logits."""
         logits: Tensor = self.out(torch.tanh(self.f(x)))
         return logits
+
+
+def training_of(reference: PooledSite) -> Samples:
+    """The samples that a centralised reference trains on."""
+    return reference._training
 
 
 def golden_step(client: base.Client, name: str, sites: int) -> tuple[float, base.Context]:

@@ -14,6 +14,8 @@ from fedshift.federation.site.site import PooledSite
 from fedshift.flare.export import write_job
 from fedshift.schema.errors import ConfigError
 
+from .domains import training_of
+
 REFERENCES = ("all", "groupdro", "mmrex", "vrex", "irm")
 
 
@@ -34,7 +36,7 @@ def test_batches_of_the_other_references_hold_every_site_alike(three_image_sites
     trainer = PooledSite(small_image_job("groupdro"), data=three_image_sites, state=Path("unused"))
     own = [set(map(bytes, np.load(path / "arrays/16/images.npy"))) for path in three_image_sites.values()]
     rng = torch.Generator().manual_seed(0)
-    batches = list(train_batches(trainer._training, batch_size=8, order=rng, augmentation=rng))
+    batches = list(train_batches(training_of(trainer), batch_size=8, order=rng, augmentation=rng))
     assert batches
     for x, y in batches:
         assert len(x) == len(y) == 24

@@ -51,11 +51,12 @@ class ShallowUNet(nn.Module):
     ) -> None:
         super().__init__()
         self.in_channels = in_channels
-        self.encoder1 = unet._block(in_channels, features, "enc1", norm, spatial_dims)
+        block = unet._block
+        self.encoder1 = block(in_channels, features, "enc1", norm, spatial_dims)
         self.pool1 = nn.MaxPool2d(2)
-        self.bottleneck = unet._block(features, 2 * features, "bottleneck", norm, spatial_dims)
+        self.bottleneck = block(features, 2 * features, "bottleneck", norm, spatial_dims)
         self.upconv1 = nn.ConvTranspose2d(2 * features, features, 2, stride=2)
-        self.decoder1 = unet._block(2 * features, features, "dec1", norm, spatial_dims)
+        self.decoder1 = block(2 * features, features, "dec1", norm, spatial_dims)
         self.head = nn.Conv2d(features, n_classes, 1)
         self.stages = (Stage(self.pool1, features), Stage(self.bottleneck, 2 * features))
         for module in self.modules():

@@ -100,12 +100,13 @@ def test_unet_with_all_layers_gives_the_released_networks_output(monkeypatch: py
     rule_weights(net)
     client = fedfa.Client(fedfa.Config(variant="released", p=1.0))
     handles = client.attach(net, make_context("fedfa", net))
-    for layer in client._layers.values():
+    layers = client._layers
+    for layer in layers.values():
         layer.running_mean, layer.running_std = layer.running_mean.double(), layer.running_std.double()
     x = torch.from_numpy(g["x"])
     np.testing.assert_allclose(net.eval()(x).detach().numpy(), g["y_eval_fresh_bn"], rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(net.train()(x).detach().numpy(), g["y_train"], rtol=1e-8, atol=1e-10)
-    for j, layer in client._layers.items():
+    for j, layer in layers.items():
         np.testing.assert_allclose(layer.running_mean.numpy(), g[f"running_mean_{j}"], rtol=1e-8)
         np.testing.assert_allclose(layer.running_std.numpy(), g[f"running_std_{j}"], rtol=1e-8)
     after = net.eval()(x).detach().numpy()

@@ -141,10 +141,16 @@ def test_alike_sites_do_not_outweigh_others_and_an_absent_class_stays() -> None:
     updates = [sent(site, {0: point}) for site, point in zip(sites, points, strict=True)]
     server.receive(updates, server_context(sites=sites))
     assert server.state["number"].tolist() == [2, 0, 0]
-    client, ctx = fpl.Client(fpl.Config()), make_context("fpl", Embedded())
+    net = Embedded()
+    client, ctx = fpl.Client(fpl.Config(contrast=0)), make_context("fpl", net)
+    client.attach(net, ctx)
     client.receive(server.broadcast(server_context()), ctx)
-    middle = (np.mean(near, 0) + np.mean(points[3:], 0)) / 2
-    np.testing.assert_allclose(client._unbiased[0], middle, atol=1e-6)
+    client.begin(Samples(points[0][None]), ctx)
+    middle = torch.from_numpy((np.mean(near, 0) + np.mean(points[3:], 0)) / 2).float()
+    for away, squared in ((0.0, 0.0), (1.0, 1.0)):
+        u = (middle + away * torch.eye(D)[0])[None]
+        loss = client.loss(base.Batch(u, torch.tensor([0])), net(u), torch.zeros(()), ctx)
+        np.testing.assert_allclose(loss.item(), squared, rtol=1e-5, atol=1e-12)
     server.receive([sent("A", {1: other})], server_context(sites=sites, round=2))
     assert server.state["number"].tolist() == [2, 1, 0], "class 0 keeps its clusters"
 

@@ -30,6 +30,7 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.state_files import load_state
 from fedshift.federation.site.state import StateStore
 from fedshift.methods import base, fraug
+from fedshift.methods.shared.auxiliary import Mlp
 from fedshift.methods.shared.head import head_of
 from fedshift.methods.shared.mmd import mmd
 from fedshift.schema.errors import ConfigError, DataError
@@ -121,12 +122,17 @@ def part(g: dict[str, np.ndarray], when: str, name: str) -> dict[str, Tensor]:
 
 
 def local_training(
-    client: fraug.Client, ctx: base.Context, batches: Iterator[tuple[Tensor, Tensor]], *, momentum: float = 0.0
+    client: fraug.Client,
+    ctx: base.Context,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    *,
+    momentum: float = 0.0,
+    lr: float = 0.01,
 ) -> list[float]:
     """Like `fedshift.federation.site.local_training.train`, for vectors as images."""
     net = ctx.run.net
     handles = client.attach(net, ctx)
-    optimizer = ctx.run.optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=momentum)
+    optimizer = ctx.run.optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
     client.begin(Samples(np.zeros((1, 1))), ctx)
     net.train()
     losses = []
@@ -219,11 +225,41 @@ def some_batches(count: int, *, classes: int = 3, seed: int = 0) -> Iterator[tup
         yield torch.randn(8, 7, generator=rng) + y[:, None], y
 
 
-def test_the_models_loss_is_equation_1_and_moves_only_the_head_by_what_is_synthetic() -> None:
-    config = fraug.Config(latent=5)
+def embeddings(net: Small) -> list[Tensor]:
+    """Collects what the head gets from now on."""
+    seen: list[Tensor] = []
+    net.head.register_forward_pre_hook(lambda head, inputs: seen.append(inputs[0].detach()))
+    return seen
+
+
+def parts(client: fraug.Client, ctx: base.Context, net: Small) -> tuple[Mlp, Mlp, Tensor]:
+    """Generator, RTNet and class means, as the client would go on from."""
+    kept = client.checkpoint(ctx)
+    g, m = fraug.make_generator(net.head, client.config), fraug.make_rtnet(net.head, client.config)
+    for name, one in (("generator", g), ("rtnet", m)):
+        one.load_state_dict({key: kept[f"{name}.{key}"] for key in one.state_dict()})
+    return g, m, kept["prototypes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds", "scale"),
+    [
+        ({}, {"real", "prototype"}, np.exp(-3)),  # the first of any number of rounds
+        ({"moving_average": False}, {"real"}, np.exp(-3)),
+        ({"rtnet": False}, {"prototype"}, np.exp(-3)),
+        ({"rtnet": False, "moving_average": False}, {"agnostic"}, 0.0),
+        ({"schedule": False}, {"real", "prototype"}, 1.0),
+        ({"gamma_syn": 0.01}, {"real", "prototype"}, np.exp(-0.1)),
+    ],
+)
+def test_the_models_loss_is_equation_1_and_moves_only_the_head_by_what_is_synthetic(
+    options: dict[str, Any], kinds: set[str], scale: float
+) -> None:
+    """With the switches of table 3, which choose the synthetic embeddings."""
+    config = fraug.Config(latent=5, **options)
     client, ctx, net = started(config)
     x, y = next(some_batches(1, classes=2))
-    handles = client.attach(net, ctx)
+    handles, seen = client.attach(net, ctx), embeddings(net)
     client.begin(Samples(np.zeros((1, 1))), ctx)
     net.train()
     logits = net(x)
@@ -232,18 +268,24 @@ def test_the_models_loss_is_equation_1_and_moves_only_the_head_by_what_is_synthe
     handles[0].remove()
 
     # By hand, with the same draws: u and the batch's class means, since every seen class is new.
-    u = client._embedding
-    g, m = client._generator.net.eval(), client._rtnet.net.eval()
-    z = {kind: torch.randn(n, 5, generator=make_rng(ctx, kind)) for kind, n in (("prototype", 2), ("real", 8))}
-    scale = np.exp(-3)  # the first of any number of rounds
+    u = seen[0]
+    g, m, _ = parts(client, ctx, net)
+    g.eval(), m.eval()
+    z = {kind: torch.randn(2 if kind == "prototype" else 8, 5, generator=make_rng(ctx, kind)) for kind in kinds}
+    head, synthetic = net.head, torch.zeros(())
     with torch.no_grad():
         means = torch.stack([u[y == c].mean(0) for c in range(2)])
-        hot = functional.one_hot(y, 3).float()
-        of_images = u + scale * m(g(z["real"], hot))
-        of_means = means + scale * m(g(z["prototype"], torch.eye(3)[:2]))
-    head = net.head
-    synthetic = functional.cross_entropy(head(of_images), y)
-    synthetic = synthetic + functional.cross_entropy(head(of_means), torch.arange(2), reduction="sum")
+        made = {
+            kind: g(noise, torch.eye(3)[:2] if kind == "prototype" else functional.one_hot(y, 3).float())
+            for kind, noise in z.items()
+        }
+        start = {"real": u, "prototype": means}
+        made = {kind: start[kind] + scale * m(v) if kind in start else v for kind, v in made.items()}
+    for kind, embedding in made.items():
+        if kind == "prototype":
+            synthetic = synthetic + functional.cross_entropy(head(embedding), torch.arange(2), reduction="sum")
+        else:
+            synthetic = synthetic + functional.cross_entropy(head(embedding), y)
     torch.testing.assert_close(total, real + synthetic)
     gradients = torch.autograd.grad(total - real, [*net.parameters()], allow_unused=True, retain_graph=True)
     by_hand = torch.autograd.grad(synthetic, [head.weight, head.bias])
@@ -263,13 +305,25 @@ def test_generator_and_rtnet_descend_equations_5_and_6_and_leave_the_model_alone
     config = fraug.Config(latent=5, alpha=0.7, beta=0.3, momentum=0)
     client, ctx, net = started(config, round=4)
     x, y = next(some_batches(1))
-    local_training(client, ctx, iter([(x, y)]))
-    g, m, means = client._generator.net, client._rtnet.net, client._means
-    before = {k: v.clone() for k, v in net.state_dict().items()}
-    old_g, old_m = ([p.detach().clone() for p in part.parameters()] for part in (g, m))
-    u = client._embed(net, x)
+    client.begin(Samples(np.zeros((1, 1))), ctx)
+    g, m, _ = parts(client, ctx, net)
+    model: dict[str, Tensor] = {}
+
+    def noted() -> Iterator[tuple[Tensor, Tensor]]:
+        assert ctx.run.optimizer is not None
+        ctx.run.optimizer.register_step_post_hook(
+            lambda *_: model.update({k: v.clone() for k, v in net.state_dict().items()})
+        )
+        yield x, y
+
+    local_training(client, ctx, noted())
+    for key, value in net.state_dict().items():
+        torch.testing.assert_close(value, model[key], rtol=0, atol=0)
+    new_g, new_m, means = parts(client, ctx, net)
+    with torch.no_grad():
+        u = net.eval().features(x)
     hot = functional.one_hot(y, 3).float()
-    z = client._noise
+    z = {kind: torch.randn(n, 5, generator=make_rng(ctx, kind)) for kind, n in (("prototype", 3), ("real", 8))}
     scale = np.exp(0.3 * (3 - 10))
 
     def spread(logits: Tensor) -> Tensor:
@@ -280,36 +334,22 @@ def test_generator_and_rtnet_descend_equations_5_and_6_and_leave_the_model_alone
     made = u + scale * m(g(z["real"], hot))
     loss = functional.cross_entropy(net.head(made), y) - 0.7 * mmd(made, u)
     slopes = torch.autograd.grad(loss, [*g.parameters()])
-    client._train_generator(u, hot, ctx)
-    for old, new, slope in zip(old_g, g.parameters(), slopes, strict=True):
-        torch.testing.assert_close(new.detach(), old - 0.05 * slope)
-    g.eval(), m.train()
-    made, typical = u + scale * m(g(z["real"], hot)), means + scale * m(g(z["prototype"], torch.eye(3)))
+    for old, new, slope in zip(g.parameters(), new_g.parameters(), slopes, strict=True):
+        torch.testing.assert_close(new.detach(), old.detach() - 0.05 * slope)
+    for old, new in zip(g.buffers(), new_g.buffers(), strict=True):
+        torch.testing.assert_close(new, old, msg="it is trained in one pass")
+    new_g.eval(), m.train()
+    made, typical = u + scale * m(new_g(z["real"], hot)), means + scale * m(new_g(z["prototype"], torch.eye(3)))
     loss = -spread(net.head(made)) - 3 * spread(net.head(typical)) + 0.3 * (mmd(made, u) + 3 * mmd(typical, means))
     slopes = torch.autograd.grad(loss, [*m.parameters()])
-    client._train_rtnet(u, hot, ctx)
-    for old, new, slope in zip(old_m, m.parameters(), slopes, strict=True):
-        torch.testing.assert_close(new.detach(), old - 0.025 * slope)
-    for key, value in net.state_dict().items():
-        torch.testing.assert_close(value, before[key], rtol=0, atol=0)
+    for old, new, slope in zip(m.parameters(), new_m.parameters(), slopes, strict=True):
+        torch.testing.assert_close(new.detach(), old.detach() - 0.025 * slope)
 
 
-def test_switches_choose_the_synthetic_embeddings_of_table_3() -> None:
-    def kinds(**switches: bool) -> list[str]:
-        client, ctx, _ = started(fraug.Config(**switches))
-        local_training(client, ctx, some_batches(1))
-        return sorted(client._noise)
-
-    assert kinds() == ["prototype", "real"]
-    assert kinds(moving_average=False) == ["real"]
-    assert kinds(rtnet=False, moving_average=False) == ["agnostic"]
+def test_without_its_uses_no_rtnet_is_trained() -> None:
     client, ctx, _ = started(fraug.Config(rtnet=False, moving_average=False))
     local_training(client, ctx, some_batches(3))
-    assert not any("rtnet.momentum" in key for key in finished(client, ctx)), "no RTNet is trained"
-    for options, value in (({}, np.exp(-3)), ({"schedule": False}, 1.0), ({"gamma_syn": 0.01}, np.exp(-0.1))):
-        client, ctx, _ = started(fraug.Config(**options))
-        client.begin(Samples(np.zeros((1, 1))), ctx)
-        np.testing.assert_allclose(client._lambda_syn, value)
+    assert not any("rtnet.momentum" in key for key in finished(client, ctx))
 
 
 def finished(client: fraug.Client, ctx: base.Context) -> dict[str, Tensor]:
@@ -318,18 +358,20 @@ def finished(client: fraug.Client, ctx: base.Context) -> dict[str, Tensor]:
 
 
 def test_the_first_images_of_a_class_set_its_mean_and_the_ramp_moves_it_after() -> None:
-    client, ctx, _ = started(fraug.Config(), round=3, rounds=30)
+    client, ctx, net = started(fraug.Config(), round=3, rounds=30)
     first, second = some_batches(2, classes=2)
+    seen = embeddings(net)
     local_training(client, ctx, iter([first]))
-    u, y = client._embedding, first[1]
+    u, y = seen[-1], first[1]
     expected = torch.stack([u[y == c].mean(0) for c in range(2)])
-    torch.testing.assert_close(client._means[:2], expected)
-    assert (client._means[2] == 0).all() and client._seen.tolist() == [True, True, False]
-    finished(client, ctx)
+    kept = dict(finished(client, ctx))
+    torch.testing.assert_close(kept["prototypes"][:2], expected)
+    assert (kept["prototypes"][2] == 0).all() and kept["seen"].tolist() == [True, True, False]
     local_training(client, ctx, iter([second]))
-    u, rate = client._embedding, 0.3 * np.exp(-5 * (1 - 2 / 8) ** 2)
+    u, rate = seen[-1], 0.3 * np.exp(-5 * (1 - 2 / 8) ** 2)
     batch = torch.stack([u[second[1] == c].mean(0) for c in range(2)])
-    torch.testing.assert_close(client._means[:2], ((1 - rate) * expected + rate * batch).float())
+    moved = finished(client, ctx)["prototypes"]
+    torch.testing.assert_close(moved[:2], ((1 - rate) * expected + rate * batch).float())
 
 
 def test_soft_labels_of_certain_classes_change_nothing() -> None:
@@ -359,8 +401,9 @@ def test_bfloat16_features_give_float32_state_and_finite_losses() -> None:
     plain = net.forward
     net.forward = lambda x: torch.autocast("cpu", torch.bfloat16)(plain)(x)  # type: ignore[method-assign]
     net.bn = nn.Identity()  # type: ignore[assignment]
+    seen = embeddings(net)
     losses = local_training(client, ctx, some_batches(3))
-    assert client._embedding.dtype == torch.bfloat16 and np.isfinite(losses).all()
+    assert seen[-1].dtype == torch.bfloat16 and np.isfinite(losses).all()
     sent = client.end(Samples(np.zeros((1, 1))), ctx)
     assert {a.dtype for a in sent.values()} == {np.dtype(np.float32)}
 
@@ -402,7 +445,7 @@ def test_rtnets_differ_by_site_and_generators_are_of_the_jobs_seed() -> None:
     for site in "AB":
         client, ctx, _ = started(fraug.Config(), site=site)
         client.begin(Samples(np.zeros((1, 1))), ctx)
-        rtnets.append(client._rtnet.net.fc0.weight)
+        rtnets.append(client.checkpoint(ctx)["rtnet.fc0.weight"])
         server = fraug.Server(fraug.Config())
         server.start(Small(), server_context(seed=3))
         servers.append(server.state)
@@ -511,22 +554,23 @@ def test_no_accuracy_is_lost_against_fedbn(learned: tuple[Coordinator, dict[str,
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_the_generators_loss_falls(variant: Literal["paper", "released"]) -> None:
-    """With the classifier and the RTNet frozen."""
-    client, ctx, net = started(fraug.Config(variant=variant, latent=5, alpha=0.1, schedule=False))
+    """For one classifier, RTNet and noise."""
+    config = fraug.Config(variant=variant, latent=5, alpha=0.1, schedule=False, lr_rtnet=1e-9)
+    client, ctx, net = started(config)
     (x, y), *_ = some_batches(1)
-    local_training(client, ctx, iter([(x, y)]))
-    embedding, labels = client._embed(net, x), functional.one_hot(y, 3).float()
-    losses = []
-    descend = client._generator.descend
+    local_training(client, ctx, iter([(x, y)]), lr=0.0)
+    before, *_ = parts(client, ctx, net)
+    local_training(client, ctx, iter([(x, y)] * 60), lr=0.0)
+    after, m, _ = parts(client, ctx, net)
+    u, labels = net.eval().features(x), functional.one_hot(y, 3).float()
+    z = (torch.randn if variant == "paper" else torch.rand)((8, 5), generator=torch.Generator().manual_seed(0))
 
-    def noted(loss: Tensor) -> None:
-        losses.append(loss.item())
-        descend(loss)
+    def loss(g: Mlp) -> float:
+        made = g.train()(z, labels)
+        made = u + m.eval()(made) if variant == "paper" else made
+        return (functional.cross_entropy(net.head(made), y) - 0.1 * mmd(made, u)).item()
 
-    client._generator.descend = noted  # type: ignore[method-assign]
-    for _ in range(60):
-        client._train_generator(embedding, labels, ctx)
-    assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.1
+    assert loss(after) < loss(before) - 0.1
 
 
 def test_a_newcomer_takes_its_own_images_statistics() -> None:

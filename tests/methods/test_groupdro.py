@@ -20,7 +20,7 @@ from fedshift.methods.shared.domains import site_losses
 from fedshift.schema.results import LAST
 from fedshift.tasks.kinds import build_task
 
-from .domains import ERM, fitted, golden_step, losses, turned
+from .domains import ERM, fitted, golden_step, losses, training_of, turned
 
 
 @pytest.mark.parametrize("sites", [3, 1])
@@ -53,7 +53,7 @@ def test_sites_of_one_domain_share_a_loss_and_a_part_of_the_batch(
     assert state is not None and state.methods["groupdro"]["log_q"].shape == (2,), "two domains, not three sites"
     trainer = PooledSite(job, data=three_image_sites, state=tmp_path / "other")
     order, augmentation = torch.Generator(), torch.Generator()
-    x, _ = next(train_batches(trainer._training, batch_size=8, order=order, augmentation=augmentation))
+    x, _ = next(train_batches(training_of(trainer), batch_size=8, order=order, augmentation=augmentation))
     site_of = {
         image.numpy().tobytes(): site
         for site, folder in three_image_sites.items()

@@ -9,21 +9,19 @@ import gc
 import logging
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from nvflare.apis.client import Client
-from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.controller_spec import Task, TaskCompletionStatus
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ServerCommandKey
+from nvflare.apis.fl_constant import FLContextKey, ServerCommandKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
-from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
@@ -46,6 +44,7 @@ from fedshift.flare.patches.simulator_workers import use_in_bare_simulator
 from fedshift.flare.patches.spooled_answers import spool_to
 from fedshift.flare.pieces.arrays_file import NotInFileError
 from fedshift.flare.pieces.server_end import ServerEnd
+from fedshift.flare.round_answers import RoundAnswers
 from fedshift.flare.round_deadline import RoundDeadline
 from fedshift.flare.simulator_state import take_server_back
 from fedshift.flare.stats import add_progress, add_stats, server_stats
@@ -62,27 +61,22 @@ log = logging.getLogger("fedshift")
 
 LOOK = 0.1
 """Seconds between looks at the clock and at the abort signal."""
-MOST_UNUSABLE = 1000
-"""Messages that were no answers, of which those who sent them are remembered until the next look."""
 ADMIT = 1.0
 """Seconds between looks at who takes part."""
 
 
 class FedshiftWorkflow(Controller):
-    """The server's controller of a job. Every round ends, whatever its clients do."""
+    """The server's controller of a job. Every round ends, whatever its clients do.
+
+    Attributes:
+        answers: who has answered the open round.
+    """
 
     def __init__(self, aggregator_id: str = "aggregator") -> None:
         """``aggregator_id`` names the job's `FedshiftAggregator` component."""
         super().__init__()
         self._aggregator_id = aggregator_id
-        self._changed = threading.Condition()
-        self._open = False
-        self._asked: frozenset[str] = frozenset()
-        self._answered: set[str] = set()
-        self._silent: set[str] = set()
-        self._gone: set[str] = set()
-        self._unusable: deque[tuple[str, str]] = deque(maxlen=MOST_UNUSABLE)
-        self._fault: Exception | None = None
+        self.answers = RoundAnswers()
         self._progress: ProgressFile | None = None
         self._long_poll = LongPoll()
         self._pieces: ServerEnd | None = None
@@ -90,13 +84,15 @@ class FedshiftWorkflow(Controller):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Answer ``show_stats`` of the console; look at every answer that comes in."""
         if event_type == EventType.BEFORE_PROCESS_SUBMISSION:
-            self._note_repeated(fl_ctx.get_prop(FLContextKey.TASK_RESULT))
+            client = fl_ctx.get_prop(FLContextKey.TASK_RESULT).get_header(ServerCommandKey.FL_CLIENT)
+            if isinstance(client, Client):
+                self.answers.repeated(client.name)
         elif event_type == EventType.BEFORE_TASK_RESULT_FILTER:
             self._put_back(fl_ctx.get_prop(FLContextKey.TASK_RESULT))
         elif event_type == EventType.CLIENT_DISCONNECTED:
-            self._gone.add(str(fl_ctx.get_prop(FLContextKey.DISCONNECTED_CLIENT_NAME)))
+            self.answers.gone(str(fl_ctx.get_prop(FLContextKey.DISCONNECTED_CLIENT_NAME)))
         elif event_type == EventType.CLIENT_RECONNECTED:
-            self._gone.discard(str(fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)))
+            self.answers.back(str(fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)))
         progress = self._progress
         add_stats(event_type, fl_ctx, lambda: server_stats(None if progress is None else progress.latest()))
         add_progress(event_type, fl_ctx, lambda: None if progress is None else progress.latest())
@@ -154,8 +150,7 @@ class FedshiftWorkflow(Controller):
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
         """FLARE calls this for an answer that came after its round had ended."""
-        with self._changed:
-            self._stale(client.name, task_name)
+        self.answers.stale(client.name, task_name)
 
     # --- the run --------------------------------------------------------------------------------------
 
@@ -168,7 +163,7 @@ class FedshiftWorkflow(Controller):
             patches.require_protection()
         self._long_poll.attach(fl_ctx, clients=len(hosts(job)))
         spool_to(folder)
-        tell(lambda sender, fault: self._unusable.append((sender, fault)))
+        tell(self.answers.unusable)
         return_codes.outlive(fl_ctx.get_prop(FLContextKey.RUNNER))
         unmap_large_blocks()
         limit(clients=len(hosts(job)))
@@ -242,7 +237,7 @@ class FedshiftWorkflow(Controller):
             Stopped: the job was aborted.
             DiskFull, OSError: an answer can't be stored on this machine.
         """
-        coordinator = self._aggregator.coordinator
+        coordinator, answers = self._aggregator.coordinator, self.answers
         invited = set(coordinator.invited)
         asked = frozenset(client for client, sites in hosts(coordinator.job).items() if invited & set(sites))
         out = invited & set(coordinator.job.task.held_out)
@@ -250,14 +245,12 @@ class FedshiftWorkflow(Controller):
         patience = replace(patience, clients=asked, min_sites=coordinator.needed, awaited=awaited)
         if self._pieces is not None:
             self._pieces.open(data, asked, place=_place(coordinator, coordinator.round))
-        task = Task(name, data=data, result_received_cb=self._receive)
+        task = Task(name, data=data, result_received_cb=answers.receive)
         share_data(task)
         share(data, clients=len(asked))
         started = time.monotonic() - coordinator.waited
         quorum_after: float | None = None
-        with self._changed:
-            self._open, self._asked, self._answered = True, asked, set()
-            self._unusable.clear()
+        answers.open(asked, self._aggregator)
         self.broadcast(task, fl_ctx, targets=sorted(asked), min_responses=len(asked))
         self._long_poll.notify()
         try:
@@ -265,81 +258,42 @@ class FedshiftWorkflow(Controller):
                 events.prepare()
             elif name == codec.TRAIN:  # in the evaluation, answers change the scores that this writes
                 events.update(coordinator.results)
-            with self._changed:
-                while self._fault is None:
-                    self._leave_out_unusable()
+            with answers.changed:
+                while answers.fault is None:
+                    answers.leave_out_unusable()
                     elapsed = time.monotonic() - started - coordinator.waited
                     usable = coordinator.usable
                     if quorum_after is None and usable >= patience.min_sites:
                         quorum_after = elapsed
                     end = patience.deadline(
-                        answered=self._answered,
+                        answered=answers.answered,
                         usable=usable,
                         quorum_after=quorum_after,
-                        silent_before=self._silent,
-                        moved=self._moved(started + coordinator.waited),
+                        silent_before=answers.silent,
+                        moved={} if self._pieces is None else self._pieces.moved(since=started + coordinator.waited),
                     )
                     # FLARE itself ends a task when only dead clients are left.
                     if elapsed >= end or coordinator.hopeless or task.completion_status is not None:
                         break
                     if abort_signal.triggered:
-                        raise Stopped(
-                            self._why_stopped(asked, patience.min_sites, _place(coordinator, coordinator.round))
-                        )
-                    self._changed.wait(min(LOOK, max(end - elapsed, 0.0)))
+                        place = _place(coordinator, coordinator.round)
+                        raise Stopped(answers.why_stopped(patience.min_sites, place))
+                    answers.changed.wait(min(LOOK, max(end - elapsed, 0.0)))
         finally:
-            with self._changed:
-                self._open = False
+            answers.close()
             self.cancel_task(task, completion_status=TaskCompletionStatus.OK)
             if self._pieces is not None:
                 self._pieces.close()
-        if self._fault is not None:
-            raise self._fault
-        silent = asked - self._answered
-        moved = set() if self._pieces is None else self._pieces.moved.keys()  # slow, not dead
-        self._silent = (self._silent - asked) | (silent - moved)
+        if answers.fault is not None:
+            raise answers.fault
+        silent = answers.note_silent(set() if self._pieces is None else self._pieces.moved().keys())
         if silent and not coordinator.hopeless:
             log.warning("%s: no answer from %s", _place(coordinator, coordinator.round), ", ".join(sorted(silent)))
 
-    def _why_stopped(self, asked: frozenset[str], min_sites: int, place: str) -> str:
-        """FLARE stops a job that too few clients run; all else comes from outside."""
-        gone = sorted(asked & self._gone)
-        if gone and len(asked) - len(gone) < min_sites:
-            return (
-                f"the run was stopped during {place}: too few sites run their part of the job, {', '.join(gone)} do "
-                "not, and the logs there have the reason"
-            )
-        waiting = ", ".join(sorted(asked - self._answered))
-        return f"the run was stopped from outside during {place}, before {waiting} answered"
-
-    def _receive(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        """Take a client's answer; FLARE calls this in a separate thread."""
-        name = client_task.client.name
-        with self._changed:
-            if not self._open:
-                self._stale(name, client_task.task.name)
-                return
-            if name in self._answered:  # with what could not be decoded
-                return
-            # The sender named in the answer is set by the client itself; this name was authenticated by FLARE.
-            client_task.result.set_peer_props({ReservedKey.IDENTITY_NAME: name})
-            try:
-                self._aggregator.accept(client_task.result, fl_ctx)
-            except Exception as error:
-                self._fault = error
-            self._answered.add(name)
-            self._changed.notify_all()
-        client_task.result = None  # FLARE would keep it in memory until the round ends
-
-    def _moved(self, started: float) -> dict[str, float]:
-        """Seconds from the round's opening to the latest piece of each client."""
-        moved = {} if self._pieces is None else self._pieces.moved
-        return {client: when - started for client, when in moved.items()}
-
     def _show(self) -> None:
         """Write ``progress.json`` again, with the line of the log about a transfer."""
-        with self._changed:
-            if self._open and self._progress is not None:
+        with self.answers.changed:
+            if self.answers.is_open and self._progress is not None:
                 self._progress.update(self._aggregator.coordinator)
 
     def _put_back(self, result: Shareable) -> None:
@@ -351,25 +305,6 @@ class FedshiftWorkflow(Controller):
             self._pieces.restore(client.name, result)
         except (NotInFileError, OSError) as fault:
             log.warning("the answer of site %s cannot be used: %s", client.name, fault)
-
-    def _leave_out_unusable(self) -> None:
-        """Leave out clients whose answer never became one. Who sent it, a cell by its full name, is noted elsewhere."""
-        while self._unusable:
-            sender, fault = self._unusable.popleft()
-            name = FQCN.split(sender)[0]
-            if name in self._asked - self._answered:
-                self._aggregator.refuse(name, "answer", fault)
-                self._answered.add(name)
-
-    def _note_repeated(self, result: Shareable) -> None:
-        """Log a further answer of a client to the open round, which FLARE drops."""
-        client = result.get_header(ServerCommandKey.FL_CLIENT)
-        if self._open and isinstance(client, Client) and client.name in self._answered:
-            log.warning("site %s answered the open round more than once: only its first answer counts", client.name)
-
-    def _stale(self, client: str, task: str) -> None:
-        log.warning("site %s answered a %s task after its round had ended: left out as stale", client, task)
-        self._silent.discard(client)  # slow, not dead: worth waiting for again
 
     def _fail(self, reason: str, progress: ProgressFile, fl_ctx: FLContext) -> None:
         coordinator = getattr(self._aggregator, "coordinator", None)

@@ -155,7 +155,7 @@ def test_only_one_ciphertext_of_the_size_that_is_due_is_given_to_tenseal(
         "three bytes": b"\x0a\x02\x80",
         "too large": message([one + bytes(2 * len(one))]),
     }
-    monkeypatch.setattr(parties.server._ts, "ckks_vector_from", load)
+    monkeypatch.setattr("tenseal.ckks_vector_from", load)
     for name, content in contents.items():
         reason = parties.refusal(content)
         assert reason.startswith(("is no ciphertext of this project's keys with 4096 numbers", "has ")), name

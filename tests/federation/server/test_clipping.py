@@ -17,6 +17,7 @@ from fedshift.federation.server.outliers import medians
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change
 from fedshift.schema.messages import SiteInfo, Update
+from fedshift.tasks.kinds import build_task
 
 from .test_robust import RECEIVED, SPECS, TRAINABLE, stored
 
@@ -181,7 +182,7 @@ def reverse(update: Update, received: dict[str, np.ndarray]) -> Update:
 def train(folder: Path, *options: str, attack: Attack | None = None, n_samples: int = 12) -> Coordinator:
     """Two rounds of three sites that move all floating arrays by 0.01; C attacks in the second round."""
     job = small_image_job("fedavg", "schedule.rounds=2", "federation.max_update_norm=1000", *options)
-    server = Coordinator(job, folder)
+    server, names = Coordinator(job, folder), build_task(job).metrics
     counts = {"A": 12, "B": 12, "C": n_samples}
     for round_ in range(3):
         broadcast = server.open(round_)
@@ -192,7 +193,7 @@ def train(folder: Path, *options: str, attack: Attack | None = None, n_samples: 
                 continue
             received = broadcast.weights
             moved = {k: v + np.float32(0.01) if v.dtype.kind == "f" else v for k, v in received.items()}
-            metrics = {"train_loss": 1.0, **(dict.fromkeys(server._task.metrics, 0.5) if round_ > 1 else {})}
+            metrics = {"train_loss": 1.0, **(dict.fromkeys(names, 0.5) if round_ > 1 else {})}
             update = Update(site, round_, n, server.inbound.steps(n) or 1, moved, metrics)
             if attack is not None and (site, round_) == ("C", 2):
                 update = attack(update, received)

@@ -22,6 +22,7 @@ from fedshift.schema.compression import feed_back
 from fedshift.schema.errors import ConfigError, QuorumError
 from fedshift.schema.messages import MethodArrays, Scores, SiteInfo, Update
 from fedshift.schema.results import BEST, LAST, read_results
+from fedshift.tasks.kinds import build_task
 
 ROUNDS = 3
 BEST_FIRST, BEST_LAST = (0.9, 0.5, 0.4), (0.1, 0.2, 0.3)
@@ -38,9 +39,9 @@ def answer(
     """What sites send that move all weights by a thousandth."""
     received = request.broadcast.unpacked().weights
     round_ = request.broadcast.round
-    weights_as = server.job.federation.weights_as
+    weights_as, names = server.job.federation.weights_as, build_task(server.job).metrics
     for site in sites:
-        metrics = dict.fromkeys(server._task.metrics, scores[round_ - 2]) if round_ > 1 else {}
+        metrics = dict.fromkeys(names, scores[round_ - 2]) if round_ > 1 else {}
         if request.task == "statistics":
             server.register(SiteInfo(site, "images", 8, 2, 2, "0" * 64, "by hand"))
             assert server.accept(Update(site, 0, 8, 0))

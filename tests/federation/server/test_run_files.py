@@ -16,6 +16,7 @@ from fedshift.federation.server.run_files import NEXT_BEST
 from fedshift.federation.server.state_files import FORMER_STATE_FILE, STATE_FILE
 from fedshift.schema.messages import Scores, SiteInfo, Update
 from fedshift.schema.results import BEST, LAST
+from fedshift.tasks.kinds import build_task
 
 ROUNDS = 4
 SCORES = {1: (0.6, 0.6, 0.6), 2: (0.5, 0.5, 0.95), 3: (0.4, 0.4, 0.4)}
@@ -33,22 +34,25 @@ def coordinator(folder: Path) -> Coordinator:
 def run_round(server: Coordinator, round_: int, sites: Iterable[str] = "ABC") -> None:
     """Sites that move all weights by a thousandth."""
     received = server.open(round_).weights
+    metrics = build_task(server.job).metrics
     for number, site in enumerate(sites):
         if round_ == 0:
             server.register(SiteInfo(site, "images", 8, 2, 2, "0" * 64, "by hand"))
             assert server.accept(Update(site=site, round=0, n_samples=8, n_steps=0))
             continue
         weights = {k: v + np.float32(1e-3) if v.dtype.kind == "f" else v for k, v in received.items()}
-        scores = dict.fromkeys(server._task.metrics, SCORES[round_ - 1][number]) if round_ > 1 else {}
+        scores = dict.fromkeys(metrics, SCORES[round_ - 1][number]) if round_ > 1 else {}
         update = Update(site, round_, 8, 1, weights, {"train_loss": 1.0, **scores})
         assert server.accept(update)
     server.close()
 
 
 def evaluate(server: Coordinator) -> None:
+    metrics = build_task(server.job).metrics
+
     def answer(round_: int) -> None:
         for site in "ABC":
-            values = dict.fromkeys(server._task.metrics, 0.3)
+            values = dict.fromkeys(metrics, 0.3)
             assert server.add_scores(Scores(site, round_, {"val": values, "test": values}))
 
     server.open(ROUNDS + 1)

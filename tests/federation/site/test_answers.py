@@ -14,6 +14,7 @@ from fedshift.federation.site.answers import AnswerStore, fingerprint
 from fedshift.federation.site.site import Site
 from fedshift.federation.weights import read_weights
 from fedshift.schema.messages import Broadcast, Update
+from fedshift.tasks.kinds import build_task
 
 TASK = Broadcast(
     round=2,
@@ -85,7 +86,7 @@ def test_a_site_does_not_train_a_round_twice(tmp_path: Path, monkeypatch: pytest
 
     first = site()
     first.statistics()
-    task = Broadcast(round=1, best_round=0, weights=read_weights(first._net))
+    task = Broadcast(round=1, best_round=0, weights=read_weights(build_task(job).network()))
     answer = first.train(task)
 
     def no_training(*_: object) -> None:

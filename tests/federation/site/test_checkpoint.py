@@ -18,6 +18,7 @@ import torch
 from conftest import first_round, make_image_site, make_site, small_image_job, small_job
 from volumesites import blob_job, make_volume_site
 
+from fedshift.data.samples import Samples
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site import checkpoint
@@ -181,13 +182,13 @@ def test_no_step_is_made_twice_and_no_image_of_an_earlier_one_is_read(
 ) -> None:
     interrupted(trial, "first", after=3)
     site, read = trial.site("first"), list[np.ndarray]()
-    own = site._training.drawn  # the images of a batch
+    own = Samples.drawn  # the images of a batch
 
-    def drawn(index: np.ndarray, *, rng: torch.Generator) -> Any:
+    def drawn(self: Samples, index: np.ndarray, *, rng: torch.Generator) -> Any:
         read.append(index)
-        return own(index, rng=rng)
+        return own(self, index, rng=rng)
 
-    monkeypatch.setattr(site._training, "drawn", drawn)
+    monkeypatch.setattr(Samples, "drawn", drawn)
     update = site.train(trial.broadcast)
     assert (update.n_steps, len(read)) == (5, 2)
     assert "site A, round 1: training was interrupted: it goes on after step 3 of 5" in caplog.text

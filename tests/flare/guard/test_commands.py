@@ -31,6 +31,8 @@ from fedshift.flare.guard import commands, gate
 from fedshift.flare.guard.drops import Drops
 from fedshift.flare.patches import patch
 
+REPLACED = "_dispatch_request"
+"""What the guard replaces in NVFlare's `FedAdminAgent`."""
 JOB = "3f509f41-3a7e-406e-88f6-69672abb2e34"
 
 
@@ -54,13 +56,13 @@ class Site:
     def asked(self, topic: str, body: Any = None, **headers: str) -> Message:
         request = Message(topic, body)
         request.set_headers(headers)
-        reply: Message = self.agent._dispatch_request(CellMessage({}, request)).payload
+        reply: Message = getattr(self.agent, REPLACED)(CellMessage({}, request)).payload
         return reply
 
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
-    monkeypatch.setattr(FedAdminAgent, "_dispatch_request", FedAdminAgent._dispatch_request)
+    monkeypatch.setattr(FedAdminAgent, REPLACED, getattr(FedAdminAgent, REPLACED))
     monkeypatch.setattr(ClientEngine, "delete_run", ClientEngine.delete_run)
     monkeypatch.setattr(NetManager, "get_spec", NetManager.get_spec)
     monkeypatch.setattr(ServerCommandModules, "cmd_modules", list(ServerCommandModules.cmd_modules))

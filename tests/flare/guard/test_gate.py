@@ -21,6 +21,8 @@ from fedshift.flare.guard.drops import TOPICS, Drops
 from fedshift.flare.patches import patch
 from fedshift.flare.patches.patch import NotAsExpectedError
 
+REPLACED = "_process_received_msg"
+"""What the gate replaces in NVFlare's `CoreCell`."""
 JOB = "3f509f41-3a7e-406e-88f6-69672abb2e34"
 OVER_TLS = SimpleNamespace(
     connector=SimpleNamespace(params={"scheme": "grpc", "secure": True}), get_conn_properties=lambda: {"peer_cn": "N/A"}
@@ -62,7 +64,7 @@ class Party:
 def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Party]]:
     monkeypatch.setattr(CoreCell, "ALL_CELLS", {})
     monkeypatch.setattr(StatsPoolManager, "pools", {})
-    monkeypatch.setattr(CoreCell, "_process_received_msg", CoreCell._process_received_msg)
+    monkeypatch.setattr(CoreCell, REPLACED, getattr(CoreCell, REPLACED))
     monkeypatch.setattr(gate, "DROPS", Drops())
     monkeypatch.setattr(patch, "IN_PLACE", set())
     gate.apply()
@@ -136,10 +138,10 @@ def test_a_site_does_not_say_which_error_its_stream_ends_with(parties: dict[str,
 def test_another_nvflare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(patch.SKIP, "gate")  # which leaves out patches that do not protect
     monkeypatch.setattr(CoreCell, "process_message", lambda self, endpoint, connection, app_id, message: None)
-    before = CoreCell._process_received_msg
+    before = getattr(CoreCell, REPLACED)
     with pytest.raises(NotAsExpectedError, match=r"not as fedshift's gate expects it \(CoreCell.process_message\)"):
         gate.apply()
-    assert CoreCell._process_received_msg is before
+    assert getattr(CoreCell, REPLACED) is before
 
 
 def test_a_consoles_message_says_whose_connection_it_came_over(

@@ -30,6 +30,10 @@ class Runner:
         self.asked += 1
         return self.answer
 
+    def task(self) -> Any:
+        """What a client gets that asks for a task, by what `LongPoll.attach` has put in place."""
+        return self._try_to_get_task("client", None)
+
 
 def attach(clients: int) -> tuple[LongPoll, Runner]:
     context, runner = FLContext(), Runner()
@@ -46,7 +50,7 @@ def attached() -> tuple[LongPoll, Runner]:
 
 def ask(runner: Runner) -> tuple[threading.Thread, list[Any]]:
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(runner._try_to_get_task("client", None)))
+    thread = threading.Thread(target=lambda: found.append(runner.task()))
     thread.start()
     return thread, found
 
@@ -61,7 +65,7 @@ def until(true: Callable[[], bool]) -> None:
 def test_an_open_task_is_handed_out_at_once(attached: tuple[LongPoll, Runner]) -> None:
     _, runner = attached
     runner.answer = TASK
-    assert runner._try_to_get_task("client", None) == TASK
+    assert runner.task() == TASK
     assert runner.asked == 1
     assert runner.config.task_request_interval == PAUSE
 
@@ -94,13 +98,13 @@ def test_a_task_for_others_leaves_it_waiting(attached: tuple[LongPoll, Runner]) 
 def test_it_waits_no_longer_than_its_limit(attached: tuple[LongPoll, Runner], monkeypatch: pytest.MonkeyPatch) -> None:
     _, runner = attached
     monkeypatch.setattr(long_poll, "HOLD", 0.05)
-    assert runner._try_to_get_task("client", None) == NONE
+    assert runner.task() == NONE
 
 
 def test_too_many_clients_do_not_wait_and_ask_less_often_the_more_there_are() -> None:
     _, runner = attach(MOST + 1)
     began = time.monotonic()
-    assert runner._try_to_get_task("client", None) == NONE
+    assert runner.task() == NONE
     assert time.monotonic() - began < HOLD / 2
     assert runner.config.task_request_interval == pytest.approx((MOST + 1) / MANY)
     _, runner = attach(1000)
@@ -111,5 +115,5 @@ def test_nobody_waits_once_it_is_closed(attached: tuple[LongPoll, Runner]) -> No
     held, runner = attached
     held.close()
     began = time.monotonic()
-    assert runner._try_to_get_task("client", None) == NONE
+    assert runner.task() == NONE
     assert time.monotonic() - began < HOLD / 2

@@ -44,11 +44,11 @@ def test_an_array_keeps_type_shape_and_bits(name: str) -> None:
 
 
 def test_importing_the_codec_applies_it() -> None:
-    array, flare = ARRAYS["matrix"], NumpyArrayDecomposer()
+    array, flare, headers = ARRAYS["matrix"], NumpyArrayDecomposer(), numpy_arrays._read_header
     packed = flare.native_decompose(array)
-    numpy_arrays._read_header.cache_clear()
+    headers.cache_clear()
     np.testing.assert_array_equal(flare.native_recompose(packed), array)
-    assert numpy_arrays._read_header.cache_info().misses == 1
+    assert headers.cache_info().misses == 1
 
 
 @pytest.mark.parametrize("name", ARRAYS)

@@ -24,7 +24,8 @@ from fedshift.schema.results import LAST
 
 from ..conftest import run
 
-TASK = "nvflare.fuel.f3.streaming.byte_receiver:RxTask._remove_task"
+REMOVE = "RxTask._remove_task"
+TASK = f"nvflare.fuel.f3.streaming.byte_receiver:{REMOVE}"
 CHANGED = """
 # What another NVFlare might be: every function that a patch replaces or calls is another one that does the same.
 import importlib, json, os, sys
@@ -85,8 +86,8 @@ def test_every_patch_fits_the_installed_nvflare() -> None:
 @pytest.mark.parametrize(
     ("replaces", "calls", "said"),
     [
-        ({TASK: "0" * 12}, {}, "RxTask._remove_task"),
-        ({}, {TASK: "self, hurry"}, "RxTask._remove_task"),
+        ({TASK: "0" * 12}, {}, REMOVE),
+        ({}, {TASK: "self, hurry"}, REMOVE),
         ({"nvflare.fuel.f3.streaming.byte_receiver:RxTask.gone": ""}, {}, "gone"),
         ({"nvflare.fuel.f4:RxTask": ""}, {}, "nvflare.fuel.f4"),
     ],

@@ -24,7 +24,7 @@ from nvflare.private.defs import ERROR_MSG_PREFIX, CellMessageHeaderKeys, JobFai
 from nvflare.private.fed.server.fed_server import FederatedServer
 
 from fedshift.flare.patches import patch
-from fedshift.flare.patches.readmission import LACKS_APP, STILL_RUNS, Readmission, update_clients
+from fedshift.flare.patches.readmission import INTERVAL, LACKS_APP, STILL_RUNS, Admission, Readmission, update_clients
 from fedshift.schema.job import FILE_NAME
 
 
@@ -133,8 +133,9 @@ class Engine:
             self.run(*(client.name for client in clients.values()))
 
     def run(self, *sites: str) -> None:
-        """The job runs at these sites."""
+        """The job runs at these sites, whose ends NVFlare awaits."""
         self.running_jobs["job-1"] = self.job
+        self._pending_client_outcomes["job-1"] = set(sites)
         self.run_processes["job-1"] = {
             RunProcessKey.PARTICIPANTS: {self.clients[site].token: self.clients[site] for site in sites}
         }
@@ -157,6 +158,9 @@ class Engine:
         self.done += [("deploy", token.removeprefix("token-")) for token in requests]
         return dict.fromkeys(requests, self.deployed)
 
+    def awaited(self) -> set[str]:
+        return self._pending_client_outcomes["job-1"]
+
     def participants(self) -> set[str]:
         return {client.name for client in self.run_processes["job-1"][RunProcessKey.PARTICIPANTS].values()}
 
@@ -165,30 +169,40 @@ class Engine:
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
+class Clock:
+    """Stands still."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def admission(monkeypatch: pytest.MonkeyPatch) -> Readmission:
-    monkeypatch.setattr(FederatedServer, "process_job_failure", FederatedServer.process_job_failure)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def admission(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Admission:
     monkeypatch.setattr(Job, "get_application", lambda self, app, context: b"")
-    return Readmission()
+    return Admission(clock=clock)
 
 
-def test_a_site_that_comes_late_is_started_once_and_takes_part(admission: Readmission, tmp_path: Path) -> None:
+def test_a_site_that_comes_late_is_started_once_and_takes_part(admission: Admission, tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     engine.run("HK")
-    engine._pending_client_outcomes["job-1"] = {"HK"}
     for _ in range(2):
-        admission._look(engine, engine.context())
+        admission.look(engine, engine.context())
     assert engine.done == [("start", "UCL")] and engine.participants() == {"HK", "UCL"}
-    assert not engine._pending_client_outcomes["job-1"], "no site's end decides the job's"
+    assert not engine.awaited(), "no site's end decides the job's"
 
 
-def test_a_site_that_is_started_again_takes_the_place_of_its_former_self(
-    admission: Readmission, tmp_path: Path
-) -> None:
+def test_a_site_that_is_started_again_takes_the_place_of_its_former_self(admission: Admission, tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     engine.run("HK", "UCL")
     engine.clients["UCL"] = Client("UCL", "another token")
-    admission._look(engine, engine.context())
+    admission.look(engine, engine.context())
     assert set(engine.run_processes["job-1"][RunProcessKey.PARTICIPANTS]) == {"token-HK", "another token"}
 
 
@@ -208,7 +222,8 @@ def test_what_a_site_refuses_is_told_and_tried_again_later(
     starts: str | None,
     deployed: str | None,
     reason: str,
-    admission: Readmission,
+    admission: Admission,
+    clock: Clock,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -218,37 +233,36 @@ def test_what_a_site_refuses_is_told_and_tried_again_later(
     code = {"ok": ReturnCode.OK, "refused": ReturnCode.ERROR}.get(deployed or "")
     engine.deployed = deployed and SimpleNamespace(get_header=lambda key, default: code, body="no such app")
     with caplog.at_level("INFO"):
-        admission._look(engine, engine.context())
+        admission.look(engine, engine.context())
     assert engine.participants() == {"HK"}
     assert re.search(f"job job-1 cannot start at site UCL: .*{reason}", caplog.text)
     tried = len(engine.done)
-    admission._look(engine, engine.context())
+    admission.look(engine, engine.context())
     assert len(engine.done) == tried, "not at once"
-    key = ("job-1", "token-UCL")
-    admission._refusals[key] = (admission._refusals[key][0], 0.0)
+    clock.now += INTERVAL
     engine.resources, engine.starts = [(True, "")], ["started"]
-    admission._look(engine, engine.context())
+    admission.look(engine, engine.context())
     assert engine.participants() == {"HK", "UCL"}
 
 
-def test_a_site_without_the_jobs_folder_gets_it_and_starts(admission: Readmission, tmp_path: Path) -> None:
+def test_a_site_without_the_jobs_folder_gets_it_and_starts(admission: Admission, tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     engine.run("HK")
     engine.starts = [ERROR_MSG_PREFIX + LACKS_APP, "started"]
-    admission._look(engine, engine.context())
+    admission.look(engine, engine.context())
     assert engine.done == [("start", "UCL"), ("deploy", "UCL"), ("start", "UCL")]
     assert engine.participants() == {"HK", "UCL"}
 
 
 def test_after_the_server_was_stopped_a_job_goes_on_when_a_site_is_back(
-    admission: Readmission, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    admission: Admission, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = Engine(tmp_path)
     (tmp_path / "job-1").mkdir()
     (tmp_path / "job-1" / FILE_NAME).write_text("", encoding="utf-8")
-    admission._look_back(engine.context())
+    admission.look_back(engine.context())
     engine.starts = [STILL_RUNS, "started"]
-    admission._look(engine, engine.context())
+    admission.look(engine, engine.context())
     assert ("status", str(RunStatus.RUNNING)) in engine.done and "goes on: site HK is back" in caplog.text
     assert ("abort", "HK") in engine.done, "its process does not know the server's new one"
     assert engine.participants() == {"HK", "UCL"}
@@ -256,18 +270,18 @@ def test_after_the_server_was_stopped_a_job_goes_on_when_a_site_is_back(
 
 @pytest.mark.parametrize("how", ["nothing left", "deleted", "aborted", "not restored"])
 def test_a_job_that_cannot_go_on_after_the_server_was_stopped_is_left(
-    how: str, admission: Readmission, tmp_path: Path
+    how: str, admission: Admission, tmp_path: Path
 ) -> None:
     engine = Engine(tmp_path, restored=how != "not restored")
     if how != "nothing left":
         (tmp_path / "job-1").mkdir()
         (tmp_path / "job-1" / FILE_NAME).write_text("", encoding="utf-8")
-    admission._look_back(engine.context())
+    admission.look_back(engine.context())
     if how == "deleted":
         engine.stored = None
     if how == "aborted":
         engine.job.meta[JobMetaKey.STATUS] = RunStatus.FINISHED_ABORTED
-    admission._look(engine, engine.context())
+    admission.look(engine, engine.context())
     abandoned = [("status", str(RunStatus.ABANDONED))]
     assert engine.done == (abandoned if how in ("nothing left", "not restored") else [])
     assert not engine.run_processes
@@ -276,13 +290,15 @@ def test_a_job_that_cannot_go_on_after_the_server_was_stopped_is_left(
 def test_the_jobs_process_takes_over_who_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = {"t1": Client("HK", "t1")}, {"t1": Client("HK", "t1"), "t2": Client("UCL", "t2")}
     manager = SimpleNamespace(clients=old, name_to_clients={})
-    engine = SimpleNamespace(client_manager=manager, _retrieve_clients_data=lambda job_id: new)
-    update_clients(engine, "job-1")
+
+    def told(clients: dict[str, Client]) -> None:
+        """The parent process says that these take part."""
+        update_clients(SimpleNamespace(client_manager=manager, _retrieve_clients_data=lambda job_id: clients), "job-1")
+
+    told(new)
     assert manager.clients == new and set(manager.name_to_clients) == {"HK", "UCL"}
-    engine._retrieve_clients_data = lambda job_id: {}
-    update_clients(engine, "job-1")
+    told({})
     assert manager.clients == new, "an empty answer is none"
     monkeypatch.setattr("fedshift.flare.patches.readmission.PATCH", SimpleNamespace(fits=lambda: False))
-    engine._retrieve_clients_data = lambda job_id: old
-    update_clients(engine, "job-1")
+    told(old)
     assert manager.clients == new, "with another NVFlare it stays as it is"

@@ -132,7 +132,7 @@ def test_only_what_is_new_is_progress(tmp_path: Path, monkeypatch: pytest.Monkey
         assert not reply.closed
         nonlocal moment
         moment += seconds
-        return server.moved
+        return server.moved()
 
     assert after(1, sends(server, "HK")) == {"HK": 0.0}
     assert after(1, sends(server, "HK")) == {"HK": 0.0}, "repeated"
@@ -140,8 +140,9 @@ def test_only_what_is_new_is_progress(tmp_path: Path, monkeypatch: pytest.Monkey
     for offset, expected in ((0, 2.0), (10, 4.0), (10, 4.0), (20, 6.0)):
         reply = server.answer("HK", FETCH, Ask(file, offset, length=10).encode())
         assert after(1, reply) == {"HK": expected}
+    assert server.moved(since=5.0) == {"HK": 1.0}, "counted from the opening of the round"
     server.open(Shareable(), ("HK",), place="round 2")
-    assert not server.moved
+    assert not server.moved()
 
 
 def test_a_request_counts_for_the_cell_that_it_comes_from(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from fedshift.reporting.comparison.estimate import FILE_NAME, Estimator, measure
 from fedshift.reporting.comparison.runner import GridProgress, QueueEntry, total_seconds
 from fedshift.reporting.comparison.spec import Samples, read_spec
 from fedshift.schema.errors import QuorumError
+from fedshift.schema.job import JobSpec
 
 from .conftest import START
 from .made import write_spec
@@ -128,6 +130,11 @@ def test_time_is_told_as_a_range_which_narrows_with_what_was_learned(cells: list
     assert total_seconds([unknown, known], 1) == (low + lower, high + higher)
 
 
+def seconds(job: JobSpec, counts: Mapping[str, Samples], step: estimate.Step, trial: estimate.Trial | None) -> float:
+    """A job's rounds, of these images."""
+    return estimate._seconds(job, "federation", counts, step, trial)[0]
+
+
 @pytest.mark.parametrize("trial", [None, estimate.Trial(round=1.0, rest=1.0)])
 def test_models_of_single_sites_take_as_long_again_to_train(trial: estimate.Trial | None) -> None:
     plain, local = (
@@ -135,7 +142,7 @@ def test_models_of_single_sites_take_as_long_again_to_train(trial: estimate.Tria
     )
     counts = {site: Samples(train=1000, val=10, test=10) for site in "ABC"}
     step = estimate.Step(train=1.0, evaluate=0.001, activations=1, network=1)
-    once, twice = (estimate._seconds(job, "federation", counts, step, trial)[0] for job in (plain, local))
+    once, twice = (seconds(job, counts, step, trial) for job in (plain, local))
     assert twice == pytest.approx(2 * once, rel=0.01)
 
 
@@ -143,5 +150,5 @@ def test_rounds_that_end_by_the_clock_take_no_longer() -> None:
     counts = {site: Samples(train=100) for site in "ABC"}
     step = estimate.Step(train=1.0, evaluate=0.001, activations=1, network=1)
     made = [small_image_job("fedavg", "schedule.local_steps=100", *more) for more in ((), ("schedule.minutes=1",))]
-    plain, clock = (estimate._seconds(job, "federation", counts, step, None)[0] for job in made)
+    plain, clock = (seconds(job, counts, step, None) for job in made)
     assert plain - clock == pytest.approx(2 * 3 * (100 * 8 - 60), rel=0.1), "two rounds of three sites"

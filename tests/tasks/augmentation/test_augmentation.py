@@ -130,11 +130,11 @@ def test_margin_has_room_for_one_turn_and_the_scale() -> None:
     assert geometry.margin((4, 40, 40), STRONG)[0] == 0
 
 
-def test_only_the_axes_named_are_mirrored() -> None:
+def test_only_the_axes_named_are_mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRESETS, "mirror", replace(NOTHING, mirror=1.0))
     images = smooth(8, (8, 10))
-    seen = make_augmentation("strong", dims=2, patch=(8, 10), mirror=[0])
+    seen = make_augmentation("mirror", dims=2, patch=(8, 10), mirror=[0])
     assert isinstance(seen, WholeBatches)
-    seen._preset = replace(NOTHING, mirror=1.0)
     x, _ = seen(images, images[:, 0].long(), seeds=numbered(8))
     assert torch.equal(x, images.flip(2))
 

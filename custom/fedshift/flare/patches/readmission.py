@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ PATCH = Patch(
 
 
 class Readmission(FLComponent):
-    """Starts running jobs at sites that should take part and do not."""
+    """Looks every few seconds, as long as the server runs, for sites that should take part in a job and do not."""
 
     def __init__(self) -> None:
         """Its work begins when the server has started; only what a failed site can do is settled before."""
@@ -79,21 +80,38 @@ class Readmission(FLComponent):
         if PATCH.fits():
             _note_failures()
         self._stop = threading.Event()
-        self._left: dict[str, Job] = {}
-        self._resumed: set[str] = set()
-        self._admitted: set[tuple[str, str]] = set()
-        self._refusals: dict[tuple[str, str], tuple[int, float]] = {}
+        self._admission = Admission()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Start and stop with the server."""
         if event_type == EventType.SYSTEM_START and PATCH.fits():
-            self._look_back(fl_ctx)
+            self._admission.look_back(fl_ctx)
             engine = fl_ctx.get_engine()
             threading.Thread(target=self._run, args=(engine,), name="readmission", daemon=True).start()
         elif event_type == EventType.SYSTEM_END:
             self._stop.set()
 
-    def _look_back(self, fl_ctx: FLContext) -> None:
+    def _run(self, engine: Any) -> None:
+        while not self._stop.wait(INTERVAL):
+            try:
+                with engine.new_context() as fl_ctx:
+                    self._admission.look(engine, fl_ctx)
+            except Exception:
+                log.exception("looking for sites to admit failed; tried again in %g s", INTERVAL)
+
+
+class Admission:
+    """Starts running jobs at sites that should take part and do not."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` gives seconds."""
+        self._clock = clock
+        self._left: dict[str, Job] = {}
+        self._resumed: set[str] = set()
+        self._admitted: set[tuple[str, str]] = set()
+        self._refusals: dict[tuple[str, str], tuple[int, float]] = {}
+
+    def look_back(self, fl_ctx: FLContext) -> None:
         """Find jobs that ran when the server was stopped: keep those that can continue, abandon the others."""
         manager = fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER)
         for job in manager.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
@@ -107,15 +125,8 @@ class Readmission(FLComponent):
                 log.error("job %s ran when the server was stopped and left nothing to continue from", job.job_id)
                 manager.set_status(job.job_id, RunStatus.ABANDONED, fl_ctx)
 
-    def _run(self, engine: Any) -> None:
-        while not self._stop.wait(INTERVAL):
-            try:
-                with engine.new_context() as fl_ctx:
-                    self._look(engine, fl_ctx)
-            except Exception:
-                log.exception("looking for sites to admit failed; tried again in %g s", INTERVAL)
-
-    def _look(self, engine: Any, fl_ctx: FLContext) -> None:
+    def look(self, engine: Any, fl_ctx: FLContext) -> None:
+        """Start each job, also one that was left, at the connected sites that it names and that have no part in it."""
         runner = engine.job_runner
         for job_id in list(runner.running_jobs):
             # NVFlare fails a job unless every site ends well. Here only the workflow's quorum decides.
@@ -158,11 +169,11 @@ class Readmission(FLComponent):
         if key in self._admitted or (client.token in participants and job.job_id not in self._resumed):
             return
         refusals, again = self._refusals.get(key, (0, 0.0))
-        if time.monotonic() < again:
+        if self._clock() < again:
             return
         refusal = self._start(client, job, app, engine, fl_ctx)
         if refusal is not None:
-            self._refusals[key] = refusals + 1, time.monotonic() + min(INTERVAL * 2**refusals, LONGEST_PAUSE)
+            self._refusals[key] = refusals + 1, self._clock() + min(INTERVAL * 2**refusals, LONGEST_PAUSE)
             level = logging.ERROR if refusals == SEVERAL else logging.INFO
             log.log(level, "job %s cannot start at site %s: %s", job.job_id, client.name, refusal)
             return

@@ -110,10 +110,12 @@ class ServerEnd:
         self._round = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    @property
-    def moved(self) -> dict[str, float]:
-        """Clients, and when the latest piece came from them or went to them that had not before (monotonic)."""
-        return dict(self._moved)
+    def moved(self, *, since: float = 0.0) -> dict[str, float]:
+        """Clients, and when the latest piece came from them or went to them that had not before.
+
+        In seconds after ``since``, a time of `time.monotonic`.
+        """
+        return {client: when - since for client, when in dict(self._moved).items()}
 
     def answer(self, client: str, topic: str, told: object) -> Reply:
         """Answer a request of a client, whose name is certain; ``told`` is what it sent."""

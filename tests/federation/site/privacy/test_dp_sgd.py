@@ -107,10 +107,15 @@ class _Sum:
         return logits.sum()
 
 
+def hooks(net: nn.Module) -> list[int]:
+    """How many forward hooks each module has."""
+    return [len(module._forward_hooks) for module in net.modules()]
+
+
 def step(gradients: np.ndarray, *, rate: float, clip: float, multiplier: float = 0.0, steps: int = 1) -> np.ndarray:
     """How far SGD with learning rate 1 goes, and the network's state is as before."""
     net = _Line(gradients.shape[1])
-    before = set(vars(net.layer.weight)), [len(m._forward_hooks) for m in net.modules()]
+    before = set(vars(net.layer.weight)), hooks(net)
     run = base.Run(0, "A", 1, 1, ("A",), net, lambda x, y: x.sum(), 2)
     run.optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     rng = np.random.default_rng(0)
@@ -120,7 +125,7 @@ def step(gradients: np.ndarray, *, rate: float, clip: float, multiplier: float =
     chain = ClientChain(method_set.load({"fedavg": {}}), run, {})
     taken, _ = training.train(_Sum(), _Cases(gradients), chain, run)  # type: ignore[arg-type]
     assert taken == steps
-    assert (set(vars(net.layer.weight)), [len(m._forward_hooks) for m in net.modules()]) == before
+    assert (set(vars(net.layer.weight)), hooks(net)) == before
     moved: np.ndarray = -net.layer.weight.detach().numpy()[0]
     return moved
 
@@ -259,9 +264,10 @@ def test_only_these_methods_go_together_with_dp_sgd() -> None:
 
 
 def test_without_the_library_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, schedule = DpSgd(epsilon=7, delta=1e-3, clip=1), ScheduleSpec(rounds=1, local_steps=1, batch_size=8)
     monkeypatch.setitem(__import__("sys").modules, "opacus.grad_sample", None)
     with pytest.raises(ConfigError, match=r"privacy.dp_sgd needs Opacus.*pip install 'fedshift\[dp\]'"):
-        dp_sgd._opacus()
+        make_plan(rule, schedule, images=70, cases=70)
 
 
 def test_group_norm_will_do_and_batch_norm_will_not() -> None:

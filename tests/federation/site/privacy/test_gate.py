@@ -30,8 +30,9 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.privacy import noise as noise_module
 from fedshift.federation.site.privacy.accounting import noise_multiplier
 from fedshift.federation.site.privacy.gate import LEAST_DEVIATION, Population
-from fedshift.federation.site.privacy.noise import ANSWERED, SECRET, gaussian
+from fedshift.federation.site.privacy.noise import ANSWERED, SECRET, NoiseSource, gaussian
 from fedshift.federation.site.site import Site
+from fedshift.federation.site.state import StateStore
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import write_job
@@ -54,14 +55,14 @@ def policy(**options: Any) -> Policy:
 
 
 def server(job: JobSpec, folder: Path, *sites: Site) -> Coordinator:
-    """A coordinator after the statistics round."""
-    coordinator = Coordinator(job, folder)
+    """A coordinator after the statistics round of these sites."""
+    enough = job.federation.model_copy(update={"min_sites": len(sites)})
+    coordinator = Coordinator(job.model_copy(update={"federation": enough}), folder)
     coordinator.open(0)
     for site in sites:
         coordinator.register(site.info())
         assert coordinator.accept(site.statistics()), coordinator.results
-    for _, half in coordinator.model.halves:
-        half.receive([coordinator._updates[site.name] for site in sites], coordinator.model._context(0))
+    coordinator.close()
     return coordinator
 
 
@@ -334,7 +335,9 @@ def test_the_sites_own_copy_of_its_statistics_has_no_noise(three_sites: dict[str
     noisy = Site(job, "HK", data=three_sites["HK"], state=tmp_path / "b", privacy=rules)
     exact = plain.statistics().arrays["fedrdn"]["mean"]
     assert not np.array_equal(noisy.statistics().arrays["fedrdn"]["mean"], exact)
-    np.testing.assert_array_equal(noisy._store.before(1).methods["fedrdn"]["mean"].numpy(), exact)
+    kept = StateStore(tmp_path / "b" / "HK").before(1)
+    assert kept is not None
+    np.testing.assert_array_equal(kept.methods["fedrdn"]["mean"].numpy(), exact)
 
 
 def test_a_repeated_task_gives_the_same_bytes_and_two_sites_have_different_noise(tmp_path: Path) -> None:
@@ -353,7 +356,8 @@ def test_a_repeated_task_gives_the_same_bytes_and_two_sites_have_different_noise
     trained = first.train(broadcast)
     assert arrays_of(first.train(broadcast)) == arrays_of(trained)
     assert arrays_of(site("HK").train(broadcast)) == arrays_of(trained), "by a new process"
-    draws = [s._gate._source.draw("question", "array", (50,)) for s in (first, second)]  # type: ignore[union-attr]
+    sources = [NoiseSource(tmp_path / "state" / name, name) for name in ("HK", "UCL")]
+    draws = [source.draw("question", "array", (50,)) for source in sources]
     assert abs(np.corrcoef(draws)[0, 1]) < 0.6
     secret = tmp_path / "state" / "HK" / SECRET
     assert secret.read_bytes() != (tmp_path / "state" / "UCL" / SECRET).read_bytes()
@@ -395,7 +399,7 @@ def test_another_answer_to_the_same_question_does_not_leave(three_sites: dict[st
     second = replace(broadcast, round=2)
     told = sites[0].train(second)
     assert arrays_of(sites[0].train(second)) == arrays_of(told)
-    sites[0]._store._path(1).unlink()
+    (tmp_path / "state" / "BIDMC" / "round_000001.pt").unlink()
     with pytest.raises(PolicyError, match="round 2: was answered before with other numbers"):
         sites[0].train(second)
 
@@ -561,8 +565,7 @@ def test_an_array_that_a_method_does_not_declare_stays_here(
     three_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(small_job("fedavg"), "HK", data=three_sites["HK"], state=tmp_path, privacy=policy())
-    state, _ = site._measure()
-    monkeypatch.setattr(Site, "_measure", lambda self: (state, {"fedavg": {"images": np.zeros(3)}}))
+    monkeypatch.setattr(ClientChain, "statistics", lambda self, data: {"fedavg": {"images": np.zeros(3)}})
     with pytest.raises(PolicyError, match=r"method fedavg .* 'images'"):
         site.statistics()
 
