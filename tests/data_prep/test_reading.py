@@ -71,34 +71,35 @@ FORBIDDEN: list[tuple[Callable[[Path], Path], Callable[[Path], object]]] = [
     (lambda folder: write_mnist(folder / "MNIST" / "raw").parent, lambda folder: digits.plan(folder, sites=["mnist"])),
     (lambda folder: write_tree(folder, TREE.sites, TREE.classes) / "there" / "pen", lambda f: find_pictures(f, TREE)),
 ]
+NAMES = ["leaf", "mnistm", "list", "a batch", "a folder of files", "a folder of a tree"]
 
 
 def refusal(path: Path, reason: str) -> str:
     return f"{path} cannot be read ({reason}): check that its disk is mounted and that you may read it"
 
 
-@pytest.mark.parametrize(("write", "read"), READ, ids=["leaf", "mnistm", "list"])
-def test_a_disk_that_fails_half_way_is_said(
-    write: Callable[[Path], Path], read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path)
-    break_off(path, monkeypatch)
-    with pytest.raises(DataError) as raised:
-        read(tmp_path)
-    assert str(raised.value) == refusal(path, "Input/output error")
-
-
 @pytest.mark.parametrize(
-    ("write", "read"), FORBIDDEN, ids=["leaf", "mnistm", "list", "a batch", "a folder of files", "a folder of a tree"]
+    ("prevent", "reason", "write", "read"),
+    [
+        *((break_off, "Input/output error", *case) for case in READ),
+        *((forbid, "Permission denied", *case) for case in FORBIDDEN),
+    ],
+    ids=[f"broken {name}" for name in NAMES[:3]] + [f"forbidden {name}" for name in NAMES],
 )
-def test_what_may_not_be_read_is_named(
-    write: Callable[[Path], Path], read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_read_is_named(
+    prevent: Callable[[Path, pytest.MonkeyPatch], None],
+    reason: str,
+    write: Callable[[Path], Path],
+    read: Callable[[Path], object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The disk fails half way, or the file or folder may not be read."""
     path = write(tmp_path)
-    forbid(path, monkeypatch)
+    prevent(path, monkeypatch)
     with pytest.raises(DataError) as raised:
         read(tmp_path)
-    assert str(raised.value) == refusal(path, "Permission denied")
+    assert str(raised.value) == refusal(path, reason)
 
 
 @pytest.mark.parametrize(("write", "read"), READ[:2], ids=["leaf", "mnistm"])

@@ -24,6 +24,7 @@ log = logging.getLogger("fedshift")
 SCORED: tuple[Subset, ...] = ("val", "test")
 """What a site that trains scores a final model on."""
 SCORED_IF_HELD_OUT: tuple[Subset, ...] = ("all", "test")
+"""The same of a site that takes no part in training."""
 
 
 class Scoring:
@@ -45,6 +46,7 @@ class Scoring:
         """
         self._job, self._site, self._task, self._data, self._net = job, site, task, data, net
         self._share_cases, self._own_file = share_cases, own_file
+        self._subsets = SCORED_IF_HELD_OUT if site in job.task.held_out else SCORED
         self._seed = derive_seed(job.seed, site, 0, "bootstrap")
 
     def scores(self, chain: ClientChain, subset: Subset) -> dict[str, float]:
@@ -67,9 +69,7 @@ class Scoring:
             found |= {f"{TEST_PREFIX}{name}": value for name, value in self.scores(chain, "test").items()}
         return found
 
-    def final(
-        self, chain: ClientChain, *, held_out: bool, cases: CaseScores
-    ) -> tuple[dict[str, dict[str, float]], dict[str, Evaluation]]:
+    def final(self, chain: ClientChain, cases: CaseScores) -> tuple[dict[str, dict[str, float]], dict[str, Evaluation]]:
         """Scores of a final model on each subset, and full evaluations of all but validation, which only selects.
 
         ``cases`` gets the scores of single test cases, which stay here.
@@ -77,7 +77,7 @@ class Scoring:
         values: dict[str, dict[str, float]] = {}
         evaluations: dict[str, Evaluation] = {}
         norm = self._job.evaluation.gradient_norm
-        for subset in SCORED_IF_HELD_OUT if held_out else SCORED:
+        for subset in self._subsets:
             if not self._data.count(subset):
                 continue
             if subset != "val":

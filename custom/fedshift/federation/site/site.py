@@ -396,7 +396,7 @@ class Site:
             if not spares and not self._store.has_trained(broadcast.round):
                 session.chain.newcomer(self._training)
             cases: CaseScores = {}
-            values, evaluations = self._own_scoring.final(session.chain, held_out=self._held_out, cases=cases)
+            values, evaluations = self._own_scoring.final(session.chain, cases)
             reference = self._reference(session.chain) if self._job.evaluation.reference else None
             personal: dict[str, dict[str, float]] = {}
             own: Evaluation | None = None
@@ -406,7 +406,7 @@ class Site:
                 session.run.stop = stop
                 self._fine_tune(session, epochs)
                 cases.clear()
-                personal, owns = self._own_scoring.final(session.chain, held_out=self._held_out, cases=cases)
+                personal, owns = self._own_scoring.final(session.chain, cases)
                 own = owns.get("test")
         return Scores(
             site=self.name,
