@@ -86,6 +86,8 @@ def test_the_time_left_follows_how_fast_it_goes(cells: list[Cell]) -> None:
     assert progress.seconds_left == 150 and progress.share == 0.25
     jobs[1].was_done, jobs[1].state = True, "done"
     assert progress.seconds_left == 100
+    jobs[2].state, jobs[2].share, jobs[2].share_before = "running", 0.75, 0.75
+    assert progress.seconds_left == 62.5, "what an earlier command has done took no time of this one"
 
 
 def test_an_estimate_has_the_start_of_a_process_and_all_that_is_done_outside_of_steps(

@@ -31,10 +31,13 @@ from fedshift.reporting.comparison.store import (
     DONE_FILE,
     LOG_FILE,
     RUN_FOLDER,
+    STATUS_FILE,
     BusyError,
+    Status,
     Store,
     is_locked,
     lock_cell,
+    read_done,
     read_status,
 )
 from fedshift.reporting.comparison.tables import make_tables
@@ -260,6 +263,20 @@ def test_an_interrupt_leaves_no_process_behind(home: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         runner.run(jobs, store, max_parallel=2, on_poll=look, on_end=lambda job: None)
     assert len(pids) == 2 and not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_cell_that_starts_again_does_not_show_how_far_it_had_come(home: Path) -> None:
+    (cell,) = cells_of(home, axes=ONE)
+    assert cell.work is not None
+    store = Store(home / "cells")
+    (store.prepare(cell.work) / STATUS_FILE).write_text(Status(share=0.95, seconds=7).model_dump_json())
+    entries = runner.make_queue([cell], store, flat)
+    shares: list[float] = []
+    runner.run(
+        entries, store, max_parallel=1, on_poll=lambda _: shares.append(entries[0].share), on_end=lambda job: None
+    )
+    assert 0.95 not in shares and shares == sorted(shares) and shares[-1] == 1
+    assert read_done(store.folder_of(cell.work)).seconds > 7, "the time of the interrupted run counts"
 
 
 def test_a_child_that_was_killed_is_a_failed_cell(home: Path) -> None:

@@ -18,7 +18,7 @@ import psutil  # type: ignore[import-untyped]
 from fedshift.reporting.comparison.cells import Cell
 from fedshift.reporting.comparison.estimate import Estimate
 from fedshift.reporting.comparison.kept import Kept
-from fedshift.reporting.comparison.store import LOG_FILE, Store, is_locked, read_status
+from fedshift.reporting.comparison.store import LOG_FILE, Store, is_locked, read_status, reset_share
 from fedshift.reporting.comparison.work import EXIT_BUSY
 from fedshift.tasks.machine import WORKERS, cores, free_memory, own_cores
 
@@ -36,7 +36,8 @@ State = Literal["waiting", "running", "elsewhere", "done", "failed"]
 class QueueEntry:
     """A cell to run, with all other cells that compute the same.
 
-    ``was_done``: it had finished before this command. ``share`` is the completed fraction.
+    ``was_done``: it had finished before this command. ``share`` is the completed fraction; ``share_before`` is that of
+    an interrupted run that this command resumed, None until the run reports.
     """
 
     cells: list[Cell]
@@ -44,6 +45,7 @@ class QueueEntry:
     state: State = "waiting"
     was_done: bool = False
     share: float = 0.0
+    share_before: float | None = None
     reason: str = ""
     process: subprocess.Popen[bytes] | None = None
 
@@ -56,6 +58,11 @@ class QueueEntry:
     def has_ended(self) -> bool:
         """Whether the cell has finished or failed."""
         return self.state in ("done", "failed")
+
+    @property
+    def share_here(self) -> float:
+        """The fraction that this command has completed."""
+        return 0.0 if self.was_done else self.share - (self.share_before or 0.0)
 
 
 @dataclass
@@ -94,7 +101,7 @@ class GridProgress:
         todo = [entry for entry in self.entries if not entry.was_done]
         remaining = [entry.estimate.seconds * (1 - entry.share) for entry in todo if not entry.has_ended]
         total, longest = sum(remaining), max(remaining, default=0.0)
-        done = sum(entry.estimate.seconds * entry.share for entry in todo if entry.state in ("done", "running"))
+        done = sum(entry.estimate.seconds * entry.share_here for entry in todo if entry.state in ("done", "running"))
         elapsed = self.clock() - self.start
         # Estimated seconds per elapsed second; before anything is done, cells in parallel count as that many.
         speed = float(max(self.max_parallel, 1))
@@ -177,6 +184,7 @@ def run(
 def _start(entry: QueueEntry, store: Store, max_parallel: int) -> None:
     assert entry.cell.work is not None
     folder = store.prepare(entry.cell.work)
+    reset_share(folder)
     threads_setting = entry.cell.plan.job.task.schedule.threads
     threads = str(own_cores(max_parallel) if threads_setting == "auto" else threads_setting)
     with (folder / LOG_FILE).open("ab") as log:
@@ -203,7 +211,9 @@ def _poll(entry: QueueEntry, store: Store) -> bool:
     code = entry.process.poll()
     status = read_status(folder)
     if code is None:
-        entry.share = max(entry.share, status.share)
+        entry.share = status.share
+        if entry.share_before is None and status.share > 0:
+            entry.share_before = status.share
         return False
     if entry.process.stdin is not None:
         entry.process.stdin.close()

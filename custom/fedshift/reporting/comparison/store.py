@@ -128,6 +128,12 @@ def read_status(folder: Path) -> Status:
         return Status()
 
 
+def reset_share(folder: Path) -> None:
+    """Set the completed fraction of a cell that is about to start to 0: how much a run can resume, the run reports."""
+    if (folder / STATUS_FILE).is_file():
+        write_text(folder / STATUS_FILE, Status(seconds=read_status(folder).seconds).model_dump_json())
+
+
 def _json(path: Path) -> object:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
