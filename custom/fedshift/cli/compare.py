@@ -233,7 +233,7 @@ class _Command:
         source = own_version()["source"]
         n_other_source = sum(cell.source != source for cell in self._collector.collect().cells if cell.state == "done")
         if n_other_source:
-            print(f"{n_other_source} of all were made by another version of fedshift; --again runs them anew")
+            print(f"{n_other_source} finished cells were made by another version of fedshift; --again runs them anew")
         missing_inputs = {sentence for entry in entries for cell in entry.cells for sentence in cell.missing_inputs}
         for sentence in sorted(missing_inputs):
             print(f"missing: {sentence}")
