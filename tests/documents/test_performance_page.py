@@ -24,6 +24,7 @@ SITES: dict[str, Any] = json.loads((RESULTS / "performance" / "many_sites.json")
 RUNS: dict[str, Any] = json.loads((RESULTS / "flare_round_cost.json").read_text(encoding="utf-8"))["runs"]
 AUGMENTATION: dict[str, Any] = json.loads((RESULTS / "performance" / "augmentation.json").read_text(encoding="utf-8"))
 VOLUMES: dict[str, Any] = json.loads((RESULTS / "performance" / "step_3d.json").read_text(encoding="utf-8"))
+FREED: dict[str, Any] = json.loads((RESULTS / "performance" / "freed_memory.json").read_text(encoding="utf-8"))
 PREDICTION: dict[str, Any] = json.loads((RESULTS / "performance" / "prediction.json").read_text(encoding="utf-8"))
 TWO_THREADS: dict[str, Any] = json.loads(
     (RESULTS / "performance" / "augmentation_2_threads.json").read_text(encoding="utf-8")
@@ -193,6 +194,13 @@ def test_a_training_step_in_3d(name: str) -> None:
     said = " ".join(PAGE.split())
     assert f"take {shares[0]} of a step with one thread and {shares[1]} with two" in said
     assert f"takes {shares[2]} of an epoch in 2D and {shares[3]} in 3D" in said
+
+
+@pytest.mark.parametrize("name", [name for name, found in FREED.items() if "times_as_fast" in str(found)])
+def test_memory_of_freed_features(name: str) -> None:
+    found, ways = FREED[name], ("returned", "kept")
+    cells = [told(found["seconds_a_step"][way], 2) for way in ways] + [told(found["times_as_fast"], 2)]
+    assert row(name, "Memory of freed features") == [*cells, *(str(found["peak_megabytes"][way]) for way in ways)]
 
 
 @pytest.mark.parametrize("name", PREDICTION["prediction"]["volumes_a_minute"])

@@ -50,17 +50,15 @@ def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Mo
     """Move the network to its device, in the memory format in which its bf16 convolutions are fastest.
 
     That is channels last, but for volumes on a processor (docs/performance.md). On a GPU, fp32 means float32 and not
-    TF32, and convolutions use deterministic algorithms. On a processor, networks of volumes keep the memory that their
-    features free.
+    TF32, and convolutions use deterministic algorithms. On a processor, the memory that features free is kept.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     net = net.to(device)
+    keep_freed_memory(device)
     volumes = any(isinstance(module, nn.Conv3d) for module in net.modules())
-    if volumes:
-        keep_freed_memory(device)
     if uses_bf16(precision, device):
         if volumes and device.type == "cpu":
             protect(net)
