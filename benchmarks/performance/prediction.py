@@ -1,4 +1,4 @@
-"""Prediction of volumes in 3D: `fedshift predict` against the exported bundle, and memory against a volume's length.
+"""Prediction of volumes in 3D: `fedshift predict` against the exported bundle.
 
     python -m benchmarks.performance.prediction
 
@@ -6,10 +6,6 @@ The network of the hippocampus task with weights that were never trained, its pa
 Both sides are processes of their own, started as one starts them: ``fedshift predict MODEL FILES`` and ``python -m
 monai.bundle run`` on the folder of files. Each prints a line for every volume that it has written: the time to the
 first is the start with the first volume, and the volumes a minute are those between the first and the last line.
-
-For memory one volume is predicted, then others of twice and four times its length, each in a process of its own whose
-peak Linux reports. What a voxel more costs is compared with the probabilities that the prediction is made of, a float32
-for each class. Windows do not overlap there, which changes no memory.
 """
 
 from __future__ import annotations
@@ -24,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +35,6 @@ from fedshift.federation.resolve import resolve
 OURS, BUNDLE = "fedshift predict", "monai.bundle run"
 SHAPE = (64, 80, 64)
 """Voxels along x, y, z; the patch is 40x56x40."""
-LONG = (128, 128, 96)
-"""The shortest of those for memory."""
-LENGTHS = (1, 2, 4)
 MARK = ".nii.gz: "
 """In the line that both print for a volume."""
 
@@ -62,7 +54,6 @@ def main() -> None:
     parser.add_argument("--volumes", type=int, default=7)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--without-memory", action="store_true", help="only the time")
     args = parser.parse_args()
     load = record.load()
     with tempfile.TemporaryDirectory() as scratch:
@@ -71,8 +62,6 @@ def main() -> None:
             "threads": args.threads,
             "prediction": times(Path(scratch) / "times", args),
         }
-        if not args.without_memory:
-            content["memory"] = memory(Path(scratch) / "memory", args.threads)
     print(json.dumps(content, indent=1))
     print(record.write("prediction", content, load=load))
 
@@ -99,28 +88,6 @@ def times(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         "megabytes": {name: record.spread([one.peak / 1e6 for one in runs]) for name, runs in ran.items()},
         "times_as_fast_as_the_bundle": record.spread(ratios),
         "masks_that_differ": differing(folder / f"{OURS} 0", folder / f"{BUNDLE} 0"),
-    }
-
-
-def memory(folder: Path, threads: int) -> dict[str, Any]:
-    """Peaks by length, and what a voxel more costs in parts of its probabilities."""
-    rng = np.random.default_rng(0)
-    job = resolve("hippocampus", "fedavg", options=["data.overlap=0"])
-    folder.mkdir()
-    model = untrained_model(folder / "model.pt", job)
-    peaks: dict[int, int] = {}
-    for length in LENGTHS:
-        scan = write_case(folder, f"long{length}", (*LONG[:2], LONG[2] * length), rng)
-        peaks[length] = run(predict(model, [scan], folder / f"out{length}"), threads).peak
-        print(f"{length} x {LONG}: {peaks[length] / 1e6:.0f} MB", flush=True)
-    voxel = {f"{a} to {b}": (peaks[b] - peaks[a]) / (np.prod(LONG) * (b - a)) for a, b in pairwise(LENGTHS)}
-    output = 4 * len(job.task.classes)
-    return {
-        "shortest": list(LONG),
-        "megabytes": {str(length): round(peak / 1e6) for length, peak in peaks.items()},
-        "bytes_of_the_probabilities_of_a_voxel": output,
-        "bytes_a_voxel": {name: round(value, 1) for name, value in voxel.items()},
-        "times_the_probabilities": {name: round(value / output, 2) for name, value in voxel.items()},
     }
 
 

@@ -25,6 +25,9 @@ RUNS: dict[str, Any] = json.loads((RESULTS / "flare_round_cost.json").read_text(
 AUGMENTATION: dict[str, Any] = json.loads((RESULTS / "performance" / "augmentation.json").read_text(encoding="utf-8"))
 VOLUMES: dict[str, Any] = json.loads((RESULTS / "performance" / "step_3d.json").read_text(encoding="utf-8"))
 FREED: dict[str, Any] = json.loads((RESULTS / "performance" / "freed_memory.json").read_text(encoding="utf-8"))
+PREDICTION_MEMORY: dict[str, Any] = json.loads(
+    (RESULTS / "performance" / "prediction_memory.json").read_text(encoding="utf-8")
+)
 PREDICTION: dict[str, Any] = json.loads((RESULTS / "performance" / "prediction.json").read_text(encoding="utf-8"))
 TWO_THREADS: dict[str, Any] = json.loads(
     (RESULTS / "performance" / "augmentation_2_threads.json").read_text(encoding="utf-8")
@@ -205,14 +208,20 @@ def test_memory_of_freed_features(name: str) -> None:
 
 @pytest.mark.parametrize("name", PREDICTION["prediction"]["volumes_a_minute"])
 def test_prediction_of_volumes(name: str) -> None:
-    found, memory = PREDICTION["prediction"], PREDICTION["memory"]
+    found = PREDICTION["prediction"]
     cells = [told(found[what][name], 1) for what in ("volumes_a_minute", "seconds_to_the_first")]
     assert row(name, "Prediction of volumes") == cells
     said = " ".join(PAGE.split())
     assert f"fedshift is {told(found['times_as_fast_as_the_bundle'], 2)} times as fast, and no mask differs" in said
     assert found["masks_that_differ"] == 0
-    least, most = memory["bytes_a_voxel"].values()
-    assert f"costs {least:.0f} to {most:.0f} bytes a voxel" in said
+
+
+@pytest.mark.parametrize("name", PREDICTION_MEMORY["classes"])
+def test_memory_of_predictions(name: str) -> None:
+    found = PREDICTION_MEMORY["classes"][name]
+    least, most = sorted(found["bytes_a_voxel"].values())
+    cells = [f"{least:.0f} to {most:.0f}", str(found["bytes_of_the_probabilities_of_a_voxel"])]
+    assert row(name, "Prediction of volumes") == cells
 
 
 def test_many_rounds() -> None:

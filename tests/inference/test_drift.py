@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import tracemalloc
 from collections.abc import Sequence
 from math import exp, sqrt
 from pathlib import Path
@@ -184,3 +185,13 @@ def test_confidence_is_that_of_what_is_found() -> None:
     probability = np.array([[[[0.9, 0.3, 0.2]]], [[[0.1, 0.7, 0.8]]]], np.float32)
     assert confidence(probability) == pytest.approx(0.75)
     assert confidence(probability[::-1, ..., 1:]) is None
+
+
+def test_confidence_is_that_of_the_most_probable_class_and_copies_no_volume() -> None:
+    probability = np.random.default_rng(0).dirichlet(np.ones(14), (8, 24, 24)).transpose(3, 0, 1, 2).astype(np.float32)
+    probability = np.ascontiguousarray(probability)
+    found = probability.argmax(0) > 0
+    tracemalloc.start()
+    assert confidence(probability) == probability.max(0)[found].mean(dtype=np.float64)
+    assert tracemalloc.get_traced_memory()[1] < probability.nbytes / 2
+    tracemalloc.stop()

@@ -26,6 +26,7 @@ COPIED_FUNCTIONS = (
     volumes.as_images,
     volumes.neighbours,
     volumes.as_volume,
+    volumes.softmax_in_place,
     volumes.classes_of,
     volumes.segment,
     volumes.probabilities_of,

@@ -17,7 +17,7 @@ from fedshift.schema.seeding import generator
 from fedshift.tasks.base import Everything, Task
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.segmentation.patches import cut
-from fedshift.tasks.segmentation.volumes import classes_of
+from fedshift.tasks.segmentation.volumes import classes_of, softmax_in_place
 from fedshift.tasks.segmentation.windows import mirrors, sliding
 
 
@@ -206,6 +206,15 @@ def test_mirror_images_are_averaged() -> None:
     found = sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0, 1))
     torch.testing.assert_close(found, x + 0.5)
     torch.testing.assert_close(sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0,)), x + ramp)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 5, 6, 7), (4, 3, 6, 7), (1, 3, 6, 7)])
+def test_probabilities_take_the_memory_of_the_logits(shape: tuple[int, ...]) -> None:
+    logits = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    wanted = logits.softmax(1)
+    found = softmax_in_place(logits)
+    assert found.data_ptr() == logits.data_ptr()
+    torch.testing.assert_close(found, wanted)
 
 
 def test_only_the_largest_part_of_each_class_is_kept_if_asked() -> None:

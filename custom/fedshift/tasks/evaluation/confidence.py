@@ -11,5 +11,9 @@ def confidence(probability: np.ndarray) -> float | None:
     Args:
         probability: of the classes on the network's grid, (K, z, y, x); class 0 is the background.
     """
-    found = probability.argmax(0) > 0
-    return float(probability.max(0)[found].mean(dtype=np.float64)) if found.any() else None
+    background, *others = probability
+    most, found = background.copy(), np.zeros(background.shape, bool)
+    for one in others:  # class after class: `argmax` over the first axis copies them all
+        found |= one > most
+        np.maximum(most, one, out=most)
+    return float(most[found].mean(dtype=np.float64)) if found.any() else None

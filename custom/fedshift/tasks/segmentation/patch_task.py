@@ -283,10 +283,11 @@ class Task:
     def _calibrate(
         self, calibration: Calibration, probability: np.ndarray, labels: np.ndarray, counted: Sequence[int]
     ) -> None:
-        predicted = probability.argmax(0)
+        largest = np.empty(probability.shape[1:], np.float32)
+        predicted = classes_of(probability, largest.shape, largest_component=False, certainty=largest)
         said = np.where(np.isin(predicted, counted), predicted, 0)  # all else may be what the masks call background
         inside = box_of((said > 0) | (labels > 0))
-        calibration.add(probability.max(0)[inside].ravel().astype(np.float64), (said == labels)[inside].ravel())
+        calibration.add(largest[inside].ravel().astype(np.float64), (said == labels)[inside].ravel())
 
 
 def as_labels(labels: Tensor) -> np.ndarray:

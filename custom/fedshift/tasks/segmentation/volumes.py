@@ -41,6 +41,15 @@ def as_volume(batch: Tensor, dims: int) -> np.ndarray:
     return (batch[0] if dims == 3 else batch.movedim(1, 0)).contiguous().numpy()
 
 
+def softmax_in_place(logits: Tensor) -> Tensor:
+    """Probabilities of the classes (B, K, *spatial), in the memory of the logits: for many classes that is the most."""
+    axis = 0 if len(logits) > 1 else 2
+    for number in range(logits.shape[axis]):
+        plane = logits.narrow(axis, number, 1)
+        plane.copy_(plane.softmax(1))
+    return logits
+
+
 def classes_of(
     probability: np.ndarray, shape: Sequence[int], *, largest_component: bool, certainty: np.ndarray | None = None
 ) -> np.ndarray:
@@ -129,5 +138,4 @@ def probabilities_of(
             overlap=overlap,
             mirror=mirror,
         )
-        logits = logits.float().softmax(1).nan_to_num_(0).cpu()
-        return as_volume(logits, dims)
+        return as_volume(softmax_in_place(logits.float()).nan_to_num_(0).cpu(), dims)
