@@ -1,4 +1,4 @@
-"""The specs that test a paper's claim: every row resolves, with seeds enough for a test."""
+"""The specs that test a paper's claim, or a recipe: every row resolves, with seeds enough for a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedshift.reporting.comparison.significance import FEWEST
 from fedshift.reporting.comparison.spec import read_spec
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SPECS = sorted((BENCHMARKS / "claims").glob("*.yaml"))
+SPECS = sorted(path for folder in ("claims", "recipes") for path in (BENCHMARKS / folder).glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
@@ -23,7 +23,7 @@ def test_every_row_resolves_and_is_run_often_enough_for_a_test(
     monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
     spec, _ = read_spec(path)
     assert spec.name == path.stem and len(spec.seeds) >= FEWEST and spec.tests and spec.tuning and spec.differences
-    assert len(make_cells(spec, folder=path.parent)) == len(spec.seeds) * len(spec.rows)
+    assert len(make_cells(spec, folder=path.parent)) == len(spec.seeds) * len(spec.folds or (None,)) * len(spec.rows)
 
 
 @pytest.mark.parametrize("path", sorted((BENCHMARKS / "results" / "claims").glob(f"*/{FILE_NAME}")), ids=str)

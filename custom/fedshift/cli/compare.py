@@ -51,6 +51,7 @@ def add_parsers(subparsers: Any) -> None:
         help="options for the rows of --methods, which are then rows of their own",
     )
     compare.add_argument("--seeds", nargs="+", type=int, default=[], metavar="N", help="run only these of the seeds")
+    compare.add_argument("--folds", nargs="+", type=int, default=[], metavar="N", help="run only these of the folds")
     compare.add_argument(
         "--again", action="store_true", help="run the chosen cells anew, also those that have finished"
     )
@@ -140,7 +141,7 @@ class _Command:
             spec, rows = add_rows(expanded.spec, args.methods, _options(args.set))
             self._cells = make_cells(spec, folder=self._folder, on_resolved=resolving)
         self._left_out = expanded.left_out
-        selected = choose(self._cells, [*args.only, *rows], args.seeds)
+        selected = choose(self._cells, [*args.only, *rows], args.seeds, args.folds)
         self._phantom = any(is_phantom(folders) for folders in _distinct(cell.data for cell in self._cells))
         again = {cell.work.key for cell in selected if cell.work is not None} if args.again else set()
         finished = finished_comparisons(spec, folder_name(spec, self._scale), folder=self._folder, out=self._out)

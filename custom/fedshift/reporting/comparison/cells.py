@@ -16,7 +16,7 @@ from fedshift.methods import method_set
 from fedshift.methods.shared import search
 from fedshift.methods.shared.search import Distribution, around
 from fedshift.reporting.comparison.plan import CellKind, Plan, command, make_plan
-from fedshift.reporting.comparison.spec import DOMAINS, Settings, Spec, Tuning
+from fedshift.reporting.comparison.spec import DOMAINS, FOLD, Settings, Spec, Tuning, cell_name
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import manifest_sha256, read_manifest
@@ -53,7 +53,10 @@ class WorkItem(Strict):
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of each axis and a seed. ``work`` is None if the cell cannot run because of ``missing_inputs``."""
+    """One value of each axis, a seed, and a fold if there are any.
+
+    ``work`` is None if the cell cannot run because of ``missing_inputs``.
+    """
 
     labels: Mapping[str, str]
     seed: int
@@ -66,12 +69,12 @@ class Cell:
     """The options of that setting."""
     missing_inputs: tuple[str, ...] = ()
     data: Mapping[str, Path] = field(default_factory=dict)
+    fold: int | None = None
 
     @property
     def name(self) -> str:
-        """The labels, the seed and the draw: ``FedFA, 0.17, seed 2, draw 1``."""
-        draw = [f"draw {self.draw}"] if self.draw else []
-        return ", ".join([*self.labels.values(), f"seed {self.seed}", *draw])
+        """The labels, the seed, the fold and the draw: ``FedFA, 0.17, seed 2, fold 3, draw 1``."""
+        return cell_name(self.labels, self.seed, self.fold, self.draw)
 
     @property
     def commands(self) -> list[str]:
@@ -82,7 +85,7 @@ class Cell:
 def make_cells(
     spec: Spec, *, folder: Path, on_resolved: Callable[[int, int], None] = lambda done, of: None
 ) -> list[Cell]:
-    """Resolve all cells of a spec. The first axis varies slowest, then the others, then the draw, the seed fastest.
+    """Resolve all cells of a spec. The first axis varies slowest, then the others, the draw, the seed, the fold.
 
     Args:
         spec: the spec at its scale.
@@ -112,10 +115,12 @@ def make_cells(
             plan = planned(settings)
             if DOMAINS in spec.parts(plan.kind):
                 _require_domains(plan)
+            if spec.folds and plan.job.task.kind != "segmentation":
+                raise ConfigError(f"folds are dealt of cases, and task {plan.job.task.name} has none: leave out folds")
             fixed = {key for value in values for key in value.options}
             drawn = [{}, *draw_settings(spec.tuning, plan.job, fixed)] if isinstance(spec.tuning, Tuning) else [{}]
-            tried = [settings.model_copy(update={"options": {**settings.options, **options}}) for options in drawn]
-            plans_of_draws = [planned(one) for one in tried]
+            tried = [[_with(settings, options, fold) for fold in spec.folds or (None,)] for options in drawn]
+            plans_of_draws = [[planned(one) for one in of_draw] for of_draw in tried]
         except ConfigError as error:
             raise ConfigError(f"cell {name}: {error}") from None
         sites = tuple(dict.fromkeys(site for job in plan.jobs.values() for site in job.task.everyone))
@@ -124,17 +129,24 @@ def make_cells(
             found_data[data_key] = _find_data(*data_key)
         data = found_data[data_key]
         missing_inputs = (*plan.missing_inputs, *data.missing_inputs)
-        for draw, (options, of_draw, one) in enumerate(zip(drawn, plans_of_draws, tried, strict=True)):
+        for draw, (options, of_draw, settings_of_draw) in enumerate(zip(drawn, plans_of_draws, tried, strict=True)):
             for seed in spec.seeds:
-                work = None
-                if not missing_inputs:
-                    work = WorkItem(kind=of_draw.kind, name=of_draw.name, jobs=of_draw.at(seed), data=dict(data.hashes))
-                cells.append(Cell(labels, seed, one, of_draw, work, draw, options, missing_inputs, data.folders))
+                for fold, one, made in zip(spec.folds or (None,), settings_of_draw, of_draw, strict=True):
+                    work = None
+                    if not missing_inputs:
+                        work = WorkItem(kind=made.kind, name=made.name, jobs=made.at(seed), data=dict(data.hashes))
+                    cells.append(Cell(labels, seed, one, made, work, draw, options, missing_inputs, data.folders, fold))
         on_resolved(number + 1, len(combinations))
     metrics = sorted({cell.plan.metric for cell in cells})
     if spec.metric is None and len(metrics) > 1:
         raise ConfigError(f"cells have different metrics ({', '.join(metrics)}): name one with 'metric'")
     return cells
+
+
+def _with(settings: Settings, options: Mapping[str, Any], fold: int | None) -> Settings:
+    """Settings with the options of a draw, at a fold."""
+    at_fold = {} if fold is None else {FOLD: fold}
+    return settings.model_copy(update={"options": {**settings.options, **options, **at_fold}})
 
 
 def _require_domains(plan: Plan) -> None:
@@ -199,16 +211,22 @@ def merge(spec: Spec, values: Sequence[Settings]) -> Settings:
     return Settings.model_validate({**merged, "options": options})
 
 
-def choose(cells: Sequence[Cell], only: Sequence[str], seeds: Sequence[int] = ()) -> list[Cell]:
-    """Select cells by label and seed. Axes without a label in ``only`` are not restricted; no ``seeds`` are all.
+def choose(
+    cells: Sequence[Cell], only: Sequence[str], seeds: Sequence[int] = (), folds: Sequence[int] = ()
+) -> list[Cell]:
+    """Select cells by label, seed and fold. Axes without a label in ``only`` are not restricted; no ``seeds`` are all.
 
     Raises:
-        ConfigError: no axis has such a label, or the spec has no such seed.
+        ConfigError: no axis has such a label, or the spec has no such seed or fold.
     """
-    for seed in seeds:
-        if seed not in _seeds(cells):
-            raise ConfigError(f"--seeds {seed}: the spec has the seeds {', '.join(map(str, _seeds(cells)))}")
-    cells = [cell for cell in cells if not seeds or cell.seed in seeds]
+    known_seeds = sorted({cell.seed for cell in cells})
+    known_folds = sorted({cell.fold for cell in cells if cell.fold is not None})
+    for what, wanted, have in (("seeds", seeds, known_seeds), ("folds", folds, known_folds)):
+        for number in wanted:
+            if number not in have:
+                listed = f"the {what} {', '.join(map(str, have))}" if have else f"no {what}"
+                raise ConfigError(f"--{what} {number}: the spec has {listed}")
+    cells = [cell for cell in cells if (not seeds or cell.seed in seeds) and (not folds or cell.fold in folds)]
     labels: dict[str, set[str]] = {}
     for cell in cells:
         for axis, label in cell.labels.items():
@@ -219,10 +237,6 @@ def choose(cells: Sequence[Cell], only: Sequence[str], seeds: Sequence[int] = ()
             raise ConfigError(f"--only {label}: no axis has this label{nearest(label, known)}")
     selected = {axis: found & set(only) for axis, found in labels.items()}
     return [cell for cell in cells if all(not selected[a] or label in selected[a] for a, label in cell.labels.items())]
-
-
-def _seeds(cells: Sequence[Cell]) -> list[int]:
-    return sorted({cell.seed for cell in cells})
 
 
 @dataclass

@@ -8,11 +8,19 @@ from statistics import fmean
 from typing import Any, Literal
 
 from fedshift.reporting.comparison.cells import Cell
-from fedshift.reporting.comparison.columns import PAIR_SEPARATOR, column_keys
+from fedshift.reporting.comparison.columns import column_keys
 from fedshift.reporting.comparison.kept import Kept
 from fedshift.reporting.comparison.published import PublishedValue, read_published
 from fedshift.reporting.comparison.record import CellRecord, Comparison, LeftOutSite, Scores
-from fedshift.reporting.comparison.spec import DOMAINS, GRADIENT_NORMS, ModelName, ScoredPart, Spec, Summary
+from fedshift.reporting.comparison.spec import (
+    DOMAINS,
+    GRADIENT_NORMS,
+    PAIR_SEPARATOR,
+    ModelName,
+    ScoredPart,
+    Spec,
+    Summary,
+)
 from fedshift.reporting.comparison.store import RUN_FOLDER, Store, read_done
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.protocol_results import CrossSite
@@ -69,6 +77,7 @@ class Collector:
             scale=self._scale,
             axes={axis: list(labels) for axis, labels in spec.axes.items()},
             seeds=list(spec.seeds),
+            folds=list(spec.folds),
             metric=spec.metric or sorted(metrics)[0],
             model=spec.model,
             summaries=list(_summaries(parts) if spec.summaries is None else spec.summaries),
@@ -93,6 +102,7 @@ class Collector:
         record = CellRecord(
             labels=dict(cell.labels),
             seed=cell.seed,
+            fold=cell.fold,
             draw=cell.draw,
             drawn=dict(cell.drawn),
             state="failed" if reason else "missing",
@@ -113,7 +123,7 @@ class Collector:
 
 def _of_this_table(record: CellRecord) -> dict[str, Any]:
     """What a record kept from another table has of this one."""
-    names = ("labels", "seed", "draw", "drawn", "commands", "shown")
+    names = ("labels", "seed", "fold", "draw", "drawn", "commands", "shown")
     return {name: getattr(record, name) for name in names}
 
 

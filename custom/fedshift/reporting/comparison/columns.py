@@ -7,10 +7,8 @@ from itertools import product
 from statistics import fmean, stdev
 
 from fedshift.reporting.comparison.record import CellRecord, Comparison
-from fedshift.reporting.comparison.spec import ScoredPart, Summary
+from fedshift.reporting.comparison.spec import PAIR_SEPARATOR, ScoredPart, Summary
 
-PAIR_SEPARATOR = " > "
-"""Separates the training site and the test site in a column's name."""
 MAX_SITES = 20
 """With more sites, only the summaries are shown."""
 SUMMARY_HEADINGS: dict[Summary, str] = {

@@ -9,9 +9,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_serializer, model_validator
 
+from fedshift.reporting.comparison.folds import over_folds
 from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.published import PublishedValue
-from fedshift.reporting.comparison.spec import Average, ModelName, Pairs, Ranking, ScoredPart, Summary, Tuning
+from fedshift.reporting.comparison.spec import (
+    Average,
+    ModelName,
+    Pairs,
+    Ranking,
+    ScoredPart,
+    Summary,
+    Tuning,
+    cell_name,
+)
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
 from fedshift.schema.results import FROM_SCRATCH, DataRecord, Metrics
@@ -41,6 +51,8 @@ class CellRecord(Strict):
 
     labels: dict[str, str]
     seed: int
+    fold: int | None = None
+    """Of a cross-validation, if the comparison has folds; None for the mean over them (`Comparison.of`)."""
     draw: int = 0
     """The number of its setting; 0 is the row's own, the others are drawn (`Tuning`)."""
     drawn: dict[str, Any] = {}
@@ -78,9 +90,8 @@ class CellRecord(Strict):
 
     @property
     def name(self) -> str:
-        """The labels, the seed and the draw: ``FedFA, 0.17, seed 2, draw 1``."""
-        draw = [f"draw {self.draw}"] if self.draw else []
-        return ", ".join([*self.labels.values(), f"seed {self.seed}", *draw])
+        """The labels, the seed, the fold and the draw: ``FedFA, 0.17, seed 2, fold 3, draw 1``."""
+        return cell_name(self.labels, self.seed, self.fold, self.draw)
 
     def site_scores(self, model: ModelName, part: ScoredPart, metric: str) -> dict[str, float]:
         """The score at each site. If the cell has no such model, the best model is used, then the last.
@@ -106,6 +117,7 @@ class Comparison(Strict):
     scale: str
     axes: dict[str, list[str]]
     seeds: list[int]
+    folds: list[int] = []
     metric: str
     model: ModelName
     summaries: list[Summary]
@@ -133,8 +145,13 @@ class Comparison(Strict):
     def of(self, labels: Mapping[str, str]) -> list[CellRecord]:
         """The cells with these labels, one per seed: those of the chosen setting if rows have several.
 
-        Before all settings of a row have ended none is chosen, and its cells count as missing.
+        Before all settings of a row have ended none is chosen, and its cells count as missing. In a cross-validation a
+        cell is the mean over its folds, see `fedshift.reporting.comparison.folds.over_folds`.
         """
+        return over_folds(self.of_folds(labels)) if self.folds else self.of_folds(labels)
+
+    def of_folds(self, labels: Mapping[str, str]) -> list[CellRecord]:
+        """As `of`, but one for each seed and fold."""
         found = [cell for cell in self.cells if all(cell.labels[axis] == label for axis, label in labels.items())]
         if not isinstance(self.tuning, Tuning):
             return found

@@ -1,9 +1,13 @@
-"""Paired t-tests between rows, as in Tables 7 and 8 of FedRDN.
+"""Paired tests between rows: t-tests as in Tables 7 and 8 of FedRDN, and for cross-validations Wilcoxon's.
 
 The paper compares "each method and our method" by a paired t-test over three trials, beside the means and standard
 deviations of the trials' averages over clients. So a pair is a seed here: the averages over sites of both rows' models
 that were trained with it (`Comparison.pairs`). With ``sites_and_seeds`` each site of each seed is a pair, which gives
 many more pairs; but those of one seed are scores of one model and are not independent, so p tends to be too small.
+
+In a cross-validation every case is tested once. With ``sites_and_folds`` a pair is a site's test part of a fold: other
+patients in each, so that pairs share no test case; scores are first averaged over seeds. Differences are of few cases
+each and far from normal, so the test is Wilcoxon's signed-rank test.
 """
 
 from __future__ import annotations
@@ -11,8 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from fedshift.reporting.comparison.columns import Block, blocks, main_sites, p_value, site_score, summary
+from fedshift.reporting.comparison.ranks import signed_rank
 from fedshift.reporting.comparison.record import CellRecord, Comparison
 
 FEWEST = 3
@@ -21,7 +27,10 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Paired:
-    """A two-sided paired t-test. ``t`` and ``p`` are None with fewer than `FEWEST` pairs or constant differences."""
+    """A two-sided paired test; ``t`` is None for a signed-rank test.
+
+    ``p`` is None with fewer than `FEWEST` pairs (that differ), and of a t-test with constant differences.
+    """
 
     row: str
     against: str
@@ -44,15 +53,39 @@ def paired_tests(comparison: Comparison) -> list[Paired]:
 
 def _test(comparison: Comparison, block: Block, row: str, against: str) -> Paired | None:
     first = next(iter(comparison.axes))
-    collect = _averages if comparison.pairs == "seeds" else _single_scores
-    scores = [collect(comparison, comparison.of({first: label, **block.labels})) for label in (row, against)]
+    labels = [{first: label, **block.labels} for label in (row, against)]
+    if comparison.pairs == "sites_and_folds":
+        scores = _of_folds(comparison, [comparison.of_folds(one) for one in labels])
+    else:
+        collect = _averages if comparison.pairs == "seeds" else _single_scores
+        scores = [collect(comparison, comparison.of(one)) for one in labels]
     pairs = [pair for pair in scores[0] if pair in scores[1]]
     if not pairs:
         return None
     a, b = ([values[pair] for pair in pairs] for values in scores)
-    t, p = t_test(a, b)
+    t, p = (None, signed_rank(a, b)) if comparison.pairs == "sites_and_folds" else t_test(a, b)
     difference = sum(x - y for x, y in zip(a, b, strict=True)) / len(pairs)
     return Paired(row, against, block.key, len(pairs), difference, t, p)
+
+
+def _of_folds(comparison: Comparison, rows: Sequence[Sequence[CellRecord]]) -> list[dict[tuple[int, str], float]]:
+    """Scores by fold and site, each the mean over the seeds with which both rows have it."""
+    found: list[dict[tuple[int, str, int], float]] = [
+        {
+            (cell.fold or 0, site, cell.seed): value
+            for cell in cells
+            for sites in main_sites(cell).values()
+            for site in sites
+            if (value := site_score(comparison, cell, site)) is not None
+        }
+        for cells in rows
+    ]
+    both = set.intersection(*(set(scores) for scores in found))
+    pairs = list(dict.fromkeys((fold, site) for fold, site, _ in found[0] if (fold, site, _) in both))
+    return [
+        {pair: fmean(value for key, value in scores.items() if key[:2] == pair and key in both) for pair in pairs}
+        for scores in found
+    ]
 
 
 def _averages(comparison: Comparison, cells: Sequence[CellRecord]) -> dict[tuple[int, str], float]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from fedshift.data.splits import FOLDS
 from fedshift.methods.shared.search import Distribution
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import read_yaml
@@ -18,8 +19,9 @@ RunKind = Literal["federation", "leave_one_out", "cross_site"]
 ModelName = Literal["best", "last", "personal", "own_best"]
 ScoredPart = Literal["test", "val", "held_out", "domains"]
 """``domains``: gradient norms of the task's domains, whose sites' validation samples count together."""
-Pairs = Literal["seeds", "sites_and_seeds"]
-"""The pairs of a t-test: both rows' averages over sites for each seed, or their scores at each site for each seed."""
+Pairs = Literal["seeds", "sites_and_seeds", "sites_and_folds"]
+"""The pairs of a test: both rows' averages over sites for each seed; their scores at each site for each seed; or, in a
+cross-validation, those of each site's test part of each fold, averaged over seeds."""
 Average = Literal["sites", "samples"]
 """What counts equally in averages over sites; with samples of one test set that is dealt to sites: the score on it."""
 Summary = Literal["average", "held_out", "everywhere", "spread"]
@@ -27,6 +29,10 @@ FULL = "full"
 """The unchanged spec, as the scale of a spec that defines no scale, or only `QUICK`."""
 QUICK = "quick"
 DOMAINS = "domains"
+PAIR_SEPARATOR = " > "
+"""Separates the training site and the test site in a column's name."""
+FOLD = "data.fold"
+"""The option that `Spec.folds` sets."""
 GRADIENT_NORMS = ("gradient_norm", "gradient_norm_squared")
 """The metrics that domains have."""
 
@@ -116,6 +122,8 @@ class Spec(Settings):
     part: ScoredPart | Annotated[tuple[ScoredPart, ...], Field(min_length=1), AfterValidator(_unique)] | None = None
     axes: Annotated[dict[str, Annotated[dict[str, Settings], Field(min_length=1)]], Field(min_length=1)]
     seeds: Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_unique)] = (0,)
+    folds: Annotated[tuple[Annotated[int, Field(ge=1, le=FOLDS)], ...], AfterValidator(_unique)] = ()
+    """Folds of a cross-validation over cases (``data.fold``): a row trains on each of them with each seed."""
     summaries: Annotated[tuple[Summary, ...], AfterValidator(_unique)] | None = None
     tests: tuple[tuple[str, str], ...] = ()
     pairs: Pairs = "seeds"
@@ -144,6 +152,13 @@ class Spec(Settings):
         if self.part is None:
             return ("held_out",) if run == "leave_one_out" else ("test",)
         return (self.part,) if isinstance(self.part, str) else self.part
+
+
+def cell_name(labels: Mapping[str, str], seed: int, fold: int | None, draw: int) -> str:
+    """What a cell is called in messages and tables."""
+    parts = [f"fold {fold}"] if fold is not None else []
+    parts += [f"draw {draw}"] if draw else []
+    return ", ".join([*labels.values(), f"seed {seed}", *parts])
 
 
 def read_spec(path: Path, scale: str | None = None) -> tuple[Spec, str]:
@@ -205,6 +220,10 @@ def _parse(raw: Mapping[str, Any], where: str) -> Spec:
             )
         if spec.average == "samples":
             raise ConfigError(f"{where}: part: domains count equally in averages: leave out average: samples")
+    if spec.folds and any(FOLD in settings.options for settings in _all_settings(spec)):
+        raise ConfigError(f"{where}: folds sets {FOLD} for each cell: leave the option out")
+    if spec.pairs == "sites_and_folds" and not spec.folds:
+        raise ConfigError(f"{where}: pairs: sites_and_folds needs folds, such as folds: [1, 2, 3, 4, 5]")
     for pair in spec.tests:
         for label in pair:
             if label not in spec.rows:
@@ -215,6 +234,10 @@ def _parse(raw: Mapping[str, Any], where: str) -> Spec:
         if label not in spec.rows:
             raise ConfigError(f"{where}: ranking: there is no row {label!r}{nearest(label, spec.rows)}")
     return spec
+
+
+def _all_settings(spec: Spec) -> list[Settings]:
+    return [spec, *(value for values in spec.axes.values() for value in values.values())]
 
 
 def _label(value: object, where: str) -> str:

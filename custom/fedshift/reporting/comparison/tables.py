@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fedshift.data.splits import FOLDS
 from fedshift.reporting.comparison.columns import (
     MAX_SITES,
     SUMMARY_HEADINGS,
@@ -33,6 +34,7 @@ PAIRS: dict[Pairs, str] = {
     "seeds": "a pair is a seed: the averages over sites of the two rows.",
     "sites_and_seeds": "a pair is a site and a seed. Those of one seed share their models and are not independent, so "
     "p tends to be too small.",
+    "sites_and_folds": "a pair is a site's test part of one fold, averaged over seeds; by Wilcoxon's signed-rank test.",
 }
 """What a pair of a test is, as a footnote says it."""
 FILES = ("table.md", "table.tex", "table.csv")
@@ -190,6 +192,8 @@ def footnotes(comparison: Comparison) -> list[str]:
             f"Mean ± sample standard deviation (n - 1) over {seeds} seeds ({seed_list}); averages over sites are "
             "computed for each seed first."
         ]
+    if comparison.folds:
+        lines.append(_cross_validation(comparison.folds))
     if comparison.average == "samples":
         lines.append("Averages over sites weigh each site by the samples that it is scored on.")
     if comparison.published:
@@ -203,12 +207,19 @@ def footnotes(comparison: Comparison) -> list[str]:
     return lines + tuning_lines(comparison)
 
 
+def _cross_validation(folds: Sequence[int]) -> str:
+    if len(folds) == FOLDS:
+        return f"Cross-validation over {FOLDS} folds: a site's score is over all its cases, each tested once."
+    named = ", ".join(map(str, folds))
+    return f"Cross-validation, of {FOLDS} folds only {named}: a site's score is over the test cases of these."
+
+
 def tuning_lines(comparison: Comparison) -> list[str]:
     """What was tuned: a remark, or the budget of every row, its chosen setting and the spread over its settings."""
     tuning, shown = comparison.tuning, measure(comparison.metric)
     if isinstance(tuning, str):
         return [f"Tuning: {' '.join(tuning.split())}"] if tuning else []
-    runs = tuning.draws * len(comparison.seeds)
+    runs = tuning.draws * len(comparison.seeds) * max(len(comparison.folds), 1)
     lines = [
         f"Tuning: {tuning.draws} settings for every row, its own and others drawn by seed {tuning.seed}, {runs} cells "
         "in all; shown is the one with the highest mean validation score. Test scores choose nothing."
@@ -246,6 +257,8 @@ def test_line(test: Paired, comparison: Comparison) -> str:
     difference = f"{sign}{shown.text(abs(test.difference))}"
     if test.p is not None and test.t is not None:
         statistics = f"t = {test.t:.2f}, p = {_p(test.p)}"
+    elif test.p is not None:
+        statistics = f"p = {_p(test.p)}"
     elif test.n < FEWEST:
         statistics = "too few pairs for a test"
     else:

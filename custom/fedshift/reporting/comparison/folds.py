@@ -1,0 +1,86 @@
+"""The folds of a cross-validation as one cell: each site's score is then over all its cases, each tested once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from fedshift.reporting.comparison.spec import PAIR_SEPARATOR
+
+if TYPE_CHECKING:
+    from fedshift.reporting.comparison.record import CellRecord, Scores
+    from fedshift.schema.results import DataRecord
+
+
+def over_folds(cells: Iterable[CellRecord]) -> list[CellRecord]:
+    """One cell for all folds of the same labels, seed and draw, in the order of the first of each.
+
+    A site's score is the mean over its folds, each weighted by its cases (samples if cases are not recorded) in the
+    scored part. A cell of which a fold has not finished has no scores.
+    """
+    found: dict[tuple[object, ...], list[CellRecord]] = {}
+    for cell in cells:
+        found.setdefault((*cell.labels.values(), cell.seed, cell.draw), []).append(cell)
+    return [_together(folds) for folds in found.values()]
+
+
+def _together(folds: Sequence[CellRecord]) -> CellRecord:
+    first = folds[0]
+    states = {cell.state for cell in folds}
+    if states != {"done"}:
+        state = "failed" if "failed" in states else "missing"
+        return first.model_copy(update={"fold": None, "state": state, "scores": {}, "curve": [], "test_curve": []})
+    validation = [cell.validation for cell in folds if cell.validation is not None]
+    return first.model_copy(
+        update={
+            "fold": None,
+            "scores": _scores(folds),
+            "validation": fmean(validation) if len(validation) == len(folds) else None,
+            "curve": _curve([cell.curve for cell in folds]),
+            "test_curve": _curve([cell.test_curve for cell in folds]),
+            "data": {site: _data([cell.data[site] for cell in folds]) for site in first.data},
+        }
+    )
+
+
+def _scores(folds: Sequence[CellRecord]) -> Scores:
+    """Every score that all folds have."""
+    scores: Scores = {}
+    for model, parts in folds[0].scores.items():
+        for part, sites in parts.items():
+            for site, metrics in sites.items():
+                others = [cell.scores.get(model, {}).get(part, {}).get(site, {}) for cell in folds]
+                weights = [_weight(cell, part, site) for cell in folds]
+                scores.setdefault(model, {}).setdefault(part, {})[site] = {
+                    name: fmean((other[name] for other in others), weights)
+                    for name in metrics
+                    if all(name in other for other in others)
+                }
+    return scores
+
+
+def _weight(cell: CellRecord, part: str, site: str) -> int:
+    """Cases that a score is of; the same for all folds if it is of all cases of a held-out site."""
+    record = cell.data.get(site.rpartition(PAIR_SEPARATOR)[2])
+    counts = {} if record is None else record.cases or record.n
+    return {str(name): count for name, count in counts.items()}.get(part, 1)
+
+
+def _data(folds: Sequence[DataRecord]) -> DataRecord:
+    """A site's data over all folds: the samples and cases of each part together."""
+    n: Counter[str] = Counter()
+    cases: Counter[str] = Counter()
+    for record in folds:
+        n.update(record.n)
+        cases.update({str(part): count for part, count in record.cases.items()})
+    return folds[0].model_copy(update={"n": dict(n), "cases": dict(cases)})
+
+
+def _curve(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """The mean of each round; None where a fold has no score."""
+    return [
+        None if any(value is None for value in values) else fmean(value for value in values if value is not None)
+        for values in zip(*curves, strict=False)
+    ]

@@ -1,0 +1,178 @@
+"""Cross-validation: every case is tested once, a site's score is over all of its cases, a pair is a site and a fold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SHAPES
+from scipy import stats
+from volumesites import BLOBS, make_volume_site
+
+from fedshift import cli
+from fedshift.reporting.comparison.cells import choose, make_cells
+from fedshift.reporting.comparison.curves import line
+from fedshift.reporting.comparison.folds import over_folds
+from fedshift.reporting.comparison.record import CellRecord, Comparison, read_comparison
+from fedshift.reporting.comparison.significance import paired_tests
+from fedshift.reporting.comparison.spec import read_spec
+from fedshift.reporting.comparison.tables import footnotes, make_tables
+from fedshift.schema.errors import ConfigError
+
+from .made import made, record
+
+Scores = Mapping[tuple[int, int], Mapping[str, float] | None]
+"""(seed, fold) -> each site's score, None for a cell that is missing."""
+FOLDS = (1, 2, 3)
+
+
+def crossed(rows: Mapping[str, Scores], *, cases: Mapping[str, Sequence[int]] | None = None, **changes: Any) -> Any:
+    """A comparison over `FOLDS`; ``cases`` are each site's test cases by fold, 1 unless said."""
+    whole = made({(row,): [{"A": 0.0, "B": 0.0}] for row in rows})
+    template = whole.cells[0]
+    cells = []
+    for row, scores in rows.items():
+        for (seed, fold), told in scores.items():
+            tested = {site: counts[fold - 1] for site, counts in (cases or {}).items()}
+            data = {
+                site: record(site).model_copy(update={"cases": {"train": 9, "test": tested.get(site, 1)}})
+                for site in "AB"
+            }
+            done = {"best": {"test": {site: {"accuracy": value} for site, value in (told or {}).items()}}}
+            changed = {
+                "labels": {"method": row},
+                "seed": seed,
+                "fold": fold,
+                "state": "missing" if told is None else "done",
+                "scores": {} if told is None else done,
+                "curve": [0.1 * fold, 0.2 * fold],
+                "data": data,
+            }
+            cells.append(template.model_copy(update=changed))
+    seeds = sorted({cell.seed for cell in cells})
+    return whole.model_copy(update={"cells": cells, "seeds": seeds, "folds": list(FOLDS), **changes})
+
+
+def test_a_sites_score_weighs_each_fold_by_its_test_cases() -> None:
+    scores = {(0, 1): {"A": 0.5, "B": 0.9}, (0, 2): {"A": 0.8, "B": 0.6}, (0, 3): {"A": 0.2, "B": 0.6}}
+    comparison = crossed({"FedAvg": scores}, cases={"A": (2, 1, 1), "B": (1, 1, 1)})
+    (cell,) = comparison.of({})
+    assert cell.fold is None and cell.name == "FedAvg, seed 0"
+    told = cell.site_scores("best", "test", "accuracy")
+    assert told == pytest.approx({"A": (2 * 0.5 + 0.8 + 0.2) / 4, "B": 0.7})
+    assert cell.data["A"].cases["test"] == 4 and cell.data["A"].n["test"] == 3
+    (row,) = make_tables(comparison)[0].rows.values()
+    assert [entry.mean for entry in row] == pytest.approx([0.5, 0.7, 0.6])
+    drawn = line(comparison.of({}))
+    assert drawn is not None and drawn.means == pytest.approx([20.0, 40.0])
+    assert "Cross-validation, of 5 folds only 1, 2, 3: a site's score is over the test cases of these." in footnotes(
+        comparison
+    )
+
+
+def test_a_row_whose_folds_have_not_all_ended_has_no_score() -> None:
+    scores = {(0, 1): {"A": 0.5, "B": 0.9}, (0, 2): None, (0, 3): {"A": 0.2, "B": 0.6}}
+    (cell,) = crossed({"FedAvg": scores}).of({})
+    assert cell.state == "missing" and not cell.scores and not cell.curve
+    failed = [one.model_copy(update={"state": "failed"}) for one in crossed({"FedAvg": scores}).cells[:1]]
+    assert over_folds([*failed, *crossed({"FedAvg": scores}).cells[1:]])[0].state == "failed"
+
+
+def test_a_score_that_one_fold_lacks_is_left_out() -> None:
+    cells: list[CellRecord] = crossed({"FedAvg": {(0, fold): {"A": 0.5, "B": 0.5} for fold in FOLDS}}).cells
+    cells[0].scores["best"]["test"]["A"]["hd95"] = 3.0
+    assert over_folds(cells)[0].scores["best"]["test"]["A"] == {"accuracy": 0.5}
+
+
+def test_a_pair_is_a_site_and_a_fold_averaged_over_seeds() -> None:
+    def scores(gain: float) -> Scores:
+        return {
+            (seed, fold): {"A": 0.5 + gain * fold / 100, "B": 0.6 + gain * (fold - 4) / 90 + seed / 50}
+            for seed in (0, 1)
+            for fold in FOLDS
+        }
+
+    comparison: Comparison = crossed(
+        {"FedFA": scores(3.0), "FedAvg": scores(1.0)}, tests=[("FedFA", "FedAvg")], pairs="sites_and_folds"
+    )
+    (test,) = paired_tests(comparison)
+    gaps = [2 * fold / 100 for fold in FOLDS] + [2 * (fold - 4) / 90 for fold in FOLDS]
+    assert test.n == 6 and test.t is None
+    assert test.difference == pytest.approx(sum(gaps) / 6)
+    assert test.p == pytest.approx(stats.wilcoxon(gaps, zero_method="zsplit").pvalue)
+    notes = footnotes(comparison)
+    assert f"FedFA against FedAvg: −0.2, p = {test.p:.4f} (n = 6)." in notes
+    assert any("a pair is a site's test part of one fold, averaged over seeds" in note for note in notes)
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    """A spec of two methods on volumes, over two of the five folds."""
+    (folder / "blobs.yaml").write_text(BLOBS, encoding="utf-8")
+    content = {
+        "name": "crossed",
+        "title": "Two methods",
+        "what": "Methods on blobs.",
+        "task": "blobs.yaml",
+        "options": {"schedule.rounds": 1, "schedule.local_epochs": 1},
+        "axes": {"method": {"FedAvg": {"methods": "fedavg"}, "FedProx": {"methods": "fedprox"}}},
+        "seeds": [0, 4],
+        "folds": [1, 5],
+    }
+    (folder / "crossed.yaml").write_text(json.dumps(content | changes), encoding="utf-8")
+    return folder / "crossed.yaml"
+
+
+def test_every_row_and_seed_trains_on_each_fold(tmp_path: Path) -> None:
+    spec, _ = read_spec(write(tmp_path))
+    cells = make_cells(spec, folder=tmp_path)
+    names = [cell.name for cell in cells]
+    assert names[:4] == [f"FedAvg, seed {seed}, fold {fold}" for seed in (0, 4) for fold in (1, 5)]
+    assert [cell.plan.job.task.data["fold"] for cell in cells[:4]] == [1, 5, 1, 5]
+    assert "data.fold=5" in cells[1].commands[0]
+    assert [cell.name for cell in choose(cells, ["FedProx"], [4], [5])] == ["FedProx, seed 4, fold 5"]
+    with pytest.raises(ConfigError, match="--folds 2: the spec has the folds 1, 5"):
+        choose(cells, [], [], [2])
+    spec, _ = read_spec(write(tmp_path, folds=[]))
+    with pytest.raises(ConfigError, match="--folds 1: the spec has no folds"):
+        choose(make_cells(spec, folder=tmp_path), [], [], [1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"folds": [0]}, "folds"),
+        ({"folds": [1, 1]}, "1 is named twice"),
+        ({"options": {"data.fold": 2}}, "folds sets data.fold for each cell: leave the option out"),
+        ({"folds": [], "pairs": "sites_and_folds"}, "sites_and_folds needs folds, such as folds: "),
+    ],
+)
+def test_what_folds_cannot_be(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_spec(write(tmp_path, **changes))
+
+
+def test_a_task_without_folds_says_so(tmp_path: Path) -> None:
+    spec, _ = read_spec(write(tmp_path, task=str(SHAPES), options={}))
+    with pytest.raises(ConfigError, match="cell FedAvg: folds are dealt of cases, and task shapes has none"):
+        make_cells(spec, folder=tmp_path)
+
+
+@pytest.mark.usefixtures("cells_run_here")
+def test_each_case_is_tested_in_one_fold_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for site in "AB":
+        make_volume_site(tmp_path / "data", site, cases=5)
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("FEDSHIFT_DEVICE", "cpu")
+    path = write(tmp_path, axes={"method": {"FedAvg": {"methods": "fedavg"}}}, seeds=[0], folds=[1, 2, 3, 4, 5])
+    words = ["compare", str(path), "-w", str(tmp_path / "cells"), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    assert cli.main([*words, "--folds", "1", "2"]) == 0
+    assert read_comparison(tmp_path / "out").of({})[0].state == "missing"
+    assert cli.main(words) == 0
+    comparison = read_comparison(tmp_path / "out")
+    assert len({cell.key for cell in comparison.cells}) == 5 and len(comparison.of({})) == 1
+    assert {site: about.cases["test"] for site, about in comparison.of({})[0].data.items()} == {"A": 5, "B": 5}
+    text = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert "Cross-validation over 5 folds: a site's score is over all its cases, each tested once." in text
