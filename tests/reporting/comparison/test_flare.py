@@ -32,6 +32,7 @@ def test_flare_gives_the_scores_of_one_process(tmp_path: Path, monkeypatch: pyte
         found += read_comparison(tmp_path / "runs" / "small").cells
     in_flare, in_process = found
     assert in_flare.how == "FLARE's simulator" and in_process.how == "one process"
+    assert in_flare.precision == in_process.precision == "fp32"
     assert in_flare.key == in_process.key and in_flare.scores == in_process.scores != {}
     assert not list((tmp_path / "in_flare").rglob("simulator.log"))
     assert list((tmp_path / "in_flare").rglob("best_global_model.pt"))

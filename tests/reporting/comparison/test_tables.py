@@ -322,8 +322,12 @@ def test_cells_of_different_versions_data_or_kinds_are_told_of() -> None:
     assert not any("different" in line for line in footnotes(comparison))
     one, *_, other = comparison.cells
     object.__setattr__(other, "source", "xyz")
+    object.__setattr__(one, "precision", "bf16")
+    assert not any("precision" in line for line in footnotes(comparison)), "of the others it is not known"
+    object.__setattr__(other, "precision", "fp32")
     one.data["A"] = record("another", "patients")
     told = " ".join(footnotes(comparison))
     versions = "0.1 (source abc) made FedAvg, FedFA; 0.1 (source xyz) made FedFA."
     assert f"different versions of fedshift: {versions}" in told
+    assert "Cells were trained in different precision: FedAvg in bf16; FedFA in fp32." in told
     assert "different kinds of data (images, patients)" in told and "different preparations" in told

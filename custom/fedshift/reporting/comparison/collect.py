@@ -146,6 +146,9 @@ def _read_finished(cell: Cell, folder: Path, *, metric: str | None, model: Model
         "reason": "",
         "how": done.how,
         "device": done.device,
+        "precision": " and ".join(
+            sorted({m.precision for one in results.runs.values() for m in one.machines.values()})
+        ),
         "seconds": done.seconds,
         "rounds": first.job.rounds,
         "selected": {site: one.selected.round for site, one in results.runs.items() if one.selected},

@@ -65,6 +65,8 @@ class CellRecord(Strict):
     key: str = ""
     how: str = ""
     device: str = ""
+    precision: str = ""
+    """What the sites computed in; empty in files from before it was recorded."""
     seconds: float | None = None
     rounds: int = 0
     selected: dict[str, int] = {}
@@ -226,6 +228,7 @@ class Comparison(Strict):
         notes += _versions(done)
         if len({cell.device for cell in done}) > 1:
             notes.append(f"Cells were trained on different devices: {', '.join(sorted({c.device for c in done}))}.")
+        notes += _precisions(done)
         if any(len(found) > 1 for found in _by_site(done).values()):
             notes.append("Cells of one site come from different preparations of its data.")
         notes += [
@@ -271,6 +274,16 @@ def _versions(cells: Sequence[CellRecord]) -> list[str]:
         rows.setdefault(f"{cell.version} (source {cell.source})", {})[next(iter(cell.labels.values()))] = None
     told = [f"{version} made {', '.join(labels)}" for version, labels in sorted(rows.items())]
     return [f"Cells come from different versions of fedshift: {'; '.join(told)}."] if len(told) > 1 else []
+
+
+def _precisions(cells: Sequence[CellRecord]) -> list[str]:
+    """Which rows were trained in which precision, if it was more than one: ``auto`` depends on the processor."""
+    rows: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        if cell.precision:
+            rows.setdefault(cell.precision, {})[next(iter(cell.labels.values()))] = None
+    told = [f"{', '.join(labels)} in {precision}" for precision, labels in sorted(rows.items())]
+    return [f"Cells were trained in different precision: {'; '.join(told)}."] if len(told) > 1 else []
 
 
 def _by_site(cells: Iterable[CellRecord]) -> dict[tuple[str, str], set[str]]:
