@@ -14,9 +14,9 @@ def test_practical_needs_no_method_and_says_what_it_chose(tmp_path: Path, capsys
     out = ["--out", str(tmp_path), "--sites", "BIDMC,HK"]
     assert cli.main(["job", "prostate", "--practical", *out]) == 0
     methods, settings, _ = capsys.readouterr().out.splitlines()
-    assert methods.startswith("methods: fedfa+fedrdn: ") and settings.startswith("settings: the task's default: ")
-    chosen = read_job_folder(tmp_path / "fedfa_fedrdn_prostate")
-    assert cli.main(["job", "fedfa+fedrdn", "prostate", "--name", "named", *out]) == 0
+    assert methods.startswith("methods: fedavg: ") and settings.startswith("settings: the task's default: ")
+    chosen = read_job_folder(tmp_path / "fedavg_prostate")
+    assert cli.main(["job", "fedavg", "prostate", "--name", "named", *out]) == 0
     named = read_job_folder(tmp_path / "named")
     assert chosen.model_copy(update={"name": "named"}) == named
 

@@ -28,6 +28,15 @@ def test_the_figures_on_patients_are_those_of_the_runs() -> None:
     assert f"{both} with both, {alone} with FedAvg" in PAGE
 
 
+def test_the_figures_of_three_seeds_are_those_of_the_table() -> None:
+    with (RESULTS / "claims" / "prostate_by_case" / "table.csv").open(encoding="utf-8", newline="") as file:
+        values = {(row["method"], row["column"]): f"{float(row['value']):.1f}" for row in csv.DictReader(file)}
+    means = {name: values[name, "average"] for name, column in values if column == "average"}
+    assert f"FedAvg {means['FedAvg']} was highest; FedFA {means['FedFA']} (p = 0.82)" in PAGE
+    assert f"FedRDN {means['FedRDN']}, FedBN {means['FedBN']}, FedFA + FedRDN {means['FedFA + FedRDN']}." in PAGE
+    assert f"{values['FedFA + FedRDN', 'BIDMC']} and {values['FedAvg', 'BIDMC']}. That is one test patient" in PAGE
+
+
 def test_the_figures_of_a_new_hospital_are_those_of_the_table() -> None:
     table = (RESULTS / "new_site_statistics.md").read_text(encoding="utf-8")
     told = PAGE.partition("## A new hospital and FedRDN")[2].partition("\n## ")[0]
