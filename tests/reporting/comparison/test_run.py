@@ -45,10 +45,17 @@ from fedshift.reporting.comparison.work import EXIT_FAILED, run_cell
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import read_results
 
-from .conftest import run_here
+from .conftest import Ended, run_here
 from .made import write_spec
 
 ONE = {"method": {"FedAvg": {"methods": "fedavg"}}}
+
+
+class Ending(Ended):
+    """A child process that has done its cell and has not ended yet."""
+
+    def poll(self) -> None:  # type: ignore[override]
+        return None
 
 
 @pytest.fixture
@@ -277,6 +284,16 @@ def test_a_cell_that_starts_again_does_not_show_how_far_it_had_come(home: Path) 
     )
     assert 0.95 not in shares and shares == sorted(shares) and shares[-1] == 1
     assert read_done(store.folder_of(cell.work)).seconds > 7, "the time of the interrupted run counts"
+
+
+def test_a_cell_with_a_result_is_whole_while_its_process_still_ends(home: Path) -> None:
+    (cell,) = cells_of(home, axes=ONE)
+    assert cell.work is not None
+    store = Store(home / "cells")
+    (entry,) = runner.make_queue([cell], store, flat)
+    run_cell(store.prepare(cell.work))
+    entry.process, entry.state, entry.share = Ending(), "running", 0.9  # type: ignore[assignment]
+    assert not runner._poll(entry, store) and entry.share == 1.0
 
 
 def test_a_child_that_was_killed_is_a_failed_cell(home: Path) -> None:

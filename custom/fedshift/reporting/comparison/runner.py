@@ -211,7 +211,8 @@ def _poll(entry: QueueEntry, store: Store) -> bool:
     code = entry.process.poll()
     status = read_status(folder)
     if code is None:
-        entry.share = status.share
+        # A child that has written its result removes its status, and takes some seconds to end.
+        entry.share = 1.0 if store.is_done(entry.cell.work) else status.share
         if entry.share_before is None and status.share > 0:
             entry.share_before = status.share
         return False
