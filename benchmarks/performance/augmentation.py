@@ -25,7 +25,7 @@ from benchmarks.performance.record import in_turn, load, write
 from fedshift.tasks import networks
 from fedshift.tasks.augmentation import Augmentation, make_augmentation
 from fedshift.tasks.losses import make_loss
-from fedshift.tasks.precision import arrange, autocast, prepare, settled
+from fedshift.tasks.precision import autocast, prepare, settled
 
 if TYPE_CHECKING:
     from fedshift.schema.job import Precision
@@ -89,7 +89,7 @@ def training(which: str, steps: int, precision: Precision) -> Callable[[], float
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
             with autocast(precision, CPU):
-                logits = net(arrange(images, precision, CPU))
+                logits = net(images)
             loss(logits, labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         return (now() - started) / steps

@@ -38,7 +38,7 @@ from fedshift.federation.site import local_training
 from fedshift.methods.fedfa import Config, FeatureAugmentation
 from fedshift.schema.job import JobSpec, Precision
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.precision import arrange, autocast, prepare, settled
+from fedshift.tasks.precision import autocast, prepare, settled
 from fedshift.tasks.stages import StagedNetwork
 
 CPU = torch.device("cpu")
@@ -156,7 +156,7 @@ def ffa_layers(job: JobSpec, steps: int) -> Callable[[], float]:
     found: dict[int, Tensor] = {}
     handles = [stage.hook(kept(found, number)) for number, stage in enumerate(stages)]
     with autocast("auto", CPU):
-        net(arrange(batch(job, net)[0], "auto", CPU))
+        net(batch(job, net)[0])
     for handle in handles:
         handle.remove()
     layers = [FeatureAugmentation(n, stage.channels, net, always, cast(Any, context)) for n, stage in enumerate(stages)]

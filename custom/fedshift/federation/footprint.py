@@ -16,7 +16,7 @@ from fedshift.schema.job import JobSpec, Precision
 from fedshift.tasks.base import Task
 from fedshift.tasks.device import choose_device
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.precision import arrange, autocast, prepare, settled
+from fedshift.tasks.precision import autocast, prepare, settled
 from fedshift.tasks.stages import StagedNetwork
 
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ def _kept(net: nn.Module, built: Task, precision: Precision, n: int) -> int:
 
     with saved_tensors_hooks(keep, lambda value: value):
         with autocast(precision, CPU):
-            logits = net(arrange(x, precision, CPU))
+            logits = net(x)
         loss = built.loss(logits, y)
     del loss  # it held all that was kept, so that no two had one address
     return sum(saved.values())

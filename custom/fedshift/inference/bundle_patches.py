@@ -32,7 +32,6 @@ COPIED_FUNCTIONS = (
     volumes.probabilities_of,
     precision.uses_bf16,
     precision.autocast,
-    precision.arrange,
 )
 """Functions copied into the bundle's script. They may call only each other, numpy, torch, MONAI and SciPy."""
 COPIED_CONSTANTS = {
@@ -77,7 +76,7 @@ class PatchInferer:
 
         def forward(x: Tensor) -> Tensor:
             with autocast(self._precision, device):
-                return network(arrange(x, self._precision, device))
+                return network(x.to(device))
 
         volume = inputs[0].cpu().numpy().transpose(0, 3, 2, 1)
         classes = segment(volume, tuple(spacing)[::-1], forward, **self._options)

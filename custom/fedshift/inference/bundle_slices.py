@@ -22,7 +22,6 @@ COPIED_FUNCTIONS = (
     arrays.resize_weights,
     precision.uses_bf16,
     precision.autocast,
-    precision.arrange,
     slicewise.to_network,
     slicewise.to_scan,
     slicewise.batches,

@@ -14,7 +14,7 @@ from data_prep.decode import read_picture, resize_picture
 from fedshift.data.scans import suffix_of
 from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready
 from fedshift.schema.errors import DataError
-from fedshift.tasks.precision import arrange, autocast
+from fedshift.tasks.precision import autocast
 
 BATCH_SIZE = 64
 """Images per batch, as in evaluation."""
@@ -98,6 +98,6 @@ def _probabilities(model: Model, ready: ReadyModel, x: Tensor) -> Tensor:
     """Class probabilities (B, classes) on the CPU, of images (B, C, S, S)."""
     precision = model.header.job.task.schedule.precision
     with autocast(precision, ready.device):
-        logits = ready.predictor(arrange(x, precision, ready.device))
+        logits = ready.predictor(x.to(ready.device))
     probabilities: Tensor = logits.float().softmax(1).cpu()
     return probabilities

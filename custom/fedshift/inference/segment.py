@@ -20,7 +20,7 @@ from fedshift.inference.sequences import case_of, read_case
 from fedshift.inference.slicewise import batches, probabilities, to_network, to_scan
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.tasks.evaluation.confidence import confidence
-from fedshift.tasks.precision import arrange, autocast
+from fedshift.tasks.precision import autocast
 
 if TYPE_CHECKING:
     from fedshift.inference.dicom_source import Origin
@@ -363,7 +363,7 @@ def outline(
 
         def forward(x: Tensor) -> Tensor:
             with autocast(precision, ready.device):
-                logits: Tensor = ready.predictor(arrange(x, precision, ready.device))
+                logits: Tensor = ready.predictor(x.to(ready.device))
             return logits
 
         by_class = model.patches.probabilities(forward, voxels, scan.spacing[::-1])

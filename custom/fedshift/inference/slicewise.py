@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedshift.data.arrays import CLIP_ABOVE_QUANTILE, radiological, resize_images, restore, to_uint8
-from fedshift.tasks.precision import arrange, autocast
+from fedshift.tasks.precision import autocast
 
 if TYPE_CHECKING:
     from fedshift.schema.job import Precision
@@ -78,7 +78,7 @@ def probabilities(
     slices = to_network(voxels, matrix=matrix, clip_above_quantile=clip_above_quantile)
     with torch.inference_mode(), autocast(precision, device):
         for x in batches(slices, context=context, scale=scale):
-            logits = network(arrange(x, precision, device))
+            logits = network(x.to(device))
             found.append(logits.float().softmax(1)[:, 1].cpu().numpy())
     return np.concatenate(found)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedshift.tasks.allocator import keep_freed_memory
 from fedshift.tasks.machine import own_cores
@@ -49,8 +50,10 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Module:
     """Move the network to its device, in the memory format in which its bf16 convolutions are fastest.
 
-    That is channels last, but for volumes on a processor (docs/performance.md). On a GPU, fp32 means float32 and not
-    TF32, and convolutions use deterministic algorithms. On a processor, the memory that features free is kept.
+    That is channels last, but on a processor contiguous for volumes and for networks with instance or group
+    normalisation, whose passes are slow, or copy their features, in channels last (docs/performance.md). On a GPU, fp32
+    means float32 and not TF32, and convolutions use deterministic algorithms. On a processor, the memory that features
+    free is kept. Inputs need no format: the first convolution brings them into its own.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -59,25 +62,15 @@ def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Mo
     net = net.to(device)
     keep_freed_memory(device)
     volumes = any(isinstance(module, nn.Conv3d) for module in net.modules())
+    contiguous = volumes or any(isinstance(module, _InstanceNorm | nn.GroupNorm) for module in net.modules())
     if uses_bf16(precision, device):
-        if volumes and device.type == "cpu":
+        if contiguous and device.type == "cpu":
             protect(net)
         else:
             # The overload without positional dtype is not in torch's stubs.
             layout = torch.channels_last_3d if volumes else torch.channels_last
             net = net.to(memory_format=layout)  # type: ignore[call-overload]
     return net
-
-
-def arrange(x: torch.Tensor, precision: Precision, device: torch.device) -> torch.Tensor:
-    """Move a batch (B, C, *spatial) to the device, in the memory format of `prepare`."""
-    x = x.to(device)
-    if not uses_bf16(precision, device):
-        return x
-    volumes = x.dim() == len("BCDHW")
-    if volumes and device.type == "cpu":
-        return x.contiguous()
-    return x.contiguous(memory_format=torch.channels_last_3d if volumes else torch.channels_last)
 
 
 def use_threads(threads: Threads, *, workers: int | None = None) -> int:

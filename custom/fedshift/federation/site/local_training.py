@@ -25,7 +25,7 @@ from fedshift.schema.seeding import derive_seed, generator, seeded_global
 from fedshift.tasks import optimizers
 from fedshift.tasks.base import SiteData, Subset, Task
 from fedshift.tasks.losses import main
-from fedshift.tasks.precision import arrange, autocast
+from fedshift.tasks.precision import autocast
 
 log = logging.getLogger("fedshift")
 
@@ -87,7 +87,7 @@ def train(
                 raise Stopped(f"site {run.site}, round {run.round}: stopped before it was done")
             if run.step and loop.seconds >= limit:
                 break
-            batch = chain.batch(Batch(arrange(x, schedule.precision, device), y.to(device)))
+            batch = chain.batch(Batch(x.to(device), y.to(device)))
             total += chain.step(Replayed(run, partial(_compute, task, chain, run, schedule, batch)), optimizer.step)
             run.step += 1
             loop.keep(run, chain, {"loss": total})
@@ -169,7 +169,7 @@ def _logits(
     net.eval()
 
     def forward(x: Tensor) -> Tensor:
-        x = chain.inputs(arrange(x, schedule.precision, device), training=False)
+        x = chain.inputs(x.to(device), training=False)
         with autocast(schedule.precision, device):
             logits: Tensor = net(x)
         return logits

@@ -40,7 +40,7 @@ from fedshift.schema.manifest import read_manifest
 from fedshift.schema.strict import Strict
 from fedshift.tasks import optimizers
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.precision import arrange, autocast, prepare, settled, use_threads
+from fedshift.tasks.precision import autocast, prepare, settled, use_threads
 
 log = logging.getLogger("fedshift")
 
@@ -278,7 +278,7 @@ def measure_step(job: JobSpec, device: str) -> Step:
 
     def step(n: int) -> tuple[float, float]:
         x, y = noise(net, built, n)
-        x, y = arrange(x, precision, place), y.to(place)
+        x, y = x.to(place), y.to(place)
         net.train()
         start = _clock(place)
         with autocast(precision, place):
