@@ -20,6 +20,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.strict import nearest
 from fedshift.tasks import trial
 from fedshift.tasks.networks.monai.allowed import ALLOWED, Allowed
+from fedshift.tasks.networks.monai.even_sizes import pad_only_odd_sizes
 from fedshift.tasks.stages import Stage
 
 PREFIX = "monai."
@@ -105,6 +106,7 @@ def build(
     chosen = {**allowed.defaults(spatial_dims, plain), **plain}
     made = type(short, (Segmenter, cls), {"__module__": __name__})
     net = _made(made, name, {**given, **chosen})
+    pad_only_odd_sizes(net)
     net.in_channels, net.main_last = in_channels, allowed.main_last
     net.trial_size = tuple(patch) if allowed.patch and patch else trial.trial_size(spatial_dims)
     return net
