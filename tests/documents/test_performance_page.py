@@ -25,6 +25,7 @@ RUNS: dict[str, Any] = json.loads((RESULTS / "flare_round_cost.json").read_text(
 AUGMENTATION: dict[str, Any] = json.loads((RESULTS / "performance" / "augmentation.json").read_text(encoding="utf-8"))
 VOLUMES: dict[str, Any] = json.loads((RESULTS / "performance" / "step_3d.json").read_text(encoding="utf-8"))
 FREED: dict[str, Any] = json.loads((RESULTS / "performance" / "freed_memory.json").read_text(encoding="utf-8"))
+LAYOUT: dict[str, Any] = json.loads((RESULTS / "performance" / "layout.json").read_text(encoding="utf-8"))
 PREDICTION_MEMORY: dict[str, Any] = json.loads(
     (RESULTS / "performance" / "prediction_memory.json").read_text(encoding="utf-8")
 )
@@ -297,3 +298,14 @@ def test_a_slow_line(run: dict[str, Any]) -> None:
         f"{run['models_above']['localhost']:.1f}",
         f"{max(sites):.1f}",
     ]
+
+
+@pytest.mark.parametrize("name", LAYOUT["networks"])
+def test_the_layout_of_features(name: str) -> None:
+    measured = LAYOUT["networks"][name]
+    faster = measured["times_as_fast_as_channels_last"]["fedshift"]
+    assert row(name, "The layout of features") == [
+        *(told(measured["seconds_a_step"][way], 2) for way in ("channels last", "contiguous", "fedshift")),
+        told(faster, 2),
+    ]
+    assert faster["median"] > 1.3 or "batch norm" in name, "or the change is worth nothing"

@@ -131,3 +131,20 @@ def test_both_may_be_auto_in_a_job_and_are_written_so() -> None:
     written: dict[str, Any] = job.dump()["task"]["schedule"]
     assert (written["threads"], written["precision"]) == ("auto", "auto")
     assert type(job).parse(job.dump(), where="again") == job
+
+
+@pytest.mark.parametrize(
+    ("norm", "last"),
+    [
+        (torch.nn.BatchNorm2d(4), True),
+        (torch.nn.Identity(), True),
+        (torch.nn.InstanceNorm2d(4), False),  # copies its features into the contiguous order
+        (torch.nn.GroupNorm(2, 4), False),  # slow gradients
+    ],
+)
+def test_features_are_in_channels_last_where_the_normalisation_is_fast_in_it(norm: torch.nn.Module, last: bool) -> None:
+    net = prepare(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), norm, torch.nn.Conv2d(4, 2, 3)), "bf16", CPU)
+    with autocast("bf16", CPU):
+        features = net(torch.rand(2, 3, 8, 8))
+    assert features.is_contiguous(memory_format=torch.channels_last) is last
+    assert features.is_contiguous() is not last

@@ -7,7 +7,12 @@ convolution. The values are the same without (docs/performance.md).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from monai.networks.nets.basic_unet import UpCat
 
 
 def pad_only_odd_sizes(net: nn.Module) -> None:
@@ -19,7 +24,7 @@ def pad_only_odd_sizes(net: nn.Module) -> None:
             module.register_forward_pre_hook(_decide)
 
 
-def _decide(up: nn.Module, inputs: tuple[Tensor, Tensor | None]) -> None:
+def _decide(up: UpCat, inputs: tuple[Tensor, Tensor | None]) -> None:
     """Before ``up(x, x_e)``: features (B, C, *spatial), and the encoder's of twice the size or one more."""
     x, x_e = inputs
     up.is_pad = x_e is not None and any(size != 2 * half for size, half in zip(x_e.shape[2:], x.shape[2:], strict=True))

@@ -1,0 +1,112 @@
+"""A training step of slices in bf16 with features in channels last, contiguous, and as fedshift has them.
+
+    python -m benchmarks.performance.layout
+
+The prostate task with networks that normalise in different ways, its batches of 16 slices, loss and optimiser, on noise
+that lies ready, one thread, all ways in turn. In the first two, MONAI's ``UpCat`` pads as MONAI's own does
+(`fedshift.tasks.networks.monai.even_sizes`). Times are the processor's, which other work on the machine changes little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.performance import record
+from fedshift.federation.footprint import noise
+from fedshift.federation.resolve import resolve
+from fedshift.federation.site import local_training
+from fedshift.tasks.allocator import keep_freed_memory
+from fedshift.tasks.kinds import build_task
+from fedshift.tasks.precision import autocast, prepare
+
+CPU = torch.device("cpu")
+LAST, CONTIGUOUS, OURS = "channels last", "contiguous", "fedshift"
+NETWORKS: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    "FedFA's U-Net, batch norm, 96x96": ("quick", ()),
+    "BasicUNet, instance norm, 128x128": (None, ()),
+    "DynUNet, instance norm, 128x128": (None, ("network.name=monai.DynUNet", "network.options={}")),
+    "SegResNet, group norm, 128x128": (None, ("network.name=monai.SegResNet", "network.options={}")),
+}
+
+
+def main() -> None:
+    """Measure and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    load = record.load()
+    torch.set_num_threads(1)
+    keep_freed_memory(CPU)
+    content: dict[str, Any] = {
+        "what": "processor seconds of a training step in bf16, 16 slices, one thread",
+        "steps": args.steps,
+        "networks": {name: measured(name, args.steps, args.repeats) for name in NETWORKS},
+    }
+    print(json.dumps(content, indent=1))
+    print(record.write("layout", content, load=load))
+
+
+def measured(name: str, steps: int, repeats: int) -> dict[str, Any]:
+    """A network in all ways, and how many times as fast as in channels last it is."""
+    measures = {way: seconds_a_step(training_step(name, way), steps) for way in (LAST, CONTIGUOUS, OURS)}
+    seconds = record.in_turn(measures, repeats)
+    last = seconds[LAST]["repeats"]
+    return {
+        "seconds_a_step": seconds,
+        "times_as_fast_as_channels_last": {
+            way: record.spread([one / other for one, other in zip(last, seconds[way]["repeats"], strict=True)])
+            for way in (CONTIGUOUS, OURS)
+        },
+    }
+
+
+def seconds_a_step(step: Callable[[], None], steps: int) -> Callable[[], float]:
+    """Processor seconds, after a step that counts for nothing."""
+    step()
+
+    def measure() -> float:
+        started = time.process_time()
+        for _ in range(steps):
+            step()
+        return (time.process_time() - started) / steps
+
+    return measure
+
+
+def training_step(name: str, way: str) -> Callable[[], None]:
+    """A step of a network in one of the ways."""
+    protocol, options = NETWORKS[name]
+    job = resolve("prostate", "fedavg", protocol=protocol, options=["schedule.precision=bf16", *options])
+    task = build_task(job)
+    net = task.network()
+    if way == OURS:
+        prepare(net, "bf16", CPU)
+    else:
+        net.to(memory_format=torch.channels_last if way == LAST else torch.contiguous_format)  # type: ignore[call-overload]
+        for module in net.modules():
+            if getattr(module, "is_pad", False):
+                module._forward_pre_hooks.clear()
+    net.train()
+    optimizer = local_training.make_optimizer(net, job.task.optimizer)
+    x, y = noise(net, task, job.task.schedule.batch_size)
+    x = x.contiguous(memory_format=torch.channels_last) if way == LAST else x
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with autocast("bf16", CPU):
+            logits = net(x)
+        task.loss(logits, y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
