@@ -106,6 +106,9 @@ def test_a_pair_is_a_site_and_a_fold_averaged_over_seeds() -> None:
     notes = footnotes(comparison)
     assert f"FedFA against FedAvg: −0.2, p = {test.p:.4f} (n = 6)." in notes
     assert any("a pair is a site's test part of one fold, averaged over seeds" in note for note in notes)
+    begun = [cell for cell in comparison.cells if not (cell.fold == 2 and cell.labels["method"] == "FedFA")]
+    (line,) = (note for note in footnotes(comparison.model_copy(update={"cells": begun})) if "against" in note)
+    assert line.endswith("(n = 4, of folds 1, 3 only).")
 
 
 def write(folder: Path, **changes: Any) -> Path:

@@ -29,7 +29,8 @@ FEWEST = 3
 class Paired:
     """A two-sided paired test; ``t`` is None for a signed-rank test.
 
-    ``p`` is None with fewer than `FEWEST` pairs (that differ), and of a t-test with constant differences.
+    ``p`` is None with fewer than `FEWEST` pairs (that differ), and of a t-test with constant differences. ``folds`` are
+    those that the pairs are of, if a pair is of a fold.
     """
 
     row: str
@@ -39,6 +40,7 @@ class Paired:
     difference: float
     t: float | None
     p: float | None
+    folds: tuple[int, ...] = ()
 
 
 def paired_tests(comparison: Comparison) -> list[Paired]:
@@ -54,7 +56,8 @@ def paired_tests(comparison: Comparison) -> list[Paired]:
 def _test(comparison: Comparison, block: Block, row: str, against: str) -> Paired | None:
     first = next(iter(comparison.axes))
     labels = [{first: label, **block.labels} for label in (row, against)]
-    if comparison.pairs == "sites_and_folds":
+    by_fold = comparison.pairs == "sites_and_folds"
+    if by_fold:
         scores = _of_folds(comparison, [comparison.of_folds(one) for one in labels])
     else:
         collect = _averages if comparison.pairs == "seeds" else _single_scores
@@ -63,9 +66,10 @@ def _test(comparison: Comparison, block: Block, row: str, against: str) -> Paire
     if not pairs:
         return None
     a, b = ([values[pair] for pair in pairs] for values in scores)
-    t, p = (None, signed_rank(a, b)) if comparison.pairs == "sites_and_folds" else t_test(a, b)
+    t, p = (None, signed_rank(a, b)) if by_fold else t_test(a, b)
     difference = sum(x - y for x, y in zip(a, b, strict=True)) / len(pairs)
-    return Paired(row, against, block.key, len(pairs), difference, t, p)
+    folds = tuple(sorted({fold for fold, _ in pairs})) if by_fold else ()
+    return Paired(row, against, block.key, len(pairs), difference, t, p, folds)
 
 
 def _of_folds(comparison: Comparison, rows: Sequence[Sequence[CellRecord]]) -> list[dict[tuple[int, str], float]]:

@@ -264,7 +264,9 @@ def test_line(test: Paired, comparison: Comparison) -> str:
     else:
         statistics = "all differences are equal, so there is no test"
     printed = printed_p(test, comparison)
-    details = f"n = {test.n}" + (f"; in the paper p = {printed}" if printed else "")
+    some = 0 < len(test.folds) < len(comparison.folds)
+    ended = f", of folds {', '.join(map(str, test.folds))} only" if some else ""
+    details = f"n = {test.n}{ended}" + (f"; in the paper p = {printed}" if printed else "")
     return f"{test.row} against {test.against}{block}: {difference}, {statistics} ({details})."
 
 
