@@ -1,10 +1,11 @@
 """A training step of slices in bf16 with features in channels last, contiguous, and as fedshift has them.
 
-    python -m benchmarks.performance.layout
+    python -m benchmarks.performance.layout [--name layout_epyc]
 
-The prostate task with networks that normalise in different ways, its batches of 16 slices, loss and optimiser, on noise
-that lies ready, one thread, all ways in turn. In the first two, MONAI's ``UpCat`` pads as MONAI's own does
-(`fedshift.tasks.networks.monai.even_sizes`). Times are the processor's, which other work on the machine changes little.
+Networks that normalise in different ways, with the batch, loss and optimiser of their task: 16 slices of prostate, or
+32 pictures of PACS. The images are noise that lies ready; one thread, all ways in turn. In the first two ways, MONAI's
+``UpCat`` pads as MONAI's own does (`fedshift.tasks.networks.monai.even_sizes`). Times are the processor's, which other
+work on the machine changes little.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from fedshift.tasks.precision import autocast, prepare
 
 CPU = torch.device("cpu")
 LAST, CONTIGUOUS, OURS = "channels last", "contiguous", "fedshift"
-NETWORKS: dict[str, tuple[str | None, tuple[str, ...]]] = {
-    "FedFA's U-Net, batch norm, 96x96": ("quick", ()),
-    "BasicUNet, instance norm, 128x128": (None, ()),
-    "DynUNet, instance norm, 128x128": (None, ("network.name=monai.DynUNet", "network.options={}")),
-    "SegResNet, group norm, 128x128": (None, ("network.name=monai.SegResNet", "network.options={}")),
+NETWORKS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {  # the task, its protocol, and what else differs
+    "FedFA's U-Net, batch norm, 96x96": ("prostate", "quick", ()),
+    "BasicUNet, instance norm, 128x128": ("prostate", None, ()),
+    "DynUNet, instance norm, 128x128": ("prostate", None, ("network.name=monai.DynUNet", "network.options={}")),
+    "SegResNet, group norm, 128x128": ("prostate", None, ("network.name=monai.SegResNet", "network.options={}")),
+    "ResNet-18, group norm, 96x96": ("pacs", None, ("network.options={norm: group}",)),
 }
 
 
@@ -41,17 +43,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--name", default="layout", help="of the results file; another one for another processor")
     args = parser.parse_args()
     load = record.load()
     torch.set_num_threads(1)
     keep_freed_memory(CPU)
     content: dict[str, Any] = {
-        "what": "processor seconds of a training step in bf16, 16 slices, one thread",
+        "what": "processor seconds of a training step in bf16, a batch of the task, one thread",
         "steps": args.steps,
         "networks": {name: measured(name, args.steps, args.repeats) for name in NETWORKS},
     }
     print(json.dumps(content, indent=1))
-    print(record.write("layout", content, load=load))
+    print(record.write(args.name, content, load=load))
 
 
 def measured(name: str, steps: int, repeats: int) -> dict[str, Any]:
@@ -72,8 +75,8 @@ def measured(name: str, steps: int, repeats: int) -> dict[str, Any]:
 
 def training_step(name: str, way: str) -> Callable[[], None]:
     """A step of a network in one of the ways."""
-    protocol, options = NETWORKS[name]
-    job = resolve("prostate", "fedavg", protocol=protocol, options=["schedule.precision=bf16", *options])
+    task_name, protocol, options = NETWORKS[name]
+    job = resolve(task_name, "fedavg", protocol=protocol, options=["schedule.precision=bf16", *options])
     task = build_task(job)
     net = task.network()
     if way == OURS:

@@ -25,7 +25,10 @@ RUNS: dict[str, Any] = json.loads((RESULTS / "flare_round_cost.json").read_text(
 AUGMENTATION: dict[str, Any] = json.loads((RESULTS / "performance" / "augmentation.json").read_text(encoding="utf-8"))
 VOLUMES: dict[str, Any] = json.loads((RESULTS / "performance" / "step_3d.json").read_text(encoding="utf-8"))
 FREED: dict[str, Any] = json.loads((RESULTS / "performance" / "freed_memory.json").read_text(encoding="utf-8"))
-LAYOUT: dict[str, Any] = json.loads((RESULTS / "performance" / "layout.json").read_text(encoding="utf-8"))
+LAYOUT, LAYOUT_EPYC = (
+    json.loads((RESULTS / "performance" / f"{name}.json").read_text(encoding="utf-8"))["networks"]
+    for name in ("layout", "layout_epyc")
+)
 PREDICTION_MEMORY: dict[str, Any] = json.loads(
     (RESULTS / "performance" / "prediction_memory.json").read_text(encoding="utf-8")
 )
@@ -300,12 +303,17 @@ def test_a_slow_line(run: dict[str, Any]) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", LAYOUT["networks"])
+@pytest.mark.parametrize("name", LAYOUT)
 def test_the_layout_of_features(name: str) -> None:
-    measured = LAYOUT["networks"][name]
-    faster = measured["times_as_fast_as_channels_last"]["fedshift"]
-    assert row(name, "The layout of features") == [
-        *(told(measured["seconds_a_step"][way], 2) for way in ("channels last", "contiguous", "fedshift")),
-        told(faster, 2),
+    faster = [
+        networks[name]["times_as_fast_as_channels_last"]["fedshift"]
+        for networks in (LAYOUT, LAYOUT_EPYC)
+        if name in networks
     ]
-    assert faster["median"] > 1.3 or "batch norm" in name, "or the change is worth nothing"
+    assert row(name, "The layout of features") == [
+        *(told(LAYOUT[name]["seconds_a_step"][way], 2) for way in ("channels last", "contiguous", "fedshift")),
+        *([told(values, 2) for values in faster] + ["not measured"])[:2],
+    ]
+    assert all(values["median"] > 0.95 for values in faster), "slower than channels last"
+    if "UNet," in name or "SegResNet" in name:
+        assert max(values["median"] for values in faster) > 1.3, "or the change is worth nothing"

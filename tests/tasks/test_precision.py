@@ -133,18 +133,27 @@ def test_both_may_be_auto_in_a_job_and_are_written_so() -> None:
     assert type(job).parse(job.dump(), where="again") == job
 
 
+class Classifier(torch.nn.Sequential):
+    """A network whose `head` gives an image's classes; without its head, as seen here, it gives the features."""
+
+    head = torch.nn.Linear(4, 2)
+
+
 @pytest.mark.parametrize(
-    ("norm", "last"),
+    ("norm", "of_pixels", "of_images"),
     [
-        (torch.nn.BatchNorm2d(4), True),
-        (torch.nn.Identity(), True),
-        (torch.nn.InstanceNorm2d(4), False),  # copies its features into the contiguous order
-        (torch.nn.GroupNorm(2, 4), False),  # slow gradients
+        (torch.nn.BatchNorm2d(4), True, True),
+        (torch.nn.Identity(), True, True),
+        (torch.nn.InstanceNorm2d(4), False, False),  # copies its features into the contiguous order
+        (torch.nn.GroupNorm(2, 4), False, True),  # slow gradients of large features
     ],
 )
-def test_features_are_in_channels_last_where_the_normalisation_is_fast_in_it(norm: torch.nn.Module, last: bool) -> None:
-    net = prepare(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), norm, torch.nn.Conv2d(4, 2, 3)), "bf16", CPU)
-    with autocast("bf16", CPU):
-        features = net(torch.rand(2, 3, 8, 8))
-    assert features.is_contiguous(memory_format=torch.channels_last) is last
-    assert features.is_contiguous() is not last
+def test_features_are_in_channels_last_where_the_normalisation_is_fast_in_it(
+    norm: torch.nn.Module, of_pixels: bool, of_images: bool
+) -> None:
+    for kind, last in ((torch.nn.Sequential, of_pixels), (Classifier, of_images)):
+        net = prepare(kind(torch.nn.Conv2d(3, 4, 3), norm, torch.nn.Conv2d(4, 2, 3)), "bf16", CPU)
+        with autocast("bf16", CPU):
+            features = net(torch.rand(2, 3, 8, 8))
+        assert features.is_contiguous(memory_format=torch.channels_last) is last
+        assert features.is_contiguous() is not last

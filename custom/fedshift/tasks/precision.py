@@ -50,10 +50,9 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Module:
     """Move the network to its device, in the memory format in which its bf16 convolutions are fastest.
 
-    That is channels last, but on a processor contiguous for volumes and for networks with instance or group
-    normalisation, whose passes are slow, or copy their features, in channels last (docs/performance.md). On a GPU, fp32
-    means float32 and not TF32, and convolutions use deterministic algorithms. On a processor, the memory that features
-    free is kept. Inputs need no format: the first convolution brings them into its own.
+    That is channels last, but on a processor contiguous where it is faster (`faster_contiguous`). On a GPU, fp32 means
+    float32 and not TF32, and convolutions use deterministic algorithms. On a processor, the memory that features free
+    is kept. Inputs need no format: the first convolution brings them into its own.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -61,16 +60,28 @@ def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Mo
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     net = net.to(device)
     keep_freed_memory(device)
-    volumes = any(isinstance(module, nn.Conv3d) for module in net.modules())
-    contiguous = volumes or any(isinstance(module, _InstanceNorm | nn.GroupNorm) for module in net.modules())
     if uses_bf16(precision, device):
-        if contiguous and device.type == "cpu":
+        if device.type == "cpu" and faster_contiguous(net):
             protect(net)
         else:
             # The overload without positional dtype is not in torch's stubs.
-            layout = torch.channels_last_3d if volumes else torch.channels_last
+            layout = torch.channels_last_3d if _has(net, nn.Conv3d) else torch.channels_last
             net = net.to(memory_format=layout)  # type: ignore[call-overload]
     return net
+
+
+def faster_contiguous(net: nn.Module) -> bool:
+    """Whether a network trains faster on a processor in bf16 if its features are contiguous (docs/performance.md).
+
+    So do networks of volumes; those with instance norm, which copies features in channels last; and those with group
+    norm, whose gradients are slow in channels last where features are large, so not networks that classify images.
+    """
+    classifies = isinstance(getattr(net, "head", None), nn.Linear)
+    return _has(net, nn.Conv3d, _InstanceNorm) or (_has(net, nn.GroupNorm) and not classifies)
+
+
+def _has(net: nn.Module, *kinds: type[nn.Module]) -> bool:
+    return any(isinstance(module, kinds) for module in net.modules())
 
 
 def use_threads(threads: Threads, *, workers: int | None = None) -> int:
