@@ -1,8 +1,9 @@
 """Every method, and every combination that the papers report, on every kind of task.
 
 Each runs in one process, then with every message serialised and a new executor for each task, whose messages are
-compared with the page on what leaves a site. In that run every site is interrupted in the midst of each round, and on
-images the server starts anew, with nothing but its files; a few jobs are real processes that are killed and resumed.
+compared with the page on what leaves a site, and in bf16. In the serialised run every site is interrupted in the midst
+of each round, and on images the server starts anew, with nothing but its files; a few jobs are real processes that are
+killed and resumed.
 Sites differ in size. Image jobs have three rounds, because their rounds are short, and so cover state kept over rounds.
 """
 
@@ -179,6 +180,17 @@ def what_goes_over_the_wire_is_on_the_page(names: str, kind: str, runs: Runs, fo
     assert_on_the_page(names, job_for(names, kind), runs.serialised(names, kind)[0])
 
 
+def in_bf16_the_first_losses_are_nearly_the_same(names: str, kind: str, runs: Runs, folder: Path) -> None:
+    """Of round 1, since small differences grow, and these networks are tiny. On many processors bf16 is the default."""
+    job = job_for(names, kind)
+    schedule = job.task.schedule.model_copy(update={"precision": "bf16"})
+    job = job.model_copy(update={"task": job.task.model_copy(update={"schedule": schedule})})
+    full, half = (made.results.rounds for made in (runs(names, kind), run(job, runs.data[kind], folder)))
+    losses = [{site: told.train_loss for site, told in made[0].sites.items()} for made in (full, half)]
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.3)
+    assert all(np.isfinite(value).all() for value in models(folder).values())
+
+
 def a_killed_run_goes_on_to_the_same_numbers(names: str, kind: str, runs: Runs, folder: Path) -> None:
     """Killed after a site's answer in round 3: the site's state and the server's state of round 2 are on disk."""
     job = job_for(names, kind)
@@ -210,6 +222,8 @@ def checks() -> Iterator[tuple[str, str, Check]]:
             yield names, kind, serialised_messages_and_new_executors_change_no_bit
         if names not in POOLED and one:
             yield names, kind, what_goes_over_the_wire_is_on_the_page
+        if one:
+            yield names, kind, in_bf16_the_first_losses_are_nearly_the_same
         if names in KILLED and images:
             yield names, kind, a_killed_run_goes_on_to_the_same_numbers
 
