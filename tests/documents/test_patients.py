@@ -8,18 +8,69 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CLAIMS = ROOT / "benchmarks" / "results" / "claims"
+RESULTS = ROOT / "benchmarks" / "results"
+CLAIMS, RECIPE = RESULTS / "claims", RESULTS / "recipes" / "prostate_first"
+OTHERS = ("FedBN", "FedFA", "FedRDN", "FedFA+FedRDN")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_the_table_on_patients_is_that_of_the_runs(page: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "folder"),
+    [("README.md", RECIPE), ("docs/results.md", RECIPE), ("docs/results.md", CLAIMS / "prostate_by_case")],
+    ids=lambda value: Path(value).name,
+)
+def test_the_table_on_patients_is_that_of_the_runs(page: str, folder: Path) -> None:
     rows = [
-        line.replace("**", "")
-        for line in (CLAIMS / "prostate_by_case" / "table.md").read_text(encoding="utf-8").splitlines()
+        line.replace("**", "").replace("FedFA+FedRDN", "FedFA + FedRDN")
+        for line in (folder / "table.md").read_text(encoding="utf-8").splitlines()
         if line.startswith("| Fed")
     ]
     text = (ROOT / page).read_text(encoding="utf-8")
     assert len(rows) == 5 and "\n".join(rows) in text
+
+
+def recipe() -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Of the cross-validated recipe: means, differences to FedAvg over pairs, and p-values, as pages print them."""
+    with (RECIPE / "table.csv").open(encoding="utf-8", newline="") as file:
+        values = {(line["method"], line["column"]): float(line["value"]) for line in csv.DictReader(file)}
+    table = (RECIPE / "table.md").read_text(encoding="utf-8").replace("\N{MINUS SIGN}", "-")
+    differences = {name: table.partition(f"- {name} against FedAvg: ")[2].partition(",")[0] for name in OTHERS}
+    p_values = {name: values[name, "p-value against FedAvg"] for name in OTHERS}
+    return (
+        {name: f"{values[name, 'average']:.1f}" for name in ("FedAvg", *OTHERS)},
+        differences,
+        {name: f"{p:.2f}" if p > 0.01 else f"{p:.3f}" for name, p in p_values.items()},
+    )
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_what_is_said_of_the_recipe_s_methods_is_what_was_found(page: str) -> None:
+    _, differences, p = recipe()
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    for name in OTHERS:
+        shown = name.replace("+", " + ")
+        below = float(p[name]) < 0.05
+        between = ("is below FedAvg, ", "is below it, ") if below else ("",)
+        assert any(f"{shown} {words}{differences[name]} (p = {p[name]}" in text for words in between), name
+
+
+def test_where_to_start_and_the_task_say_the_same() -> None:
+    means, differences, p = recipe()
+    page = (ROOT / "docs" / "where-to-start.md").read_text(encoding="utf-8")
+    apart = ", ".join(
+        f"{name.replace('+', ' + ')} {means[name]} (p = {p[name]})"
+        for name in sorted(OTHERS, key=means.__getitem__, reverse=True)
+        if name != "FedFA"
+    )
+    assert f"FedAvg {means['FedAvg']}; {apart} are not told apart" in page
+    assert f"FedFA {means['FedFA']} is below (p = {p['FedFA']})" in page
+    with (RECIPE / "table.csv").open(encoding="utf-8", newline="") as file:
+        bidmc = {
+            line["method"]: f"{float(line['value']):.1f}" for line in csv.DictReader(file) if line["column"] == "BIDMC"
+        }
+    assert f"FedAvg is at {bidmc['FedAvg']} there, both at {bidmc['FedFA+FedRDN']}" in page
+    task = " ".join((ROOT / "apps" / "prostate.yaml").read_text(encoding="utf-8").split())
+    assert f"fedfa was {differences['FedFA'].lstrip('-')} points of Dice below it" in task
+    assert f"Dice of {means['FedAvg']} percent" in task
 
 
 @pytest.mark.parametrize(
