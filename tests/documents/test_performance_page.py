@@ -203,11 +203,16 @@ def test_a_training_step_in_3d(name: str) -> None:
     assert f"takes {shares[2]} of an epoch in 2D and {shares[3]} in 3D" in said
 
 
-@pytest.mark.parametrize("name", [name for name, found in FREED.items() if "times_as_fast" in str(found)])
-def test_memory_of_freed_features(name: str) -> None:
-    found, ways = FREED[name], ("returned", "kept")
-    cells = [told(found["seconds_a_step"][way], 2) for way in ways] + [told(found["times_as_fast"], 2)]
-    assert row(name, "Memory of freed features") == [*cells, *(str(found["peak_megabytes"][way]) for way in ways)]
+@pytest.mark.parametrize("name", FREED["tasks"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_memory_of_freed_features(name: str, precision: str) -> None:
+    found = FREED["tasks"][name][precision]
+    ways = list(found["seconds_a_step"])
+    assert row(f"{name}, {precision}", "Memory of freed features") == [
+        *(told(found["seconds_a_step"][way], 2) for way in ways),
+        *(told(found["times_as_fast"][way], 2) for way in ways[1:]),
+        *(str(found["peak_megabytes"][way]) for way in ways),
+    ]
 
 
 @pytest.mark.parametrize("name", PREDICTION["prediction"]["volumes_a_minute"])

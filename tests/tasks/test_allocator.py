@@ -1,11 +1,15 @@
-"""Freed features are kept for the next pass."""
+"""Freed features are kept for the next pass, and large tensors lie in huge pages."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+SWITCH = "THP_MEM_ALLOC_ENABLE"
 
 PASSES = """
 import resource, sys, torch
@@ -33,8 +37,39 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 @pytest.mark.parametrize("dims", [2, 3])
 def test_memory_of_a_pass_is_not_fetched_anew_for_the_next(dims: int) -> None:
-    faults = {
-        how: int(subprocess.run([sys.executable, "-c", PASSES, how, str(dims)], capture_output=True, check=True).stdout)
-        for how in ("kept", "returned")
-    }
+    faults = {how: int(told(PASSES, how, str(dims), environ={SWITCH: "0"})) for how in ("kept", "returned")}
     assert faults["kept"] < faults["returned"] / 3, "pages that the system has zeroed"
+
+
+TENSOR = """
+from pathlib import Path
+import fedshift
+import torch
+
+x = torch.ones(16 * 2**20)
+inside = False
+for line in Path("/proc/self/smaps").read_text().splitlines():
+    key, *values = line.split()
+    if not key.endswith(":"):
+        first, last = (int(value, 16) for value in key.split("-"))
+        inside = first <= x.data_ptr() < last
+    elif inside and key == "VmFlags:":
+        print("hg" in values)
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this system has no transparent huge pages"
+)
+@pytest.mark.parametrize(("environ", "expected"), [({}, "True"), ({SWITCH: "0"}, "False"), ({SWITCH: "1"}, "True")])
+def test_large_tensors_lie_in_huge_pages_unless_the_environment_says_otherwise(
+    environ: dict[str, str], expected: str
+) -> None:
+    assert told(TENSOR, environ=environ).strip() == expected
+
+
+def told(program: str, *arguments: str, environ: dict[str, str]) -> str:
+    """What a program prints in a process of its own."""
+    inherited = {key: value for key, value in os.environ.items() if key != SWITCH}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, env=inherited | environ, capture_output=True, check=True, text=True).stdout
