@@ -133,7 +133,7 @@ def test_a_part_of_the_sites_keeps_their_order() -> None:
             "network unet: no such network can be made with options",
         ),
         ({"options": ["network.name=monai.UNet", "network.options.channels=[4]"]}, "network monai.UNet"),
-        ({"options": ["sites=[BIDMC, BIDMC]"]}, "'sites' value error, BIDMC is named twice"),
+        ({"options": ["sites=[BIDMC, BIDMC]"]}, "'sites': BIDMC is named twice"),
         ({"options": ["sites=[../x]"]}, "string should match pattern"),
         ({"name": "../../zz"}, "string should match pattern"),
         ({"options": ["network.weights=/data/a.pth"]}, "'network.weights' input should be a valid dictionary"),

@@ -64,6 +64,6 @@ def test_what_is_printed_keeps_its_lines_and_changes_no_terminal() -> None:
 def test_a_job_that_names_an_odd_protocol_is_refused(text: str) -> None:
     job = small_image_job("fedavg").dump()
     job["task"]["protocol"] = text
-    with pytest.raises(ConfigError, match=r"job: 'task\.protocol' ") as error:
+    with pytest.raises(ConfigError, match=r"job: 'task\.protocol':? ") as error:
         JobSpec.parse(job, where="job")
     assert str(error.value).isprintable() and len(str(error.value)) < 200

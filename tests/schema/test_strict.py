@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator
 
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.strict import Strict, closest
+from fedshift.schema.strict import Strict, closest, first_fault
 
 
 class Inner(Strict):
@@ -19,6 +19,14 @@ class Example(Strict):
     mode: Literal["mean", "median"] = "mean"
     inner: Inner = Inner()
     path: dict[str, str] = {}
+    sites: tuple[str, ...] = ()
+
+    @field_validator("sites")
+    @classmethod
+    def _once(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(sites)) < len(sites):
+            raise ValueError("HK is named twice")
+        return sites
 
 
 @pytest.mark.parametrize(
@@ -28,6 +36,7 @@ class Example(Strict):
         ({"inner": {"number": -1}}, "'inner.number' input should be greater than or equal to 1, not -1"),
         ({"inner": {"number": "two"}}, "unable to parse string as an integer, not 'two'"),
         ({"inner": {"numbr": 2}}, "unknown key 'inner.numbr'; did you mean 'number'? Known: number"),
+        ({"sites": ["HK", "HK"]}, "file: 'sites': HK is named twice"),
     ],
 )
 def test_a_refused_value_is_repeated_with_the_nearest_one(raw: dict[str, object], message: str) -> None:
@@ -45,3 +54,17 @@ def test_a_text_that_may_be_a_path_is_not_repeated() -> None:
 def test_the_nearest_name_is_found_in_any_case() -> None:
     assert closest("FEDFAA", ["fedrdn", "fedfa"]) == "fedfa"
     assert closest("zzz", ["fedrdn", "fedfa"]) is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"sites": ["HK", "HK"]}, "sites: HK is named twice"),
+        ({"inner": {"number": "two"}}, "inner.number: Input should be a valid integer, unable to parse string"),
+        ([], "Input should be a valid dictionary"),
+    ],
+)
+def test_a_file_that_is_refused_says_where_and_why(raw: Any, said: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        Example.model_validate(raw)
+    assert first_fault(error.value).startswith(said)

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedshift.schema.codes import ClassCodes, plain_name
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import ClassName
-from fedshift.schema.strict import nearest
+from fedshift.schema.strict import first_fault, nearest
 
 BACKGROUND = "background"
 MOST_CLASSES = 256
@@ -94,7 +94,7 @@ def check_name(name: str, *, of: str = "a class") -> str:
     try:
         return _NAME.validate_python(name)
     except ValidationError as error:
-        raise ConfigError(str(error.errors()[0]["msg"]).removeprefix("Value error, ").replace("a class", of)) from None
+        raise ConfigError(first_fault(error).replace("a class", of)) from None
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, tuple[int | str, ...]]:

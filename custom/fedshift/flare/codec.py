@@ -28,6 +28,7 @@ from fedshift.schema.identity import Identity, own_identity
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update
 from fedshift.schema.paired import LocalComparison
 from fedshift.schema.reference import Reference
+from fedshift.schema.strict import first_fault, sentence
 
 patches.install()  # every process that sends or receives a message imports this module
 
@@ -145,7 +146,7 @@ def decode_told(shareable: Shareable) -> Fingerprint:
     try:
         return Fingerprint.model_validate_json(text)
     except ValidationError as error:
-        raise WireError("fingerprint", error.errors()[0]["msg"]) from None
+        raise WireError("fingerprint", first_fault(error)) from None
 
 
 def _require_same(dxo: DXO) -> None:
@@ -283,7 +284,7 @@ def _checked(model: type[_Model], key: str, value: object) -> _Model:
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(map(str, fault["loc"]))
-        raise WireError(f"{key}.{place}" if place else key, fault["msg"]) from None
+        raise WireError(f"{key}.{place}" if place else key, sentence(fault)) from None
     except RecursionError:
         raise WireError(key, "nested too deeply") from None
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedshift.reporting.recent_log import LogLine, RecentLog
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
+from fedshift.schema.strict import first_fault
 
 if TYPE_CHECKING:
     from fedshift.federation.server.coordinator import Coordinator
@@ -275,9 +276,7 @@ def read_progress(folder: Path) -> Progress | None:
     try:
         return Progress.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{path} was not written by this version of fedshift ({where}: {first['msg']})") from None
+        raise ConfigError(f"{path} was not written by this version of fedshift ({first_fault(error)})") from None
 
 
 def thinned(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:

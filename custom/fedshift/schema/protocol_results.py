@@ -14,6 +14,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.files import write_text
 from fedshift.schema.results import DataRecord, JobRecord, Metrics
+from fedshift.schema.strict import first_fault
 
 
 class _Model(BaseModel):
@@ -46,7 +47,7 @@ class _Record(_Model):
         except FileNotFoundError:
             raise ConfigError(f"{path} does not exist: the command was not finished") from None
         except ValueError as error:
-            raise ConfigError(f"{path} is not a file of this version ({str(error).splitlines()[0]})") from None
+            raise ConfigError(f"{path} is not a file of this version ({first_fault(error)})") from None
 
 
 class ModelScores(_Model):

@@ -18,6 +18,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.lineage import Lineage
 from fedshift.schema.manifest import Split
 from fedshift.schema.paired import LocalComparison
+from fedshift.schema.strict import first_fault
 
 FILE_NAME = "results.json"
 BEST, LAST = "best_global_model.pt", "last_global_model.pt"
@@ -248,7 +249,7 @@ def read_results(path: Path) -> Results:
     try:
         return Results.model_validate_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{path} is not a results file of this version ({str(error).splitlines()[0]})") from None
+        raise ConfigError(f"{path} is not a results file of this version ({first_fault(error)})") from None
 
 
 def new_results(job: JobSpec, *, metric: str) -> Results:

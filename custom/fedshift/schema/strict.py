@@ -50,9 +50,25 @@ class Strict(BaseModel):
             if first["type"] == "extra_forbidden":
                 known = _known_keys(cls, first["loc"][:-1])
                 raise ConfigError(f"{where}: unknown key {path!r}{nearest(str(first['loc'][-1]), known)}") from None
+            said = sentence(first)
+            if first["type"] == "value_error":  # a sentence of ours
+                raise ConfigError(f"{where}: {path!r}: {said}" if path else f"{where}: {said}") from None
             place = f"{path!r} " if path else ""
-            said = f"{first['msg'][0].lower()}{first['msg'][1:]}"
-            raise ConfigError(f"{where}: {place}{said}{_instead(first)}") from None
+            raise ConfigError(f"{where}: {place}{said[0].lower()}{said[1:]}{_instead(first)}") from None
+
+
+def sentence(fault: ErrorDetails) -> str:
+    """What a fault says: a validator's own sentence without pydantic's words before it, or pydantic's sentence."""
+    return str(fault["ctx"]["error"]) if fault["type"] == "value_error" else fault["msg"]
+
+
+def first_fault(error: ValueError) -> str:
+    """What is wrong in a file's content, in one line, such as ``rounds.0.seconds: Field required``."""
+    if not isinstance(error, ValidationError):
+        return str(error).partition("\n")[0]
+    fault = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in fault["loc"])
+    return f"{place}: {sentence(fault)}" if place else sentence(fault)
 
 
 MAX_ECHO = 40
@@ -68,7 +84,7 @@ def _instead(fault: ErrorDetails) -> str:
     value, kind = fault["input"], fault["type"]
     is_choice = kind == "literal_error"
     may_be_text = is_choice or kind.endswith("_parsing")
-    if kind == "value_error" or not isinstance(value, (bool, int, float, str) if may_be_text else (bool, int, float)):
+    if not isinstance(value, (bool, int, float, str) if may_be_text else (bool, int, float)):
         return ""
     near = closest(str(value), re.findall(r"'([^']+)'", fault["ctx"]["expected"])) if is_choice else None
     return f", not {value!r:.{MAX_ECHO}}" + (f"; did you mean {near!r}?" if near else "")

@@ -14,6 +14,7 @@ from fedshift.schema.errors import FedshiftError
 from fedshift.schema.fingerprint import Fingerprint, Survey, SurveySpec
 from fedshift.schema.names import one_line
 from fedshift.schema.policy import Policy
+from fedshift.schema.strict import first_fault
 
 log = logging.getLogger("fedshift")
 
@@ -32,7 +33,7 @@ class Answers:
         try:
             found = told if isinstance(told, Fingerprint) else Fingerprint.model_validate(told)
         except (ValidationError, RecursionError) as error:
-            fault = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "nested too deeply"
+            fault = first_fault(error) if isinstance(error, ValidationError) else "nested too deeply"
             return self.refuse(site, f"its answer is no fingerprint: {fault}")
         if found.site != site:
             return self.refuse(site, f"it answered in the name of {found.site}")

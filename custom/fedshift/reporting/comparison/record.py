@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_serializer, model_validator
+from pydantic import Field, model_serializer, model_validator
 
 from fedshift.reporting.comparison.folds import over_folds
 from fedshift.reporting.comparison.measures import measure
@@ -25,7 +25,7 @@ from fedshift.reporting.comparison.spec import (
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
 from fedshift.schema.results import FROM_SCRATCH, DataRecord, Metrics
-from fedshift.schema.strict import Strict
+from fedshift.schema.strict import Strict, first_fault
 
 FILE_NAME = "cells.json"
 State = Literal["done", "failed", "missing"]
@@ -322,11 +322,7 @@ def read_comparison(path: Path) -> Comparison:
         raise ConfigError(f"{path} does not exist: 'fedshift compare' writes it")
     try:
         return Comparison.model_validate_json(path.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        place = ".".join(map(str, fault["loc"])) or "content"
-        raise ConfigError(
-            f"{path} is not a cells.json of this version ({place}: {fault['msg']}): repeat the command"
-        ) from None
     except ValueError as error:
-        raise ConfigError(f"{path} is not text in UTF-8 ({error}): repeat the command") from None
+        raise ConfigError(
+            f"{path} is not a cells.json of this version ({first_fault(error)}): repeat the command"
+        ) from None

@@ -36,6 +36,7 @@ from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.paired import FEWEST_FOR_NEEDED, FEWEST_FOR_TEST, OWN_FILE, LocalComparison
 from fedshift.schema.protocol_results import LeaveOneOut
 from fedshift.schema.results import JobRecord
+from fedshift.schema.strict import first_fault
 from fedshift.tasks.evaluation.spread import bootstrap_interval
 
 MAX_LINES = 200
@@ -66,7 +67,7 @@ def with_own_cases(run: Run, site: str, path: Path) -> Run:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): name the site's {OWN_FILE} with --own") from None
     except ValueError as error:
-        raise ConfigError(f"{path} is not a site's {OWN_FILE} ({str(error).splitlines()[0]})") from None
+        raise ConfigError(f"{path} is not a site's {OWN_FILE} ({first_fault(error)})") from None
     final = run.results.final
     told = None if final is None else final.against_local.get(site)
     if (
