@@ -1,10 +1,11 @@
-"""A training step of slices in bf16 with features in channels last, contiguous, and as fedshift has them.
+"""A training step in bf16 with features in channels last, contiguous, and as fedshift has them.
 
     python -m benchmarks.performance.layout [--name layout_epyc]
 
-Networks that normalise in different ways, with the batch, loss and optimiser of their task: 16 slices of prostate, or
-32 pictures of PACS. The images are noise that lies ready; one thread, all ways in turn. In the first two ways, MONAI's
-``UpCat`` pads as MONAI's own does (`fedshift.tasks.networks.monai.even_sizes`). Times are the processor's, which other
+Networks that normalise in different ways, with the batch, loss and optimiser of their task: 16 slices of prostate, two
+volumes of hippocampus, or 32 pictures of PACS. The images are noise that lies ready; one thread, all ways in turn. In
+the first two ways, MONAI's ``UpCat`` and torch's instance norm are as they come, without
+`fedshift.tasks.networks.monai.even_sizes` and `fedshift.tasks.instance_norm`. Times are the processor's, which other
 work on the machine changes little.
 """
 
@@ -33,6 +34,12 @@ NETWORKS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {  # the task, it
     "FedFA's U-Net, batch norm, 96x96": ("prostate", "quick", ()),
     "BasicUNet, instance norm, 128x128": ("prostate", None, ()),
     "DynUNet, instance norm, 128x128": ("prostate", None, ("network.name=monai.DynUNet", "network.options={}")),
+    "BasicUNet, instance norm, 40x56x40": ("hippocampus", None, ()),
+    "BasicUNet, batch norm, 40x56x40": (
+        "hippocampus",
+        None,
+        ("network.options={features: [16, 16, 32, 64, 128, 16], norm: batch}",),
+    ),
     "SegResNet, group norm, 128x128": ("prostate", None, ("network.name=monai.SegResNet", "network.options={}")),
     "ResNet-18, group norm, 96x96": ("pacs", None, ("network.options={norm: group}",)),
 }
@@ -79,17 +86,18 @@ def training_step(name: str, way: str) -> Callable[[], None]:
     job = resolve(task_name, "fedavg", protocol=protocol, options=["schedule.precision=bf16", *options])
     task = build_task(job)
     net = task.network()
+    last = torch.channels_last if "40x56x40" not in name else torch.channels_last_3d
     if way == OURS:
         prepare(net, "bf16", CPU)
     else:
-        net.to(memory_format=torch.channels_last if way == LAST else torch.contiguous_format)  # type: ignore[call-overload]
+        net.to(memory_format=last if way == LAST else torch.contiguous_format)  # type: ignore[call-overload]
         for module in net.modules():
             if getattr(module, "is_pad", False):
                 module._forward_pre_hooks.clear()
     net.train()
     optimizer = local_training.make_optimizer(net, job.task.optimizer)
     x, y = noise(net, task, job.task.schedule.batch_size)
-    x = x.contiguous(memory_format=torch.channels_last) if way == LAST else x
+    x = x.contiguous(memory_format=last) if way == LAST else x
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)

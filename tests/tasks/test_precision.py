@@ -144,7 +144,7 @@ class Classifier(torch.nn.Sequential):
     [
         (torch.nn.BatchNorm2d(4), True, True),
         (torch.nn.Identity(), True, True),
-        (torch.nn.InstanceNorm2d(4), False, False),  # copies its features into the contiguous order
+        (torch.nn.InstanceNorm2d(4), True, True),
         (torch.nn.GroupNorm(2, 4), False, True),  # slow gradients of large features
     ],
 )
@@ -157,3 +157,15 @@ def test_features_are_in_channels_last_where_the_normalisation_is_fast_in_it(
             features = net(torch.rand(2, 3, 8, 8))
         assert features.is_contiguous(memory_format=torch.channels_last) is last
         assert features.is_contiguous() is not last
+
+
+@pytest.mark.parametrize(
+    ("norm", "last"),
+    [(torch.nn.BatchNorm3d(4), True), (torch.nn.InstanceNorm3d(4), True), (torch.nn.GroupNorm(2, 4), False)],
+)
+def test_so_are_those_of_volumes(norm: torch.nn.Module, last: bool) -> None:
+    net = prepare(torch.nn.Sequential(torch.nn.Conv3d(1, 4, 3), norm, torch.nn.Conv3d(4, 2, 3)), "bf16", CPU)
+    with autocast("bf16", CPU):
+        features = net(torch.rand(2, 1, 8, 8, 8))
+    assert features.is_contiguous(memory_format=torch.channels_last_3d) is last
+    assert features.is_contiguous() is not last

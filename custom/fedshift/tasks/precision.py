@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedshift.tasks.allocator import keep_freed_memory
+from fedshift.tasks.instance_norm import keep_channels_last
 from fedshift.tasks.machine import own_cores
 from fedshift.tasks.shallow_volumes import protect
 
@@ -50,9 +50,9 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Module:
     """Move the network to its device, in the memory format in which its bf16 convolutions are fastest.
 
-    That is channels last, but on a processor contiguous where it is faster (`faster_contiguous`). On a GPU, fp32 means
-    float32 and not TF32, and convolutions use deterministic algorithms. On a processor, the memory that features free
-    is kept. Inputs need no format: the first convolution brings them into its own.
+    That is channels last, but on a processor contiguous where that is faster (`faster_contiguous`). On a GPU, fp32
+    means float32 and not TF32, and convolutions use deterministic algorithms. On a processor, the memory that features
+    free is kept. Inputs need no format: the first convolution brings them into its own.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -61,9 +61,11 @@ def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Mo
     net = net.to(device)
     keep_freed_memory(device)
     if uses_bf16(precision, device):
-        if device.type == "cpu" and faster_contiguous(net):
+        on_processor = device.type == "cpu"
+        if on_processor:
             protect(net)
-        else:
+            keep_channels_last(net)
+        if not (on_processor and faster_contiguous(net)):
             # The overload without positional dtype is not in torch's stubs.
             layout = torch.channels_last_3d if _has(net, nn.Conv3d) else torch.channels_last
             net = net.to(memory_format=layout)  # type: ignore[call-overload]
@@ -73,15 +75,15 @@ def prepare(net: nn.Module, precision: Precision, device: torch.device) -> nn.Mo
 def faster_contiguous(net: nn.Module) -> bool:
     """Whether a network trains faster on a processor in bf16 if its features are contiguous (docs/performance.md).
 
-    So do networks of volumes; those with instance norm, which copies features in channels last; and those with group
-    norm, whose gradients are slow in channels last where features are large, so not networks that classify images.
+    So do networks with group norm, whose gradients are slow in channels last where features are large, but not those
+    that classify images.
     """
     classifies = isinstance(getattr(net, "head", None), nn.Linear)
-    return _has(net, nn.Conv3d, _InstanceNorm) or (_has(net, nn.GroupNorm) and not classifies)
+    return _has(net, nn.GroupNorm) and not classifies
 
 
-def _has(net: nn.Module, *kinds: type[nn.Module]) -> bool:
-    return any(isinstance(module, kinds) for module in net.modules())
+def _has(net: nn.Module, kind: type[nn.Module]) -> bool:
+    return any(isinstance(module, kind) for module in net.modules())
 
 
 def use_threads(threads: Threads, *, workers: int | None = None) -> int:
