@@ -16,7 +16,9 @@ from flare.serialised import Kit
 from nvflare.apis.signal import Signal
 from torch import nn
 
+from fedshift.federation import footprint
 from fedshift.federation.in_process import run_in_process
+from fedshift.federation.resolve import resolve
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.privacy import dp_sgd, noise
 from fedshift.federation.site.privacy.accounting import composed_epsilon, noise_multiplier
@@ -34,6 +36,7 @@ from fedshift.schema.job import JobSpec, ScheduleSpec
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.policy import DpSgd, Policy
 from fedshift.tasks.kinds import build_task
+from fedshift.tasks.precision import prepare
 
 GROUPS = "network.name=monai.BasicUNet", "network.options.features=[4, 4, 4, 4, 4, 4]"
 """A network with instance norm."""
@@ -160,6 +163,31 @@ def test_cases_take_part_with_the_probability_that_is_accounted_for() -> None:
     assert moved.sum() * 0.25 * 400 / (50 * 400) == pytest.approx(0.25, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("prostate", ("network.options.features=[4, 4, 4, 4, 4, 4]", "data.patch=[32, 32]")),  # instance norm
+        ("hippocampus", ("network.options.features=[4, 4, 4, 4, 4, 4]", "data.patch=[32, 32, 32]")),
+        ("pacs", ("network.options={norm: group}", "data.size=32")),
+    ],
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_samples_gradient_is_that_of_the_sample_alone(task: str, options: tuple[str, ...], precision: Any) -> None:
+    """Also where the precision has features in channels last, in which Opacus reads a convolution's input wrongly."""
+    made = build_task(resolve(task, "fedavg", options=options))
+    torch.manual_seed(0)
+    net = prepare(made.network(), precision, torch.device("cpu")).train()
+    x, y = footprint.noise(net, made, 2)
+    with dp_sgd._sample_gradients(net):
+        dp_sgd._backward(made, net, base.Batch(x, y))
+        together = [parameter.grad_sample for parameter in net.parameters()]  # type: ignore[attr-defined]
+    for i in range(len(x)):
+        net.zero_grad()
+        made.loss(net(x[i : i + 1]), y[i : i + 1]).backward()  # type: ignore[no-untyped-call]
+        for parameter, gradients in zip(net.parameters(), together, strict=True):
+            torch.testing.assert_close(gradients[i], parameter.grad, rtol=1e-2, atol=1e-4)
+
+
 # --- in a site -------------------------------------------------------------------------------------------
 
 
@@ -232,6 +260,10 @@ def test_flares_executor_gives_the_bits_of_one_process(
     [
         (lambda: small_job("fedavg"), "is batch norm, which mixes the samples of a batch: choose a network with"),
         (lambda: small_job("fedbn"), "is batch norm"),
+        (
+            lambda: small_job("fedavg", "network.name=monai.SegResNet", "network.options={}"),
+            "Opacus gives no gradients of single cases in monai.SegResNet: choose another network, such as",
+        ),
         (lambda: scans("fedprox"), r"method fedprox changes training \(begin\)"),
         (lambda: scans("fedsam"), r"method fedsam changes training \(step\)"),
         (lambda: scans("mixstyle"), r"method mixstyle changes training \(attach\)"),
@@ -273,4 +305,5 @@ def test_without_the_library_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch)
 def test_group_norm_will_do_and_batch_norm_will_not() -> None:
     for norm, fits in (("group", True), ("batch", False)):
         job = small_image_job("fedavg", "network.name=resnet18", f"network.options={{norm: {norm}, stem: small}}")
-        assert bool(dp_sgd.refusal(MethodSet(job, build_task(job).network()))) is not fits
+        task = build_task(job)
+        assert bool(dp_sgd.refusal(MethodSet(job, task.network()), task)) is not fits

@@ -24,6 +24,7 @@ Training is in float32 whatever the job's precision.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,9 +37,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedshift.data.samples import epoch_starts
+from fedshift.federation import footprint
 from fedshift.federation.site.checkpoint import Loop
 from fedshift.federation.site.privacy.accounting import Mechanism, noise_multiplier
 from fedshift.methods import base
@@ -51,6 +54,7 @@ from fedshift.schema.policy import DpSgd
 from fedshift.schema.seeding import derive_seed, seeded_global
 from fedshift.tasks.base import SiteData, Task
 from fedshift.tasks.losses import Logits
+from fedshift.tasks.out_of_memory import MESSAGES as OUT_OF_MEMORY
 
 PART = 8
 """Images that go through the network at once: each has its own gradient of all parameters in memory."""
@@ -108,7 +112,7 @@ def _multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
         )
 
 
-def refusal(methods: MethodSet) -> str:
+def refusal(methods: MethodSet, task: Task) -> str:
     """Why DP-SGD cannot protect a job, as the end of a sentence; empty if it can."""
     for name, module in methods.net.named_modules():
         if isinstance(module, _BatchNorm):
@@ -128,6 +132,22 @@ def refusal(methods: MethodSet) -> str:
                     "cases do not cover: choose a method that only aggregates differently, such as fedavg, fedbn or "
                     "fedavgm"
                 )
+    return _try_gradients(methods, task)
+
+
+def _try_gradients(methods: MethodSet, task: Task) -> str:
+    """Why Opacus gives no gradients of single samples in a job's network; empty if it does."""
+    net = copy.deepcopy(methods.net).train()
+    try:
+        with seeded_global(0), _sample_gradients(net):
+            _backward(task, net, Batch(*footprint.noise(net, task, 1)))
+    except RuntimeError as error:
+        if any(part in str(error) for part in OUT_OF_MEMORY):
+            raise
+        return (
+            f"Opacus gives no gradients of single cases in {methods.job.task.network.name}: choose another network, "
+            "such as monai.BasicUNet or monai.UNet"
+        )
     return ""
 
 
@@ -243,6 +263,8 @@ def _sample_gradients(net: nn.Module) -> Iterator[None]:
     overwriting = [module for module in net.modules() if getattr(module, "inplace", False) is True]
     for module in overwriting:
         module.inplace = False  # type: ignore[assignment]
+    # It reads the input of a convolution as if it were contiguous, and would be wrong without a word.
+    ordered = [module.register_forward_pre_hook(_contiguous) for module in net.modules() if isinstance(module, _ConvNd)]
     hooks = opacus.GradSampleHooks(net, loss_reduction="sum")
     try:
         with warnings.catch_warnings():
@@ -251,6 +273,8 @@ def _sample_gradients(net: nn.Module) -> Iterator[None]:
             yield
     finally:
         hooks.cleanup()
+        for handle in ordered:
+            handle.remove()
         for parameter in net.parameters():
             parameter.grad = None
             for name in ("grad_sample", "summed_grad", "_forward_counter", "_current_grad_sample"):
@@ -262,6 +286,10 @@ def _sample_gradients(net: nn.Module) -> Iterator[None]:
                     delattr(module, name)
         for module in overwriting:
             module.inplace = True  # type: ignore[assignment]
+
+
+def _contiguous(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(x.contiguous() for x in inputs)
 
 
 def _opacus() -> ModuleType:

@@ -120,7 +120,7 @@ class Gate:
             ledger: the folder of the site's ledger.
         """
         self._policy, self._site, self._job, self._methods = policy, site, methods.job, methods
-        self._range = task.intensities
+        self._task = task
         self._specs = methods.up
         self._trainable = methods.trainable
         self._measured = sorted(
@@ -216,7 +216,7 @@ class Gate:
                 "(schedule.minutes) makes a number of steps that tells of the cases drawn: make the job without, and "
                 "with schedule.local_steps for shorter rounds"
             )
-        why = refusal(self._methods) if policy.dp_sgd is not None and sends else ""
+        why = self._no_dp_sgd if policy.dp_sgd is not None and sends else ""
         if why:
             raise PolicyError(f"site {self._site}: its policy wants DP-SGD (privacy.dp_sgd), and {why}")
         if policy.covers_network and self._measured:
@@ -225,6 +225,11 @@ class Gate:
                 f"statistics of {self._job.task.network.name} ({self._measured[0]} and others) would leave without: "
                 "add method fedbn, or choose a network without batch norm"
             )
+
+    @cached_property
+    def _no_dp_sgd(self) -> str:
+        """Why DP-SGD cannot protect the job."""
+        return refusal(self._methods, self._task)
 
     def _check_budget(self) -> None:
         """Refuse a job that would go past what the policy allows all jobs together."""
@@ -412,7 +417,7 @@ class Gate:
         notes: list[str],
     ) -> dict[tuple[str, str], np.ndarray]:
         """Add noise to means over images of numbers that lie in a range."""
-        low, high = self._range
+        low, high = self._task.intensities
         elements = sum(array.size for array in members.values())
         deviation = budget.multiplier * self._share * sqrt(elements)  # in ranges
         result = {}
