@@ -76,13 +76,9 @@ def measured(name: str, precision: Precision, steps: int, repeats: int) -> dict[
         pools = {way: stack.enter_context(process(way)) for way in WAYS}
         seconds = record.in_turn({way: measure(pool, name, precision, steps) for way, pool in pools.items()}, repeats)
         peaks = {way: pool.submit(peak).result() for way, pool in pools.items()}
-    before = seconds[RETURNED]["repeats"]
     return {
         "seconds_a_step": seconds,
-        "times_as_fast": {
-            way: record.spread([one / other for one, other in zip(before, seconds[way]["repeats"], strict=True)])
-            for way in (KEPT, HUGE)
-        },
+        "times_as_fast": {way: record.ratios(seconds[RETURNED], seconds[way]) for way in (KEPT, HUGE)},
         "peak_megabytes": peaks,
     }
 

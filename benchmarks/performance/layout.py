@@ -70,13 +70,9 @@ def measured(name: str, steps: int, repeats: int) -> dict[str, Any]:
     for measure in measures.values():
         measure()  # the first pass of a shape prepares convolutions
     found = record.in_turn(measures, repeats)
-    last = found[LAST]["repeats"]
     return {
         "seconds_a_step": found,
-        "times_as_fast_as_channels_last": {
-            way: record.spread([one / other for one, other in zip(last, found[way]["repeats"], strict=True)])
-            for way in (CONTIGUOUS, OURS)
-        },
+        "times_as_fast_as_channels_last": {way: record.ratios(found[LAST], found[way]) for way in (CONTIGUOUS, OURS)},
     }
 
 
@@ -86,7 +82,8 @@ def training_step(name: str, way: str) -> Callable[[], None]:
     job = resolve(task_name, "fedavg", protocol=protocol, options=["schedule.precision=bf16", *options])
     task = build_task(job)
     net = task.network()
-    last = torch.channels_last if "40x56x40" not in name else torch.channels_last_3d
+    x, y = noise(net, task, job.task.schedule.batch_size)
+    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
     if way == OURS:
         prepare(net, "bf16", CPU)
     else:
@@ -96,7 +93,6 @@ def training_step(name: str, way: str) -> Callable[[], None]:
                 module._forward_pre_hooks.clear()
     net.train()
     optimizer = local_training.make_optimizer(net, job.task.optimizer)
-    x, y = noise(net, task, job.task.schedule.batch_size)
     x = x.contiguous(memory_format=last) if way == LAST else x
 
     def step() -> None:

@@ -41,11 +41,7 @@ def main() -> None:
         "prepare --simulate": lambda: timed(lambda out: prepare(args.source, out, simulate=True)),
     }
     seconds = record.in_turn(measures, args.repeats)
-    ratios = {
-        name: record.spread([a / b for a, b in zip(told["repeats"], seconds[PLAIN]["repeats"], strict=True)])
-        for name, told in seconds.items()
-        if name != PLAIN
-    }
+    ratios = {name: record.ratios(told, seconds[PLAIN]) for name, told in seconds.items() if name != PLAIN}
     content = {"volumes": plan_volumes(args.source).total, "cpu_seconds": seconds, "ratios": ratios}
     print(record.write("preparation", content, load=load))
     print({name: median(told["repeats"]) for name, told in ratios.items()})

@@ -31,6 +31,11 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     return {"median": round(median(values), 4), "low": min(rounded), "high": max(rounded), "repeats": rounded}
 
 
+def ratios(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """``one`` divided by ``other``, both by `spread`, within each repeat."""
+    return spread([a / b for a, b in zip(one["repeats"], other["repeats"], strict=True)])
+
+
 def in_turn(measures: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, dict[str, Any]]:
     """Each measure ``repeats`` times, one after another, so that what else the machine does meets all of them."""
     values: dict[str, list[float]] = {name: [] for name in measures}

@@ -90,8 +90,7 @@ def measured(pool: Executor, data: Path, folder: Path, threads: int, args: argpa
     seconds = record.in_turn(measures, args.repeats)
 
     def ratios(a: str, b: str) -> dict[str, Any]:
-        pairs = zip(seconds[a]["repeats"], seconds[b]["repeats"], strict=True)
-        return record.spread([one / other for one, other in pairs])
+        return record.ratios(seconds[a], seconds[b])
 
     return {
         "seconds_a_step": seconds,

@@ -71,7 +71,10 @@ def put(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (put("statistics", value=["[red]HK"]), "'statistics.0' string should match"),
         (put("lineage", value={"prostate": ["../HK"]}), "'lineage.prostate.0' string should match"),
         (put("scores", value={"dice\x1b[2J": 0.5}), "'scores.*' string should match"),
-        (put("initial_weights", value="from scratch\nround 1 of 2"), "'initial_weights': has characters that cannot be printed"),
+        (
+            put("initial_weights", value="from scratch\nround 1 of 2"),
+            "'initial_weights': has characters that cannot be printed",
+        ),
         (put("fedshift", value="9" * 10**5), "'fedshift' string should have at most"),
         (put("job", "task", "network", "name", value="unett"), "no network 'unett'"),
         (put("job", "task", "network", "options", "features", value=8), "does not fit its own job"),

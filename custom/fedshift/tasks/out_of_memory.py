@@ -13,6 +13,11 @@ MESSAGES = ("can't allocate memory", "not enough memory", "out of memory", "ALLO
 """Parts of the messages of plain RuntimeErrors that PyTorch's CPU allocator and NVIDIA's libraries raise."""
 
 
+def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """Whether an error of torch or NumPy says that memory ran out."""
+    return isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or any(s in str(error) for s in MESSAGES)
+
+
 @contextmanager
 def out_of_memory_as_error(site: str, round_: int | None = None) -> Iterator[None]:
     """Raise `TooLittleMemory`, with site, round and advice, if the block runs out of memory.
@@ -23,9 +28,7 @@ def out_of_memory_as_error(site: str, round_: int | None = None) -> Iterator[Non
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) and not any(
-            s in str(error) for s in MESSAGES
-        ):
+        if not is_out_of_memory(error):
             raise
         where = f"site {site}" if round_ is None else f"site {site}, round {round_}"
         what = "the GPU's memory" if isinstance(error, torch.cuda.OutOfMemoryError) else "memory"

@@ -25,6 +25,7 @@ Training is in float32 whatever the job's precision.
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,7 +55,9 @@ from fedshift.schema.policy import DpSgd
 from fedshift.schema.seeding import derive_seed, seeded_global
 from fedshift.tasks.base import SiteData, Task
 from fedshift.tasks.losses import Logits
-from fedshift.tasks.out_of_memory import MESSAGES as OUT_OF_MEMORY
+from fedshift.tasks.out_of_memory import is_out_of_memory
+
+log = logging.getLogger("fedshift")
 
 PART = 8
 """Images that go through the network at once: each has its own gradient of all parameters in memory."""
@@ -138,12 +141,15 @@ def refusal(methods: MethodSet, task: Task) -> str:
 def _try_gradients(methods: MethodSet, task: Task) -> str:
     """Why Opacus gives no gradients of single samples in a job's network; empty if it does."""
     net = copy.deepcopy(methods.net).train()
+    device = next(net.parameters()).device
     try:
         with seeded_global(0), _sample_gradients(net):
-            _backward(task, net, Batch(*footprint.noise(net, task, 1)))
+            x, y = footprint.noise(net, task, 1)
+            _backward(task, net, Batch(x.to(device), y.to(device)))
     except RuntimeError as error:
-        if any(part in str(error) for part in OUT_OF_MEMORY):
+        if is_out_of_memory(error):
             raise
+        log.debug("one step of DP-SGD on noise failed", exc_info=True)
         return (
             f"Opacus gives no gradients of single cases in {methods.job.task.network.name}: choose another network, "
             "such as monai.BasicUNet or monai.UNet"
