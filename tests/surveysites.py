@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,18 +42,26 @@ def survey_site(
     annotated: tuple[str, ...] | None = None,
     splits: Sequence[Split] = (),
     preparation: dict[str, object] | None = None,
+    lacking: Mapping[int, Sequence[str]] | None = None,
+    placeholders: Sequence[int] = (),
 ) -> Path:
-    """A prepared site with a case for each seed; returns its folder."""
+    """A prepared site with a case for each seed; returns its folder.
+
+    ``lacking``: classes that the case of a seed does not have; ``placeholders``: seeds whose voxel size is not known.
+    """
     folder = root / dataset / site
     (folder / "volumes").mkdir(parents=True)
     records = []
     for number, seed in enumerate(cases):
         *images, labels = voxels(seed, gain=gain, shape=shape, sequences=max(1, len(sequences)))
+        for absent in (lacking or {}).get(seed, ()):
+            labels[labels == CLASSES.index(absent)] = 0
+        size = (1.0, 1.0, 1.0) if seed in placeholders else spacing
         name = f"Patient{seed:03d}"
         for index, image in enumerate(images):
             ending = f"_{index:04d}" if len(sequences) > 1 else ""
-            _write(image, folder / "volumes" / f"{name}{ending}.nii.gz", spacing)
-        _write(labels, folder / "volumes" / f"{name}_mask.nii.gz", spacing)
+            _write(image, folder / "volumes" / f"{name}{ending}.nii.gz", size)
+        _write(labels, folder / "volumes" / f"{name}_mask.nii.gz", size)
         records.append(
             Case(
                 id=name,
@@ -61,7 +69,7 @@ def survey_site(
                 sha256_label=f"label-{seed}",
                 split=splits[number] if splits else "train",
                 shape=tuple(shape),  # type: ignore[arg-type]
-                spacing=spacing,
+                spacing=size,
                 direction=DIRECTION,
                 array="arrays",
                 offset=0,

@@ -9,8 +9,10 @@ import yaml
 from surveysites import survey_site
 
 from fedshift.cli import main
+from fedshift.federation.survey.site import with_noise
 from fedshift.flare.survey.job import read_survey_spec
 from fedshift.schema.fingerprint import read_survey
+from fedshift.schema.policy import Policy
 
 
 @pytest.fixture
@@ -55,6 +57,18 @@ def test_a_site_without_an_answer_is_named(home: Path, capsys: pytest.CaptureFix
     (home / "data" / "organ" / "B" / "volumes" / "Patient004.nii.gz").unlink()
     assert main(["survey", "organ"]) == 1
     assert "site B gave no answer" in capsys.readouterr().out
+
+
+def test_a_site_that_tells_of_its_cases_with_noise_is_one_of_the_sites(home: Path) -> None:
+    assert main(["survey", "organ"]) == 0
+    survey = read_survey(home / "surveys" / "organ")
+    noise = Policy.parse({"statistics": {"multiplier": 0.5, "clip": 1.0}}, where="test").statistics
+    assert noise is not None
+    noisy = survey.model_copy(update={"sites": {**survey.sites, "C": with_noise(survey.sites["C"], noise)}})
+    noisy.write(home / "noisy")
+    assert main(["survey", "noisy", "--out", "again"]) == 0
+    plan = " ".join((home / "again" / "organ.yaml").read_text(encoding="utf-8").replace("#", " ").split())
+    assert "with the mean of 3 cases" in plan and "of 3 cases it is not known" in plan
 
 
 @pytest.mark.parametrize(

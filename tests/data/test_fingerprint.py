@@ -13,7 +13,7 @@ from surveysites import CLASSES, SHAPE, survey_site, voxels
 from fedshift.data.fingerprint import bins, counts_only, fingerprint, rounded
 from fedshift.federation.survey.numbers import quantile, spread
 from fedshift.schema.errors import DataError
-from fedshift.schema.fingerprint import ALL, BINS, OUTSIDE, PLACES
+from fedshift.schema.fingerprint import ALL, BINS, INSIDE, OUTSIDE, PLACES, Volumes
 
 SEEDS = (1, 2, 3, 4)
 
@@ -86,7 +86,35 @@ def test_a_class_of_few_cases_is_only_counted(tmp_path: Path) -> None:
     folder = survey_site(tmp_path, "A", SEEDS)
     told = fingerprint(folder, least=5)
     assert told.volumes["core"].cases == 4 and told.volumes["core"].values == () and told.volumes["core"].ml == 0
-    assert set(told.intensities["image"]) == {*PLACES}
+    assert set(told.intensities["image"]) == {ALL}, "the others would differ from it by these cases alone"
+
+
+CORE, RIM = CLASSES[1:]
+
+
+@pytest.mark.parametrize(
+    ("lacking", "withheld"),
+    [
+        ({}, set()),
+        ({1: [RIM], 2: [RIM], 3: [RIM]}, set()),
+        ({seed: [RIM] for seed in (1, 2, 3, 4, 5)}, {RIM, INSIDE}),
+        ({1: [CORE], 2: [CORE], 3: [CORE], 4: [RIM], 5: [RIM]}, {INSIDE}),
+        ({seed: CLASSES for seed in (1, 2, 3, 4)}, {CORE, RIM, INSIDE, OUTSIDE}),
+    ],
+    ids=["all alike", "three and three", "one with both", "three, two and one", "two with labels"],
+)
+def test_no_two_sums_differ_by_fewer_cases(lacking: dict[int, list[str]], withheld: set[str], tmp_path: Path) -> None:
+    told = fingerprint(survey_site(tmp_path, "A", range(1, 7), lacking=lacking), least=3)
+    assert set(told.intensities["image"]) == {CORE, RIM, *PLACES} - withheld
+
+
+def test_sizes_of_few_cases_are_as_if_they_were_not_known(tmp_path: Path) -> None:
+    folder = survey_site(tmp_path, "A", SEEDS, placeholders=(1, 2))
+    told = fingerprint(folder, least=3)
+    assert told.geometry is not None and (told.geometry.cases, told.geometry.extent) == (0, ((), (), ()))
+    assert told.volumes[CORE] == Volumes(cases=4, of=4)
+    two = fingerprint(folder, least=2)
+    assert two.geometry is not None and two.geometry.cases == 2 and two.volumes[CORE].ml > 0
 
 
 def test_classes_that_the_site_does_not_outline_and_sequences(tmp_path: Path) -> None:

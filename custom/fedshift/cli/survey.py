@@ -157,13 +157,13 @@ def _plan(survey: Survey, args: argparse.Namespace, out: Path) -> Path | None:
     from fedshift.federation.survey.merge import merge
     from fedshift.schema.files import write_text
 
-    told = [one for one in survey.planned if one.geometry is not None]
-    if not told:
+    if all(one.geometry is None for one in survey.planned):
         print("No plan: no site tells the size of its voxels and volumes.", file=sys.stderr)
         return None
     pooled = merge(survey.planned)
     patch = None if args.patch is None else _numbers(args.patch)
-    plan = make_plan(pooled, sites=len(told), dims=args.dims, memory=args.memory, patch=patch)
+    surveyed = sum(one.surveyed > 0 for one in survey.planned)  # with noise, cases count and tell no sizes
+    plan = make_plan(pooled, sites=surveyed, dims=args.dims, memory=args.memory, patch=patch)
     name = args.name or survey.spec.dataset
     text = task_file(plan, pooled, survey.spec, name=name)
     path = out / f"{name}.yaml"

@@ -7,6 +7,7 @@ one case has are rounded (`rounded`, `bins`), the same way at every site.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,6 +126,7 @@ class _VolumeSum:
     """`Volumes` in the making."""
 
     cases: int = 0
+    measured: int = 0  # those whose voxel size is known
     ml: float = 0.0
     square: float = 0.0
     values: _Sum = field(default_factory=_Sum)
@@ -132,6 +134,7 @@ class _VolumeSum:
     def add(self, ml: float | None) -> None:
         self.cases += 1
         if ml is not None:
+            self.measured += 1
             self.ml += ml
             self.square += ml**2
             self.values.add(rounded(ml, VOLUME))
@@ -158,7 +161,7 @@ def fingerprint(
 
     Args:
         folder: the site's prepared folder.
-        least: a class that fewer cases have is told of by that number alone.
+        least: no sum over fewer cases is told, nor two sums that differ by fewer.
         scanners: whether the scanners' makes and models are told.
         progress: called before each case is read.
 
@@ -171,18 +174,13 @@ def fingerprint(
     for case in cases:
         progress(case.id)
         sums.add(*_read(folder, manifest, case))
-    rare = {name for name, volume in sums.volumes.items() if volume.cases < least}
+    sizes = [(case.shape, case.spacing if manifest.knows_spacing(case) else None) for case in cases]
     return _fingerprint(
         manifest,
         surveyed=len(cases),
-        geometry=_geometry([(case.shape, case.spacing if manifest.knows_spacing(case) else None) for case in cases]),
-        volumes={
-            name: Volumes(cases=of.cases, of=of.of) if name in rare else of for name, of in sums.told_volumes().items()
-        },
-        intensities={
-            sequence: {place: of for place, of in places.items() if place not in rare}
-            for sequence, places in sums.told_intensities().items()
-        },
+        geometry=_geometry(sizes, least=least),
+        volumes=sums.told_volumes(least=least),
+        intensities=sums.told_intensities(least=least),
         scanners=_scanners(manifest) if scanners else None,
     )
 
@@ -242,8 +240,9 @@ class _CaseSums:
     def __init__(self, classes: Sequence[str], annotated: Sequence[str] | None, sequences: Sequence[str]) -> None:
         self._classes, self._sequences, self._cases = classes, sequences or ("image",), 0
         self._outlined = classes[1:] if annotated is None else annotated
-        self.volumes = {name: _VolumeSum() for name in self._outlined}
+        self._volumes = {name: _VolumeSum() for name in self._outlined}
         self._intensities: dict[str, dict[str, _IntensitySum]] = {}
+        self._together: Counter[tuple[str, ...]] = Counter()  # how many cases have just these classes
 
     def add(self, images: np.ndarray, labels: np.ndarray, spacing: Sequence[float] | None) -> None:
         """Add a case; the arguments are those of `scan_fingerprint`."""
@@ -252,25 +251,38 @@ class _CaseSums:
         masks = {ALL: np.ones(labels.shape, bool), OUTSIDE: labels == 0}
         if len(self._outlined) > 1 and labels.any():
             masks[INSIDE] = labels > 0
+        present = []
         for number, name in enumerate(self._classes[1:], 1):
             mask = labels == number
-            if name in self.volumes and mask.any():
-                self.volumes[name].add(None if known is None else float(mask.sum()) * known)
+            if name in self._volumes and mask.any():
+                self._volumes[name].add(None if known is None else float(mask.sum()) * known)
                 masks[name] = mask
+                present.append(name)
+        if present:
+            self._together[tuple(present)] += 1
         for sequence, image in zip(self._sequences, images, strict=True):
             _add_intensities(self._intensities.setdefault(sequence, {}), image, masks)
 
-    def told_volumes(self) -> dict[str, Volumes]:
-        """By class."""
+    def told_volumes(self, *, least: int = 1) -> dict[str, Volumes]:
+        """By class; of one that fewer than ``least`` cases have, or have been measured, the number of cases alone."""
         return {
-            name: Volumes(cases=v.cases, of=self._cases, ml=v.ml, square=v.square, values=v.values.tally)
-            for name, v in self.volumes.items()
+            name: Volumes(cases=v.cases, of=self._cases)
+            if v.measured < least
+            else Volumes(cases=v.cases, of=self._cases, ml=v.ml, square=v.square, values=v.values.tally)
+            for name, v in self._volumes.items()
         }
 
-    def told_intensities(self) -> dict[str, dict[str, Intensities]]:
-        """By sequence and place."""
+    def told_intensities(self, *, least: int = 1) -> dict[str, dict[str, Intensities]]:
+        """By sequence and place, without places that would give away what is true of fewer than ``least`` cases."""
+        withheld = {name for name, volume in self._volumes.items() if volume.cases < least}
+        # A case with one class is the same inside it as inside all labels, and one without labels the same outside
+        # them as everywhere. So the difference of two such sums is of the other cases alone.
+        if self._together and min(self._together.values()) < least:
+            withheld.add(INSIDE)
+        if 0 < self._together.total() < least:
+            withheld.add(OUTSIDE)
         return {
-            sequence: {place: sums.intensities for place, sums in places.items()}
+            sequence: {place: sums.intensities for place, sums in places.items() if place not in withheld}
             for sequence, places in self._intensities.items()
         }
 
@@ -314,9 +326,14 @@ def _fingerprint(manifest: Manifest, **told: object) -> Fingerprint:
     )
 
 
-def _geometry(cases: Sequence[tuple[Sequence[int], Sequence[float] | None]]) -> Geometry:
-    """Of the shape and the spacing of each case; the spacing is None where it is not known."""
+def _geometry(cases: Sequence[tuple[Sequence[int], Sequence[float] | None]], *, least: int = 1) -> Geometry:
+    """Of the shape and the spacing of each case; the spacing is None where it is not known.
+
+    If fewer than ``least`` cases have one, none is told.
+    """
     known = [(shape, spacing) for shape, spacing in cases if spacing is not None]
+    if len(known) < least:
+        known = []
     return Geometry(
         cases=len(known),
         spacing=_three([spacing for _, spacing in known], GRID),

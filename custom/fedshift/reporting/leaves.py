@@ -117,18 +117,18 @@ ROWS_OF_A_SURVEY = {
     "withheld": ("1 sentence", "always", "which rule of its policy makes the site tell counts only; empty if none"),
     "geometry": (
         "for each axis, how many cases have which voxel size, extent in mm (both rounded to 1 %) and number of voxels",
-        "from `survey_cases` cases on, if `statistics` are allowed",
+        "from `survey_cases` cases on, if `statistics` are allowed; sizes in mm if as many cases have them",
         "the site's protocols; of a rare one, that some case has it",
     ),
     "volumes": (
         "for each class: number of cases with it, sums of ml and of its square, how many cases have which ml (to 20 %)",
-        "the same; of a class that fewer cases have, only their number",
+        "the same; of a class that fewer cases have, or whose ml is known in fewer, only the number with it",
         "how often the class occurs and how large it is",
     ),
     "intensities": (
         "for each sequence, and in each of the whole volume, the labels together and one by one, and outside of them: "
         "sums over cases of mean, squared mean and mean square, a histogram as stored (to 3 %) and one normalised",
-        "the same",
+        "the same, where no two of the sums would differ by fewer cases than that",
         "how bright the site's images are in and outside the labels, not where",
     ),
     "noise": ("1 number", "if the policy has noise on `statistics`", "how much noise is on the histograms"),

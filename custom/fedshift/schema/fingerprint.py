@@ -66,9 +66,9 @@ class Intensities(Strict):
 
 
 class Volumes(Strict):
-    """How large a class is in the ``cases`` cases that have it: sums of ml and of its square; ml rounded to 20 %.
+    """How large a class is: ``cases`` of ``of`` have it.
 
-    ``of``: the cases that were looked at for it.
+    Over those whose voxel size is known: the sums of ml and of its square, and ml rounded to 20 %.
     """
 
     cases: int = Field(ge=0)
@@ -81,7 +81,7 @@ class Volumes(Strict):
 class Geometry(Strict):
     """Voxel size and extent in mm and number of voxels along each axis, rounded to 1 %.
 
-    ``cases`` have a voxel size; the headers of the others have a placeholder, and only their number of voxels counts.
+    ``cases`` tell a voxel size; of the others, whose headers have a placeholder, only the number of voxels counts.
     """
 
     cases: int = Field(ge=0)

@@ -65,7 +65,7 @@ def make_plan(
 
     Args:
         pooled: the sum of the sites' fingerprints.
-        sites: how many sites it is of.
+        sites: how many sites told of their cases.
         dims: 3, or 2 for slices.
         memory: gigabytes that a training step may take.
         patch: a patch of one's own, in voxels.
@@ -123,7 +123,7 @@ def _spacing(pooled: Fingerprint, reasons: dict[str, str]) -> tuple[float, float
     else:
         reasons["spacing"] = f"{known} along each axis (nnU-Net's rule; no axis is {ANISOTROPY:g} times coarser)"
     if geometry.cases < pooled.surveyed:
-        reasons["spacing"] += f"; {pooled.surveyed - geometry.cases} cases have no voxel size"
+        reasons["spacing"] += f"; of {pooled.surveyed - geometry.cases} cases it is not known"
     first, second, third = (float(f"{mm:.4g}") for mm in of)
     return first, second, third
 

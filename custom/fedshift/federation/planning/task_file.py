@@ -7,11 +7,13 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import yaml
 
 from fedshift.federation.planning.plan import Plan
+from fedshift.federation.survey.merge import add_intensities
 from fedshift.federation.survey.numbers import quantile, spread
 from fedshift.schema.fingerprint import INSIDE, OUTSIDE, Fingerprint, SurveySpec
 from fedshift.schema.job import TaskSpec
@@ -178,7 +180,8 @@ def _found(pooled: Fingerprint) -> str:
 def _of_foreground(pooled: Fingerprint) -> dict[str, float] | None:
     """Percentiles, mean and standard deviation inside the labels; None if no site told them."""
     (places,) = pooled.intensities.values() or ({},)
-    inside = places.get(INSIDE) or next((of for place, of in places.items() if place in pooled.classes), None)
+    classes = [of for place, of in places.items() if place in pooled.classes]
+    inside = places.get(INSIDE) or (reduce(add_intensities, classes) if classes else None)
     if inside is None or not inside.values:
         return None
     low, high = quantile(inside.values, LOW), quantile(inside.values, HIGH)

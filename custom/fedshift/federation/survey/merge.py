@@ -46,7 +46,7 @@ def merge(fingerprints: Sequence[Fingerprint], *, name: str = EVERYONE) -> Finge
         noise=sum(noise**2 for noise in noises) ** 0.5 if noises else None,
         geometry=_reduced([one.geometry for one in told if one.geometry is not None], _geometries),
         volumes=_dicts([one.volumes for one in told], _volumes),
-        intensities=_dicts([one.intensities for one in told], lambda a, b: _dicts([a, b], _intensities)),
+        intensities=_dicts([one.intensities for one in told], lambda a, b: _dicts([a, b], add_intensities)),
         scanners=_dicts(scanners, lambda a, b: a + b) if scanners else None,
     )
 
@@ -117,7 +117,8 @@ def _volumes(one: Volumes, other: Volumes) -> Volumes:
     )
 
 
-def _intensities(one: Intensities, other: Intensities) -> Intensities:
+def add_intensities(one: Intensities, other: Intensities) -> Intensities:
+    """The intensities of both together."""
     return Intensities(
         cases=one.cases + other.cases,
         mean=one.mean + other.mean,

@@ -143,11 +143,6 @@ class ShiftMap:
         pair = max(known, key=lambda pair: known[pair])
         return pair, known[pair]
 
-    def apart(self, site: str, aspect: Aspect) -> float | None:
-        """Median distance of a site from the others."""
-        known = [value for other in self.sites if other != site and (value := self.between(aspect, site, other))]
-        return float(np.median(known)) if known else None
-
 
 def shift_map(fingerprints: Sequence[Fingerprint], *, placed: Sequence[str] = ()) -> ShiftMap:
     """Compare every two sites.
