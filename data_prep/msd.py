@@ -52,7 +52,8 @@ def plan_volumes(
     """
     found = choose_sequences(find_described(source), tuple(parse_sequences(sequence)))
     outlined = [name.strip() for name in annotated.split(",")] if annotated else None
-    labels = settle_labels(given=parse_labels(label), described=found.labels, annotated=outlined)
+    given = parse_labels(label)
+    labels = settle_labels(given=given, described=found.described_labels(given), annotated=outlined)
     if labels is None:
         raise ConfigError(f"{found.folder} has no labels in dataset.json: name them, as in --label spleen=1")
     name = dataset or re.sub(r"[^\w.-]+", "_", found.name.lower())

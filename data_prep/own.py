@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.volumes import LEFT_OUT, OWN, SPLIT_RULE, CaseFiles, write_site
+from data_prep.volumes import LEFT_OUT, OWN, SPLIT_RULE, CaseFiles, refuse_unmatched, write_site
 from fedshift.data.check import prepared_files
 from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.labels import Labels, settle_labels
 from fedshift.data.pairing import ScanSet
-from fedshift.data.scans import content_hash, read_scan, read_volumes
+from fedshift.data.scans import read_scan
 from fedshift.data.scansets import gather
 from fedshift.schema.codes import ClassCodes
 from fedshift.schema.errors import ConfigError, DataError
@@ -86,11 +87,11 @@ def prepare_own(
     manifest = read_manifest(target) if (target / FILE_NAME).is_file() else None
     known = {case.id: case for case in manifest.cases} if manifest else {}
     found = _gather(source, images, masks, sequences, manifest, target)
+    if found is not None and not found.cases:
+        refuse_unmatched(found.findings, site)
     meant = _labels(found, manifest, labels, classes, annotated, target, codes)
     given = [replace(case, labels=meant, trust_voxels=trust_voxels) for case in found.cases] if found else []
     _refuse_withdrawals(withdraw, known=list(known), given=given, target=target, images=images or source)
-    if manifest:
-        _refuse_other_images(manifest, given)
     kept = (
         [prepared_files(target, manifest, case) for case in known.values() if case.id not in withdraw]
         if manifest
@@ -120,6 +121,7 @@ def prepare_own(
         findings=found.findings if found else (),
         preparation=_notes(preparation, settled, changed=bool(given), true_spacing=true_spacing),
         skip_damaged=skip_damaged,
+        images={case.id: known[case.id].sha256_image for case in given if case.id in known},
         progress=progress,
     )
 
@@ -202,7 +204,8 @@ def _labels(
         annotated = annotated or manifest.annotated
         classes = manifest.classes
     recorded = manifest.preparation.get("labels") if manifest else None
-    described = found.labels or (Labels.named(recorded) if isinstance(recorded, dict) else None)
+    recorded_labels = Labels.named(recorded) if isinstance(recorded, dict) else None
+    described = found.labels or recorded_labels or found.described_labels(given)
     labels = settle_labels(
         given=given,
         described=described,
@@ -223,9 +226,10 @@ def _labels(
 
 def _what_are_they(found: ScanSet, classes: Sequence[str] | None) -> str:
     values: set[int] = set()
+    folder = os.path.commonpath([case.mask.parent for case in found.cases])
     if any(is_dicom_mask(case.mask) for case in found.cases):
         return (
-            f"the masks in {found.folder} are DICOM, and nothing says what their structures are: name a task with "
+            f"the masks in {folder} are DICOM, and nothing says what their structures are: name a task with "
             "--task, or each class with the names of its structures, as in --label 'prostate=Whole gland'"
         )
     for case in found.cases[:5]:
@@ -239,7 +243,7 @@ def _what_are_they(found: ScanSet, classes: Sequence[str] | None) -> str:
         else ""
     )
     return (
-        f"the masks in {found.folder} have the value(s) {', '.join(map(str, shown)) or 0}, and nothing says what they "
+        f"the masks in {folder} have the value(s) {', '.join(map(str, shown)) or 0}, and nothing says what they "
         f"are: name them, as in {example or '--label NAME=1'}{merged}"
     )
 
@@ -254,22 +258,6 @@ def _refuse_withdrawals(
             raise DataError(
                 f"case {case} is to be withdrawn but is still in {images}: remove it from that folder, "
                 "or the next preparation would add it again"
-            )
-
-
-def _refuse_other_images(manifest: Manifest, given: Sequence[CaseFiles]) -> None:
-    """Refuse a different image under a known id: the case keeps its split, so the id must mean the same patient."""
-    known = {case.id: case.sha256_image for case in manifest.cases}
-    for case in given:
-        if case.id not in known:
-            continue
-        channels = case.channels or (None,) * len(case.images)
-        volumes = [read_volumes(file, [channel])[0] for file, channel in zip(case.images, channels, strict=True)]
-        voxels = volumes[0].voxels if len(volumes) == 1 else np.stack([volume.voxels for volume in volumes])
-        if content_hash(voxels) != known[case.id]:
-            raise DataError(
-                f"{case.image} differs from the image that the site has as {case.id}: "
-                f"rename it, or withdraw {case.id} first"
             )
 
 

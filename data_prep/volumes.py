@@ -1,10 +1,12 @@
 """Write prepared sites of volumes: volumes in one orientation, cached slices and a manifest.
 
-A site folder is either written completely or not at all. Splits are by case. Cases are sorted by a hash of (dataset,
-site, id) and divided so that about 60/20/20 % are train/val/test: val and test get ``round(n / 5)`` cases each, and at
-least one if there are three cases or more (3: 1/1/1, 6: 4/1/1, 8: 4/2/2, 10: 6/2/2); one or two cases are all train.
-The hash depends on nothing else, so the same download gives the same split on every machine. Cases that already have a
-split keep it; the others fill the splits that lack most cases.
+A site folder is either written completely or not at all. Splits are by subject: the sessions of one (``sub-01_ses-1``,
+``sub-01_ses-2``) are together, and any other case is a subject of its own (`fedshift.data.splits.subject_of`). Subjects
+are sorted by a hash of (dataset, site, subject) and divided so that about 60/20/20 % are train/val/test: val and test
+get ``round(n / 5)`` subjects each, and at least one if there are three or more (3: 1/1/1, 6: 4/1/1, 8: 4/2/2,
+10: 6/2/2); one or two are all train. The hash depends on nothing else, so the same download gives the same split on
+every machine. Cases that already have a split keep it, and a later session joins its subject; other new subjects fill
+the splits that lack most.
 
 A data set of volumes has a module whose ``plan_volumes(source, ...)`` finds the scans of each of its sites
 (`VolumePlan`), as ``plan`` does for pictures; reading, checks, splits and writing are the same for all.
@@ -31,6 +33,7 @@ from fedshift.data.check import not_outlined
 from fedshift.data.labels import Labels, check_name
 from fedshift.data.prepared import FOLDER, mask_file, sequence_files
 from fedshift.data.scans import ORIENTATION, content_hash, write_scan
+from fedshift.data.splits import subject_of
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, Split, read_manifest
 
@@ -166,6 +169,7 @@ def write_site(
     change: Change | None = None,
     skip_damaged: bool = False,
     together: ExitStack | None = None,
+    images: Mapping[str, str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Path:
     """Check and write a site; returns its folder ``root/dataset/site``.
@@ -191,15 +195,16 @@ def write_site(
         change: what is done to each case before it is written.
         skip_damaged: leave out cases with an error, with a warning for each error; the manifest counts them.
         together: the site gets its name only when this is closed, with the others that are written in it.
+        images: hashes of the images of cases that keep their split, so that their ids must mean the same patients.
         progress: called with the id of each case before it is read.
 
     Raises:
-        DataError: no case, an invalid name, a duplicate id or content, or any error that the checks find.
+        DataError: no case, an invalid name, a duplicate id or content, another image under a known id, or any error
+            that the checks find.
     """
     unmatched = [finding for finding in findings if finding.level == "error"]
-    if unmatched and not skip_damaged:
-        title = f"site {site} was not prepared, its images and masks are not in pairs:"
-        raise DataError("\n  ".join([title, *(finding.sentence() for finding in unmatched)]))
+    if not (skip_damaged and cases):
+        refuse_unmatched(unmatched, site)
     _refuse_names(cases, dataset, site, several=len(sequences) > 1)
     if matrices and len(labels.classes) > 2:
         raise DataError(
@@ -210,7 +215,7 @@ def write_site(
     with ExitStack() if together is None else nullcontext(together) as opened:
         beside = opened.enter_context(replace_folder(target))
         (beside / FOLDER).mkdir()
-        writer = _Writer(beside, [check_name(name, of="a sequence") for name in sequences], change)
+        writer = _Writer(beside, [check_name(name, of="a sequence") for name in sequences], change, images or {})
         for case in cases:
             if progress:
                 progress(case.id)
@@ -247,21 +252,42 @@ def write_site(
     return target
 
 
+def refuse_unmatched(findings: Sequence[Finding], site: str) -> None:
+    """Raise one error for all images and masks that have no counterpart, or that are there twice.
+
+    Raises:
+        DataError: there are such.
+    """
+    sentences = [finding.sentence() for finding in findings if finding.level == "error"]
+    if sentences:
+        title = f"site {site} was not prepared, its images and masks do not go together:"
+        raise DataError("\n  ".join([title, *sentences]))
+
+
 def deal_splits(ids: Sequence[str], *, dataset: str, site: str, fixed: Mapping[str, Split]) -> dict[str, Split]:
-    """Assign a split to every case; cases in ``fixed`` keep theirs. The module's docstring describes the rule."""
-    splits: dict[str, Split] = {case: fixed[case] for case in ids if case in fixed}
-    held_out = max(1, round(len(ids) / 5)) if len(ids) >= 3 else 0
+    """Assign a split to every case; cases in ``fixed`` keep theirs. The module's docstring describes the rule.
+
+    Where ``fixed`` has one subject in several splits, its new sessions go to training if a case of it is there: in
+    another split they would be scored by a model that has seen the subject.
+    """
+    split_of: dict[str, Split] = {}
+    for split in ("train", "val", "test"):
+        for case in ids:
+            if fixed.get(case) == split:
+                split_of.setdefault(subject_of(case), split)
+    subjects = {subject_of(case) for case in ids}
+    held_out = max(1, round(len(subjects) / 5)) if len(subjects) >= 3 else 0
     lacking: dict[Split, int] = {"test": held_out, "val": held_out}
-    for split in splits.values():
+    for split in split_of.values():
         if split in lacking:
             lacking[split] -= 1
-    new = [case for case in ids if case not in splits]
-    for case in sorted(new, key=lambda case: hashlib.sha256(f"{dataset}/{site}/{case}".encode()).digest()):
+    new = subjects - split_of.keys()
+    for subject in sorted(new, key=lambda each: hashlib.sha256(f"{dataset}/{site}/{each}".encode()).digest()):
         most = max(lacking, key=lambda split: lacking[split])
-        splits[case] = most if lacking[most] > 0 else "train"
+        split_of[subject] = most if lacking[most] > 0 else "train"
         if lacking[most] > 0:
             lacking[most] -= 1
-    return splits
+    return {case: fixed[case] if case in fixed else split_of[subject_of(case)] for case in ids}
 
 
 class _Writer:
@@ -272,26 +298,41 @@ class _Writer:
         findings: of all cases.
         indices: class indices that occur in any mask.
         dummies: cases whose header is a placeholder.
+        lost: cases that the site has already, and whose files cannot be used now.
     """
 
-    def __init__(self, folder: Path, sequences: Sequence[str], change: Change | None) -> None:
-        self._folder, self._sequences, self._change = folder, sequences, change
+    def __init__(
+        self, folder: Path, sequences: Sequence[str], change: Change | None, images: Mapping[str, str]
+    ) -> None:
+        self._folder, self._sequences, self._change, self._images = folder, sequences, change, images
         self.entries: list[Case] = []
         self.findings: list[Finding] = []
         self.indices: set[int] = set()
         self.dummies = 0
+        self.lost: list[str] = []
         self._seen: dict[str, str] = {}
         self._offset = 0
 
     def write(self, case: CaseFiles) -> None:
-        """Read, check and write one case."""
+        """Read, check and write one case.
+
+        Raises:
+            DataError: another image than the site has under this id.
+        """
         decoded, found = read_case(case)
         self.findings += found
         if decoded is None:
+            self.lost += [case.id] if case.id in self._images else []
             return
         if self._change is not None:
             decoded = self._change(case.id, decoded)
         hashes = [content_hash(image.voxels) for image in decoded.images]
+        of_all = hashes[0] if len(hashes) == 1 else content_hash(decoded.voxels)
+        if self._images.get(case.id, of_all) != of_all:
+            raise DataError(
+                f"{case.image} differs from the image that the site has as {case.id}: rename it, or withdraw "
+                f"{case.id} first"
+            )
         for number, sha in enumerate(hashes):
             if sha in self._seen:
                 what = f"{case.named(number)}has the same voxels as case {self._seen[sha]}"
@@ -308,7 +349,7 @@ class _Writer:
         self.entries.append(
             Case(
                 id=case.id,
-                sha256_image=hashes[0] if len(hashes) == 1 else content_hash(decoded.voxels),
+                sha256_image=of_all,
                 sha256_label=content_hash(decoded.mask.voxels),
                 split="train",
                 shape=(slices, rows, columns),
@@ -326,10 +367,13 @@ class _Writer:
         """Raise one error for all that was found.
 
         Raises:
-            DataError: a case has an error and ``skip_damaged`` is not set, or no case is left.
+            DataError: a case has an error, and ``skip_damaged`` is not set, the site would lose it, or no case is left.
         """
         errors = [finding.sentence() for finding in self.findings if finding.level == "error"]
-        if errors and not (skip_damaged and self.entries):
+        if errors and not (skip_damaged and self.entries and not self.lost):
+            if skip_damaged and self.lost:
+                known = f"the site has {', '.join(self.lost)} already, and only new cases are left out"
+                errors = [f"{known}: take its files away to keep it as it is, or withdraw it", *errors]
             more = "".join(f"\n  {error}" for error in errors[:20])
             raise DataError(f"site {site} was not prepared, {len(errors)} error(s) in its scans:{more}")
 

@@ -16,7 +16,7 @@ from data_prep.volumes import CaseFiles, deal_splits, write_site
 from fedshift.data import arrays
 from fedshift.data.arrays import SliceArrays, open_arrays
 from fedshift.schema.errors import DataError
-from fedshift.schema.manifest import read_manifest
+from fedshift.schema.manifest import Split, read_manifest
 
 ABOUT = {
     "dataset": "prostate",
@@ -231,3 +231,42 @@ def test_added_cases_leave_the_others_in_their_split() -> None:
     after = deal_splits(list("abcdefghij"), dataset="d", site="s", fixed=before)
     assert {case: after[case] for case in before} == before
     assert [list(after.values()).count(split) for split in ("train", "val", "test")] == [6, 2, 2]
+
+
+def test_a_case_without_a_session_has_the_split_it_always_had() -> None:
+    dealt = deal_splits([f"Case{k:02d}" for k in range(10)], dataset="prostate", site="HK", fixed={})
+    held_out = {case: split for case, split in dealt.items() if split != "train"}
+    assert held_out == {"Case01": "val", "Case04": "val", "Case07": "test", "Case09": "test"}
+
+
+def of_subjects(dealt: dict[str, str]) -> dict[str, set[str]]:
+    """Subject -> the splits that its cases are in."""
+    found: dict[str, set[str]] = {}
+    for case, split in dealt.items():
+        found.setdefault(case.split("_")[0], set()).add(split)
+    return found
+
+
+def test_sessions_of_a_subject_are_in_one_split() -> None:
+    ids = [f"sub-{k:02d}_ses-{session}" for k in range(8) for session in (1, 2, 3)[: 1 + k % 3]]
+    dealt = deal_splits(ids, dataset="d", site="s", fixed={})
+    assert all(len(splits) == 1 for splits in of_subjects(dealt).values())
+    assert sorted(split for (split,) in of_subjects(dealt).values()) == ["test"] * 2 + ["train"] * 4 + ["val"] * 2
+    assert dealt == deal_splits(ids[::-1], dataset="d", site="s", fixed={})
+    two = deal_splits([f"sub-{k}_ses-{n}" for k in (1, 2) for n in (1, 2, 3)], dataset="d", site="s", fixed={})
+    assert set(two.values()) == {"train"}, "two subjects are as two cases"
+
+
+def test_a_later_session_joins_its_subject() -> None:
+    before = deal_splits([f"sub-{k:02d}" for k in range(6)], dataset="d", site="s", fixed={})
+    later = [f"sub-{k:02d}_ses-2" for k in range(6)]
+    after = deal_splits([*later, *before], dataset="d", site="s", fixed=before)
+    assert {case: after[case] for case in before} == before
+    assert {after[case] for case in later} == {"train", "val", "test"}
+    assert all(len(splits) == 1 for splits in of_subjects(after).values())
+
+
+def test_a_divided_subject_keeps_its_splits_and_a_later_session_is_for_training() -> None:
+    before: dict[str, Split] = {"sub-1_ses-1": "test", "sub-1_ses-2": "train", "sub-2_ses-1": "test", "sub-3": "val"}
+    after = deal_splits([*before, "sub-1_ses-3", "sub-2_ses-2"], dataset="d", site="s", fixed=before)
+    assert after == {**before, "sub-1_ses-3": "train", "sub-2_ses-2": "test"}

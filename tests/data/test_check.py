@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import re
 import shutil
 import struct
 import tracemalloc
@@ -13,10 +14,13 @@ import nibabel
 import numpy as np
 import pytest
 import SimpleITK as sitk
+from forbidding import forbid
 from scanfiles import rotation, volume, write_described, write_dicom, write_pair
 
 from data_prep.msd import plan_volumes
+from data_prep.own import prepare_own
 from data_prep.prostate import GLAND, prepare_prostate
+from data_prep.prostate import plan_volumes as plan_prostate
 from data_prep.volumes import CaseFiles, write_site, write_volumes
 from fedshift.cli import data
 from fedshift.data.blocks import write_hashes
@@ -108,6 +112,13 @@ def remake(path: Path, **options: object) -> None:
     sitk.WriteImage(mask, str(path.with_name("Case01_segmentation.nii.gz")))
 
 
+def header(path: Path, at: int, value: float) -> None:
+    """Write a number into the header of a NIfTI file: the affine's rows begin at byte 280."""
+    content = bytearray(gzip.decompress(path.read_bytes()))
+    struct.pack_into("<f", content, at, value)
+    path.write_bytes(gzip.compress(content))
+
+
 def claim(path: Path, *shape: int) -> None:
     """Leave a file's voxels as they are, and give its header another shape."""
     content = bytearray(gzip.decompress(path.read_bytes()))
@@ -167,6 +178,10 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "(stored as LPS and RPS)",
     ),
     "sheared": (lambda d: shear(d / IMAGE), IMAGE, "has a sheared coordinate system"),
+    "NaN in the affine": (lambda d: header(d / IMAGE, 280, np.nan), IMAGE, "in its header that are NaN or infinite"),
+    "NaN in the origin": (lambda d: header(d / IMAGE, 292, np.nan), IMAGE, "in its header that are NaN or infinite"),
+    "NaN in the mask's affine": (lambda d: header(d / MASK, 280, np.nan), MASK, "in its header that are NaN"),
+    "singular affine": (lambda d: header(d / IMAGE, 280, 0), IMAGE, "has a singular affine"),
     "4D image": (lambda d: four_d(d / IMAGE), IMAGE, "is 4D (24 x 20 x 9 x 2)"),
     "4D mask": (lambda d: four_d(d / MASK), MASK, "is 4D (24 x 20 x 9 x 2)"),
     "colour": (lambda d: colour(d / IMAGE), IMAGE, "has 3 values per voxel"),
@@ -258,6 +273,43 @@ def test_a_file_is_unpacked_in_small_pieces(scans: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert path.stat().st_size < 1 << 20 and peak < 48 << 20
+
+
+@pytest.mark.parametrize("file", [IMAGE, MASK, "Case01.nii", "Case01.mhd", "Case01.raw"])
+def test_a_file_that_may_not_be_read_is_named(
+    scans: Path, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not (scans / file).exists():
+        other = scans / (file if file.endswith(".nii") else "Case01.mhd")
+        sitk.WriteImage(sitk.ReadImage(str(scans / IMAGE)), str(other))
+        (scans / IMAGE).unlink()
+    forbid(scans / file, monkeypatch)
+    (finding,) = check(scans)
+    assert finding.file == scans / file and finding.message == "cannot be read (Permission denied)"
+    with pytest.raises(DataError, match=rf"{re.escape(file)} cannot be read \(Permission denied\): allow") as error:
+        prepare_prostate(scans.parent, tmp_path / "out")
+    assert "--out" not in str(error.value)
+    plan = plan_prostate(scans.parent)
+    (site,) = write_volumes(plan, tmp_path / "out", skip_damaged=True)
+    assert len(read_manifest(site).cases) == 2 and f"left out: {scans / file} cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["images", "images/Case01", "images/Case01/series1_slice004.dcm", "images/Case01/4"])
+def test_a_dicom_folder_or_slice_that_may_not_be_read_is_named(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, masks = tmp_path / "images", tmp_path / "masks"
+    masks.mkdir()
+    for k in range(3):
+        image, mask = volume(k)
+        write_dicom(images / f"Case{k:02d}", image)
+        sitk.WriteImage(mask, str(masks / f"Case{k:02d}.nii.gz"))
+    (images / "Case01" / "series1_slice008.dcm").rename(images / "Case01" / "4")
+    forbid(tmp_path / where, monkeypatch)
+    (finding,) = check(images, masks=masks)
+    assert finding.file == tmp_path / where and finding.message == "cannot be read (Permission denied)"
+    with pytest.raises(DataError, match=rf"{where} cannot be read \(Permission denied\): allow"):
+        prepare_own(images, masks, "A", tmp_path / "out", dataset="d", labels={"ball": [1]})
 
 
 WARNINGS: dict[str, tuple[Callable[[Path], object], str, str]] = {
@@ -485,6 +537,24 @@ def test_same_content_in_two_splits(scans: Path, tmp_path: Path) -> None:
     assert stale.file.parent.name == "arrays" and "other slices of Case01 than its volumes" in stale.message
     splits = {case["id"]: case["split"] for case in json.loads((site / FILE_NAME).read_text(encoding="utf-8"))["cases"]}
     assert f"one for {splits['Case00']} and one for {splits['Case01']}" in finding.message
+
+
+def test_a_subject_in_several_splits(tmp_path: Path) -> None:
+    """As preparation dealt the sessions of a subject, one by one."""
+    ids = ["sub-1_ses-1", "sub-1_ses-2", "sub-1_ses-3", "sub-2", "sub-3", "sub-4"]
+    cases = []
+    for seed, case in enumerate(ids):
+        image, mask = write_pair(tmp_path / "raw", case, seed=seed)
+        cases.append(CaseFiles(case, (image,), mask))
+    said = {"licence": "none", "citation": "none", "source": "tests"}
+    site = write_site(cases, tmp_path, dataset="d", site="A", kind="patients", labels=GLAND, **said)  # type: ignore[arg-type]
+    assert check(site) == []
+    old = dict(zip(ids, ["val", "test", "val", "train", "train", "test"], strict=True))
+    change_manifest(site, lambda m: [case.update(split=old[case["id"]]) for case in m["cases"]])
+    (finding,) = check(site)
+    assert (finding.level, finding.file) == ("error", site / FILE_NAME)
+    assert finding.message == "has sub-1 in several splits, as sub-1_ses-1 (val), sub-1_ses-2 (test), sub-1_ses-3 (val)"
+    assert finding.mend == "withdraw sub-1_ses-2 and add the same scans again, they then join those of val"
 
 
 # The command

@@ -9,6 +9,7 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 from dicomstudies import PROSTATE, draw_segmentation, write_enhanced, write_slices
+from forbidding import forbid
 from pydicom.sr.coding import Code
 from scanfiles import rotation, volume
 
@@ -156,6 +157,20 @@ def test_what_is_wrong_with_studies_is_said(tmp_path: Path) -> None:
     assert "again.dcm refers to a series that is not there" in said[0] and "P0, which has no mask" in said[2]
     with pytest.raises(ConfigError, match=r"are DICOM, and nothing says what their structures are"):
         prepare_own(None, None, "A", tmp_path / "out", dataset="x", source=studies(tmp_path / "again", 1))
+
+
+@pytest.mark.parametrize("folder", ["t2", "drawn"])
+def test_a_study_that_may_not_be_read_is_named_and_can_be_left_out(
+    tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = studies(tmp_path / "studies", 2)
+    file = sorted((root / "P0" / folder).iterdir())[0]
+    forbid(file, monkeypatch)
+    said = [finding.sentence() for finding in gather(root)[0].findings]
+    assert sum(sentence.startswith(f"{file} cannot be read (Permission denied): ") for sentence in said) == 1
+    given = {"dataset": "x", "source": root, "labels": {"prostate": ["Prostate"]}, "skip_damaged": True}
+    site = prepare_own(None, None, "A", tmp_path / "out", **given)  # type: ignore[arg-type]
+    assert [case.id for case in read_manifest(site).cases] == ["P1"]
 
 
 def test_masks_in_a_folder_of_their_own_and_structure_sets(tmp_path: Path) -> None:

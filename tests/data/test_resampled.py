@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from fedshift.data.prepared import mask_file, read_images, read_labels
 from fedshift.data.resampled import MOST_PLACES, Preparation, open_volumes, volumes_dir
 from fedshift.data.voxels import Fixed, Normalise, normalised, places, resized_labels, shape_at
 from fedshift.schema.errors import DataError
-from fedshift.schema.manifest import read_manifest
+from fedshift.schema.manifest import TRUE_SPACING, read_manifest
 
 
 def test_at_their_own_spacing_labels_are_the_masks_and_each_volume_has_mean_0_and_deviation_1(tmp_path: Path) -> None:
@@ -44,7 +45,9 @@ def test_without_a_voxel_size_slices_get_as_many_voxels_along_their_longer_side(
     folder = make_volume_site(tmp_path, "A", shape=(12, 20, 24), spacing=(1.0, 1.0, 1.0))
     opened = open_volumes(folder, Preparation(matrix=36))
     assert opened.shapes[0].tolist() == [12, 30, 36]
-    assert shape_at((9, 256, 128), (1.0, 1.0, 1.0), None, 128) == (9, 128, 64)
+    assert (
+        shape_at((9, 256, 128), (1.0, 1.0, 1.0), None, 128) == shape_at((9, 256, 128), None, None, 128) == (9, 128, 64)
+    )
 
 
 def test_beside_a_spacing_the_number_of_voxels_is_for_scans_without_a_voxel_size(tmp_path: Path) -> None:
@@ -56,6 +59,22 @@ def test_beside_a_spacing_the_number_of_voxels_is_for_scans_without_a_voxel_size
     data = {"patch": [8, 8], "spacing": both.spacing, "matrix": both.matrix}
     windows = [about_counts(read_manifest(site), data)["val"] for site in (known, lost)]
     assert windows[0] < windows[1], "estimates of time know it too"
+
+
+@pytest.mark.parametrize(
+    "settled", [{"preparation": {TRUE_SPACING: True}}, {"direction": (0.8, -0.6, 0, 0.6, 0.8, 0, 0, 0, 1)}]
+)
+def test_voxels_of_1_mm_that_are_no_placeholder_are_resampled_by_spacing(
+    settled: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = make_volume_site(tmp_path, "A", shape=(12, 20, 24), spacing=(1.0, 1.0, 1.0))
+    both = Preparation(spacing=(None, 2.0, 2.0), matrix=36)
+    assert open_volumes(folder, both).shapes[0].tolist() == [12, 30, 36]
+    manifest = read_manifest(folder)
+    if "direction" in settled:
+        settled = {"cases": tuple(case.model_copy(update=settled) for case in manifest.cases)}
+    manifest.model_copy(update=settled).write(folder)
+    assert open_volumes(folder, both).shapes[0].tolist() == [12, 10, 12]
 
 
 def test_places_are_voxels_of_their_class(tmp_path: Path) -> None:

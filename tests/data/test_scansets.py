@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,27 @@ import pytest
 import SimpleITK as sitk
 from scanfiles import other_sequence, volume, write_described, write_dicom, write_pair, zones
 
+from data_prep.msd import plan_volumes
+from data_prep.own import prepare_own
+from data_prep.volumes import write_volumes
 from fedshift.data.check import check
 from fedshift.data.pairing import ScanSet
 from fedshift.data.scansets import choose_sequences, find_sets, gather, parse_sequences
 from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.manifest import read_manifest
 
 
 def save(path: Path, image: sitk.Image) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     sitk.WriteImage(image, str(path))
     return path
+
+
+def describe(folder: Path, **changed: object) -> Path:
+    """Change what ``dataset.json`` says."""
+    said = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    (folder / "dataset.json").write_text(json.dumps(said | changed), encoding="utf-8")
+    return folder
 
 
 def files(found: ScanSet) -> dict[str, list[str]]:
@@ -79,11 +91,65 @@ def test_nnunet_that_lacks_a_whole_sequence(tmp_path: Path) -> None:
     ],
 )
 def test_descriptions_that_are_not_read(tmp_path: Path, labels: object, words: str) -> None:
-    folder = write_described(tmp_path / "set", style="nnunet")
-    said = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-    (folder / "dataset.json").write_text(json.dumps(said | {"labels": labels}), encoding="utf-8")
-    with pytest.raises(DataError, match=words):
-        find_sets(folder)
+    folder = describe(write_described(tmp_path / "set", style="nnunet"), labels=labels)
+    with pytest.raises(DataError, match=rf"dataset\.json .*{words}"):
+        plan_volumes(folder)
+    (finding,) = check(folder)
+    assert finding.level == "error" and re.search(words, finding.sentence())
+
+
+@pytest.mark.parametrize("labels", [{"background": 0, "whole": [1, 2], "core": 2}, {"PZ": 1, "ignore": 2}, {"=cmd": 1}])
+def test_labels_of_the_command_take_the_place_of_those_that_are_not_read(tmp_path: Path, labels: object) -> None:
+    folder = describe(write_described(tmp_path / "set", classes=("PZ", "TZ"), style="nnunet"), labels=labels)
+    assert plan_volumes(folder, label=["gland=1,2"]).labels.values == {"gland": [1, 2]}
+    assert check(folder, labels={"gland": [1, 2]}) == []
+    site = prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=folder, labels={"gland": [1, 2]})
+    assert site == prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=folder), "the site knows them"
+    assert read_manifest(site).classes == ("background", "gland")
+    with pytest.raises(DataError, match=r"dataset\.json has .*--label"):
+        prepare_own(None, None, "B", tmp_path / "out", dataset="d", source=folder)
+
+
+def test_nnunet_1_lists_a_case_without_the_number_of_its_sequence(tmp_path: Path) -> None:
+    folder = write_described(tmp_path / "set", sequences=("T2", "ADC"), style="nnunet")
+    describe(folder, training=[{"image": f"./imagesTr/case_{k}.nii.gz", "label": ""} for k in range(3)])
+    assert check(folder) == []
+    (folder / "imagesTr" / "case_1_0001.nii.gz").unlink()
+    (finding,) = check(folder)
+    assert "has no sequence ADC" in finding.message
+    describe(folder, training=[{"image": "./imagesTr/case_7.nii.gz"}])
+    assert "is listed in dataset.json but not there" in check(folder)[-1].message
+
+
+@pytest.mark.parametrize("names", [["MRI"], ["T2", "ADC"]])
+def test_more_volumes_than_names(tmp_path: Path, names: list[str]) -> None:
+    folder = write_described(tmp_path / "set", sequences=names)
+    described = rf"names {len(names)} sequence\(s\) \({', '.join(names)}\)"
+    for k in (1, 0, 2):
+        path = folder / "imagesTr" / f"case_{k}.nii.gz"
+        image = volume(k)[0]
+        save(path, sitk.JoinSeries([image, other_sequence(image), image]))
+        if k == 1:
+            (finding,) = check(folder)
+            assert finding.file == path and re.match(rf"has 3 volumes, and dataset\.json {described}", finding.message)
+            assert len(read_manifest(write_volumes(plan_volumes(folder), tmp_path, skip_damaged=True)[0]).cases) == 2
+    (finding,) = check(folder)
+    assert finding.file == folder / "dataset.json"
+    with pytest.raises(DataError, match=rf"dataset\.json {described}, and case_0\.nii\.gz has 3 volumes: name every"):
+        write_volumes(plan_volumes(folder), tmp_path, skip_damaged=True)
+
+
+@pytest.mark.parametrize("style", ["nnunet", "msd"])
+def test_several_sequences_of_one_name_have_to_be_named(tmp_path: Path, style: str) -> None:
+    folder = write_described(tmp_path / "set", sequences=("noNorm", "nonorm"), style=style)
+    (finding,) = check(folder)
+    assert finding.sentence().endswith(
+        "dataset.json names several sequences nonorm: name all 2 in their order, as in --sequence NAME1,NAME2"
+    )
+    with pytest.raises(DataError, match="names several sequences nonorm"):
+        plan_volumes(folder)
+    assert plan_volumes(folder, sequence=["T2,ADC"]).sequences == ("T2", "ADC")
+    assert check(folder, sequences={"T2": "", "ADC": ""}) == []
 
 
 def test_a_folder_for_each_case(tmp_path: Path) -> None:
@@ -157,6 +223,49 @@ def test_other_patterns_name_the_case_by_their_star(tmp_path: Path) -> None:
         save(tmp_path / "drawn" / f"P{k}.nii.gz", mask)
     (found,) = gather(tmp_path, images=Path("scans/*/t2.nii.gz"), masks=Path("drawn/*.nii.gz"))
     assert [case.id for case in found.cases] == ["P0", "P1"]
+
+
+PLACES = {
+    "beside the working folder": "",
+    "below a hidden folder": ".cache",
+    "below a name like a subject": "sub-study",
+}
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_folders_before_the_first_wildcard_are_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, absolute: bool
+) -> None:
+    for k in range(2):
+        image, mask = volume(k)
+        save(tmp_path / place / "i" / f"P{k}.nii.gz", image)
+        save(tmp_path / place / "m" / f"P{k}_seg.nii.gz", mask)
+    save(tmp_path / place / "i" / "._P0.nii.gz", volume(0)[0])
+    save(tmp_path / place / "i" / ".old" / "P0.nii.gz", volume(0)[0])
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    start = (tmp_path if absolute else Path("..")) / place
+    (found,) = gather(None, images=start / "i" / "**" / "*.nii.gz", masks=start / "m" / "*_seg.nii.gz")
+    assert [case.id for case in found.cases] == ["P0", "P1"] and not found.findings
+
+
+def test_a_subject_whose_folder_has_no_wildcard_is_named_by_its_files(tmp_path: Path) -> None:
+    bids(tmp_path, session=True)
+    masks = Path("derivatives/radiologist/sub-02/ses-a/anat/*")
+    for images in ("sub-02/ses-a/anat/*", "sub-02/ses-a/anat/*.nii.gz", "sub-02/*/anat/*_T2w.nii.gz"):
+        (found,) = gather(tmp_path, images=Path(images), masks=masks)
+        assert [case.id for case in found.cases] == ["sub-02_ses-a"]
+    (found,) = gather(tmp_path, images=Path("sub-02/ses-a/anat/*"), masks=masks.with_name("sub-02_ses-a_mask.nii.gz"))
+    assert [case.id for case in found.cases] == ["sub-02_ses-a"], "a file's own name, without a wildcard"
+
+
+@pytest.mark.parametrize("masks", [".", "/", "masks"])
+def test_a_pattern_beside_a_folder_is_refused(tmp_path: Path, masks: str) -> None:
+    write_pair(tmp_path, "P1")
+    (tmp_path / "masks").mkdir()
+    with pytest.raises(DataError, match=rf"'{masks}' has no \* that tells one case from another"):
+        gather(tmp_path, images=Path("*.nii.gz"), masks=Path(masks))
 
 
 def unnamed(folder: Path) -> None:

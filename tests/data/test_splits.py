@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.dealing import deal_by_content
 from data_prep.pictures import Source
-from fedshift.data.splits import FOLDS, case_splits, legacy_split, split_by_content
+from fedshift.data.splits import FOLDS, case_splits, legacy_split, split_by_content, subject_of
 from fedshift.schema.manifest import Picture
 
 SLICES = np.arange(1000, 1200)
@@ -57,7 +57,7 @@ def test_shares_of_pictures_keep_copies_together_and_are_those_of_preparation() 
 
 @pytest.mark.parametrize("n", [2, 5, 6, 13])
 def test_every_case_is_tested_in_one_fold_and_selects_in_another(n: int) -> None:
-    cases = [SimpleNamespace(split="train") for _ in range(n)]
+    cases = [SimpleNamespace(id=f"Case{k:02d}", split="train") for k in range(n)]
     folds = [case_splits(cases, site="HK", fold=fold) for fold in range(1, FOLDS + 1)]
     for case in range(n):
         parts = [splits[case] for splits in folds]
@@ -67,3 +67,33 @@ def test_every_case_is_tested_in_one_fold_and_selects_in_another(n: int) -> None
     if n == 13:
         assert folds[0] != case_splits(cases, site="UCL", fold=1), "the order is the site's own"
     assert case_splits(cases, site="HK", fold=None) == ["train"] * n, "as prepared"
+    if n == 6:
+        assert folds[0] == ["train", "val", "test", "test", "train", "train"], "as always, without sessions"
+
+
+@pytest.mark.parametrize(
+    ("case", "subject"),
+    [
+        ("sub-01_ses-1", "sub-01"),
+        ("sub-01_ses-pre_run-2", "sub-01"),
+        ("sub-01", "sub-01"),
+        ("Case00", "Case00"),
+        ("P1_2", "P1_2"),
+        ("ses-1", "ses-1"),
+    ],
+)
+def test_only_a_session_says_whose_scan_a_case_is(case: str, subject: str) -> None:
+    assert subject_of(case) == subject
+
+
+def test_sessions_of_a_subject_are_in_one_fold() -> None:
+    cases = [
+        SimpleNamespace(id=f"sub-{k:02d}_ses-{session}", split="train") for session in (1, 2, 3) for k in range(11)
+    ]
+    folds = [case_splits(cases, site="HK", fold=fold) for fold in range(1, FOLDS + 1)]
+    for splits in folds:
+        assert splits[:11] == splits[11:22] == splits[22:]
+    for parts in zip(*folds, strict=True):
+        assert parts.count("test") == parts.count("val") == 1
+    single = [SimpleNamespace(id=f"Case{k:02d}", split="train") for k in range(11)]
+    assert folds[1][:11] == case_splits(single, site="HK", fold=2), "a subject is dealt as a case is"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from fedshift.data.arrays import open_arrays
 from fedshift.data.check import check
 from fedshift.data.prepared import read_images, read_labels
 from fedshift.schema.errors import ConfigError, DataError
-from fedshift.schema.manifest import read_manifest
+from fedshift.schema.manifest import FILE_NAME, read_manifest
 
 
 def scan(folder: Path, case: str, seed: int, *, suffix: str = ".nii.gz") -> None:
@@ -100,6 +101,32 @@ def test_new_folder_with_new_cases_only(hospital: Path, tmp_path: Path) -> None:
         scan(tmp_path / "later", f"N{k}", k)
     own(tmp_path / "later" / "images", tmp_path / "later" / "masks", hospital / "out")
     assert {case: splits(site)[case] for case in before} == before and len(splits(site)) == 8
+
+
+def test_sessions_of_a_subject_stay_together(tmp_path: Path) -> None:
+    """Also where a site that has them in two splits is mended, as ``data check`` says."""
+    for k in range(8):
+        scan(tmp_path, f"sub-{k}_ses-1", k)
+    site = prepare(tmp_path)
+    before = splits(site)
+    for k in range(8):
+        scan(tmp_path, f"sub-{k}_ses-2", 10 + k)
+    prepare(tmp_path)
+    together = splits(site)
+    assert {case: together[case] for case in before} == before
+    assert all(together[f"sub-{k}_ses-2"] == before[f"sub-{k}_ses-1"] for k in range(8))
+    assert {*together.values()} == {"train", "val", "test"} and check(site) == []
+
+    case = next(case for case in before if before[case] == "train").replace("ses-1", "ses-2")
+    said = (site / FILE_NAME).read_text(encoding="utf-8")
+    manifest = json.loads(said)
+    next(each for each in manifest["cases"] if each["id"] == case)["split"] = "test"
+    (site / FILE_NAME).write_text(json.dumps(manifest), encoding="utf-8")
+    (finding,) = check(site)
+    assert finding.level == "error" and f"withdraw {case} and add" in finding.mend
+    own(None, None, tmp_path / "out", withdraw=[case])
+    prepare(tmp_path)
+    assert splits(site) == together and check(site) == []
 
 
 def test_repeating_changes_nothing(hospital: Path) -> None:
@@ -349,7 +376,7 @@ def test_a_site_that_outlines_some_of_the_classes(tmp_path: Path) -> None:
 
 
 WRONG_LABELS: dict[str, tuple[dict[str, object], type[Exception], str]] = {
-    "nothing said": ({}, ConfigError, r"have the value\(s\) 1, 2, and nothing .*--label NAME=1 .*merge .*NAME=1,2"),
+    "nothing said": ({}, ConfigError, r"/masks have the value\(s\) 1, 2, .*--label NAME=1 .*merge .*NAME=1,2"),
     "not in the task": (
         {"labels": {"otter": [1]}, "classes": ("background", "outer")},
         ConfigError,
@@ -415,7 +442,46 @@ def test_damaged_cases_are_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "cases_left_out_as_damaged" not in read_manifest(site).preparation
 
 
+def test_a_case_that_the_site_has_is_not_lost_as_damaged(hospital: Path) -> None:
+    site = prepare(hospital)
+    (hospital / "images" / "P1.nrrd").write_bytes(b"x" * 400)
+    with pytest.raises(DataError, match=r"has P1 already, .*take its files away .*\n.*P1\.nrrd cannot be read"):
+        prepare(hospital, skip_damaged=True)
+    (hospital / "images" / "P1.nrrd").unlink()
+    (hospital / "masks" / "P1.nrrd").unlink()
+    assert prepare(hospital) == site and "P1" in splits(site)
+
+
+@pytest.mark.parametrize("skip_damaged", [False, True])
+@pytest.mark.parametrize("options", [{}, {"dataset": "pelvis", "classes": None}], ids=["task", "no labels"])
+def test_names_that_do_not_match_are_listed(tmp_path: Path, options: dict[str, object], skip_damaged: bool) -> None:
+    for k in range(2):
+        scan(tmp_path, f"P{k}", k)
+        (tmp_path / "masks" / f"P{k}.nii.gz").rename(tmp_path / "masks" / f"P{k}-roi.nii.gz")
+    with pytest.raises(DataError, match=r"clinic was not prepared, .*\n.*P0\.nii\.gz has no mask: add P0 in") as error:
+        prepare(tmp_path, skip_damaged=skip_damaged, **options)
+    assert "P1-roi.nii.gz is a mask without an image" in str(error.value)
+
+
 # Sequences
+
+
+def test_repeating_with_trusted_voxels_changes_nothing(tmp_path: Path) -> None:
+    """… where the header of the second sequence is mirrored, so that its voxels alone would be turned otherwise."""
+    source = write_described(tmp_path / "set", sequences=("T2", "ADC"), style="nnunet")
+    for file in (source / "imagesTr").glob("*_0001.nii.gz"):
+        image = sitk.ReadImage(str(file))
+        image.SetDirection((1, 0, 0, 0, -1, 0, 0, 0, 1))
+        sitk.WriteImage(image, str(file))
+    given: dict[str, object] = {"dataset": "d", "classes": None, "source": source, "trust_voxels": True}
+    site = own(None, None, tmp_path / "out", **given)
+    before = {file: file.read_bytes() for file in site.rglob("*") if file.is_file()}
+    own(None, None, tmp_path / "out", **given)
+    assert {file: file.read_bytes() for file in site.rglob("*") if file.is_file()} == before
+    image = source / "imagesTr" / "case_1_0001.nii.gz"
+    sitk.WriteImage(sitk.ReadImage(str(image)) + 1, str(image))
+    with pytest.raises(DataError, match=r"case_1_0000\.nii\.gz differs from the image that the site has as case_1"):
+        own(None, None, tmp_path / "out", **given)
 
 
 def test_sequences_are_kept_side_by_side(tmp_path: Path) -> None:

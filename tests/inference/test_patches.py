@@ -18,9 +18,13 @@ import torch
 from volumesites import make_volume_site, write_task
 
 from fedshift.cli import main
+from fedshift.data.casefiles import known_spacing
 from fedshift.data.prepared import image_files
+from fedshift.data.scans import read_scan
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.resolve import resolve
+from fedshift.inference import export
+from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.results import LAST, Results
 from fedshift.tasks.evaluation.by_class import dice_by_class
@@ -28,7 +32,10 @@ from fedshift.tasks.evaluation.by_class import dice_by_class
 SCHEDULE = "{rounds: 2, local_epochs: 3, batch_size: 2}"
 SEQUENCES = ("T2", "ADC")
 IN_3D = "{patch: [16, 16, 32], spacing: [1.5, 1.2, null], samples_per_case: 4, sequences: [T2, ADC]}"
-IN_2D = "{dims: 2, patch: [16, 16], context: 3, samples_per_case: 8, normalise: percentile}"
+IN_2D = (
+    "{dims: 2, patch: [16, 16], context: 3, samples_per_case: 8, normalise: percentile, spacing: [null, 1.2, 1.2], "
+    "matrix: 32}"
+)
 
 
 Trained = tuple[dict[str, Path], Path, Results]
@@ -114,6 +121,10 @@ def test_a_bundle_finds_the_same_classes_without_fedshift(
     files = [path for case in ("case00", "case03") for path in image_files(sites["B"], manifest, case)]
     for path in files:
         (scans / path.name).symlink_to(path)
+    cases = ["case00", "case03"]
+    if data == IN_2D:  # a placeholder is resampled to the task's matrix, and a rotated voxel of 1 mm by its spacing
+        cases += _with_voxels_of_1_mm(files[0], scans)
+        files += [scans / f"{name}.nii.gz" for name in cases[2:]]
     given = [str(scans / path.name) for path in files]
     assert main(["predict", str(model), *given, "--out", str(tmp_path / "ours"), "--device", "cpu"]) == 0
     assert main(["export", str(model), "--bundle", str(bundle), "--device", "cpu"]) == 0
@@ -131,8 +142,34 @@ def test_a_bundle_finds_the_same_classes_without_fedshift(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     ending = "_0000" if "ADC" in data else ""
-    for case in ("case00", "case03"):
+    for case in cases:
         ours = sitk.ReadImage(tmp_path / "ours" / f"{case}_mask.nii.gz")
         theirs = sitk.ReadImage(tmp_path / "theirs" / f"{case}{ending}_mask.nii.gz")
         assert (sitk.GetArrayFromImage(ours) == sitk.GetArrayFromImage(theirs)).all()
         assert set(np.unique(sitk.GetArrayFromImage(ours))) > {0}
+
+
+def _with_voxels_of_1_mm(path: Path, folder: Path) -> list[str]:
+    """Copies of a scan whose headers are a placeholder, and as long but rotated; returns their names."""
+    image = sitk.ReadImage(path)
+    image.SetSpacing((1.0, 1.0, 1.0))
+    for name, cosines in (("lost", (1, 0, 0, 1)), ("oblique", (0.8, -0.6, 0.6, 0.8))):
+        (a, b, c, d) = map(float, cosines)
+        image.SetDirection((a, b, 0.0, c, d, 0.0, 0.0, 0.0, 1.0))
+        sitk.WriteImage(image, folder / f"{name}.nii.gz")
+    lost, oblique = (known_spacing(read_scan(folder / f"{name}.nii.gz")) for name in ("lost", "oblique"))
+    assert lost is None and oblique == pytest.approx((1, 1, 1))
+    return ["lost", "oblique"]
+
+
+def test_a_network_that_runs_in_channels_last_is_exported_for_any_batch(
+    tmp_path: Path, trained: Callable[..., Trained]
+) -> None:
+    _, file, _ = trained(IN_2D, "fedavg", "schedule.precision=bf16")
+    model = open_model(file)
+    ready = make_ready(model, Choice(), device="cpu")
+    x = torch.rand(3, 3, 16, 16)
+    assert export.write_torchscript(model, ready, tmp_path / "model.ts") < 1e-4
+    assert export.write_torch_export(model, ready, tmp_path / "model.pt2") < 1e-4
+    for loaded in (torch.jit.load(tmp_path / "model.ts"), torch.export.load(tmp_path / "model.pt2").module()):
+        torch.testing.assert_close(loaded(x), ready.predictor(x), rtol=1e-4, atol=1e-4)

@@ -34,6 +34,7 @@ ELSEWHERE = {
     "data/pairing": "data/test_scansets.py",
     "data/patterns": "data/test_scansets.py",
     "data/prepared": "data_prep/test_own.py",
+    "data/scan_file": "data/test_check.py",
     "data/scans": "data/test_check.py",
     "data/series": "data/test_scan_folders.py",
     "data/studies": "data/test_dicom_masks.py",

@@ -108,7 +108,7 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
         elif first is not None:
             mask = _read_dicom_mask(case, first, findings)
     except ScanError as error:
-        findings.append(Finding("error", case.mask, error.what, error.mend))
+        findings.append(Finding("error", error.path, error.what, error.mend))
     for number, image in enumerate(images):
         if image is not None:
             findings += _image_findings(case, number, image)
@@ -143,6 +143,12 @@ def is_dummy(scan: Scan) -> bool:
     return is_dummy_geometry(scan.spacing, scan.direction)
 
 
+def known_spacing(scan: Scan) -> tuple[float, float, float] | None:
+    """A scan's voxel size in mm along z, y, x; None if its header holds a placeholder."""
+    x, y, z = scan.spacing
+    return None if is_dummy(scan) else (z, y, x)
+
+
 def dummy_finding(folder: Path, dummies: int, cases: int) -> list[Finding]:
     """One warning per folder, since the geometry is usually lost for a whole data set at once."""
     if not dummies:
@@ -168,7 +174,7 @@ def _read_images(case: CaseFiles, findings: list[Finding]) -> list[Scan | None]:
         try:
             images += read_volumes(path, wanted, direction=trusted)
         except ScanError as error:
-            findings.append(Finding("error", path, f"{case.named(len(images))}{error.what}", error.mend))
+            findings.append(Finding("error", error.path, f"{case.named(len(images))}{error.what}", error.mend))
             images += [None] * len(wanted)
     return images
 
@@ -276,7 +282,7 @@ def _grid_findings(case: CaseFiles, number: int | None, first: Scan, other: Scan
         ("origin", " mm", ORIGIN_TOLERANCE, first.origin, other.origin),
     ):
         gap = np.abs(np.subtract(two, one))
-        if gap.max() > tolerance:
+        if not gap.max() <= tolerance:  # also where it is NaN
             differences.append(f"{name} by up to {gap.max():.3g}{unit} (tolerance {tolerance:g}{unit})")
     if differences:
         mend += ", or, if you know that only its header is wrong, prepare with --trust-voxels"

@@ -20,8 +20,10 @@ from fedshift.data.pairing import ScanSet
 from fedshift.data.patterns import is_pattern
 from fedshift.data.prepared import image_files, mask_file
 from fedshift.data.resampled import cached_volumes
+from fedshift.data.scan_file import ScanError, reading
 from fedshift.data.scans import content_hash
 from fedshift.data.scansets import gather
+from fedshift.data.splits import subject_of
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, read_manifest
 
@@ -81,10 +83,12 @@ def check(
 
     Raises:
         ConfigError: labels or sequences that do not fit the scans.
-        DataError: ``path`` does not exist.
+        DataError: ``path`` does not exist, or may not be looked at.
     """
-    by_pattern = masks is not None and (is_pattern(path) or any(sequences.values()))
-    if not path.exists() and not by_pattern:
+    with reading(path):
+        by_pattern = masks is not None and (is_pattern(path) or any(sequences.values()))
+        there = by_pattern or path.exists()
+    if not there:
         raise DataError(f"{path} does not exist: name the folder that holds the scans")
     seen = _Seen()
     tell = progress or (lambda _: None)
@@ -101,6 +105,8 @@ def check(
             sets = gather(None, images=path, masks=masks, sequences=sequences)
     except ConfigError:
         raise
+    except ScanError as error:
+        return [Finding("error", error.path, error.what, error.mend)]
     except DataError as error:
         what, _, mend = str(error).removeprefix(str(path)).strip().partition(": ")
         return [Finding("error", path, what, mend)]
@@ -128,6 +134,8 @@ def _prepared_sites(path: Path) -> list[Path]:
 
 def _check_set(scans: ScanSet, labels: Labels | None, seen: _Seen, tell: Progress) -> Iterator[Finding]:
     yield from scans.findings
+    if labels is None and scans.unusable_labels is not None:
+        yield scans.unusable_labels
     dummies = 0
     holders: dict[int, list[Path]] = {}
     for case in scans.cases:
@@ -215,6 +223,7 @@ def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iter
             yield from _twice(files, decoded, case.split, seen, manifest.dataset)
     yield from not_outlined(site, manifest.classes, manifest.annotated, indices)
     yield from _not_listed(site, manifest)
+    yield from _divided(site, manifest)
     for split in ("train", "val", "test"):
         if split not in {case.split for case in manifest.cases}:
             yield Finding("warning", site, f"has no {split} case", "add cases, three are the least")
@@ -331,6 +340,21 @@ def _not_listed(site: Path, manifest: Manifest) -> Iterator[Finding]:
     for file in sorted((site / "volumes").glob("*.nii.gz")):
         if file not in listed:
             yield Finding("warning", file, "is not in the manifest and is not used", "delete it")
+
+
+def _divided(site: Path, manifest: Manifest) -> Iterator[Finding]:
+    """Subjects whose sessions are in several splits, as preparation once dealt them: scores are then too good."""
+    of_subject: dict[str, list[Case]] = {}
+    for case in manifest.cases:
+        of_subject.setdefault(subject_of(case.id), []).append(case)
+    for subject, cases in of_subject.items():
+        splits = {case.split for case in cases}
+        if len(splits) > 1:
+            shown = ", ".join(f"{case.id} ({case.split})" for case in cases)
+            stays = next(split for split in ("train", "val", "test") if split in splits)
+            moved = ", ".join(case.id for case in cases if case.split != stays)
+            mend = f"withdraw {moved} and add the same scans again, they then join those of {stays}"
+            yield Finding("error", site / FILE_NAME, f"has {subject} in several splits, as {shown}", mend)
 
 
 @dataclass(frozen=True)

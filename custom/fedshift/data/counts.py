@@ -82,7 +82,7 @@ def _patches(manifest: Manifest, data: Mapping[str, Any]) -> dict[str, int]:
         if split == "train":
             counts["train"] += int(data.get("samples_per_case") or SAMPLES_PER_CASE)
             continue
-        shape = shape_at(case.shape, case.spacing, data.get("spacing"), data.get("matrix"))
+        shape = shape_at(case.shape, manifest.known_spacing(case), data.get("spacing"), data.get("matrix"))
         steps = [ceil(max(size - side, 0) / (STEP * side)) for size, side in zip(shape, window, strict=True)]
         counts[split] += prod(step + 1 for step in steps)
     return {**counts, "train": max(counts["train"], 1)}

@@ -16,6 +16,7 @@ from typing import Any
 from fedshift.data.casefiles import Finding
 from fedshift.data.labels import BACKGROUND, Labels
 from fedshift.data.pairing import NUMBERED, ScanSet, pair_folders, scan_files
+from fedshift.data.scan_file import reading
 from fedshift.data.scans import stem_of, volumes_in
 from fedshift.schema.errors import ConfigError, DataError
 
@@ -31,24 +32,26 @@ class _Description:
     sequences: tuple[str, ...] = ()
     labels: Labels | None = None
     listed: tuple[str, ...] = ()
+    unusable_labels: Finding | None = None
+    unusable_names: Finding | None = None
 
 
 def pair_described(folder: Path) -> ScanSet:
     """The scans of ``imagesTr`` and ``labelsTr``, with what ``dataset.json`` says where it is there.
 
     Raises:
-        DataError: a description that cannot be read, or labels that overlap.
+        DataError: a description that cannot be read.
     """
     said = _read(folder / FILE)
     images, masks = folder / "imagesTr", folder / "labelsTr"
     if _is_suffixed(images, masks):
         found = pair_folders(images, masks, names=said.sequences, layout="described")
     else:
-        found = _split_volumes(pair_folders(images, masks, layout="described"), said.sequences)
+        found = _split_volumes(pair_folders(images, masks, layout="described"), said.sequences, folder / FILE)
     absent = [
         Finding("error", folder / image, "is listed in dataset.json but not there", "download or unpack the set again")
         for image in said.listed
-        if not (folder / image).is_file()
+        if not _is_there(folder / image)
     ]
     return ScanSet(
         said.name or folder.name,
@@ -59,7 +62,15 @@ def pair_described(folder: Path) -> ScanSet:
         found.sequences,
         said.labels,
         said.licence,
+        said.unusable_labels,
+        said.unusable_names,
     )
+
+
+def _is_there(image: Path) -> bool:
+    """Whether a listed image is there; nnU-Net 1 lists ``P1`` for ``P1_0000``, ``P1_0001`` and so on."""
+    stem = stem_of(image)
+    return image.is_file() or image.with_name(f"{stem}_0000{image.name[len(stem) :]}").is_file()
 
 
 def _is_suffixed(images: Path, masks: Path) -> bool:
@@ -71,53 +82,90 @@ def _is_suffixed(images: Path, masks: Path) -> bool:
     return any(number[1].lower() in of_masks and number[0].lower() not in of_masks for number in numbers)
 
 
-def _split_volumes(found: ScanSet, names: Sequence[str]) -> ScanSet:
-    """Take the volumes of 4D files for the sequences of a case."""
-    several = max([len(names), *(volumes_in(case.image) for case in found.cases[:1])])
-    sequences = tuple(names) or tuple(f"{number:04d}" for number in range(several))
-    if several == 1:
-        cases = tuple(replace(case, sequences=tuple(names)) for case in found.cases)
-        return replace(found, cases=cases, sequences=tuple(names))
-    channels = tuple(range(several))
-    cases = tuple(
-        replace(case, images=case.images * several, channels=channels, sequences=sequences) for case in found.cases
-    )
-    return replace(found, cases=cases, sequences=sequences)
+def _split_volumes(found: ScanSet, names: Sequence[str], path: Path) -> ScanSet:
+    """Take the volumes of 4D files for the sequences of a case, which are named in the description at ``path``.
+
+    A file with more volumes than names is an error, and one with fewer too, which is found when it is read.
+    """
+    several = len(names) or max([1, *(volumes_in(case.image) for case in found.cases[:1])])
+    sequences = tuple(names) or (numbers(several) if several > 1 else ())
+    channels = tuple(range(several)) if several > 1 else ()
+    named = f"names {several} sequence(s) ({', '.join(names)})"
+    mend = f"name every volume in {FILE}, or save those that are used without the others"
+    cases, findings = [], list(found.findings)
+    for case in found.cases:
+        there = volumes_in(case.image)
+        if there > several:
+            wanted = f"{FILE} {named}" if names else f"{found.cases[0].image.name} has {several}"
+            findings.append(Finding("error", case.image, f"has {there} volumes, and {wanted}", mend))
+            continue
+        cases.append(replace(case, images=case.images * several, channels=channels, sequences=sequences))
+    if found.cases and not cases:  # the description is wrong, and not every file
+        first = found.cases[0].image
+        wrong = Finding("error", path, f"{named}, and {first.name} has {volumes_in(first)} volumes", mend)
+        findings = [*found.findings, wrong]
+    return replace(found, cases=tuple(cases), findings=tuple(findings), sequences=sequences)
 
 
 def _read(path: Path) -> _Description:
     if not path.is_file():
         return _Description()
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with reading(path):
+            content = json.loads(path.read_text(encoding="utf-8"))
         names = content.get("channel_names") or content.get("modality") or {}
         training = content.get("training") or []
+        labels = _labels(content.get("labels") or {}, path)
+        sequences = _sequences(tuple(str(names[number]) for number in sorted(names, key=int)), path)
         return _Description(
             name=str(content.get("name") or ""),
             licence=str(content.get("licence") or content.get("license") or ""),
-            sequences=tuple(str(names[number]) for number in sorted(names, key=int)),
-            labels=_labels(content.get("labels") or {}, path),
+            sequences=numbers(len(names)) if isinstance(sequences, Finding) else sequences,
+            labels=None if isinstance(labels, Finding) else labels,
             listed=tuple(str(entry["image"]) for entry in training if isinstance(entry, dict)),
+            unusable_labels=labels if isinstance(labels, Finding) else None,
+            unusable_names=sequences if isinstance(sequences, Finding) else None,
         )
-    except ConfigError as error:
-        raise DataError(f"{path}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} cannot be parsed ({error}): download it again or remove it") from None
 
 
-def _labels(said: Mapping[str, Any], path: Path) -> Labels | None:
-    """Labels from either form; names that repeat are one class."""
+def numbers(count: int) -> tuple[str, ...]:
+    """The names of sequences that have none."""
+    return tuple(f"{number:04d}" for number in range(count))
+
+
+def _sequences(names: tuple[str, ...], path: Path) -> tuple[str, ...] | Finding:
+    """The names of the sequences, or what is wrong with them.
+
+    nnU-Net takes them for ways to normalise (``noNorm``, ``zscore``), so that several may be called the same.
+    """
+    twice = next((name for k, name in enumerate(names) if name.lower() in map(str.lower, names[:k])), None)
+    if twice is None:
+        return names
+    example = ",".join(f"NAME{number}" for number in range(1, len(names) + 1))
+    mend = f"name all {len(names)} in their order, as in --sequence {example}"
+    return Finding("error", path, f"names several sequences {twice}", mend)
+
+
+def _labels(said: Mapping[str, Any], path: Path) -> Labels | Finding | None:
+    """Labels from either form, or what is wrong with them; names that repeat are one class."""
     numbered = all(key.isdigit() for key in said)
     pairs = [(str(name), number) for number, name in said.items()] if numbered else list(said.items())
     values: dict[str, list[int]] = {}
     for name, number in pairs:
         if isinstance(number, list):
-            raise DataError(
-                f"{path} has the label {name!r} with the values {number}, a region that overlaps with others: give "
-                "each voxel one class, and say which values are which with --label"
-            )
+            what = f"has the label {name!r} with the values {number}, a region that overlaps with others"
+            mend = "give each voxel one class: say which values are which with --label"
+            return Finding("error", path, what, mend)
         if name == "ignore" and not numbered:
-            raise DataError(f"{path} has an 'ignore' label, which is not read: relabel it, or merge it with --label")
+            mend = "relabel it, or say which values are which with --label, and merge it with one of them"
+            return Finding("error", path, "has an 'ignore' label, which is not read", mend)
         values.setdefault(BACKGROUND if int(number) == 0 else name, []).append(int(number))
     ordered = dict(sorted(values.items(), key=lambda item: min(item[1])))
-    return Labels.named(ordered) if ordered.keys() - {BACKGROUND} else None
+    try:
+        return Labels.named(ordered) if ordered.keys() - {BACKGROUND} else None
+    except ConfigError as error:
+        what, _, mend = str(error).partition(": ")
+        mend += ", or say which values are which with --label"
+        return Finding("error", path, f"has labels that cannot be used ({what})", mend)

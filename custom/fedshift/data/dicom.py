@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.data.dicom_classes import is_multiframe, is_no_scan
+from fedshift.data.scan_file import DATA_SUFFIXES, ScanError, reading, suffix_of
 
 MAGIC, START = b"DICM", 132
 """The word before the first element, and where that begins."""
@@ -94,20 +95,35 @@ class Identity:
 
 
 def looks_like_dicom(path: Path) -> bool:
-    """Whether a file is a slice by its content, or should be one by its name. A DICOMDIR is a list of others."""
-    if not path.is_file() or path.name.startswith(".") or path.name.upper() == "DICOMDIR":
-        return False
-    if path.suffix.lower() in (".dcm", ".ima"):
-        return True
-    with path.open("rb") as file:
-        return file.read(START)[-len(MAGIC) :] == MAGIC
+    """Whether a file is a slice by its content, or should be one by its name. A DICOMDIR is a list of others.
+
+    Raises:
+        ScanError: it may not be read, and its name does not say what it is.
+    """
+    try:
+        with reading(path):
+            if not path.is_file() or path.name.startswith(".") or path.name.upper() == "DICOMDIR":
+                return False
+            if path.suffix.lower() in (".dcm", ".ima"):
+                return True
+            with path.open("rb") as file:
+                return file.read(START)[-len(MAGIC) :] == MAGIC
+    except ScanError:
+        # No DICOM by its name: whoever reads it says what is wrong, and may pass over its case.
+        if suffix_of(path) or path.suffix.lower() in DATA_SUFFIXES:
+            return False
+        raise
 
 
 def identify(path: Path) -> Identity | None:
-    """What a DICOM file is; None if it is none, or cannot be read."""
+    """What a DICOM file is; None if it is none, or is damaged.
+
+    Raises:
+        ScanError: it may not be read.
+    """
     if not looks_like_dicom(path):
         return None
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         content = file.read(HEAD)
         try:
             found = _elements(content, last=SERIES)

@@ -50,8 +50,12 @@ class References:
 
 
 def is_dicom_mask(path: Path) -> bool:
-    """Whether a file is a DICOM SEG or an RT Structure Set."""
-    found = identify(path) if path.is_file() else None
+    """Whether a file is a DICOM SEG or an RT Structure Set.
+
+    Raises:
+        ScanError: it may not be read, and its name does not say what it is.
+    """
+    found = identify(path)
     return found is not None and is_mask(found.sop_class)
 
 

@@ -174,7 +174,7 @@ def fingerprint(
     for case in cases:
         progress(case.id)
         sums.add(*_read(folder, manifest, case))
-    sizes = [(case.shape, case.spacing if manifest.knows_spacing(case) else None) for case in cases]
+    sizes = [(case.shape, manifest.known_spacing(case)) for case in cases]
     return _fingerprint(
         manifest,
         surveyed=len(cases),
@@ -289,8 +289,7 @@ class _CaseSums:
 
 def _read(folder: Path, manifest: Manifest, case: Case) -> tuple[np.ndarray, np.ndarray, Sequence[float] | None]:
     """Images, labels and, if it is known, spacing of a case."""
-    spacing = case.spacing if manifest.knows_spacing(case) else None
-    return read_images(folder, manifest, case), read_labels(folder, case), spacing
+    return read_images(folder, manifest, case), read_labels(folder, case), manifest.known_spacing(case)
 
 
 def _add_intensities(found: dict[str, _IntensitySum], image: np.ndarray, masks: Mapping[str, np.ndarray]) -> None:

@@ -17,6 +17,8 @@ from nibabel.spatialimages import HeaderDataError
 CHUNK = 1 << 20
 MOST_AT_ONCE = 16 << 20
 """Bytes that are decompressed at a time; a chunk can hold a thousand times its own length."""
+SINGULAR = 1e-6
+"""Volume of a voxel, as a part of that of a box with its edges, at or below which it has none."""
 
 
 def fault(path: Path) -> str | None:
@@ -41,6 +43,26 @@ def non_finite(path: Path) -> int:
     if not np.issubdtype(stored.dtype, np.floating):
         return 0
     return int(np.count_nonzero(~np.isfinite(stored.get_unscaled())))
+
+
+def geometry_fault(path: Path) -> str | None:
+    """Describe an affine of a NIfTI file that places no voxel; None if it is sound, or another format or no header.
+
+    ITK replaces some of these by a geometry of its own, and passes on others.
+    """
+    if not path.name.lower().endswith((".nii", ".nii.gz")):
+        return None
+    try:
+        image = nibabel.load(path)
+        affine, sizes = np.asarray(image.affine), np.asarray(image.header["pixdim"])[1:4]
+    except (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib.error):
+        return None  # `fault` says what is wrong with it
+    if not (np.isfinite(affine).all() and np.isfinite(sizes).all()):
+        return "has an affine or voxel sizes in its header that are NaN or infinite"
+    axes = affine[:3, :3]
+    if abs(np.linalg.det(axes)) <= SINGULAR * math.prod(np.linalg.norm(axes, axis=0).tolist()):
+        return "has a singular affine, whose axes do not span a volume"
+    return None
 
 
 def _nifti(path: Path, *, packed: bool) -> str | None:
@@ -80,6 +102,8 @@ def _meta_image(path: Path) -> str | None:
         data, start = path.parent / where, 0
     if not data.is_file():
         return f"its data file {where} is missing"
+    with data.open("rb"):  # an error that names it, where it may not be read
+        pass
     if header.get("CompressedData", "False").lower() == "true":
         try:
             return "its compressed data end too early" if _unpacked_length(data, 0, start) < 0 else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,7 @@ from typing import Literal
 from fedshift.data.casefiles import CaseFiles, Finding
 from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.labels import Labels
+from fedshift.data.scan_file import ScanError, reading
 from fedshift.data.scans import stem_of, suffix_of
 from fedshift.schema.errors import DataError
 
@@ -35,6 +36,8 @@ class ScanSet:
         sequences: names of a case's images, or their numbers (``0000``) where nothing names them; empty for one.
         labels: what the masks' values mean, where a file says it.
         licence: as that file says.
+        unusable_labels: why what a file says of the masks' values cannot be used, which then has to be given.
+        unusable_names: the same of the names of the sequences, which then have numbers.
     """
 
     name: str
@@ -45,6 +48,23 @@ class ScanSet:
     sequences: tuple[str, ...] = ()
     labels: Labels | None = None
     licence: str = ""
+    unusable_labels: Finding | None = None
+    unusable_names: Finding | None = None
+
+    def described_labels(self, given: Mapping[str, object]) -> Labels | None:
+        """`labels`, for somebody who has ``given`` some or none.
+
+        Raises:
+            ScanError: none are given, and those of the file cannot be used.
+        """
+        if self.unusable_labels is not None and not given:
+            raise error_of(self.unusable_labels)
+        return self.labels
+
+
+def error_of(finding: Finding) -> ScanError:
+    """A finding as an error, where nothing can be done with it."""
+    return ScanError(finding.file, finding.message, finding.mend)
 
 
 @dataclass(frozen=True)
@@ -176,8 +196,16 @@ def without_ending(stem: str) -> str | None:
 
 
 def visible(folder: Path) -> list[Path]:
-    """Entries of a folder without hidden ones, such as the ``._`` files of macOS archives."""
-    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith((".", "__MACOSX")))
+    """Entries of a folder without hidden ones, such as the ``._`` files of macOS archives.
+
+    Raises:
+        ScanError: the folder may not be read.
+    """
+    with reading(folder):
+        entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith((".", "__MACOSX")))
+        for entry in entries[:1]:
+            entry.is_dir()  # a folder may let its entries be listed and not be looked at
+        return entries
 
 
 def scan_files(folder: Path) -> list[Path]:

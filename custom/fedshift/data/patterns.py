@@ -12,19 +12,20 @@ from fedshift.data.pairing import Found, ScanSet, doubled, match
 from fedshift.data.scans import stem_of, suffix_of
 from fedshift.schema.errors import DataError
 
+_WILDCARD = re.compile(r"[*?[]")
 _ENTITIES = re.compile(r"(?:^|[/_])(sub-[A-Za-z0-9]+)(?:[/_](?:[^/]*_)?(ses-[A-Za-z0-9]+))?")
 
 
 def is_pattern(path: Path) -> bool:
     """Whether a path has wildcards and is not itself there."""
-    return any(character in str(path) for character in "*?[") and not path.exists()
+    return _WILDCARD.search(str(path)) is not None and not path.exists()
 
 
 def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> ScanSet:
     """The files that patterns find.
 
-    A file's case is what BIDS calls it (``sub-01``, or ``sub-01_ses-2`` where there are sessions); otherwise what the
-    first ``*`` of the pattern stands for.
+    A file's case is what BIDS calls it (``sub-01``, or ``sub-01_ses-2`` where there are sessions) in the part of its
+    path that begins at the first wildcard; otherwise what the first ``*`` of the pattern stands for.
 
     Args:
         images: sequence -> pattern; one sequence may be unnamed ("").
@@ -50,11 +51,15 @@ def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> ScanS
 
 
 def _files(pattern: str, base: Path) -> list[tuple[str, Path]]:
-    """Case and file of all that a pattern finds, hidden files left out."""
-    absolute = Path(pattern)
-    start, rest = (
-        (Path(absolute.anchor), str(absolute.relative_to(absolute.anchor))) if absolute.anchor else (base, pattern)
-    )
+    """Case and file of all that a pattern finds, hidden files left out.
+
+    The folders before the first wildcard are where the search begins: they may be hidden, and they name no case.
+    """
+    parts = Path(pattern).parts
+    if not Path(pattern).name:  # "." or "/"
+        raise _names_no_case(pattern)
+    fixed = next((k for k, part in enumerate(parts) if _WILDCARD.search(part)), len(parts) - 1)
+    start, rest = base.joinpath(*parts[:fixed]), str(Path(*parts[fixed:]))
     stars = _regex(rest)
     files = []
     for file in sorted(start.glob(rest)):
@@ -70,13 +75,18 @@ def _files(pattern: str, base: Path) -> list[tuple[str, Path]]:
 
 
 def _case(inside: Path, stars: re.Pattern[str], pattern: str) -> str:
+    """The case of a file, by its path below the pattern's fixed folders."""
     entities = _ENTITIES.search(inside.as_posix())
     if entities:
         return "_".join(part for part in entities.groups() if part)
     matched = stars.fullmatch(inside.as_posix())
     if matched is None or not matched.groups():
-        raise DataError(f"{pattern!r} has no * that tells one case from another: put one in place of the case's name")
+        raise _names_no_case(pattern)
     return stem_of(Path(matched[1]))
+
+
+def _names_no_case(pattern: str) -> DataError:
+    return DataError(f"{pattern!r} has no * that tells one case from another: put one in place of the case's name")
 
 
 def _regex(pattern: str) -> re.Pattern[str]:

@@ -26,7 +26,7 @@ from fedshift.schema.manifest import Case, Manifest, read_manifest
 from fedshift.schema.strict import nearest
 
 PREFIX = "volumes_"
-FORMAT = 1
+FORMAT = 2
 """Raised when other voxels come out of the same settings."""
 MOST_PLACES = 5000
 """Voxels of a class that are kept for each case."""
@@ -148,7 +148,10 @@ def volumes_dir(site_dir: Path, manifest: Manifest, preparation: Preparation) ->
         "fixed": None if preparation.fixed is None else preparation.fixed.model_dump(),
         "sequences": [*preparation.sequences],
         "classes": [*manifest.classes],
-        "cases": [[case.id, case.sha256_image, case.sha256_label, case.shape, case.spacing] for case in manifest.cases],
+        "cases": [
+            [case.id, case.sha256_image, case.sha256_label, case.shape, manifest.known_spacing(case)]
+            for case in manifest.cases
+        ],
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
     if spacing is None:
@@ -167,7 +170,10 @@ def build_volumes(site_dir: Path, manifest: Manifest, preparation: Preparation) 
     """Write the folder of arrays; returns the hash of its ``hashes.json`` (`fedshift.data.blocks.build`)."""
     numbers = preparation.numbers(manifest, site_dir)
     shapes = np.array(
-        [shape_at(case.shape, case.spacing, preparation.spacing, preparation.matrix) for case in manifest.cases],
+        [
+            shape_at(case.shape, manifest.known_spacing(case), preparation.spacing, preparation.matrix)
+            for case in manifest.cases
+        ],
         np.int64,
     )
     offsets = _offsets(shapes)

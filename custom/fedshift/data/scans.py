@@ -18,30 +18,22 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.dicom import SeriesFault, check_series
-from fedshift.data.integrity import fault, non_finite
+from fedshift.data.integrity import fault, geometry_fault, non_finite
 from fedshift.data.itk_log import quiet_itk
+from fedshift.data.scan_file import SUFFIXES as SUFFIXES
+from fedshift.data.scan_file import ScanError as ScanError
+from fedshift.data.scan_file import reading
+from fedshift.data.scan_file import suffix_of as suffix_of
 from fedshift.data.series import NoSeries, folder_and_uid, is_multiframe_file, is_series, list_series
-from fedshift.schema.errors import DataError
 
 quiet_itk()
 
-SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 ORIENTATION = "RAS"
 MOST_VOXELS = 2**30
 """A scan with more voxels is refused before it is decoded, which takes up to 32 bytes of memory for each voxel."""
 _FLOATING = (sitk.sitkFloat32, sitk.sitkFloat64)
 MOST_INTENSITY = 1e30
 """Preparation computes in single precision, which ends at 3e38."""
-
-
-class ScanError(DataError):
-    """A scan that cannot be used: ``what`` is wrong, and how to fix it (``mend``), separately for ``data check``."""
-
-    def __init__(self, path: Path, what: str, mend: str) -> None:
-        """``what`` is wrong with the file at ``path``, and how to fix it."""
-        super().__init__(f"{path} {what}: {mend}")
-        self.what = what
-        self.mend = mend
 
 
 @dataclass(frozen=True)
@@ -60,12 +52,6 @@ class Scan:
     direction: tuple[float, ...]
     stored: str
     stored_direction: tuple[float, ...]
-
-
-def suffix_of(path: Path) -> str | None:
-    """The known image suffix of a file name (``.nii.gz`` counts as one), or None."""
-    name = path.name.lower()
-    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
 
 
 def stem_of(path: Path) -> str:
@@ -89,8 +75,8 @@ def read_scan(path: Path, *, channel: int | None = None, direction: tuple[float,
         direction: replaces the direction in the file, for headers that are known to be wrong.
 
     Raises:
-        ScanError: unreadable, truncated, NaN, 4D, several values per voxel, fewer than three slices, too large, or
-            slices of a series that are not one volume.
+        ScanError: unreadable, truncated, NaN in voxels or geometry, 4D, several values per voxel, fewer than three
+            slices, too large, or slices of a series that are not one volume.
     """
     return read_volumes(path, [channel], direction=direction)[0]
 
@@ -105,31 +91,37 @@ def read_volumes(
     """
     require_text(path)
     try:
-        if is_series(path):
-            image = _read_series(path)[0]
-        elif is_multiframe_file(path):
-            image = _read_multiframe(path)[0]
-        else:
-            image = _read_file(path)
-        components = image.GetNumberOfComponentsPerPixel()
-        if components != 1:
-            raise ScanError(path, f"has {components} values per voxel", "export it in grey, not in colour")
-        # ITK gives whole numbers only where the file has them, and there is nothing to look for.
-        bad = non_finite(path) if path.is_file() and image.GetPixelID() in _FLOATING else 0
-        return [_oriented(_three_dimensional(image, path, channel), path, direction, bad) for channel in channels]
+        with reading(path):
+            return _read_volumes(path, channels, direction)
     except MemoryError:
         raise ScanError(path, "does not fit into this machine's memory", "crop it, or use a larger machine") from None
 
 
+def _read_volumes(path: Path, channels: Sequence[int | None], direction: tuple[float, ...] | None) -> list[Scan]:
+    if is_series(path):
+        image = _read_series(path)[0]
+    elif is_multiframe_file(path):
+        image = _read_multiframe(path)[0]
+    else:
+        image = _read_file(path, trusted=direction is not None)
+    components = image.GetNumberOfComponentsPerPixel()
+    if components != 1:
+        raise ScanError(path, f"has {components} values per voxel", "export it in grey, not in colour")
+    # ITK gives whole numbers only where the file has them, and there is nothing to look for.
+    bad = non_finite(path) if path.is_file() and image.GetPixelID() in _FLOATING else 0
+    return [_oriented(_three_dimensional(image, path, channel), path, direction, bad) for channel in channels]
+
+
 def volumes_in(path: Path) -> int:
     """How many volumes a file has by its header: more than 1 for 4D. 1 for anything that cannot be read."""
-    if not path.is_file():
-        return 1
-    reader = sitk.ImageFileReader()
-    reader.SetFileName(str(path))
     try:
+        require_text(path)
+        if not path.is_file():
+            return 1
+        reader = sitk.ImageFileReader()
+        reader.SetFileName(str(path))
         reader.ReadImageInformation()
-    except RuntimeError:
+    except (ScanError, OSError, RuntimeError):
         return 1
     return int(math.prod(reader.GetSize()[3:]))
 
@@ -187,12 +179,17 @@ def content_hash(voxels: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _read_file(path: Path) -> sitk.Image:
+def _read_file(path: Path, *, trusted: bool) -> sitk.Image:
+    """Read a file; ``trusted``: the geometry in its header is not used."""
     again = "copy or export it again"
     if not path.is_file():
         raise ScanError(path, "does not exist", "name a scan that is there")
     if path.stat().st_size == 0:
         raise ScanError(path, "is an empty file", again)
+    with path.open("rb"):  # ITK and nibabel would call a file that may not be read damaged
+        pass
+    if not trusted and (wrong := geometry_fault(path)):
+        raise ScanError(path, wrong, "export it again, or correct the affine in its header")
     _refuse_too_large(path)
     if damage := fault(path):
         raise ScanError(path, f"cannot be read, {damage}", again)

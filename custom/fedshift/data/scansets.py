@@ -10,8 +10,9 @@ from pathlib import Path
 from fedshift.data.case_folders import are_case_folders, pair_case_folders
 from fedshift.data.casefiles import CaseFiles
 from fedshift.data.described import pair_described
-from fedshift.data.pairing import UNNAMED, ScanSet, doubled, pair_beside, pair_folders, scan_files, visible
+from fedshift.data.pairing import UNNAMED, ScanSet, doubled, error_of, pair_beside, pair_folders, scan_files, visible
 from fedshift.data.patterns import is_pattern, pair_patterns
+from fedshift.data.scan_file import reading
 from fedshift.data.studies import has_dicom_masks, pair_studies
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.strict import nearest
@@ -31,9 +32,10 @@ def find_sets(path: Path, sequences: Sequence[str] = ()) -> list[ScanSet]:
     Raises:
         DataError: no known layout; the message lists what was found and what is expected.
     """
-    if not path.is_dir():
-        raise DataError(f"{path} is not a folder: name the folder that holds the scans")
-    sets = _merge_parts(list(_walk(path, sequences, levels=2)))
+    with reading(path):
+        if not path.is_dir():
+            raise DataError(f"{path} is not a folder: name the folder that holds the scans")
+        sets = _merge_parts(list(_walk(path, sequences, levels=2)))
     if not sets:
         raise DataError(f"{path} holds no scans in a known layout ({_contents(path)}): expected {LAYOUTS}")
     return sets
@@ -56,9 +58,15 @@ def gather(
 
     Raises:
         ConfigError: arguments that do not go together.
-        DataError: nothing is found.
+        DataError: nothing is found, or a file or a folder may not be read.
     """
-    sequences = sequences or {}
+    with reading(images or masks or source or Path()):
+        return _gather(source, images, masks, sequences or {})
+
+
+def _gather(
+    source: Path | None, images: Path | None, masks: Path | None, sequences: Mapping[str, str]
+) -> list[ScanSet]:
     patterns = {name: pattern for name, pattern in sequences.items() if pattern}
     if patterns:
         if len(patterns) < len(sequences) or images is not None or masks is None:
@@ -106,7 +114,10 @@ def choose_sequences(found: ScanSet, names: Sequence[str]) -> ScanSet:
 
     Raises:
         ConfigError: names that the set does not have.
+        ScanError: no names, and those of the set cannot be used.
     """
+    if not names and found.unusable_names is not None:
+        raise error_of(found.unusable_names)
     if not names or tuple(names) == found.sequences:
         return found
     if not found.sequences:

@@ -49,7 +49,7 @@ def is_series(path: Path) -> bool:
 
 def is_multiframe_file(path: Path) -> bool:
     """Whether a file is an enhanced DICOM image."""
-    found = identify(path) if path.is_file() else None
+    found = identify(path)
     return found is not None and found.is_multiframe
 
 

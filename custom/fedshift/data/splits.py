@@ -2,6 +2,7 @@
 
 `legacy_split` is the papers' split by slice, for reproduction only: slices of one patient are in training and test.
 `split_by_content` divides pictures by shares. `case_splits` deals cases to the folds of a cross-validation.
+`subject_of` says whose scan a case is: all of a subject's cases are in one split.
 """
 
 from __future__ import annotations
@@ -55,12 +56,20 @@ def split_rule(fold: int | None) -> str:
     return "case" if fold is None else f"case, fold {fold} of {FOLDS}"
 
 
+def subject_of(case: str) -> str:
+    """Whose scan a case is, by its id: ``sub-01_ses-2`` is of ``sub-01``. A case without a session is its own subject.
+
+    Only BIDS names say it. Other ids are not compared, however alike: ``P1a`` and ``P1b`` may be two people.
+    """
+    return case.partition("_ses-")[0]
+
+
 def case_splits(cases: Sequence[Case], *, site: str, fold: int | None) -> list[Split]:
     """The split of each case: as prepared, or of a fold of a cross-validation over all cases of the site.
 
-    Each case is in the test part of exactly one of the `FOLDS` folds, and in the validation part of the fold before it.
-    The order in which cases are dealt depends only on the site and on how many it has. A site with fewer than `FOLDS`
-    cases has folds without test or validation cases.
+    Each subject (`subject_of`) is in the test part of exactly one of the `FOLDS` folds, with all its cases, and in the
+    validation part of the fold before it. The order in which subjects are dealt depends only on the site and on how
+    many it has. A site with fewer than `FOLDS` subjects has folds without test or validation cases.
 
     Args:
         cases: the site's, in the manifest's order.
@@ -69,12 +78,13 @@ def case_splits(cases: Sequence[Case], *, site: str, fold: int | None) -> list[S
     """
     if fold is None:
         return [case.split for case in cases]
-    order = np.random.default_rng(derive_seed(0, site, 0, "folds")).permutation(len(cases))
+    subjects = list(dict.fromkeys(subject_of(case.id) for case in cases))
+    order = np.random.default_rng(derive_seed(0, site, 0, "folds")).permutation(len(subjects))
     after: dict[int, Split] = {0: "test", 1: "val"}
-    splits: list[Split] = ["train"] * len(cases)
-    for place, case in enumerate(order):
-        splits[case] = after.get((place - (fold - 1)) % FOLDS, "train")
-    return splits
+    split_of = {
+        subjects[number]: after.get((place - (fold - 1)) % FOLDS, "train") for place, number in enumerate(order)
+    }
+    return [split_of[subject_of(case.id)] for case in cases]
 
 
 def split_by_content(pictures: Sequence[Picture], shares: Sequence[float]) -> np.ndarray:

@@ -17,8 +17,21 @@ DEEPEST = 5
 
 
 def has_dicom_masks(folder: Path) -> bool:
-    """Whether there is a DICOM SEG or RT Structure Set somewhere below a folder."""
-    return any(is_dicom_mask(file) for inside in _folders(folder) for file in visible(inside))
+    """Whether there is a DICOM SEG or RT Structure Set somewhere below a folder.
+
+    Raises:
+        ScanError: there is none, and a file that may be one may not be read.
+    """
+    faults: list[ScanError] = []
+    for file in (file for inside in _folders(folder) for file in visible(inside)):
+        try:
+            if is_dicom_mask(file):
+                return True
+        except ScanError as error:
+            faults.append(error)
+    if faults:
+        raise faults[0]
+    return False
 
 
 def pair_studies(images: Path, masks: Path | None = None, name: str | None = None) -> ScanSet:
@@ -39,15 +52,21 @@ def pair_studies(images: Path, masks: Path | None = None, name: str | None = Non
     series: dict[str, list[Path]] = {}
     findings: list[Finding] = []
     for folder in _folders(images):
-        if any(map(looks_like_dicom, visible(folder))):
-            for uid, paths in series_by_uid(folder).items():
-                series.setdefault(uid, []).extend(paths)
-    of_case: dict[str, list[tuple[Path, Path]]] = {}
-    for mask in (file for folder in _folders(masks or images) for file in visible(folder) if is_dicom_mask(file)):
         try:
+            if any(map(looks_like_dicom, visible(folder))):
+                for uid, paths in series_by_uid(folder).items():
+                    series.setdefault(uid, []).extend(paths)
+        except ScanError as error:
+            findings.append(Finding("error", error.path, error.what, error.mend))
+    of_case: dict[str, list[tuple[Path, Path]]] = {}
+    for mask in (file for folder in _folders(masks or images) for file in visible(folder)):
+        try:
+            if not is_dicom_mask(mask):
+                continue
             wanted = references(mask).series
         except ScanError as error:
-            findings.append(Finding("error", mask, error.what, error.mend))
+            finding = Finding("error", error.path, error.what, error.mend)
+            findings += [] if finding in findings else [finding]  # of a slice, as above
             continue
         found = [path for uid in wanted for path in series.get(uid, [])]
         if len(found) != 1:

@@ -9,7 +9,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedshift.data.arrays import resize_axis
-from fedshift.schema.manifest import SPACING_TOLERANCE
 from fedshift.schema.strict import Strict
 
 Normalise = Literal["volume", "percentile", "fixed", "none"]
@@ -105,19 +104,25 @@ def normalised(
 
 
 def shape_at(
-    shape: Sequence[int], spacing: Sequence[float], wanted: Sequence[float | None] | None, matrix: int | None = None
+    shape: Sequence[int],
+    spacing: Sequence[float] | None,
+    wanted: Sequence[float | None] | None,
+    matrix: int | None = None,
 ) -> tuple[int, int, int]:
-    """Voxels along z, y, x of a volume at another spacing (mm); None keeps that of an axis, or all.
+    """Voxels along z, y, x of a volume on the grid that the network sees.
 
-    ``matrix``, the voxels along the longer side of a slice, is for volumes without a voxel size, whose header says
-    1 x 1 x 1 mm; and for all volumes if there is no ``wanted``.
+    Args:
+        shape: voxels along z, y, x as stored.
+        spacing: mm along z, y, x; None if it is not known: without a ``matrix`` it is then taken for 1 x 1 x 1 mm.
+        wanted: the spacing to get; None keeps that of an axis, or all.
+        matrix: voxels along the longer side of a slice, where the spacing is not known or there is no ``wanted``.
     """
-    if matrix is not None and (wanted is None or all(abs(length - 1) < SPACING_TOLERANCE for length in spacing)):
+    if matrix is not None and (wanted is None or spacing is None):
         rows, columns = (max(1, round(size * matrix / max(shape[1:]))) for size in shape[1:])
         return shape[0], rows, columns
     z, y, x = (
         size if target is None else max(1, round(size * have / target))
-        for size, have, target in zip(shape, spacing, wanted or (None,) * 3, strict=True)
+        for size, have, target in zip(shape, spacing or (1.0,) * 3, wanted or (None,) * 3, strict=True)
     )
     return z, y, x
 

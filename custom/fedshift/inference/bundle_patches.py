@@ -6,7 +6,7 @@ from typing import Any
 
 from fedshift.data import arrays, voxels
 from fedshift.inference.model import Model
-from fedshift.schema.manifest import SPACING_TOLERANCE
+from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
 from fedshift.tasks import precision
 from fedshift.tasks.evaluation import components
 from fedshift.tasks.segmentation import volumes, windows
@@ -20,6 +20,7 @@ COPIED_FUNCTIONS = (
     voxels.shape_at,
     voxels.resized,
     voxels.network_volume,
+    is_dummy_geometry,
     windows.mirrors,
     windows.sliding,
     components.largest_components,
@@ -39,6 +40,7 @@ COPIED_CONSTANTS = {
     "MOST_DEVIATIONS": voxels.MOST_DEVIATIONS,
     "MOST_PLAIN": voxels.MOST_PLAIN,
     "SPACING_TOLERANCE": SPACING_TOLERANCE,
+    "DIRECTION_TOLERANCE": DIRECTION_TOLERANCE,
     "AT_ONCE": windows.AT_ONCE,
 }
 SCRIPT_HEADER = '''"""Segment scans by patches. fedshift {version}; Apache License 2.0, see LICENSE."""
@@ -47,7 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, Literal
 
 import numpy as np
@@ -67,7 +69,11 @@ class PatchInferer:
         self._precision, self._sequences, self._options = precision, sequences, options
 
     def __call__(
-        self, inputs: Tensor, spacing: Sequence[float], network: Callable[[Tensor], Tensor], device: torch.device
+        self,
+        inputs: Tensor,
+        spacing: Sequence[float] | None,
+        network: Callable[[Tensor], Tensor],
+        device: torch.device,
     ) -> Tensor:
         if inputs.dim() != 5 or inputs.shape[:2] != (1, self._sequences):
             raise ValueError(f"expected one scan (1, {self._sequences}, X, Y, Z), got {tuple(inputs.shape)}")
@@ -79,7 +85,7 @@ class PatchInferer:
                 return network(x.to(device))
 
         volume = inputs[0].cpu().numpy().transpose(0, 3, 2, 1)
-        classes = segment(volume, tuple(spacing)[::-1], forward, **self._options)
+        classes = segment(volume, None if spacing is None else tuple(spacing)[::-1], forward, **self._options)
         return torch.from_numpy(np.ascontiguousarray(classes.transpose(2, 1, 0)).astype(np.float32))[None, None]
 
 
@@ -98,7 +104,9 @@ def segment_files(
         data = preprocessing({"image": file})
         image = data["image"]
         spacing = [float(length) for length in image.pixdim]
-        classes = inferer(torch.as_tensor(image)[None], spacing, network, device)[0]
+        direction = (image.affine[:3, :3].cpu().numpy() / spacing).ravel().tolist()
+        known = None if is_dummy_geometry(spacing, direction) else spacing
+        classes = inferer(torch.as_tensor(image)[None], known, network, device)[0]
         data["image"] = image[:1]
         data["pred"] = data["image"].clone()
         data["pred"][:] = classes

@@ -15,6 +15,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from fedshift.schema.strict import nearest
 from fedshift.tasks import pretrained
 from fedshift.tasks.device import choose_device
 from fedshift.tasks.networks import monai
+from fedshift.tasks.networks.monai.one_name import without_second_names
 
 IMAGE, PRED = "image", "pred"
 READING = ("LoadImaged", "EnsureChannelFirstd", "AddChanneld")
@@ -53,12 +55,16 @@ AFTER = (
     *("EnsureTyped", "CastToTyped"),
 )
 """Transforms after the network that may be used."""
+NEED_SCIKIT_IMAGE = ("KeepLargestConnectedComponentd", "RemoveSmallObjectsd")
+"""Of ``AFTER``, those that MONAI makes without scikit-image but cannot run."""
 UNUSED = ("SaveImaged",)
 INFERERS = ("SlidingWindowInferer", "SimpleInferer")
 PLACES = ("device", "sw_device", "allow_missing_keys", "progress", "cache_roi_weight_map", "cpu_thresh")
 """Options that say where or how loudly something is computed, not what; left out."""
 NETWORK = "network_def"
 CT = ("ct", "hounsfield")
+FAULTS = (TypeError, ValueError, AttributeError, AssertionError, KeyError, IndexError, RuntimeError)
+"""What MONAI's classes raise where options or a scan do not fit."""
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -90,22 +96,31 @@ class Bundle:
         """Classes of a scan's voxels, see `fedshift.inference.segment.Segmenter`.
 
         Raises:
-            DataError: the bundle does not put its result back on the scan's grid, or gives other than its classes.
+            DataError: a step of the bundle fails on the scan, or the bundle does not put its result back on the scan's
+                grid, or gives other than its classes.
         """
         from monai.data import MetaTensor
 
         grids = [_as_stored(one, scan) for one in voxels]
         image = MetaTensor(torch.from_numpy(np.stack([grid for grid, _ in grids])), affine=_affine(grids[0][1]))
         shape = image.shape[1:]
-        data = self.before({IMAGE: image})
-        with torch.no_grad():
-            logits = self.inferer(data[IMAGE][None].to(self.device), self.net)[0].float().cpu()
-        data[PRED] = MetaTensor(logits)
-        sure = None
-        for name, step in self.after:
-            if name == "AsDiscreted" and data[PRED].shape[1:] == shape:
-                sure = data[PRED].as_tensor().amax(0)
-            data = step(data)
+        try:
+            data = self.before({IMAGE: image})
+        except FAULTS as error:
+            # Compose names the step that failed by its text.
+            failed = (type(step).__name__ for step in self.before.transforms if str(step) in str(error))
+            raise self._failure(next(failed, "preprocessing"), error) from None
+        sure, name = None, type(self.inferer).__name__
+        try:
+            with torch.no_grad():
+                logits = self.inferer(data[IMAGE][None].to(self.device), self.net)[0].float().cpu()
+            data[PRED] = MetaTensor(logits)
+            for name, step in self.after:
+                if name == "AsDiscreted" and data[PRED].shape[1:] == shape:
+                    sure = data[PRED].as_tensor().amax(0)
+                data = step(data)
+        except FAULTS as error:
+            raise self._failure(name, error) from None
         found = data[PRED].as_tensor()
         if found.shape[1:] != shape:
             raise DataError(
@@ -122,6 +137,15 @@ class Bundle:
         else:
             certainty[...] = np.nan
         return _from_stored(found[0].numpy().astype(np.uint8), grids[0][1])
+
+    def _failure(self, step: str, error: BaseException) -> DataError:
+        """The error that names a step; the reason is that of the first error of a chain."""
+        while error.__cause__ is not None:
+            error = error.__cause__
+        return DataError(
+            f"{self.path}: {step} fails on this scan ({_reason(error)}): check the scan's size and spacing, or take "
+            "another bundle"
+        )
 
 
 def is_bundle(path: Path) -> bool:
@@ -142,7 +166,7 @@ def open_bundle(folder: Path, *, device: str = "auto") -> Bundle:
     weights = pretrained.file_of(folder)
     state = pretrained.read(weights)
     try:
-        net.load_state_dict(state)
+        net.load_state_dict(without_second_names(net, state))
     except RuntimeError as error:
         first = next((line.strip() for line in str(error).splitlines()[1:]), "")
         raise ConfigError(f"{weights} does not fit the network of {config.file} ({first}): download it again") from None
@@ -209,7 +233,12 @@ def _after(config: BundleConfig, before: Any, *, out_channels: int) -> tuple[lis
             given |= {"transform": before, "orig_keys": IMAGE, "nearest_interp": discrete or not smooth}
             made.append(("Invertd", _made(config, kept, AFTER, given)))
             continue
-        made.append((one.name, _made(config, one, AFTER, given)))
+        step = _made(config, one, AFTER, given)
+        if type(step).__name__ in NEED_SCIKIT_IMAGE and find_spec("skimage") is None:
+            raise config.refusal(
+                one.where, f"is {one.name}, which needs scikit-image", "install it (pip install scikit-image)"
+            )
+        made.append((one.name, step))
         if one.name == "AsDiscreted":
             discrete = True
             options = {
@@ -257,9 +286,14 @@ def _made(
         with warnings.catch_warnings():  # of defaults that changed in MONAI, which nobody here can set
             warnings.simplefilter("ignore", FutureWarning)
             return getattr(importlib.import_module(module), name)(**options, **given)
-    except (TypeError, ValueError, AttributeError, AssertionError, KeyError, IndexError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise config.refusal(component.where, f"cannot be made by the installed MONAI ({reason})", OTHER) from None
+    except FAULTS as error:
+        why = f"cannot be made by the installed MONAI ({_reason(error)})"
+        raise config.refusal(component.where, why, OTHER) from None
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _classes(config: BundleConfig, out_channels: int) -> tuple[str, ...]:

@@ -48,10 +48,10 @@ def labelled_cases(
     for found in sets:
         errors = [finding.sentence() for finding in found.findings if finding.level == "error"]
         if errors:
-            raise DataError("\n  ".join(["nothing was scored, images and masks are not in pairs:", *errors]))
+            raise DataError("\n  ".join(["nothing was scored, images and masks do not go together:", *errors]))
         meant = settle_labels(
             given=labels,
-            described=found.labels,
+            described=found.described_labels(labels),
             classes=classes,
             annotated=annotated,
             codes=model.header.job.task.codes,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 import numpy as np
 from torch import Tensor
 
+from fedshift.data.casefiles import known_spacing
 from fedshift.data.scans import Scan
 from fedshift.data.series import is_dicom
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
@@ -204,7 +205,7 @@ def ready_from(
 def _inputs(model: Model, scan: Scan, voxels: np.ndarray) -> list[Tensor]:
     """A scan as the network's images, in batches."""
     if model.patches is not None:
-        return model.patches.windows(voxels, scan.spacing[::-1])
+        return model.patches.windows(voxels, known_spacing(scan))
     data = model.data
     slices = to_network(scan.voxels, matrix=data["matrix"], clip_above_quantile=data["clip_above_quantile"])
     return list(batches(slices, context=data["context"], scale=data["scale"]))
@@ -366,7 +367,7 @@ def outline(
                 logits: Tensor = ready.predictor(x.to(ready.device))
             return logits
 
-        by_class = model.patches.probabilities(forward, voxels, scan.spacing[::-1])
+        by_class = model.patches.probabilities(forward, voxels, known_spacing(scan))
         return model.patches.on_scan(by_class, scan.voxels.shape, certainty=certainty), confidence(by_class)
     found = probabilities(
         scan.voxels,

@@ -147,11 +147,11 @@ class Manifest(Strict):
     @property
     def has_unknown_spacing(self) -> bool:
         """Whether any case has a dummy geometry, so that distances and volumes in mm mean nothing."""
-        return not all(self.knows_spacing(case) for case in self.cases)
+        return any(self.known_spacing(case) is None for case in self.cases)
 
-    def knows_spacing(self, case: Case) -> bool:
-        """Whether a case's voxel size is one, and no placeholder."""
-        return self.has_true_spacing or not case.has_dummy_geometry
+    def known_spacing(self, case: Case) -> tuple[float, float, float] | None:
+        """A case's voxel size in mm along z, y, x; None if its header holds a placeholder."""
+        return case.spacing if self.has_true_spacing or not case.has_dummy_geometry else None
 
     @property
     def has_true_spacing(self) -> bool:

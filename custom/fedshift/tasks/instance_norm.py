@@ -24,6 +24,9 @@ def keep_channels_last(net: nn.Module) -> None:
 
 def _one_by_one(norm: nn.InstanceNorm2d | nn.InstanceNorm3d, x: Tensor) -> Tensor:
     """Instance norm of a batch (B, C, *spatial)."""
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if tracing or torch.compiler.is_exporting():  # sample by sample, a graph would be for one size of batch
+        return type(norm).forward(norm, x)
     return torch.cat(
         [
             functional.batch_norm(sample, None, None, norm.weight, norm.bias, training=True, eps=norm.eps)

@@ -28,6 +28,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import WeightsSpec
 from fedshift.schema.lineage import Lineage, lineage_of
 from fedshift.tasks import networks
+from fedshift.tasks.networks.monai.one_name import without_second_names
 
 SHOWN = 12
 """Number of hash digits shown in messages and file names."""
@@ -109,7 +110,7 @@ def take_what_fits(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -
     Raises:
         ConfigError: no parameter fits, or one that fits is not finite.
     """
-    own = net.state_dict()
+    own, state = net.state_dict(), without_second_names(net, state)
     fitting = {key for key, value in own.items() if key in state and state[key].shape == value.shape}
     if not any(key in fitting for key, _ in net.named_parameters()):
         raise ConfigError(f"{where} has no array that the job's network has by name and shape{_hint(state)}")
@@ -144,7 +145,7 @@ def take(net: nn.Module, state: Mapping[str, Tensor], *, where: str) -> Taken:
     Raises:
         ConfigError: an array is missing, unexpected, not finite or of another shape; the first one is named.
     """
-    own = net.state_dict()
+    own, state = net.state_dict(), without_second_names(net, state)
     head = {name for name, module in net.named_modules() if module is getattr(net, "head", None)}
     norms = {name for name, m in net.named_modules() if isinstance(m, nn.GroupNorm) and f"{name}.running_mean" in state}
     heads = [key for key in own if _owner(key) in head]

@@ -56,7 +56,7 @@ class Call:
 def _without_values(net: nn.Module, *, training: bool) -> Iterator[None]:
     """The network on the meta device and in a mode, until the end.
 
-    `torch.func.functional_call` does not do: it leaves modules that have two names, as DynUNet's, on that device.
+    `torch.func.functional_call` does not do: it leaves modules that have two names on that device.
     """
     before = [(module, module.training, dict(module._parameters), dict(module._buffers)) for module in net.modules()]
     try:

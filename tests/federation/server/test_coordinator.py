@@ -274,6 +274,14 @@ def test_a_resumed_run_ends_early_too(interrupted: int, tmp_path: Path) -> None:
     assert run(again, FALLING) == asked[min(interrupted, 4) :]
 
 
+def test_a_run_that_ended_early_has_ended_when_it_is_resumed_though_its_last_round_is_the_best(tmp_path: Path) -> None:
+    at_the_end = (0.8, 0.5, 0.9, 0.3, 0.2, 0.1)
+    asked = run(coordinator(tmp_path, *PATIENT), at_the_end)
+    again = coordinator(tmp_path, *PATIENT)
+    assert (again.resume(), again.rounds, again.best_round) == (3, 3, 3)
+    assert run(again, at_the_end) == asked[len(TRAINING) :], "nothing is trained"
+
+
 def test_another_jobs_state_is_not_resumed(tmp_path: Path) -> None:
     run(coordinator(tmp_path))
     with pytest.raises(ConfigError, match="another job"):

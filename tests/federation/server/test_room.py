@@ -79,11 +79,13 @@ def test_a_run_goes_on_to_the_same_weights(
     for name in ("store_update", "save_state", "save_model"):
         original = getattr(RunFiles, name)
 
-        def full_at_first(self: RunFiles, *args: object, name: str = name, original: object = original) -> object:
+        def full_at_first(
+            self: RunFiles, *args: object, name: str = name, original: object = original, **options: object
+        ) -> object:
             calls[name] = calls.get(name, 0) + 1
             if calls[name] % 2:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            return original(self, *args)  # type: ignore[operator]
+            return original(self, *args, **options)  # type: ignore[operator]
 
         monkeypatch.setattr(RunFiles, name, full_at_first)
     make = coordinator_module.Room

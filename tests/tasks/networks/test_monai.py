@@ -15,6 +15,7 @@ from fedshift.methods.shared.mixing import stages_of
 from fedshift.schema.errors import ConfigError
 from fedshift.tasks import networks, trial
 from fedshift.tasks.losses import main, make_loss
+from fedshift.tasks.networks.monai.one_name import without_second_names
 
 SMALL: dict[str, dict[str, Any]] = {
     "monai.AttentionUnet": {"channels": [4, 8, 16], "strides": [2, 2]},
@@ -174,12 +175,21 @@ def test_initial_weights_depend_on_the_seed_alone(name: str) -> None:
     assert all(torch.equal(value, again[key]) for key, value in first.items())
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_each_array_has_one_name(name: str) -> None:
+    net = small(name)
+    once = {key for key, _ in [*net.named_parameters(), *net.named_buffers()]}
+    assert net.state_dict().keys() == once, "noise, averages and limits go by these names"
+
+
 def test_arrays_have_monais_names() -> None:
     net = small("monai.DynUNet", deep_supervision=True)
     theirs = monai.networks.nets.DynUNet(
         2, 1, 3, [3] * 4, [1, 2, 2, 2], [2, 2, 2], filters=[4, 8, 8, 16], deep_supervision=True
     )
-    theirs.load_state_dict(net.state_dict())
+    missing, unexpected = theirs.load_state_dict(net.state_dict(), strict=False)
+    assert not unexpected and all(key.startswith("skip_layers.") for key in missing), "their second names"
+    net.load_state_dict(without_second_names(net, theirs.state_dict()))
     x = image(2)
     assert torch.equal(net.eval()(x), theirs.eval()(x))
     heads, stacked = net.train()(x), theirs.train()(x)

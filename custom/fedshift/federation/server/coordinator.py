@@ -200,7 +200,8 @@ class Coordinator:
         self.record.restore(state.results)
         if self.files.recover_best(state.best_round):
             self.record.selection.best = state.best_round
-        self._end_if_patience_is_over()
+        if state.ended is not None:
+            self._end_after(state.ended)
         return state.round
 
     def open(self, round_: int) -> Broadcast:
@@ -457,12 +458,14 @@ class Coordinator:
         if patience is None or not self.best_round or scored - self.best_round < patience:
             return
         if self.round < self.job.task.schedule.rounds:
-            self._ended = self.round
-            self.quorum.last_round = self.round
+            self._end_after(self.round)
             log.info(
                 "round %d is the last: the mean validation %s has not risen in the %d rounds after round %d",
                 *(self.round, self.metric, scored - self.best_round, self.best_round),
             )
+
+    def _end_after(self, round_: int) -> None:
+        self._ended = self.quorum.last_round = round_
 
     def _record_selection(self) -> None:
         self.record.select()
@@ -477,8 +480,11 @@ class Coordinator:
         self._room.write(name, lambda: self.files.save_model(name, round_, weights, arrays))
 
     def _save_state(self, round_: int) -> None:
-        model, medians = self.model, self.inbound.medians
-        self._room.write("the state", lambda: self.files.save_state(round_, model.weights, model.method_state, medians))
+        model, medians, ended = self.model, self.inbound.medians, self._ended
+        self._room.write(
+            "the state",
+            lambda: self.files.save_state(round_, model.weights, model.method_state, medians, ended=ended),
+        )
 
 
 def payload_bytes(message: Broadcast | Update) -> int:

@@ -57,7 +57,9 @@ class RunFiles:
 
     # --- state ------------------------------------------------------------------------------------
 
-    def save_state(self, round_: int, weights: Weights, methods: MethodArrays, medians: dict[str, float]) -> None:
+    def save_state(
+        self, round_: int, weights: Weights, methods: MethodArrays, medians: dict[str, float], *, ended: int | None
+    ) -> None:
         """Save everything up to the end of a round. A new best model that the state names then replaces the former."""
         save_state(
             self._folder,
@@ -69,6 +71,7 @@ class RunFiles:
                 methods=methods,
                 results=self._record.results.model_dump_json(by_alias=True),
                 medians=medians,
+                ended=ended,
             ),
         )
         self._confirm_best()

@@ -30,6 +30,8 @@ class ServerState:
     """Content of ``results.json`` after this round."""
     medians: dict[str, float] = field(default_factory=dict)
     """`fedshift.federation.server.outliers.medians` of the rounds so far; empty in files of earlier versions."""
+    ended: int | None = None
+    """The round after which the run ends, once patience is over."""
 
 
 def save_state(folder: Path, state: ServerState) -> None:

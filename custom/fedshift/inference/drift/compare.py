@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.casefiles import is_dummy
+from fedshift.data.casefiles import known_spacing
 from fedshift.data.fingerprint import scan_fingerprint
 from fedshift.federation.survey.shift import OF_A_SCAN, from_site
 from fedshift.inference.masks import volume_ml
@@ -109,8 +109,7 @@ def compare_scans(
         except FedshiftError as error:
             yield Compared(image, error=str(error))
             continue
-        spacing = None if is_dummy(scan) else scan.spacing[::-1]
-        told = fingerprint_of(model, references, voxels, mask, spacing)
+        told = fingerprint_of(model, references, voxels, mask, known_spacing(scan))
         yield judged(image, told, confidence, references, usual, volume_ml=volume_ml(mask, scan))
 
 

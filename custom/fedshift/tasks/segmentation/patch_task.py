@@ -164,14 +164,14 @@ class Task:
         }
 
     def probabilities(
-        self, forward: Callable[[Tensor], Tensor], voxels: np.ndarray, spacing: Sequence[float]
+        self, forward: Callable[[Tensor], Tensor], voxels: np.ndarray, spacing: Sequence[float] | None
     ) -> np.ndarray:
         """Of the classes of a scan, (K, z, y, x) float32 on the network's grid, with the steps of `evaluate`.
 
         Args:
             forward: as for `logits`.
             voxels: the scan's sequences (S, z, y, x) in RAS orientation, as stored.
-            spacing: mm along z, y, x.
+            spacing: mm along z, y, x; None if it is not known.
 
         Raises:
             DataError: intensities that the task's normalisation cannot take.
@@ -183,7 +183,7 @@ class Task:
         except ValueError as error:
             raise DataError(f"the scan {error}") from None
 
-    def windows(self, voxels: np.ndarray, spacing: Sequence[float]) -> list[Tensor]:
+    def windows(self, voxels: np.ndarray, spacing: Sequence[float] | None) -> list[Tensor]:
         """A scan as images of the size of training, side by side, in batches; ``voxels`` and ``spacing`` as above."""
         found: list[Tensor] = []
 

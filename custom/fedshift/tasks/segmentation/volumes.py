@@ -69,7 +69,7 @@ def classes_of(
 
 def segment(
     voxels: np.ndarray,
-    spacing: Sequence[float],
+    spacing: Sequence[float] | None,
     network: Callable[[Tensor], Tensor],
     *,
     largest_component: bool,
@@ -90,7 +90,7 @@ def segment(
 
 def probabilities_of(
     voxels: np.ndarray,
-    spacing: Sequence[float],
+    spacing: Sequence[float] | None,
     network: Callable[[Tensor], Tensor],
     *,
     dims: int,
@@ -108,7 +108,7 @@ def probabilities_of(
 
     Args:
         voxels: sequences (S, z, y, x) in RAS orientation, as stored.
-        spacing: mm along z, y, x.
+        spacing: mm along z, y, x; None if it is not known.
         network: images of the patch's size to logits, on any device.
         dims: 2 or 3.
         patch: size of the images.

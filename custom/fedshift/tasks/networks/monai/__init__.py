@@ -21,6 +21,7 @@ from fedshift.schema.strict import nearest
 from fedshift.tasks import trial
 from fedshift.tasks.networks.monai.allowed import ALLOWED, Allowed
 from fedshift.tasks.networks.monai.even_sizes import pad_only_odd_sizes
+from fedshift.tasks.networks.monai.one_name import name_once
 from fedshift.tasks.stages import Stage
 
 PREFIX = "monai."
@@ -163,6 +164,12 @@ def _class(short: str) -> type[nn.Module]:
 
 def _made(cls: type[Segmenter], name: str, arguments: dict[str, Any]) -> Segmenter:
     """An instance; on the meta device by way of the CPU, where a constructor reads values."""
+    net = _constructed(cls, name, arguments)
+    name_once(net)
+    return net
+
+
+def _constructed(cls: type[Segmenter], name: str, arguments: dict[str, Any]) -> Segmenter:
     try:
         return cls(**arguments)
     except ImportError as error:

@@ -1,0 +1,46 @@
+"""A scan as a file: which names are those of scans, and the error that says what is wrong with one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedshift.schema.errors import DataError
+
+SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
+DATA_SUFFIXES = (".raw", ".zraw")
+"""Of the files with the voxels that a MetaImage header names."""
+
+
+class ScanError(DataError):
+    """A scan that cannot be used: ``what`` is wrong, and how to fix it (``mend``), separately for ``data check``."""
+
+    def __init__(self, path: Path, what: str, mend: str) -> None:
+        """``what`` is wrong with the file at ``path``, and how to fix it."""
+        super().__init__(f"{path} {what}: {mend}")
+        self.path = path
+        self.what = what
+        self.mend = mend
+
+
+def suffix_of(path: Path) -> str | None:
+    """The known image suffix of a file name (``.nii.gz`` counts as one), or None."""
+    name = path.name.lower()
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Around what only reads: an error of the system names its file, or ``path`` if it does not say which.
+
+    Raises:
+        ScanError: a file or a folder may not be read.
+    """
+    try:
+        yield
+    except OSError as error:
+        named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else path
+        what = f"cannot be read ({error.strerror or error})"
+        raise ScanError(named, what, "allow whoever runs this command to read it, or copy it again") from None
