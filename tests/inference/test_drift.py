@@ -144,6 +144,13 @@ def test_scans_are_of_the_month_of_their_folder_or_else_of_their_file(tmp_path: 
         scans_by_month(tmp_path / "empty")
 
 
+@pytest.mark.parametrize("name", ["100512", "20451234", "1989-12", "2026-13", "2026-02-30", "20260312345", "2999-01"])
+def test_a_patients_number_is_no_month(name: str, tmp_path: Path) -> None:
+    for folder in (name, "2026-01-15 CT"):
+        write_scans(tmp_path / folder, ["a.nii.gz"], seed=1)
+    assert list(scans_by_month(tmp_path)) == ["2026-01"]
+
+
 def test_limits_are_the_upper_ends_for_the_next_case() -> None:
     site = Fingerprint(site="A", dataset="d", kind="images", cases={}, classes=("background", "organ"))
     doubts = LogSums.of([0.1, 0.2, 0.4], floor=0.001)

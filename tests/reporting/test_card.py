@@ -78,3 +78,6 @@ def test_results_of_another_run_are_refused(run: Path, tmp_path: Path, capsys: p
     assert "is of another run than" in capsys.readouterr().err
     assert main(["card", str(run / BEST), "--out", str(tmp_path / "card.txt")]) == 2
     assert "ends in .html" in capsys.readouterr().err
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert main(["card", str(run / BEST), "--out", str(tmp_path / "file" / "card.html")]) == 2
+    assert "card.html cannot be written (File exists): name another file" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from fedshift import cli
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.flare.export import read_job_folder
 from fedshift.reporting.comparison.record import write_comparison
+from fedshift.reporting.report.findings import mean_with_interval
 from fedshift.reporting.report.runs import Run, label_runs, read
 from fedshift.reporting.table import PHANTOM_NOTE, scores_table
 from fedshift.schema.errors import ConfigError
@@ -233,7 +234,7 @@ def _overconfident(results: Results) -> None:
         (_fell, "From round 2 to the last the mean test Dice fell from 70.0 % to 10.0 %"),
         (_absent, "Sites were absent 1 time in total: HK."),
         (_rejected, "Rejected answers of HK: 1."),
-        (_empty, "predicted no foreground in 2 test volumes (HK)"),
+        (_empty, "in 2 test volumes (HK); surface distances count as the diagonal of the volume there"),
         (_overconfident, "(ECE) at HK (40.0 %)"),
     ],
 )
@@ -299,12 +300,26 @@ def test_cases_are_counted_and_samples_stand_below(run: Path, html: str, tmp_pat
     assert "not of patients, which this record does not have" in said(record(GOOD), tmp_path)
 
 
-def test_the_interval_of_the_mean_is_students_over_all_cases(tmp_path: Path) -> None:
-    spread = sum(np.var(cases, ddof=1) / len(cases) for cases in GOOD.values())
-    half = stats.t.ppf(0.975, 10) * np.sqrt(spread) / 2
+def test_the_interval_of_the_mean_is_welchs(tmp_path: Path) -> None:
+    errors = np.array([np.var(cases, ddof=1) / len(cases) for cases in GOOD.values()])
+    half = stats.t.ppf(0.975, errors.sum() ** 2 / (errors**2 / 5).sum()) * np.sqrt(errors.sum()) / 2
     mean = np.mean([np.mean(cases) for cases in GOOD.values()])
     text = said(record(GOOD), tmp_path)
     assert f"(95 % interval {100 * (mean - half):.1f} to {100 * (mean + half):.1f} %)" in text
+
+
+def test_the_interval_of_the_mean_is_not_taken_from_a_site_with_few_cases() -> None:
+    def bounds(cases: dict[str, list[float]]) -> tuple[float, float] | None:
+        final = record(cases).final
+        assert final is not None
+        return mean_with_interval(final.best, list(cases), "dice")[1]
+
+    many = np.linspace(0.7, 0.9, 20).tolist()
+    found = bounds({"A": many, "B": many})
+    welch = stats.ttest_ind(many, [-case for case in many], equal_var=False).confidence_interval()  # A + B
+    assert found == pytest.approx((welch.low / 2, welch.high / 2))
+    assert bounds({"A": [0.6, 0.9], "B": many}) is None, "all but 1 of 20 degrees of freedom are of the other site"
+    assert bounds({"A": [0.8] * 9, "B": [0.7] * 9}) is None, "no spread at all is no certainty"
 
 
 def test_where_single_scores_are_kept_back_there_is_a_box_from_quantiles(tmp_path: Path) -> None:
@@ -342,6 +357,16 @@ def test_other_data_are_not_compared_case_by_case(tmp_path: Path) -> None:
     text = words_of(written(first, tmp_path / "a"), written(second, tmp_path / "b"))
     assert "Not the same data in all runs: HK" in text
     assert "fedavg + fedfa 6 1 " in text  # only the six cases of the other site
+
+
+def test_folds_of_a_cross_validation_are_not_the_same_cases(tmp_path: Path) -> None:
+    folders = [
+        written(record(GOOD, methods=name, split=f"case, fold {fold} of 5"), tmp_path / name)
+        for name, fold in (("fedavg", 1), ("fedfa", 2))
+    ]
+    text = words_of(*folders)
+    assert "Not the same data in all runs: BIDMC and HK (different manifests or splits)" in text
+    assert "No paired differences" in text and "Mean difference" not in text
 
 
 def test_tables_of_many_models_are_reported_too(tmp_path: Path) -> None:
@@ -551,16 +576,17 @@ def test_simulated_scanners_are_said_in_the_report_and_below_the_table(tmp_path:
     assert "Simulated sites and scanners: A, B." in console.export_text()
 
 
-def test_distances_are_not_called_mm_where_voxel_sizes_are_unknown(tmp_path: Path) -> None:
+def test_scores_that_need_the_voxel_size_are_not_trusted_where_it_is_unknown(tmp_path: Path) -> None:
     results = record({"A": [0.9, 0.8], "B": [0.9, 0.8]})
     assert results.final is not None
     for scores in results.final.best.sites.values():
-        scores["test"]["hd95"] = 12.0
-    sentence = "HD95 at B: not in mm"
+        scores["test"] |= {"hd95": 12.0, "surface_dice": 0.7, "volume_difference": 3.0}
+    sentence = "HD95, Surface Dice and Volume difference at B: computed as if voxels were of 1 x 1 x 1 mm"
     assert sentence not in said(results, tmp_path / "known")
     results.data["B"].unknown_spacing = True
     text = said(results, tmp_path / "unknown")
     assert sentence in text and "Scans at B have no voxel size" in text
+    assert "do not trust HD95, Surface Dice and Volume difference there" in text
 
 
 def test_a_run_whose_rounds_ended_by_the_clock_is_said_not_to_repeat(tmp_path: Path) -> None:

@@ -81,6 +81,20 @@ def test_a_row_whose_folds_have_not_all_ended_has_no_score() -> None:
     assert over_folds([*failed, *crossed({"FedAvg": scores}).cells[1:]])[0].state == "failed"
 
 
+@pytest.mark.parametrize("empty", FOLDS)
+def test_a_fold_without_test_cases_at_a_site_does_not_count_there(empty: int) -> None:
+    both = {"A": 0.5, "B": 0.8}
+    scores = {(0, fold): {"A": 0.5} if fold == empty else both for fold in FOLDS}
+    counts = [0 if fold == empty else fold for fold in FOLDS]
+    comparison = crossed({"FedAvg": scores}, cases={"A": (1, 1, 1), "B": counts})
+    (cell,) = comparison.of({})
+    assert cell.site_scores("best", "test", "accuracy") == pytest.approx(both)
+    (row,) = make_tables(comparison)[0].rows.values()
+    assert [entry.mean for entry in row] == pytest.approx([0.5, 0.8, 0.65])
+    lacking = crossed({"FedAvg": scores}, cases={"A": (1, 1, 1), "B": (1, 1, 1)})
+    assert "B" not in lacking.of({})[0].site_scores("best", "test", "accuracy"), "there were cases, but no score"
+
+
 def test_a_score_that_one_fold_lacks_is_left_out() -> None:
     cells: list[CellRecord] = crossed({"FedAvg": {(0, fold): {"A": 0.5, "B": 0.5} for fold in FOLDS}}).cells
     cells[0].scores["best"]["test"]["A"]["hd95"] = 3.0
@@ -109,6 +123,13 @@ def test_a_pair_is_a_site_and_a_fold_averaged_over_seeds() -> None:
     begun = [cell for cell in comparison.cells if not (cell.fold == 2 and cell.labels["method"] == "FedFA")]
     (line,) = (note for note in footnotes(comparison.model_copy(update={"cells": begun})) if "against" in note)
     assert line.endswith("(n = 4, of folds 1, 3 only).")
+
+
+def test_a_test_of_pairs_that_hardly_differ_is_not_made() -> None:
+    theirs = {(0, fold): {"A": 0.5, "B": 0.9} for fold in FOLDS}
+    ours = {**theirs, (0, 1): {"A": 0.6, "B": 0.8}}
+    comparison = crossed({"X": ours, "Y": theirs}, tests=[("X", "Y")], pairs="sites_and_folds")
+    assert "X against Y: +0.0, fewer than 3 pairs differ, so there is no test (n = 6)." in footnotes(comparison)
 
 
 def write(folder: Path, **changes: Any) -> Path:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from fedshift.data.scan_folders import scans_in
 from fedshift.schema.errors import ConfigError, DataError
 
-_DATED = re.compile(r"(\d{4})-?(0[1-9]|1[0-2])(?!\d{3,})")
+_DATED = re.compile(r"(\d{4})-?(\d{2})(?:-?(\d{2}))?(?!\d)")
 """How the name of a month's folder begins: ``2026-03``, ``2026-03-15 CT`` or ``202603``."""
+FIRST_YEAR = 1990
+"""A name that begins with an earlier year, or one after the next, is a patient's number and no date."""
 
 
 def scans_by_month(folder: Path) -> dict[str, list[Path]]:
@@ -27,9 +29,9 @@ def scans_by_month(folder: Path) -> dict[str, list[Path]]:
         raise ConfigError(f"{folder} is no folder: name one with scans, or with a sub-folder for each month")
     months: dict[str, list[Path]] = {}
     dated = {
-        entry: f"{found[1]}-{found[2]}"
+        entry: month
         for entry in sorted(folder.iterdir())
-        if entry.is_dir() and (found := _DATED.match(entry.name))
+        if entry.is_dir() and (month := _month(entry.name, until=datetime.now(UTC).year + 1)) is not None
     }
     for entry, month in dated.items():
         months.setdefault(month, []).extend(scans_in([entry]))
@@ -43,3 +45,16 @@ def scans_by_month(folder: Path) -> dict[str, list[Path]]:
         month = datetime.fromtimestamp(scan.stat().st_mtime, UTC).strftime("%Y-%m")
         months.setdefault(month, []).append(scan)
     return dict(sorted(months.items()))
+
+
+def _month(name: str, *, until: int) -> str | None:
+    """The month that a name begins with; None if it begins with no date of the years from `FIRST_YEAR` to ``until``."""
+    found = _DATED.match(name)
+    if found is None:
+        return None
+    year, month, day = (int(part or 1) for part in found.groups())
+    try:
+        date(year, month, day)
+    except ValueError:
+        return None
+    return f"{year}-{month:02}" if FIRST_YEAR <= year <= until else None

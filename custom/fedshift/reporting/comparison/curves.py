@@ -29,7 +29,6 @@ MIN_ROUNDS = 2
 _SIDE_BY_SIDE = 3
 _WIDTH, _HEIGHT, _LEGEND_LINE = 400, 300, 17
 """Size of a panel and height of a legend line, in pixels."""
-_UNITS = {"percent": "%", "mm": "mm", "ml": "ml", "plain": ""}
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def curves_csv(comparison: Comparison) -> str:
         for part, scores in (("val", cell.curve), ("test", cell.test_curve)):
             for number, value in enumerate(scores, 1):
                 if value is not None:
-                    values = [cell.seed, number, f"{of.scaled(value):.6g}", _UNITS[of.unit], cell.metric, part]
+                    values = [cell.seed, number, f"{of.scaled(value):.6g}", of.unit, cell.metric, part]
                     write.writerow([*cell.labels.values(), *values])
     return out.getvalue()
 
@@ -163,7 +162,7 @@ def _panel(axes: Axes, comparison: Comparison, block: Block, lines: dict[int, Li
             axes.fill_between(row_line.rounds, low, high, color=figures.colour(number), alpha=0.15, linewidth=0)
     cells = [cell for cell in comparison.of(block.labels) if cell.curve]
     names = dict.fromkeys(cell.metric for cell in cells)
-    units = dict.fromkeys(_UNITS[measure(name).unit] for name in names)
+    units = dict.fromkeys(measure(name).unit for name in names)
     part = "test" if shows_test(comparison) else "validation"
     axes.set_ylabel(", ".join(filter(None, [f"{part} " + " or ".join(names), *units])))
     axes.set_xlabel("round")

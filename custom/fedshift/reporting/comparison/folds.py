@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,8 @@ def over_folds(cells: Iterable[CellRecord]) -> list[CellRecord]:
     """One cell for all folds of the same labels, seed and draw, in the order of the first of each.
 
     A site's score is the mean over its folds, each weighted by its cases (samples if cases are not recorded) in the
-    scored part. A cell of which a fold has not finished has no scores.
+    scored part; folds without any do not count, as a small site has them. A cell of which a fold has not finished has
+    no scores.
     """
     found: dict[tuple[object, ...], list[CellRecord]] = {}
     for cell in cells:
@@ -32,6 +33,7 @@ def _together(folds: Sequence[CellRecord]) -> CellRecord:
     if states != {"done"}:
         state = "failed" if "failed" in states else "missing"
         return first.model_copy(update={"fold": None, "state": state, "scores": {}, "curve": [], "test_curve": []})
+    data = [cell.data for cell in folds]
     validation = [cell.validation for cell in folds if cell.validation is not None]
     return first.model_copy(
         update={
@@ -40,25 +42,33 @@ def _together(folds: Sequence[CellRecord]) -> CellRecord:
             "validation": fmean(validation) if len(validation) == len(folds) else None,
             "curve": _curve([cell.curve for cell in folds]),
             "test_curve": _curve([cell.test_curve for cell in folds]),
-            "data": {site: _data([cell.data[site] for cell in folds]) for site in first.data},
+            "data": {site: _data([cell.data[site] for cell in folds if site in cell.data]) for site in _union(data)},
         }
     )
 
 
 def _scores(folds: Sequence[CellRecord]) -> Scores:
-    """Every score that all folds have."""
+    """Every score that all folds with cases of the site in that part have."""
     scores: Scores = {}
-    for model, parts in folds[0].scores.items():
-        for part, sites in parts.items():
-            for site, metrics in sites.items():
-                others = [cell.scores.get(model, {}).get(part, {}).get(site, {}) for cell in folds]
+    for model in _union([cell.scores for cell in folds]):
+        parts = [cell.scores.get(model, {}) for cell in folds]
+        for part in _union(parts):
+            sites = [of_fold.get(part, {}) for of_fold in parts]
+            for site in _union(sites):
                 weights = [_weight(cell, part, site) for cell in folds]
+                found = [(of.get(site, {}), weight) for of, weight in zip(sites, weights, strict=True) if weight]
                 scores.setdefault(model, {}).setdefault(part, {})[site] = {
-                    name: fmean((other[name] for other in others), weights)
-                    for name in metrics
-                    if all(name in other for other in others)
+                    name: fmean((metrics[name] for metrics, _ in found), [weight for _, weight in found])
+                    for name in _union([metrics for metrics, _ in found])
+                    if all(name in metrics for metrics, _ in found)
                 }
     return scores
+
+
+def _union(of_folds: Sequence[Mapping[str, object]]) -> list[str]:
+    """The keys of all folds, in the order of the fold with the most."""
+    fullest = max(of_folds, key=len, default={})
+    return list(dict.fromkeys([*fullest, *(key for one in of_folds for key in one)]))
 
 
 def _weight(cell: CellRecord, part: str, site: str) -> int:

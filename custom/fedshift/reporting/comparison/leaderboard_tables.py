@@ -12,6 +12,7 @@ from rich.text import Text
 from fedshift.reporting.comparison.leaderboard import Leaderboard, RankedRow
 from fedshift.reporting.comparison.rank_figure import rank_svg
 from fedshift.reporting.comparison.ranks import ALPHA, FEWEST
+from fedshift.reporting.p_values import p_equals, p_text
 from fedshift.schema.files import write_text
 
 HEADINGS = ("", "mean rank", "mean score", "against {against}", "p", "p (Holm)")
@@ -23,13 +24,8 @@ def cells_of(row: RankedRow, against: str) -> list[str]:
     if row.name == against:
         return [f"{row.rank:.2f}", f"{row.score:.1f}", "", "", ""]
     sign = "−" if round(row.difference, 1) < 0 else "+"
-    p_values = ["–" if p is None else p_text(p) for p in (row.p, row.p_holm)]
+    p_values = [p_text(p) for p in (row.p, row.p_holm)]
     return [f"{row.rank:.2f}", f"{row.score:.1f}", f"{sign}{abs(row.difference):.1f}", *p_values]
-
-
-def p_text(p: float) -> str:
-    """A p-value as printed."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def headings(board: Leaderboard) -> list[str]:
@@ -50,7 +46,7 @@ def notes(board: Leaderboard) -> list[str]:
         lines.append(f"Friedman's test needs {FEWEST} rows and blocks.")
     else:
         found = board.friedman
-        lines.append(f"Friedman's test that all rows are alike: χ² = {found.statistic:.1f}, p {_equal(found.p)}.")
+        lines.append(f"Friedman's test that all rows are alike: χ² = {found.statistic:.1f}, p {p_equals(found.p)}.")
     if board.critical_difference is not None:
         lines.append(
             f"Critical difference of two mean ranks (Nemenyi, α = {ALPHA}): {board.critical_difference:.2f}. "
@@ -69,10 +65,6 @@ def notes(board: Leaderboard) -> list[str]:
 
 def _pairs(rows: list[RankedRow]) -> int:
     return max((row.pairs for row in rows), default=0)
-
-
-def _equal(p: float) -> str:
-    return p_text(p) if p < 0.001 else f"= {p_text(p)}"
 
 
 def not_told_apart(board: Leaderboard) -> str:

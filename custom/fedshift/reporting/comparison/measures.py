@@ -3,50 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Unit = Literal["percent", "mm", "ml", "plain"]
+from fedshift.reporting.known_scores import Better, Unit, known_score
 
 
 @dataclass(frozen=True)
 class Measure:
     """The format of a score. With ``better`` None no value is printed in bold."""
 
-    unit: Unit = "percent"
-    better: Literal["higher", "lower"] | None = "higher"
+    unit: Unit = "%"
+    better: Better | None = "higher"
 
     def text(self, value: float) -> str:
         """The value as printed in tables, without unit."""
-        if self.unit == "percent":
+        if self.unit == "%":
             return f"{100 * value:.1f}"
-        return f"{value:.2f}" if self.unit in ("mm", "ml") else f"{value:.3f}"
+        return f"{value:.2f}" if self.unit else f"{value:.3f}"
 
     def scaled(self, value: float) -> float:
         """The value in the unit of the tables."""
-        return 100 * value if self.unit == "percent" else value
+        return 100 * value if self.unit == "%" else value
 
     @property
     def unit_text(self) -> str:
         """The unit as text for a heading."""
-        lower = f"in {self.unit}, lower is better"
-        return {"percent": "in percent", "mm": lower, "ml": lower, "plain": ""}[self.unit]
+        if self.unit == "%":
+            return "in percent"
+        return f"in {self.unit}, lower is better" if self.unit else ""
 
 
-KNOWN_MEASURES = {
-    "hd95": Measure("mm", "lower"),
-    "asd": Measure("mm", "lower"),
-    "volume_difference": Measure("ml", "lower"),
-    "ece": Measure("percent", "lower"),
-    "macro_accuracy": Measure(),
-    "gradient_norm": Measure("plain", None),
-    "gradient_norm_squared": Measure("plain", None),
-}
-"""Scores whose format differs from the default, or that a task's own metrics do not include."""
+BESIDE_METRICS = ("hd95", "asd", "volume_difference", "ece", "macro_accuracy", "gradient_norm", "gradient_norm_squared")
+"""Scores that a table may show though a task's own metrics need not include them."""
 
 
 def measure(name: str) -> Measure:
-    """The format of a score, which may be one class's.
-
-    A score that is not in `KNOWN_MEASURES` is a fraction of 1, and higher is better.
-    """
-    return KNOWN_MEASURES.get(name.partition(" ")[0], Measure())
+    """The format of a score, which may be one class's. An unknown one is a fraction of 1, and higher is better."""
+    known = known_score(name)
+    return Measure() if known is None else Measure(known.unit, known.better)

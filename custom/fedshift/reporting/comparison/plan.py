@@ -14,7 +14,7 @@ import yaml
 from fedshift.data.locate import data_home
 from fedshift.federation.resolve import resolve
 from fedshift.methods import method_set
-from fedshift.reporting.comparison.measures import KNOWN_MEASURES
+from fedshift.reporting.comparison.measures import BESIDE_METRICS
 from fedshift.reporting.comparison.spec import Settings
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec, WeightsSpec
@@ -76,7 +76,7 @@ def make_plan(settings: Settings, *, metric: str | None, folder: Path) -> Plan:
     job = resolve(task, methods, sites=settings.sites, held_out=held_out, **common)
     is_pooled = method_set.pooled_reference(job.methods) is not None
     built = build_task(job)
-    _check_metric(metric, {*built.metrics, *KNOWN_MEASURES})
+    _check_metric(metric, {*built.metrics, *BESIDE_METRICS})
     if settings.weights is not None and weights is not None:
         path = _find(settings.weights, folder)
         assert path is not None

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_serializer, model_validator
 
 from fedshift.reporting.comparison.folds import over_folds
-from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.published import PublishedValue
 from fedshift.reporting.comparison.spec import (
     Average,
@@ -22,6 +21,7 @@ from fedshift.reporting.comparison.spec import (
     Tuning,
     cell_name,
 )
+from fedshift.reporting.known_scores import needs_voxel_size
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
 from fedshift.schema.results import FROM_SCRATCH, DataRecord, Metrics
@@ -223,8 +223,11 @@ class Comparison(Strict):
                 "the machine did has its part in their scores."
             )
         lost = sorted({site for cell in done for site, record in cell.data.items() if record.unknown_spacing})
-        if lost and measure(self.metric).unit == "mm":
-            notes.append(f"Voxel sizes are unknown at {', '.join(lost)}: distances there are not in mm.")
+        if lost and needs_voxel_size(self.metric):
+            notes.append(
+                f"Voxel sizes are unknown at {', '.join(lost)}: {self.metric} there is computed as if voxels were of "
+                "1 x 1 x 1 mm."
+            )
         notes += _versions(done)
         if len({cell.device for cell in done}) > 1:
             notes.append(f"Cells were trained on different devices: {', '.join(sorted({c.device for c in done}))}.")

@@ -27,6 +27,7 @@ from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.record import CellRecord, Comparison
 from fedshift.reporting.comparison.significance import FEWEST, Paired, paired_tests, printed_p
 from fedshift.reporting.comparison.spec import FULL, Pairs
+from fedshift.reporting.p_values import exact_p
 from fedshift.reporting.table import title_of
 from fedshift.schema.files import write_text
 
@@ -256,11 +257,13 @@ def test_line(test: Paired, comparison: Comparison) -> str:
     sign = "+" if test.difference >= 0 else "−"
     difference = f"{sign}{shown.text(abs(test.difference))}"
     if test.p is not None and test.t is not None:
-        statistics = f"t = {test.t:.2f}, p = {_p(test.p)}"
+        statistics = f"t = {test.t:.2f}, p = {exact_p(test.p)}"
     elif test.p is not None:
-        statistics = f"p = {_p(test.p)}"
+        statistics = f"p = {exact_p(test.p)}"
     elif test.n < FEWEST:
         statistics = "too few pairs for a test"
+    elif test.folds:  # a signed-rank test, to which equal pairs tell nothing
+        statistics = f"fewer than {FEWEST} pairs differ, so there is no test"
     else:
         statistics = "all differences are equal, so there is no test"
     printed = printed_p(test, comparison)
@@ -268,10 +271,6 @@ def test_line(test: Paired, comparison: Comparison) -> str:
     ended = f", of folds {', '.join(map(str, test.folds))} only" if some else ""
     details = f"n = {test.n}{ended}" + (f"; in the paper p = {printed}" if printed else "")
     return f"{test.row} against {test.against}{block}: {difference}, {statistics} ({details})."
-
-
-def _p(p: float) -> str:
-    return f"{p:.4f}" if p >= 0.0001 else f"{p:.1e}"
 
 
 def entry_text(entry: Entry, of: Measure) -> str:
@@ -387,7 +386,7 @@ def _tex(text: str) -> str:
 def long_csv(comparison: Comparison) -> str:
     """The tables in CSV with one number per line: every row, block and column, then the tests' p-values."""
     shown, (first, *further) = measure(comparison.metric), comparison.axes
-    unit = {"percent": "%", "mm": "mm", "ml": "ml", "plain": ""}[shown.unit]
+    unit = shown.unit
     figures = {(figure.row, figure.column): figure for figure in comparison.published}
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n")

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+from fedshift.reporting.p_values import p_text
 from fedshift.reporting.report.runs import Run, distribution, label_runs
 from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, Text
 from fedshift.reporting.report.wording import Metric, counted, listed, metric
@@ -42,14 +43,14 @@ def compare(runs: Sequence[Run]) -> list[Section]:
 def _section(key: str, task: str, name: str, runs: Sequence[Run]) -> Section:
     settings = _settings(runs)
     sites = list(dict.fromkeys(site for run in runs for site in run.trained))
-    same_data = [site for site in sites if len(_fingerprints(runs, site)) == 1]
+    same_data = [site for site in sites if len(_cases_used(runs, site)) == 1]
     other_data = [site for site in sites if site not in same_data]
     blocks: list[Block] = [_table(name, settings, sites)]
     if other_data:
         blocks.append(
             Text(
-                f"Not the same data in all runs: {listed(other_data)} (different manifests). Differences there say "
-                "nothing about the methods."
+                f"Not the same data in all runs: {listed(other_data)} (different manifests or splits). "
+                "Differences there say nothing about the methods."
             )
         )
     if any(len(setting.runs) > 1 for setting in settings):
@@ -75,8 +76,10 @@ def _settings(runs: Sequence[Run]) -> list[_Setting]:
     return [_Setting(label, members) for label, members in zip(labels, groups.values(), strict=True)]
 
 
-def _fingerprints(runs: Sequence[Run], site: str) -> set[str]:
-    return {run.results.data[site].manifest_sha256 for run in runs if site in run.results.data}
+def _cases_used(runs: Sequence[Run], site: str) -> set[tuple[str, str]]:
+    """The manifests of a site with their splits: folds of a cross-validation share a manifest and no test case."""
+    records = [run.results.data[site] for run in runs if site in run.results.data]
+    return {(record.manifest_sha256, record.split_rule) for record in records}
 
 
 def _test(run: Run, site: str, name: str) -> float | None:
@@ -178,6 +181,5 @@ def _tested(of: Metric, differences: np.ndarray) -> tuple[Cell | str, str]:
 
     tested = stats.ttest_1samp(differences, 0.0)
     bounds = tested.confidence_interval(0.95)
-    p = float(tested.pvalue)
     bounds_text = f"[{of.number(float(bounds.low))}, {of.number(float(bounds.high))}]"
-    return Cell(f"{sign}{of.number(mean)}", bounds_text), "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return Cell(f"{sign}{of.number(mean)}", bounds_text), p_text(float(tested.pvalue))

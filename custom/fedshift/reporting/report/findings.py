@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import fmean
 
+from fedshift.reporting.known_scores import needs_voxel_size
 from fedshift.reporting.report import worth
 from fedshift.reporting.report.runs import Run, distribution, evaluation
 from fedshift.reporting.report.section import Finding, Findings, Section, Tone
@@ -61,19 +62,27 @@ def multi_model_summary(run: Run, sentence: str) -> Section:
 def mean_with_interval(scores: FinalScores, sites: list[str], name: str) -> tuple[float, tuple[float, float] | None]:
     """The mean test score over sites, and its 95 % interval if every site reports its standard deviation over cases.
 
-    The interval is ± t √(Σ s² / n) / K for K sites, each with n cases of standard deviation s. t is Student's with
-    Σ (n - 1) degrees of freedom, which must be at least `MIN_DEGREES_OF_FREEDOM`. It covers other cases at the same
-    sites, not other sites.
+    The interval is ± t √(Σ s² / n) / K for K sites, each with n cases of standard deviation s. t is Student's with the
+    degrees of freedom of Welch (1947) and Satterthwaite (1946), as the sites' variances are not pooled::
+
+        (Σ s² / n)² / Σ (s² / n)² / (n - 1)
+
+    They must be at least `MIN_DEGREES_OF_FREEDOM`. Without any spread over cases there is no interval. It covers other
+    cases at the same sites, not other sites.
     """
     mean = fmean(scores.sites[site]["test"][name] for site in sites)
     spreads = [distribution(scores, site, "test", name) for site in sites]
-    known = [(spread.std, spread.n) for spread in spreads if spread is not None and spread.std is not None]
-    degrees_of_freedom = sum(n - 1 for _, n in known)
-    if len(known) < len(sites) or degrees_of_freedom < MIN_DEGREES_OF_FREEDOM:
+    known = [(s.std**2 / s.n, s.n) for s in spreads if s is not None and s.std is not None and s.n > 1]
+    variance = sum(of_site for of_site, _ in known)
+    if len(known) < len(sites) or variance == 0:
+        return mean, None
+    # By shares of the variance: squares of very small ones would be 0.
+    degrees_of_freedom = 1 / sum((of_site / variance) ** 2 / (n - 1) for of_site, n in known)
+    if degrees_of_freedom < MIN_DEGREES_OF_FREEDOM:
         return mean, None
     from scipy import stats
 
-    half = float(stats.t.ppf(0.975, degrees_of_freedom)) * math.sqrt(sum(std**2 / n for std, n in known)) / len(sites)
+    half = float(stats.t.ppf(0.975, degrees_of_freedom)) * math.sqrt(variance) / len(sites)
     upper_limit = 1.0 if metric(name).unit == "%" else math.inf
     return mean, (max(mean - half, 0.0), min(mean + half, upper_limit))
 
@@ -154,11 +163,11 @@ def _data_cautions(run: Run) -> Iterator[Finding]:
             f"{listed(sites)}: {what} are simulated, on real scans, so the scores are about a shift that was made up.",
         )
     unknown = sites_without_voxel_sizes(run)
-    if unknown and (names := mm_scores(run)):
+    if unknown and (names := scores_of_voxel_size(run)):
         yield Finding(
             "caution",
             f"Scans at {listed(unknown)} have no voxel size in their headers (1 x 1 x 1 mm is a placeholder): "
-            f"{listed(names)} there are in voxels of unknown size, not in mm, so do not compare them with other sites.",
+            f"do not trust {listed(names)} there, which assume the placeholder, nor compare them with other sites.",
         )
     if printed(results.job.metric):
         yield Finding(
@@ -248,7 +257,7 @@ def _model_cautions(run: Run) -> Iterator[Finding]:
         yield Finding(
             "caution",
             f"The model predicted no foreground in {counted(total, 'test volume')} ({listed(list(empty))}); surface "
-            "distances are undefined there.",
+            "distances count as the diagonal of the volume there.",
         )
     uncalibrated = [
         f"{site} ({metric('accuracy').with_unit(result.calibration.ece)})"
@@ -280,12 +289,12 @@ def _fault_cautions(run: Run) -> Iterator[Finding]:
 
 
 def sites_without_voxel_sizes(run: Run) -> list[str]:
-    """The sites with unknown voxel sizes, where distances in mm are invalid."""
+    """The sites with unknown voxel sizes, where some scores mean nothing (`scores_of_voxel_size`)."""
     return [site for site, record in run.results.data.items() if record.unknown_spacing]
 
 
-def mm_scores(run: Run) -> list[str]:
-    """Titles of the scores in mm that the run has."""
+def scores_of_voxel_size(run: Run) -> list[str]:
+    """Titles of the run's scores that mean something only where the voxel size is known."""
     final = run.results.final
     if final is None:
         return []
@@ -296,7 +305,7 @@ def mm_scores(run: Run) -> list[str]:
         for scores in parts.values()
         for name in scores
     }
-    return [metric(name).title for name in ordered(names) if metric(name).unit == "mm"]
+    return [metric(name).title for name in ordered(names) if needs_voxel_size(name)]
 
 
 def all_records(run: Run) -> list[RoundRecord]:

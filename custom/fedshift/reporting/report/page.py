@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,7 +177,8 @@ def write(html: str, path: Path) -> None:
         temporary.write_text(html, encoding="utf-8", errors="replace")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be, nothing can be removed
+            temporary.unlink(missing_ok=True)
         raise ConfigError(f"{path} cannot be written ({error.strerror}): name another file with --out") from None
 
 

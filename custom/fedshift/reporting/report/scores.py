@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from fedshift.reporting.report.findings import mean_with_interval, mm_scores, sites_without_voxel_sizes
+from fedshift.reporting.report.findings import mean_with_interval, scores_of_voxel_size, sites_without_voxel_sizes
 from fedshift.reporting.report.runs import Run, evaluation, personal_evaluation
 from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, Text
 from fedshift.reporting.report.wording import interval, listed, metric, ordered, printed
@@ -42,9 +42,12 @@ def per_site(run: Run) -> Section | None:
     if known:
         blocks.append(Text("; ".join(f"{metric(name).title}: {metric(name).meaning}" for name in known) + "."))
     unknown = sites_without_voxel_sizes(run)
-    if unknown and (in_mm := mm_scores(run)):
+    if unknown and (of_size := scores_of_voxel_size(run)):
         blocks.append(
-            Text(f"{listed(in_mm)} at {listed(unknown)}: not in mm, as the voxel sizes of scans are unknown there.")
+            Text(
+                f"{listed(of_size)} at {listed(unknown)}: computed as if voxels were of 1 x 1 x 1 mm, as their sizes "
+                "are unknown there."
+            )
         )
     if not any(evaluation(final.best, site, "test") for site in run.results.data):
         blocks.append(Text("This record has no scores of single cases, so there are no intervals."))

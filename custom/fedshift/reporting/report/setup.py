@@ -88,7 +88,8 @@ def data(run: Run, *, role: str = "trains") -> Section | None:
     return Section(
         "data",
         "Data",
-        _how(samples, counted=counted) + " Runs with the same manifest fingerprint of a site used the same data there.",
+        _how(samples, counted=counted)
+        + " Runs with the same manifest fingerprint and split of a site used the same data there.",
         [
             Table(columns, rows, [["all sites", "", "", *totals, "", ""]]),
             Text("Splits: " + "; ".join(_RULES.get(rule, rule) for rule in rules) + "."),

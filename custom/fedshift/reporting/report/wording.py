@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from fedshift.reporting.known_scores import SCORES, known_score
 
 NO_BREAK = "\u00a0"
 """No-break space, between a number and its unit."""
@@ -46,36 +48,13 @@ class Metric:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
 
-_KNOWN = {
-    "dice": Metric("Dice", meaning="foreground Dice of whole volumes, mean over cases; 100 % is perfect overlap"),
-    "dice_papers": Metric(
-        "Papers' Dice",
-        meaning="mean of background and foreground Dice over slices with foreground, which is higher than Dice",
-    ),
-    "hd95": Metric(
-        "HD95", 1.0, "mm", higher_is_better=False, meaning="95th percentile of the distances between the two surfaces"
-    ),
-    "asd": Metric("ASD", 1.0, "mm", higher_is_better=False, meaning="mean distance between the two surfaces"),
-    "surface_dice": Metric(
-        "Surface Dice", meaning="part of both surfaces that is within the job's tolerance in mm of the other one"
-    ),
-    "volume_difference": Metric(
-        "Volume difference", 1.0, "ml", higher_is_better=False, meaning="absolute difference of the two volumes"
-    ),
-    "accuracy": Metric("Accuracy", meaning="fraction of correctly classified images"),
-    "macro_accuracy": Metric(
-        "Macro accuracy", meaning="mean over classes of the fraction of correctly classified images"
-    ),
-}
-
-
 def metric(name: str) -> Metric:
     """The format of a score, which may be one class's (``dice Anterior``); unknown ones have neither scale nor unit."""
-    score, _, of_class = name.partition(" ")
-    known = _KNOWN.get(score)
+    known, of_class = known_score(name), name.partition(" ")[2]
     if known is None:
         return Metric(name.replace("_", " "), 1.0, "")
-    return replace(known, title=f"{known.title}, {of_class}") if of_class else known
+    title = f"{known.title}, {of_class}" if of_class else known.title
+    return Metric(title, known.factor, known.unit, known.better != "lower", known.meaning)
 
 
 def printed(name: str) -> bool:
@@ -85,7 +64,7 @@ def printed(name: str) -> bool:
 
 def ordered(names: Iterable[str]) -> list[str]:
     """Score names without duplicates in table order: known scores first, each followed by its classes'."""
-    known = list(_KNOWN)
+    known = list(SCORES)
 
     def place(name: str) -> tuple[int, str]:
         score = name.partition(" ")[0]

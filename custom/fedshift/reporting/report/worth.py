@@ -14,6 +14,7 @@ import numpy as np
 
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure
+from fedshift.reporting.p_values import p_equals, p_text
 from fedshift.reporting.report import contributions
 from fedshift.reporting.report.runs import Run, evaluation, personal_evaluation
 from fedshift.reporting.report.section import (
@@ -102,7 +103,7 @@ def all_sites(run: Run) -> Section | None:
                 of.number(told.local),
                 of.number(told.federated),
                 Cell(_signed(of, told.difference), interval(of, told.interval)),
-                _p(told.p),
+                p_text(told.p),
                 Cell(VERDICTS[told.verdict], strong=told.verdict != "open"),
                 "–" if told.needed is None else f"{told.needed:,}",
             ]
@@ -150,7 +151,7 @@ def answer(site: str, told: LocalComparison) -> str:
         f"{of.number(abs(difference))} points {'higher' if difference > 0 else 'lower'}" if difference else "the same"
     )
     bounds = "" if told.interval is None else f"95 % interval {of.number(told.interval[0])} to {_upper(of, told)}"
-    facts = ", ".join(part for part in (bounds, f"p {_equals(told.p)}" if told.p is not None else "") if part)
+    facts = ", ".join(part for part in (bounds, f"p {p_equals(told.p)}" if told.p is not None else "") if part)
     numbers = (
         f"{size} ({of.with_unit(told.federated)} against {of.with_unit(told.local)}{'; ' if facts else ''}{facts})"
     )
@@ -310,7 +311,7 @@ def _numbers(told: LocalComparison) -> Facts:
     if told.std is not None:
         facts.append(("Standard deviation of the differences", of.number(told.std)))
     if told.test is not None:
-        facts.append((f"p, {TESTS[told.test]}", _p(told.p)))
+        facts.append((f"p, {TESTS[told.test]}", p_text(told.p)))
     if told.cases is not None:
         ahead, behind = sum(a > b for a, b in told.cases), sum(a < b for a, b in told.cases)
         pictures = told.test == "mcnemar"
@@ -427,11 +428,3 @@ def _signed(of: Metric, value: float) -> str:
 def _upper(of: Metric, told: LocalComparison) -> str:
     assert told.interval is not None
     return f"{of.number(told.interval[1])} points"
-
-
-def _p(value: float | None) -> str:
-    return "–" if value is None else ("< 0.001" if value < 0.001 else f"{value:.3f}")
-
-
-def _equals(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"= {value:.3f}"

@@ -1,0 +1,66 @@
+"""What is known of each score: title, unit and direction, for tables, reports and the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Unit = Literal["%", "mm", "ml", ""]
+Better = Literal["higher", "lower"]
+
+
+@dataclass(frozen=True)
+class KnownScore:
+    """A score. With ``better`` None neither direction is better; ``meaning`` is for the legend of a report."""
+
+    title: str
+    unit: Unit = "%"
+    better: Better | None = "higher"
+    meaning: str = ""
+
+    @property
+    def factor(self) -> float:
+        """By which the value is multiplied to be in its unit."""
+        return 100.0 if self.unit == "%" else 1.0
+
+    @property
+    def heading(self) -> str:
+        """The title with its unit, as in ``HD95, mm``."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+
+SCORES = {
+    "dice": KnownScore("Dice", meaning="foreground Dice of whole volumes, mean over cases; 100 % is perfect overlap"),
+    "dice_papers": KnownScore(
+        "Papers' Dice",
+        meaning="mean of background and foreground Dice over slices with foreground, which is higher than Dice",
+    ),
+    "hd95": KnownScore("HD95", "mm", "lower", "95th percentile of the distances between the two surfaces"),
+    "asd": KnownScore("ASD", "mm", "lower", "mean distance between the two surfaces"),
+    "surface_dice": KnownScore(
+        "Surface Dice", meaning="part of both surfaces that is within the job's tolerance in mm of the other one"
+    ),
+    "volume_difference": KnownScore("Volume difference", "ml", "lower", "absolute difference of the two volumes"),
+    "accuracy": KnownScore("Accuracy", meaning="fraction of correctly classified images"),
+    "macro_accuracy": KnownScore(
+        "Macro accuracy", meaning="mean over classes of the fraction of correctly classified images"
+    ),
+    "ece": KnownScore("ECE", "%", "lower", "expected calibration error"),
+    "gradient_norm": KnownScore("Gradient norm", "", None),
+    "gradient_norm_squared": KnownScore("Squared gradient norm", "", None),
+}
+"""In the order of tables."""
+
+
+def known_score(name: str) -> KnownScore | None:
+    """What is known of a score, which may be one class's (``dice Anterior``)."""
+    return SCORES.get(name.partition(" ")[0])
+
+
+def needs_voxel_size(name: str) -> bool:
+    """Whether a score means something only where the voxel size is known.
+
+    These are lengths and volumes, and surface Dice, whose tolerance is in mm.
+    """
+    score = known_score(name)
+    return score is not None and (score.unit in ("mm", "ml") or score is SCORES["surface_dice"])
