@@ -9,11 +9,9 @@ import pytest
 from conftest import SHAPES, make_image_site
 
 from fedshift.cli import main
-from fedshift.cli.earlier import find_run, require_free
+from fedshift.cli.earlier import require_free
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.flare.run_folders import RunFolders
-from fedshift.flare.simulator_state import aside_of
-from fedshift.schema.errors import ConfigError
 from fedshift.schema.results import LAST, read_results
 
 
@@ -84,15 +82,22 @@ def test_a_job_folder_with_a_run_inside_is_not_replaced(home: Path, capsys: pyte
     assert not (home / "jobs" / "mine" / "run").exists()
 
 
-def test_where_a_run_is_looked_for(tmp_path: Path) -> None:
-    workspace = tmp_path / "w"
-    require_free(workspace, resume=False, force=False, in_process=False)
-    for place in (RunFolders(workspace).server, aside_of(workspace) / "server"):
-        place.mkdir(parents=True)
-        (place / "results.json").write_text("{}", encoding="utf-8")
-        run = find_run(workspace)
-        assert run is not None and not run.in_process and not run.has_finished
-        with pytest.raises(ConfigError, match=r"results\.json cannot be read"):
-            require_free(workspace, resume=False, force=False, in_process=False)
-        require_free(workspace, resume=False, force=True, in_process=False)
-        (place / "results.json").unlink()
+def test_force_replaces_a_run_that_was_made_the_other_way(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RUN]) == 0
+    out = home / "out"
+    require_free(out, resume=False, force=True, in_process=False)
+    server = RunFolders(out).server
+    server.mkdir(parents=True)
+    for path in out.iterdir():  # as the simulator would have left it
+        if path.name != "server":
+            path.rename(server / path.name)
+    assert main([*RUN]) == 2
+    assert "out holds a finished run (fedavg on shapes, 3 rounds): use --resume" in capsys.readouterr().err
+    assert main([*RUN, "--force"]) == 0
+    assert (out / LAST).is_file() and not (out / "server").exists()
+
+
+def test_a_workspace_that_is_a_file_is_a_sentence(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "out").write_text("", encoding="utf-8")
+    assert main([*RUN, "--force"]) == 2
+    assert "out is not a folder: give another -w" in capsys.readouterr().err

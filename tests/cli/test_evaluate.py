@@ -102,6 +102,8 @@ def test_a_case_that_cannot_be_read_is_named_and_the_rest_is_scored(
         (["--images", "images", "--masks", "masks", "--label", "liver=1"], "none of the classes prostate"),
         (["--images", "images", "--masks", "masks", "--sequence", "T2=*.nii.gz"], "takes the place of --images"),
         (["--images", "images", "--masks", "empty"], "has no mask"),
+        (["--images", "images", "--masks", "masks", "--tolerance", "-5"], "should be greater than 0"),
+        (["--images", "images", "--masks", "masks", "--tolerance", "nan"], "--tolerance nan: "),
     ],
 )
 def test_mistakes_get_a_sentence(
@@ -111,6 +113,17 @@ def test_mistakes_get_a_sentence(
     (balls / "empty").mkdir()
     assert evaluate(brightness_model(balls / "model.pt"), *words, "--out", "out") == 2
     assert message in capsys.readouterr().err and not (balls / "out").exists()
+
+
+def test_an_output_folder_that_cannot_be_is_refused_before_a_case_is_scored(
+    balls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (balls / "file").write_text("", encoding="utf-8")
+    model = brightness_model(balls / "model.pt")
+    for out in (balls / "file", balls / "file" / "below"):
+        assert evaluate(model, "--images", balls / "images", "--masks", balls / "masks", "--out", out) == 2
+        said = capsys.readouterr()
+        assert f"{out} cannot be made" in said.err and "case0" not in said.out
 
 
 def test_what_is_there_is_replaced_with_force_only(balls: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +39,25 @@ def test_the_help_lists_every_data_set_and_its_options(capsys: pytest.CaptureFix
     pacs = said("pacs")
     assert "--source DIR" in pacs and "--subsites N" in pacs and "Li, Yang, Song, Hospedales" in pacs
     assert "(default: Clipart)" in said("officehome") and "--subsites" not in said("digits")
+
+
+def test_an_error_of_the_machine_is_a_sentence_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    job = ["job", "fedavg", "prostate", "--out", str(tmp_path / "file")]
+    assert cli.main(job) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"fedshift: \S+/file/\S+ cannot be used \(Not a directory\): name another place, .*\n", said)
+    with pytest.raises(NotADirectoryError):
+        cli.main(["--debug", *job])
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fedshift.cli.tasks.show", full)
+    assert cli.main(["tasks"]) == 2
+    assert "the machine refused (No space left on device): see to its disk" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["tasks", "tasks --help"])

@@ -264,9 +264,40 @@ def test_an_expired_certificate_is_told_before_the_server_refuses_it(
         )
         (startup / "rootCA.pem").write_bytes(serialize_cert(root))
         (startup / "client.crt").write_bytes(serialize_cert(own))
+        (startup / "client.key").write_bytes(serialize_pri_key(key))
         capsys.readouterr()
         assert site("check", kit) == code
         assert said in capsys.readouterr().out
+
+
+def test_a_key_that_is_missing_or_of_another_certificate_is_named_at_site_and_server(
+    kit: Path, server: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    site("init", kit, "--data", data[NAME])
+    site("init", server)
+    for folder, name in ((kit, "client.key"), (server, "server.key")):
+        key = folder / "startup" / name
+        key.write_bytes(serialize_pri_key(generate_keys()[0]))
+        for said in ("is not of this certificate", "is no private key", "is missing"):
+            capsys.readouterr()
+            assert site("check", folder) == 1
+            told = capsys.readouterr().out
+            assert re.search(rf"error +certificate: {key} {said}.*: unpack the kit again, or ask", told)
+            assert " server: " not in told, "without its key the server says nothing worth knowing"
+            key.unlink() if said == "is no private key" else key.write_text("no key", encoding="utf-8")
+
+
+def test_a_device_that_the_site_does_not_have_is_named(
+    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    site("init", kit, "--data", data[NAME])
+    settings = kit / "local" / "fedshift.yaml"
+    text = settings.read_text(encoding="utf-8")
+    settings.write_text(text.replace("device: auto", "device: cuda:63"), encoding="utf-8")
+    capsys.readouterr()
+    assert site("check", kit) == 1
+    told = capsys.readouterr().out
+    assert re.search(rf"error +device: +{settings}: device 'cuda:63' cannot be used here", told)
 
 
 @pytest.mark.parametrize(

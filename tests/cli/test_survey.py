@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from surveysites import survey_site
 
 from fedshift.cli import main
 from fedshift.federation.survey.site import with_noise
+from fedshift.flare.run_folders import RunFolders
 from fedshift.flare.survey.job import read_survey_spec
 from fedshift.schema.fingerprint import read_survey
 from fedshift.schema.policy import Policy
@@ -88,6 +90,56 @@ def test_what_does_not_fit_is_a_sentence(
 ) -> None:
     assert main(["survey", *arguments]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_an_output_folder_that_cannot_be_is_refused_before_a_site_is_asked(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedshift.cli.survey._asked", lambda *_: pytest.fail("a site was asked"))
+    (home / "file").write_text("", encoding="utf-8")
+    for out in ("file", "file/below"):
+        assert main(["survey", "organ", "--out", out]) == 2
+        assert f"{out} cannot be made" in capsys.readouterr().err
+
+
+def test_a_survey_under_flare_leaves_its_log_and_what_else_is_in_the_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulator is a stand-in; the real one runs in ``tests/flare/survey/test_job.py``."""
+    assert main(["survey", "organ"]) == 0
+    told = home / "surveys" / "organ"
+
+    class StandIn:
+        returncode = None
+
+        def __init__(self, job: Path, folders: RunFolders) -> None:
+            self.folders = folders
+
+        def ready(self) -> None:
+            pass
+
+        def start(self, job: Path, **options: object) -> None:
+            self.folders.server.mkdir(parents=True)
+            shutil.copy(told / "survey.json", self.folders.server)
+            self.folders.log.write_text("what FLARE printed", encoding="utf-8")
+
+        def end(self) -> None:
+            pass
+
+    monkeypatch.setattr("fedshift.flare.survey.simulate.SimulatorProcess", StandIn)
+    (home / "out" / "flare").mkdir(parents=True)
+    (home / "out" / "flare" / "thesis").write_text("years of work", encoding="utf-8")
+    assert main(["survey", "organ", "--flare", "--out", "out"]) == 0
+    assert read_survey(home / "out") == read_survey(told)
+    assert (home / "out" / "flare" / "thesis").is_file()
+    assert (home / "out" / "survey.log").read_text(encoding="utf-8") == "what FLARE printed"
+
+
+def test_a_site_that_is_named_twice_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["survey", "organ"]) == 0
+    for what in ("organ", "surveys/organ/survey.json"):
+        assert main(["survey", what, "--sites", "A,A,B"]) == 2
+        assert "A is named twice" in capsys.readouterr().err
 
 
 def test_the_job_of_a_survey(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

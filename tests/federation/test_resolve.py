@@ -105,6 +105,8 @@ def test_a_part_of_the_sites_keeps_their_order() -> None:
         ({"protocol": "fedf"}, "no protocol 'fedf'.* 'fedfa'"),
         ({"task": "pacs", "method_names": "vm", "protocol": "augmentation"}, r"task pacs .*fedrdn: write vm\+fedrdn"),
         ({"sites": ["BIDMC", "HKK"]}, "no site 'HKK'.* 'HK'"),
+        ({"sites": ["BIDMC", "BIDMC"]}, "'sites': BIDMC is named twice"),
+        ({"held_out": ["HK", "HK"]}, "'held_out': HK is named twice"),
         ({"options": ["fedfa.pp=1"]}, "method fedfa: unknown key 'pp'.* 'p'"),
         ({"options": ["fedfa.p=2"]}, "method fedfa: 'p' .* 1"),
         ({"options": ["schedule.round=3"]}, r"unknown key 'schedule\.round'.* 'rounds'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -381,3 +382,20 @@ def test_a_changed_file_is_kept_unless_forced(site: kits.Kit) -> None:
     assert kits.lay(files, site.local, force=True) == ["resources.json", "fedshift.yaml"]
     assert (site.local / "fedshift.yaml.old").read_text(encoding="utf-8") == before
     assert kits.lay(files, site.local) == []
+
+
+def test_a_full_disk_leaves_a_kit_its_settings(site: kits.Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `fedshift.yaml` the site would have no policy of its own."""
+    before = {path.name: path.read_bytes() for path in site.local.iterdir()}
+    original = Path.write_text
+
+    def full(path: Path, text: str, **options: Any) -> int:
+        original(path, text[:10], **options)
+        if "fedshift.yaml" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigError, match=r"local cannot be written \(No space left on device\): see to its disk"):
+        kits.lay(kits.local_files(site, data={"prostate": Path("/elsewhere")}, allow_code=True), site.local, force=True)
+    assert {path.name: path.read_bytes() for path in site.local.iterdir()} == before

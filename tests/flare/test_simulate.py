@@ -204,6 +204,17 @@ def test_an_earlier_run_goes_and_another_folder_does_not(place: Place, tmp_path:
     assert not (place.workspace / "notes").exists() and not (place.workspace / "old.txt").exists()
 
 
+def test_a_run_in_one_process_goes_only_by_force(place: Place) -> None:
+    process = place.use(progress("finished"))
+    place.workspace.mkdir()
+    (place.workspace / "progress.json").write_text(progress("finished"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="a run that was made in one process: use --force to replace it"):
+        simulate(place.job, place.folder, place.workspace, ignore_memory=True)
+    assert not process.started and (place.workspace / "progress.json").is_file()
+    simulate(place.job, place.folder, place.workspace, force=True, ignore_memory=True)
+    assert process.started and not (place.workspace / "progress.json").exists()
+
+
 @pytest.mark.parametrize(("hosts", "what"), [(None, "3 sites"), (2, "2 hosts")])
 def test_more_at_a_time_than_there_are_is_refused(hosts: int | None, what: str, place: Place) -> None:
     federation = place.job.federation.model_copy(update={"hosts": hosts})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,16 @@ def test_a_file_that_is_no_job_is_a_sentence(tmp_path: Path) -> None:
             path.write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=reason):
             read_job(path)
+
+
+def test_a_file_that_nobody_may_read_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, who may read everything."""
+    path = tmp_path / "job.yaml"
+    path.write_text("a: 1", encoding="utf-8")
+
+    def forbidden(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", forbidden)
+    with pytest.raises(ConfigError, match=r"job\.yaml cannot be read \(Permission denied\): see to its permissions"):
+        read_job(path)

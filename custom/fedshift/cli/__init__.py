@@ -65,10 +65,25 @@ def _run(argv: Sequence[str] | None) -> int:
             raise
         print(f"fedshift: {printable(str(error))}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if args.debug:
+            raise
+        print(f"fedshift: {printable(_unusable(error))}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("fedshift: stopped", file=sys.stderr)
         return 130
     return code
+
+
+def _unusable(error: OSError) -> str:
+    """An error of the operating system that the command itself did not expect, as a sentence."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is None:  # such as of a disk that fills up
+        return f"the machine refused ({reason}): see to its disk, and repeat the command (--debug shows where it ended)"
+    return f"{error.filename} cannot be used ({reason}): name another place, or see to its disk and its permissions"
 
 
 def _parser() -> Parser:

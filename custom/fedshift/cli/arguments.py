@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,3 +107,18 @@ def check_paths(args: argparse.Namespace) -> None:
             raise ConfigError(
                 f"{name} is {str(value)!r}, in which {odd!r} begins or ends with a space: write it without the space"
             )
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder that ``--out`` names, before long work whose result goes there.
+
+    Raises:
+        ConfigError: it cannot be made, or nothing can be written into it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made ({error.strerror}): name another folder with --out") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        reason = os.strerror(errno.EACCES)
+        raise ConfigError(f"{folder} cannot be written ({reason}): name another folder with --out")

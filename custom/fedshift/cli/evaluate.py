@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.cli import own
+from fedshift.cli.arguments import make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
+from fedshift.reporting.known_scores import SCORES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,13 +21,7 @@ if TYPE_CHECKING:
     from fedshift.schema.evaluation import Distribution
 
 TABLE, SUMMARY = "scores.csv", "evaluation.json"
-COLUMNS = {
-    "dice": ("Dice, %", 100.0),
-    "surface_dice": ("surface Dice, %", 100.0),
-    "hd95": ("HD95, mm", 1.0),
-    "asd": ("ASD, mm", 1.0),
-    "volume_difference": ("volume, ml off", 1.0),
-}
+COLUMNS = ("dice", "surface_dice", "hd95", "asd", "volume_difference")
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -53,7 +49,10 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.inference import scoring
     from fedshift.inference.model import open_model
     from fedshift.schema.errors import ConfigError
+    from fedshift.schema.job import EvaluationSpec
 
+    if args.tolerance is not None:
+        EvaluationSpec.parse({"tolerance": args.tolerance}, where=f"--tolerance {args.tolerance:g}")
     model = open_model(args.model)
     if not model.is_segmentation:
         raise ConfigError(f"{model.path} classifies pictures: 'fedshift evaluate' scores segmentation models")
@@ -68,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     ready = scoring.ready_for(model, cases, choice(args), device=args.device)
     print_statistics(ready)
     tolerance = model.header.job.evaluation.tolerance if args.tolerance is None else args.tolerance
+    make_folder(args.out)
     scored = []
     for case in scoring.score_cases(model, ready, cases, tolerance=tolerance):
         scored.append(case)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if found:
         console.print(_table(found, classes, n=sum(case.error is None for case in scored)))
     if not all(case.known_spacing for case in scored):
-        print("some headers hold no voxel size: distances in mm and volumes in ml mean nothing there")
+        print("some headers hold no voxel size: surface Dice, distances in mm and volumes in ml mean nothing there")
     print(f"every case: {args.out / TABLE}; summary with intervals: {args.out / SUMMARY}")
     failed = sum(case.error is not None for case in scored)
     if failed:
@@ -94,13 +94,13 @@ def _table(found: dict[str, Distribution], classes: Sequence[str], *, n: int) ->
 
     table = Table(title=f"{n} case{'' if n == 1 else 's'}; mean over cases (95 % interval)")
     table.add_column("class")
-    for title, _ in COLUMNS.values():
-        table.add_column(title, justify="right")
+    for score in COLUMNS:
+        table.add_column(SCORES[score].heading, justify="right")
     rows = {name: f" {name}" for name in classes} if len(classes) > 1 else {}
     for label, suffix in {**rows, ("mean" if rows else classes[0]): ""}.items():
         cells = []
-        for score, (_, factor) in COLUMNS.items():
-            of = found.get(f"{score}{suffix}")
+        for score in COLUMNS:
+            of, factor = found.get(f"{score}{suffix}"), SCORES[score].factor
             interval = "" if of is None or of.interval is None else f" ({_span(of.interval, factor)})"
             cells.append("-" if of is None else f"{factor * of.mean:.1f}{interval}")
         table.add_row(label, *cells)

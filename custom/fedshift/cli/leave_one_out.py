@@ -33,12 +33,12 @@ def add_parsers(subparsers: Any) -> None:
 
 def leave_one_out(args: argparse.Namespace) -> int:
     """``fedshift leave-one-out``."""
-    from fedshift.cli.earlier import find_run
     from fedshift.cli.run import in_simulator
     from fedshift.data.local_sites import find_sites, is_phantom
     from fedshift.federation import protocols
     from fedshift.federation.in_process import run_in_process, run_pooled
     from fedshift.flare.export import write_job
+    from fedshift.flare.workspaces import find_run
     from fedshift.methods import method_set
     from fedshift.reporting.protocol_tables import leave_one_out_table
     from fedshift.schema.errors import ConfigError

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedshift.cli.arguments import make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _segment(opened: Opened, images: Sequence[Path], args: argparse.Namespace) -
         ready = segment.ready_for(opened.file, images, choice(args), device=args.device)
         of, statistics = segment.ModelSegmenter(opened.file, ready), ready.statistics
         print_statistics(ready)
-    _make_folder(args.out)
+    make_folder(args.out)
     for done in segment.segment_scans(of, places, origin=origin):
         if done.error is None:
             written = ", ".join(map(str, done.written.values()))
@@ -276,7 +277,7 @@ def _classify(opened: Opened, images: Sequence[Path], args: argparse.Namespace) 
         )
     ready = classify.ready_for(model, images, choice(args), device=args.device)
     print_statistics(ready)
-    _make_folder(args.out)
+    make_folder(args.out)
     for done in classify.classify(model, ready, images):
         row: dict[str, object] = {"file": done.image, "class": "", "probability": "", "statistics": ready.statistics}
         entry: dict[str, object] = {"file": str(done.image), "class": None, "probability": None}
@@ -295,15 +296,6 @@ def _predicted_before(out: Path) -> set[Path]:
             return {Path(row["file"]).resolve() for row in csv.DictReader(file) if not row["error"]}
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
         return set()
-
-
-def _make_folder(folder: Path) -> None:
-    from fedshift.schema.errors import ConfigError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be made ({error.strerror}): name another folder with --out") from None
 
 
 def _write_rows(rows: Iterator[Row], out: Path, *, n: int, about: Mapping[str, object]) -> int:

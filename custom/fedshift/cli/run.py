@@ -60,6 +60,7 @@ def execute(args: argparse.Namespace) -> int:
         workspace,
         parallel=args.parallel,
         resume=args.resume,
+        force=args.force,
         full_log=args.log == "full",
         ignore_memory=args.ignore_memory,
     )
@@ -79,23 +80,24 @@ def in_one_process(job: JobSpec, args: argparse.Namespace, run: Callable[..., Co
     """Run a job with ``run`` (`run_in_process` or `run_pooled`) in this process."""
     from fedshift.cli.earlier import require_free
     from fedshift.data.local_sites import find_sites, is_phantom
-    from fedshift.reporting.progress import read_progress
+    from fedshift.flare.simulator_state import discard_aside
     from fedshift.reporting.table import scores_table
     from fedshift.schema import results
-    from fedshift.schema.errors import ConfigError
     from fedshift.schema.results import BEST, LAST
 
     folder = (args.workspace or Path("runs") / job.name).absolute()
-    require_free(folder, resume=args.resume, force=args.force, in_process=True)
+    former = require_free(folder, resume=args.resume, force=args.force, in_process=True)
     data = find_sites(job)
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()) and not (folder / results.FILE_NAME).is_file() and read_progress(folder) is None:
-        raise ConfigError(f"{folder} holds something other than a run: give another --workspace")
     from fedshift.tasks.device import own_device
 
     device = own_device()
     if not args.ignore_memory:
         check_memory(job, data)
+    if args.force:
+        discard_aside(folder)
+        if not former.in_process:  # the run replaces the files of one of its own kind as it goes
+            former.remove()
     with shown(folder, job, phantom=is_phantom(data)) as show:
         run(job, data, folder, device=device, resume=args.resume, on_progress=show)
     console.print(scores_table(results.read_results(folder)))
@@ -128,6 +130,7 @@ def in_simulator(
     *,
     parallel: int | None = None,
     resume: bool = False,
+    force: bool = False,
     full_log: bool = False,
     ignore_memory: bool = False,
 ) -> RunFolders:
@@ -150,6 +153,7 @@ def in_simulator(
                 workspace,
                 parallel=parallel,
                 resume=resume,
+                force=force,
                 ignore_memory=ignore_memory,
                 on_look=display.show,
                 on_line=on_line,

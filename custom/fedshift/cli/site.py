@@ -172,7 +172,7 @@ def _report(kit: Kit) -> int:
 
 def remarks(kit: Kit) -> Iterator[Remark]:
     """All that can be said of a kit before it is started."""
-    from fedshift.flare.kit import faults
+    from fedshift.flare.kit import faults, key_fault
 
     settled = True
     for fault in faults(kit):
@@ -184,8 +184,14 @@ def remarks(kit: Kit) -> Iterator[Remark]:
     if kit.role == "site":
         yield from _about_data(kit)
     yield from _about_software()
+    no_key = key_fault(kit)
+    if no_key is not None:
+        yield Remark("error", "certificate", no_key)
     yield _about_certificate(kit)
-    yield _about_server(kit) if kit.role == "site" else _about_port(kit)
+    if kit.role == "server":
+        yield _about_port(kit)
+    elif no_key is None:  # without its key a site is not answered
+        yield _about_server(kit)
     free = shutil.disk_usage(kit.folder).free
     yield Remark("ok" if free > LITTLE_SPACE else "warning", "disk", f"{free / 1e9:.0f} GB free for jobs and logs")
 
@@ -195,6 +201,7 @@ def _about_data(kit: Kit) -> Iterator[Remark]:
     from fedshift.data.locate import SITE_FILE, find_site, read_settings
     from fedshift.schema.errors import FedshiftError
     from fedshift.schema.manifest import read_manifest
+    from fedshift.tasks.device import choose_device
 
     try:
         settings = read_settings(kit.local)
@@ -202,6 +209,10 @@ def _about_data(kit: Kit) -> Iterator[Remark]:
         yield Remark("error", "data", str(error))
         return
     yield from _about_ledger(kit)
+    try:
+        choose_device(settings.device)
+    except FedshiftError as error:
+        yield Remark("error", "device", f"{kit.local / SITE_FILE}: {error}")
     named, privacy = settings.data, settings.privacy
     if privacy is not None and not privacy.train:
         yield Remark("note", "training", "none: this site only scores models, for jobs that hold it out")
@@ -276,6 +287,9 @@ def _about_server(kit: Kit) -> Remark:
     try:
         ours.load_verify_locations(startup / "rootCA.pem")
         ours.load_cert_chain(startup / "client.crt", startup / "client.key")
+    except OSError as error:  # OpenSSL's errors, too
+        return Remark("error", "server", f"the certificates and the key in {startup} cannot be used ({error})")
+    try:
         with (
             socket.create_connection((kit.host, kit.port), timeout=PATIENCE) as connection,
             ours.wrap_socket(connection),

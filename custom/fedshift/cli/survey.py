@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli.arguments import add_phantom
+from fedshift.cli.arguments import add_phantom, make_folder
 from fedshift.cli.display import console
 from fedshift.cli.job import names
 from fedshift.schema.errors import ConfigError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fedshift.schema.fingerprint import Fingerprint, Survey, SurveySpec
 
 MAP = "shift.html"
+LOG = "survey.log"
+"""Beside the map, what FLARE's simulator printed."""
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -63,8 +65,9 @@ def execute(args: argparse.Namespace) -> int:
         spec = _question(args)
         if args.job is not None:
             return _write_job(spec, args)
+        make_folder(_out(spec, args))
         survey = _asked(spec, args)
-    out = args.out or Path("surveys") / survey.spec.dataset
+    out = _out(survey.spec, args)
     newcomers = [_newcomer(folder, survey) for folder in args.place]
     everyone = [*survey.sites.values(), *newcomers]
     placed = [*survey.spec.held_out, *(one.site for one in newcomers)]
@@ -84,7 +87,7 @@ def execute(args: argparse.Namespace) -> int:
 
 def _earlier(args: argparse.Namespace) -> Survey | None:
     """A survey that was made before, if the command names one."""
-    from fedshift.schema.fingerprint import FILE_NAME, read_survey
+    from fedshift.schema.fingerprint import FILE_NAME, SurveySpec, read_survey
 
     path = Path(args.what)
     if path.suffix != ".json" and not (path / FILE_NAME).is_file():
@@ -98,7 +101,8 @@ def _earlier(args: argparse.Namespace) -> Survey | None:
             if site not in survey.spec.everyone:
                 raise ConfigError(f"{path} has no site {site!r}: it has {', '.join(survey.spec.everyone)}")
         others = tuple(site for site in survey.spec.everyone if site not in chosen)
-        spec = survey.spec.model_copy(update={"sites": tuple(chosen), "held_out": others})
+        raw = survey.spec.model_dump(by_alias=True) | {"sites": chosen, "held_out": others}
+        spec = SurveySpec.parse(raw, where=str(path))
         survey = survey.model_copy(update={"spec": spec})
     return survey
 
@@ -109,6 +113,11 @@ def _question(args: argparse.Namespace) -> SurveySpec:
 
     what = str(Path(args.what) / SPEC) if (Path(args.what) / SPEC).is_file() else args.what
     return question(what, sites=names(args.sites), held_out=names(args.held_out))
+
+
+def _out(spec: SurveySpec, args: argparse.Namespace) -> Path:
+    """Where plan, map and answers go."""
+    return args.out or Path("surveys") / spec.dataset
 
 
 def _write_job(spec: SurveySpec, args: argparse.Namespace) -> int:
@@ -133,7 +142,7 @@ def _asked(spec: SurveySpec, args: argparse.Namespace) -> Survey:
         if args.flare:
             from fedshift.flare.survey.simulate import simulate_survey
 
-            return simulate_survey(spec, (args.out or Path("surveys") / spec.dataset) / "flare")
+            return simulate_survey(spec, _out(spec, args) / LOG)
         return survey_in_process(
             spec, data, progress=lambda site, case: bar.update(task, description=f"{site}: {case}")
         )

@@ -167,7 +167,7 @@ def _choose_sites(raw: dict[str, Any], sites: Sequence[str] | None, held_out: Se
         if site not in everyone:
             raise ConfigError(f"{where} has no site {site!r}{nearest(site, everyone)}")
     if held_out is not None:
-        raw["held_out"] = [site for site in everyone if site in held_out]
+        raw["held_out"] = sorted(held_out, key=everyone.index)  # whoever is named twice stays, for the schema to refuse
         raw["sites"] = [site for site in everyone if site not in held_out]
     if sites is not None:
         out = [site for site in sites if site in raw.get("held_out", [])]
@@ -176,7 +176,7 @@ def _choose_sites(raw: dict[str, Any], sites: Sequence[str] | None, held_out: Se
                 f"{where}: {', '.join(out)} cannot train, as the job holds it out: leave it out of --sites, or name "
                 "others with --held-out"
             )
-        raw["sites"] = [site for site in raw["sites"] if site in sites]
+        raw["sites"] = sorted(sites, key=everyone.index)
 
 
 _fitting: dict[str, nn.Module] = {}

@@ -11,14 +11,17 @@ import importlib
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from nvflare.apis.fl_constant import WorkspaceConstants
-from nvflare.lighter.utils import cert_to_dict, load_crt, verify_cert
+from nvflare.lighter.utils import cert_to_dict, load_crt, load_private_key_file, verify_cert
 from nvflare.private.fed.utils.site_config import project_site_config
 
 from fedshift.data.locate import SITE_FILE
@@ -142,6 +145,24 @@ def open_kit(folder: Path) -> Kit:
     )
 
 
+def key_fault(kit: Kit) -> str | None:
+    """Why a party cannot show its certificate with the private key of its kit; None if it can."""
+    startup = kit.folder / "startup"
+    key = startup / f"{CERTIFICATE[kit.role]}.key"
+    new = "unpack the kit again, or ask the project's owner for a new one"
+    if not key.exists():
+        return f"{key} is missing: {new}"
+    try:
+        public = load_private_key_file(key).public_key()
+    except OSError as error:
+        return f"{key} cannot be read ({error.strerror}): see to its owner and its permissions"
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return f"{key} is no private key without a password: {new}"
+    if public != load_crt(key.with_suffix(".crt")).public_key():
+        return f"{key} is not of this certificate: {new}"
+    return None
+
+
 def console_user(folder: Path) -> str | None:
     """The name in the certificate of a console's kit; None if the folder is no such kit.
 
@@ -212,18 +233,31 @@ def lay(files: Mapping[str, str], local: Path, *, force: bool = False) -> list[s
     With ``force`` a file with other contents is replaced, and kept as ``.old``.
 
     Raises:
-        ConfigError: without ``force``, a file has other contents; then nothing is written.
+        ConfigError: without ``force``, a file has other contents, or not all can be written; then all stay as they are.
     """
     others = [name for name, text in files.items() if (local / name).is_file() and _text(local / name) != text]
     if others and not force:
         raise ConfigError(f"{local} has other contents in {', '.join(others)}: check them, or use --force")
     written = [name for name, text in files.items() if name in others or not (local / name).is_file()]
-    for name in written:
-        if name in others:
-            (local / name).replace(local / f"{name}.old")
-        beside = local / f".{name}.partial"
-        beside.write_text(files[name], encoding="utf-8")
-        beside.replace(local / name)
+    # All bytes are on the disk before the first file is replaced: a kit must not be left without its settings.
+    kept = {name: local / f".{name}.old.partial" for name in others}
+    new = {name: local / f".{name}.partial" for name in written}
+    try:
+        for name, beside in kept.items():
+            shutil.copy2(local / name, beside)
+        for name, beside in new.items():
+            beside.write_text(files[name], encoding="utf-8")
+        for name, beside in new.items():
+            if name in kept:
+                kept[name].replace(local / f"{name}.old")
+            beside.replace(local / name)
+    except OSError as error:
+        for beside in (*kept.values(), *new.values()):
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{local} cannot be written ({error.strerror}): see to its disk and its permissions"
+        ) from None
     return written
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,7 +14,8 @@ from fedshift.flare.export import share_out
 from fedshift.flare.hosts import balanced, hosts, work_of
 from fedshift.flare.run_folders import RunFolders
 from fedshift.flare.simulator_process import RunFailed, SimulatorProcess
-from fedshift.flare.simulator_state import VARIABLE, aside_of, discard_aside, put_aside
+from fedshift.flare.simulator_state import VARIABLE, discard_aside, put_aside
+from fedshift.flare.workspaces import find_former
 from fedshift.reporting import trackers
 from fedshift.reporting.progress import Progress, mark_stopped, read_progress
 from fedshift.schema.errors import ConfigError
@@ -42,6 +42,7 @@ def simulate(
     *,
     parallel: int | None = None,
     resume: bool = False,
+    force: bool = False,
     ignore_memory: bool = False,
     on_look: Callable[[Progress | None], None] = lambda progress: None,
     on_line: Callable[[str], None] = lambda line: None,
@@ -57,13 +58,15 @@ def simulate(
             core, or as many as the job has ``federation.hosts``, or fewer if they would not fit into memory.
         resume: go on after the last round that an interrupted run in ``workspace`` has closed; ``parallel`` may be
             another than it was then.
+        force: remove an earlier run in ``workspace`` also if it was made in one process.
         ignore_memory: run the job whether or not it fits into memory.
         on_look: called several times a second with the latest progress.
         on_line: called with every line that the simulator and its workers print.
         on_note: called with a sentence if memory is scarce or limits how many sites work at a time.
 
     Raises:
-        ConfigError: ``workspace`` holds something other than a run, ``parallel`` does not fit, or kinds of data mix.
+        ConfigError: ``workspace`` holds something other than a run, or one in one process without ``force``;
+            ``parallel`` does not fit, or kinds of data mix.
         DataError: a site has no data.
         TooLittleMemory: the run would not fit into memory; an earlier run has not been removed.
         RunFailed: the run ended without a model.
@@ -71,7 +74,7 @@ def simulate(
     clients, count = len(hosts(job)), sites_at_a_time(job, parallel)
     data = find_sites(job)
     folders = RunFolders(workspace.absolute())
-    others = _others(folders)
+    former = find_former(folders.workspace, in_process=False, force=force)
     with tempfile.TemporaryDirectory() as scratch:
         on_look(None)
         process = SimulatorProcess(job_folder, folders, measure=not ignore_memory, on_line=on_line)
@@ -87,8 +90,7 @@ def simulate(
                 environ[VARIABLE] = str(put_aside(folders))
             else:
                 discard_aside(folders.workspace)
-            for path in others:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            former.remove()
             folder = job_folder.absolute()
             if count < clients:
                 # With fewer threads than clients FLARE starts another process for every task.
@@ -152,15 +154,3 @@ def _watch(
     progress = read_progress(folders.server)
     on_look(progress)
     return progress is not None and progress.state == "finished" and process.returncode == 0
-
-
-def _others(folders: RunFolders) -> list[Path]:
-    """What is in the workspace, which the simulator would delete; an error unless it is a former run."""
-    workspace = folders.workspace
-    if workspace.exists() and not workspace.is_dir():
-        raise ConfigError(f"{workspace} is not a folder: give another -w")
-    kept = {"local", "startup"}  # by the simulator, from run to run
-    others = [path for path in workspace.glob("*") if path.name not in kept]
-    if others and not folders.server.is_dir() and not aside_of(workspace).is_dir():
-        raise ConfigError(f"{workspace} holds something other than a run, and would be emptied: give another -w")
-    return others

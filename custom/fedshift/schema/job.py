@@ -465,12 +465,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping.
 
     Raises:
-        ConfigError: no such file, or not a mapping.
+        ConfigError: no such file, one that cannot be read, or not a mapping.
     """
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist")
     try:
+        if not path.is_file():
+            raise ConfigError(f"{path} does not exist")
         raw = _load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): see to its permissions") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text: save it in that encoding") from None
     except yaml.YAMLError as error:

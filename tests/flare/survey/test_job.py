@@ -55,7 +55,8 @@ def test_the_simulator_tells_what_one_process_tells(tmp_path: Path, monkeypatch:
     (data["B"] / "volumes" / "Patient001.nii.gz").unlink()
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
     expected = survey_in_process(ASKED, data)
-    assert simulate_survey(ASKED, tmp_path / "flare") == expected
+    assert simulate_survey(ASKED, tmp_path / "log") == expected
+    assert (tmp_path / "log").stat().st_size
     assert set(expected.sites) == {"A", "C"} and "Patient001" in expected.refused["B"]
 
 
@@ -67,5 +68,5 @@ def test_a_survey_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("fedshift.flare.survey.simulate.START_AND_END", 0.0)
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with pytest.raises(RunFailed, match="without a survey: it took too long"):
-        simulate_survey(SurveySpec(survey="late", dataset="organ", sites=("A",), timeout=0.5), tmp_path / "flare")
+        simulate_survey(SurveySpec(survey="late", dataset="organ", sites=("A",), timeout=0.5), tmp_path / "log")
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before

@@ -40,7 +40,8 @@ def question(what: str, *, sites: Sequence[str] | None = None, held_out: Sequenc
     if held_out is not None:
         inside, outside = [site for site in everyone if site not in held_out], list(held_out)
     if sites is not None:
-        inside = [site for site in everyone if site in sites and site not in (held_out or ())]
+        # Whoever is named twice stays, for the schema to refuse.
+        inside = sorted((site for site in sites if site not in (held_out or ())), key=everyone.index)
         outside = [site for site in outside if site not in sites]
     if not inside:
         raise ConfigError(f"{where} leaves no site to plan for: name some with --sites")

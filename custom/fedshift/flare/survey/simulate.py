@@ -20,20 +20,19 @@ START_AND_END = 120.0
 """Seconds for the simulator to start, and to end after the sites' time is over."""
 
 
-def simulate_survey(spec: SurveySpec, workspace: Path) -> Survey:
-    """Ask every site in FLARE's simulator. ``workspace`` is replaced.
+def simulate_survey(spec: SurveySpec, log: Path) -> Survey:
+    """Ask every site in FLARE's simulator, whose log is the only file that stays, as ``log``.
 
     The simulator is ended as soon as the survey is written: FLARE would go on to start and stop clients.
 
     Raises:
         RunFailed: the simulator ended without a survey, or did not end.
     """
-    shutil.rmtree(workspace, ignore_errors=True)
-    folders = RunFolders(workspace.absolute())
-    found = folders.server / FILE_NAME
     deadline = time.monotonic() + spec.timeout + START_AND_END
     with tempfile.TemporaryDirectory() as scratch:
-        job = write_survey_job(spec, Path(scratch) / spec.survey)
+        folders = RunFolders(Path(scratch) / "workspace")
+        found = folders.server / FILE_NAME
+        job = write_survey_job(spec, Path(scratch) / "job" / spec.survey)
         process = SimulatorProcess(job, folders)
         try:
             process.ready()
@@ -42,7 +41,9 @@ def simulate_survey(spec: SurveySpec, workspace: Path) -> Survey:
                 time.sleep(INTERVAL)
         finally:
             process.end()
-    if found.is_file():
-        return read_survey(folders.server)
+            if folders.log.is_file():
+                shutil.copyfile(folders.log, log)
+        if found.is_file():
+            return read_survey(folders.server)
     reason = "it took too long" if time.monotonic() >= deadline else process.last_error or "no reason given"
-    raise RunFailed(f"FLARE's simulator ended without a survey: {reason} (log: {folders.log})")
+    raise RunFailed(f"FLARE's simulator ended without a survey: {reason} (log: {log})")
