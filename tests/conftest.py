@@ -345,6 +345,7 @@ class Sent:
     n_steps: int = 1
     metrics: dict[str, float] = field(default_factory=dict)
     arrays: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    scaled: dict[str, float] = field(default_factory=dict)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from conftest import Samples, Sent, make_context, make_image_site, server_contex
 from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
+from fedshift.federation.server.selection import Selection
 from fedshift.methods import fedce
 from fedshift.schema.errors import ConfigError
 
@@ -182,6 +183,22 @@ def test_a_run_has_contributions_of_every_site(three_image_sites: dict[str, Path
     assert set(found) == {"A", "B", "C"} and sum(found.values()) == pytest.approx(1)
     assert len({round(share, 6) for share in found.values()}) == 3
     assert half.state["errors"].max() < 3, "errors of later rounds were measured"
+
+
+def test_sites_fine_tune_a_best_model_that_is_not_the_last(
+    three_image_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model comes from its file, which has no weights of sites."""
+
+    def first(selection: Selection, round_: int) -> bool:
+        is_first, selection.best = not selection.best, selection.best or round_
+        return is_first
+
+    monkeypatch.setattr(Selection, "consider", first)
+    job = small_image_job("fedce+pfedavg", "network.options.width=2", "schedule.rounds=2")
+    run = run_in_process(job, three_image_sites, tmp_path)
+    assert run.best_round == 1 and run.results.final is not None
+    assert set(run.results.final.personal) == set("ABC")
 
 
 def test_one_site_alone_is_refused(tmp_path: Path) -> None:

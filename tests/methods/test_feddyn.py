@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,7 +44,15 @@ class Federation:
         self.w = START
         self.states: list[dict[str, torch.Tensor]] = [{} for _ in SITES]
 
-    def round(self, number: int, *, absent: tuple[int, ...] = (), lost: tuple[int, ...] = ()) -> None:
+    def round(
+        self,
+        number: int,
+        *,
+        absent: tuple[int, ...] = (),
+        lost: tuple[int, ...] = (),
+        parts: Mapping[int, float] = MappingProxyType({}),
+    ) -> None:
+        """``parts``: by site what the server's limits leave of its change."""
         ctx, sent = server_context("w", round=number), []
         arrays = self.server.broadcast(ctx)
         for k, site in enumerate(SITES):
@@ -63,7 +73,9 @@ class Federation:
                 optimizer.step()
             assert client.end(data, run_ctx) == {}
             if k not in lost:
-                sent.append(Sent(site, {"w": net.w.detach().numpy().copy()}, self.n_samples[k]))
+                w, part = net.w.detach().numpy(), parts.get(k, 1.0)
+                scaled = {"weights": part} if k in parts else {}
+                sent.append(Sent(site, {"w": self.w + part * (w - self.w)}, self.n_samples[k], scaled=scaled))
         self.server.receive(sent, ctx)
         self.w = self.server.combine({"w": self.w}, sent, ctx)["w"]
 
@@ -125,6 +137,17 @@ def test_a_lost_update_does_not_leave_h_wrong() -> None:
         federation.round(number, lost=(1,) if number in (2, 3) else ())
     kept = np.mean([state["sent.w"].numpy() for state in federation.states], axis=0)
     np.testing.assert_allclose(federation.server.state["moved.w"], kept, rtol=1e-9)
+
+
+def test_a_change_that_a_limit_scaled_down_does_not_leave_h_wrong() -> None:
+    optimum = np.linalg.solve(sum(CURVES), sum(a @ b for a, b in zip(CURVES, OPTIMA, strict=True)))
+    federation = Federation(steps=10, alpha=0.5)
+    for number in range(1, 50):
+        parts = {1: {0: 0.2}, 2: {0: 0.5, 2: 0.1}, 3: {1: 0.0}}.get(number, {})
+        federation.round(number, parts=parts, lost=(0,) if number == 2 else (), absent=(2,) if number == 3 else ())
+    kept = np.mean([state["sent.w"].numpy() for state in federation.states], axis=0)
+    np.testing.assert_allclose(federation.server.state["moved.w"], kept, atol=1e-12)
+    np.testing.assert_allclose(federation.w, optimum, atol=1e-2)
 
 
 def test_running_statistics_are_a_mean_of_the_sites() -> None:

@@ -56,6 +56,11 @@ OPTIONS = [
     ("slices", "elcfs elcfs.inner_lr=0 elcfs.order=first", "method elcfs: order has no effect: inner_lr is 0"),
     ("slices", "elcfs elcfs.contrast=0 elcfs.temperature=0.1", "method elcfs: temperature .*no effect: contrast is 0"),
     ("slices", "elcfs elcfs.partners=2", "method elcfs: partners has no effect: .* 2 other sites"),
+    ("images", "fedprox+fedsgd fedprox.mu=0.5", "method fedprox: mu has no effect: fedsgd moves no weight"),
+    *(
+        ("images", f"fedprox fedprox.{option} schedule.local_steps=1", r"no effect: schedule\.local_steps is 1")
+        for option in ("mu=0.5", "variant=released")
+    ),
     ("images", "fedavgm fedavgm.beta=1.0", "method fedavgm: 'beta'"),
     ("images", "fedavgm fedavgm.beta=-0.1", "method fedavgm: 'beta'"),
     ("images", "fedavgm fedavgm.server_lr=0", "method fedavgm: 'server_lr'"),
@@ -244,11 +249,16 @@ COMBINATIONS = [
     ),
     ("images", "feddyn+fedbn", "method feddyn: .* fedbn keeps a model or a part of it"),
     ("images", "feddyn+pfedavg", "method feddyn: cannot be combined with pfedavg, .* fine-tuned"),
+    ("images", "fraug+pfedavg", "method fraug: cannot be combined with pfedavg, .* generator"),
+    ("images", "fednova+fedrep", "method fednova: .* with fedrep the shared part takes only some"),
     ("images", "fediir+fedrep", "method fediir: .* one classifier .* with fedrep"),
     ("images", "fedsgd+pfedavg", "method fedsgd: cannot be combined with pfedavg, .* fine-tuning"),
     ("slices", "elcfs+fedrdn", "method elcfs: cannot be combined with fedrdn, which normalises images"),
     ("slices", "elcfs+mixup", "method elcfs: cannot be combined with mixup, which mixes images"),
-    *(("images", f"elcfs+{o}", f"method elcfs: cannot be combined with {o}") for o in ("fedmix", "fedproto", "fraug")),
+    *(
+        ("images", f"elcfs+{other}", f"method elcfs: cannot be combined with {other}, .*last pass")
+        for other in ("fedmix", "fedproto", "fedsr", "fpl", "fraug", "moon")
+    ),
     ("images", "fedwon+fedbn", "method fedwon: cannot be combined with fedbn .* fedwon removes them"),
     ("images", "fedwon fedavg.buffers=local", "method fedwon: cannot be combined with fedavg and its present options"),
     ("images", "scaffold+fedbn", "method scaffold: .* fedbn keeps"),
@@ -276,6 +286,10 @@ ACCEPTED = [
     ("slices", "fediir fediir.gamma=0.1", "ABC"),
     ("images", "fedbn+fedrep fedrep.head=0.3", "ABC"),
     ("images", "ditto+fedprox ditto.lam=0.5", "ABC"),
+    *(
+        ("images", f"fedprox+{beside} fedprox.mu=0.5 schedule.local_steps=1", "ABC")
+        for beside in ("fedsam", "pfedavg")  # gradients elsewhere, and further steps
+    ),
     ("images", "fednova optimizer.momentum=0.9 optimizer.keep=false", "ABC"),
     ("images", "fednova+fedprox fedprox.mu=0.1", "ABC"),
     ("images", "single+fedwon", "ABC"),  # which keeps everything

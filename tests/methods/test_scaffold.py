@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -51,8 +52,18 @@ class Federation:
         self.states: list[dict[str, Tensor]] = [{} for _ in rows]
         self.trained: list[np.ndarray] = []
 
-    def round(self, number: int, *, epochs: int = 2, lost: Sequence[int] = (), absent: Sequence[int] = ()) -> None:
-        """``lost`` sites train but their updates do not arrive; ``absent`` sites do not train."""
+    def round(
+        self,
+        number: int,
+        *,
+        epochs: int = 2,
+        lost: Sequence[int] = (),
+        absent: Sequence[int] = (),
+        parts: Mapping[int, float] = MappingProxyType({}),
+    ) -> None:
+        """``lost`` sites train but their updates do not arrive; ``absent`` sites do not train; ``parts`` are by site
+        what the server's limits leave of the change of its control variate.
+        """
         ctx = copy.copy(self.ctx)
         object.__setattr__(ctx, "round", number)
         arrays, sent = self.server.broadcast(ctx), []
@@ -63,7 +74,9 @@ class Federation:
             w, steps, told = self.train(i, number, epochs, arrays)
             self.trained.append(w)
             if i not in lost:
-                sent.append(Sent(SITES[i], {"w": w}, len(rows), steps, arrays={self.method.name: told}))
+                scaled = {"scaffold": parts[i]} if i in parts else {}
+                told = {name: parts.get(i, 1.0) * array for name, array in told.items()}
+                sent.append(Sent(SITES[i], {"w": w}, len(rows), steps, arrays={self.method.name: told}, scaled=scaled))
         self.server.receive(sent, ctx)
         self.weights = self.server.combine(self.weights, sent, ctx)
 
@@ -164,6 +177,17 @@ def test_an_answer_that_is_lost_leaves_no_trace_in_c() -> None:
     federation = Federation(rows, np.zeros(3), "scaffold", lr=0.02)
     for r in range(40):
         federation.round(r + 1, epochs=5, lost=[0] if r in (0, 3, 4) else [], absent=[2] if r == 2 else [])
+    mean = np.mean([federation.control(i) for i in range(3)], axis=0)
+    np.testing.assert_allclose(federation.server.state["w"], mean, rtol=1e-9, atol=1e-12)
+    assert np.linalg.norm(federation.weights["w"] - optimum) < 0.1
+
+
+def test_a_change_that_a_limit_scaled_down_leaves_no_trace_in_c() -> None:
+    rows, optimum = drifting()
+    federation = Federation(rows, np.zeros(3), "scaffold", lr=0.02)
+    for r in range(40):
+        parts = {0: {0: 0.1, 1: 0.5}, 1: {1: 0.3, 2: 0.0}}.get(r, {})
+        federation.round(r + 1, epochs=5, parts=parts, lost=[0] if r == 1 else [], absent=[2] if r == 2 else [])
     mean = np.mean([federation.control(i) for i in range(3)], axis=0)
     np.testing.assert_allclose(federation.server.state["w"], mean, rtol=1e-9, atol=1e-12)
     assert np.linalg.norm(federation.weights["w"] - optimum) < 0.1

@@ -220,6 +220,12 @@ class Client(Generic[ConfigT]):
     """Whether the method mixes samples of a batch, and their targets, with each other."""
     attached_to_predict: ClassVar[bool] = False
     """Whether `attach` changes what the network computes in evaluation, so that predictions and exports need it."""
+    reads_last_pass: ClassVar[bool] = False
+    """Whether the method takes inputs or embeddings of a step's last pass through the network, which must then be the
+    batch's own."""
+    adds_up_changes: ClassVar[bool] = False
+    """Whether a site keeps the sum of the changes that it sent and the server their mean
+    (`fedshift.methods.shared.tally`). What leaves no part of a single change, or adds noise to it, is refused."""
     per_sample: ClassVar[frozenset[str]] = frozenset()
     """Hooks of this half that change each sample by itself, and use nothing of the site's data but that sample and what
     has been released. DP-SGD at a site refuses methods with other hooks (`fedshift.federation.site.privacy.dp_sgd`)."""
@@ -358,6 +364,9 @@ class SiteUpdate(Protocol):
     n_samples: int
     n_steps: int
     metrics: Mapping[str, float]
+    scaled: Mapping[str, float]
+    """The part that limits have left of its changes where they were too large: of those of the parameters
+    (``weights``), and of a method's arrays by its name."""
 
     @property
     def arrays(self) -> Mapping[str, Mapping[str, np.ndarray]]:

@@ -79,8 +79,6 @@ LARGEST = 1e10
 BOUNDARY, BACKGROUND = 1, 5
 """Pixels by which masks are eroded and dilated."""
 LARGEST_GRADIENT = 100.0
-ONE_PASS = ("fedmix", "fedproto", "fraug")
-"""Methods that take inputs or embeddings of a step's last pass."""
 
 SEARCH = {"alpha": search.log(0.005, 0.1), "lam": None, "spectra": None, "partners": None}
 
@@ -209,18 +207,17 @@ class Client(base.Client[Config]):
     """Sends spectra once and trains in episodes."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Require another site, and refuse methods that the second pass would confuse."""
+        """Require another site."""
         if len(job.task.sites) < 2:
             raise ConfigError("method elcfs: exchanges spectra with other sites, and the job has one: name more sites")
-        for other in ONE_PASS:
-            if other in job.methods:
-                raise ConfigError(
-                    f"method elcfs: cannot be combined with {other}, which takes what the network computes in a step's "
-                    "last pass, and elcfs has two passes: leave one of them out"
-                )
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods that change the images whose spectra are exchanged, or make masks soft."""
+        """Refuse methods that a second pass confuses, that change images whose spectra are sent, or make masks soft."""
+        if other.reads_last_pass:
+            raise ConfigError(
+                f"method elcfs: cannot be combined with {name}, which takes what the network computes in a step's "
+                "last pass, and elcfs has two passes: leave one of them out"
+            )
         if type(other).inputs is not base.Client.inputs:
             raise ConfigError(
                 f"method elcfs: cannot be combined with {name}, which normalises images, because the spectra that "

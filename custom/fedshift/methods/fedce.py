@@ -121,13 +121,13 @@ class Client(base.Client[Config]):
         }
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """The sites' weights in the received model."""
+        """The sites' weights in the received model; none come with a final model."""
         self._arrays = arrays
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Compute the error of the received model without the site's own."""
         self._error = 1.0
-        if ctx.round == 1:
+        if ctx.round == 1 or not self._arrays:  # the latter: a final model, which nobody asks the error of
             return
         share = float(self._arrays["weights"][ctx.run.sites.index(ctx.run.site)])
         net, own = ctx.run.net, {key.removeprefix("own."): value for key, value in ctx.state.items()}

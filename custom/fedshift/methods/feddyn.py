@@ -23,9 +23,9 @@ Deviations from the paper:
 
 Choices:
 
-- The server's ``accepted`` array holds, for each site, the last round whose update the server used. From it a site
-  knows which l_k the server's h contains (as in `fedshift.methods.scaffold`). A lost update would leave h wrong
-  permanently otherwise.
+- An update may be lost, and the server's limits (``federation.clip_norm_ratio``) may leave a part of w_k − w only. The
+  server tells each site what it has used, so that l_k is what h contains (`fedshift.methods.shared.tally`). Rules and
+  noise that leave no such part are refused.
 - The linear term covers every parameter, so methods that keep parameters at the site, or fine-tune them there, are
   refused.
 - α = 0.01, that of the code's CIFAR-10 example.
@@ -46,7 +46,7 @@ from pydantic import Field
 from torch import nn
 
 from fedshift.methods import base
-from fedshift.methods.shared import search
+from fedshift.methods.shared import search, tally
 from fedshift.methods.shared.aggregation import average, site_fractions
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import Arrays, Weights
@@ -65,9 +65,10 @@ class Config(Strict):
 class Client(base.Client[Config]):
     """Adds the linear and the proximal term to every gradient.
 
-    State: ``counted.<parameter>`` is the l_k contained in the server's h when the last update was computed,
-    ``sent.<parameter>`` the l_k after it, ``round`` its round.
+    State: l_k, by `tally`.
     """
+
+    adds_up_changes = True
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
         """Refuse methods that keep parameters at the site, or fine-tune."""
@@ -84,20 +85,16 @@ class Client(base.Client[Config]):
             )
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """The server's ``accepted``, and with ``released`` the mean number of samples."""
+        """Which l_k the server's h contains, and with ``released`` the mean number of samples."""
         self._arrays = arrays
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Choose the l_k that the server's h contains, and α of this site."""
-        last = int(self._arrays["accepted"][ctx.run.sites.index(ctx.run.site)])
-        kind = "sent" if int(ctx.state.get("round", torch.tensor(0))) <= last else "counted"
         self._alpha = self.config.alpha
         if self.config.variant == "released":
             self._alpha *= float(self._arrays["mean_samples"]) / data.n_train
-        self._received, self._moved = {}, {}
-        for name, parameter, received in ctx.run.received_parameters():
-            self._received[name] = received
-            self._moved[name] = ctx.state.get(f"{kind}.{name}", torch.zeros(parameter.shape)).to(parameter)
+        self._received = {name: received for name, _, received in ctx.run.received_parameters()}
+        self._moved = tally.kept(self._arrays, ctx)
 
     @torch.no_grad()
     def gradients(self, ctx: base.Context) -> None:
@@ -109,48 +106,41 @@ class Client(base.Client[Config]):
     @torch.no_grad()
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
         """Keep l_k + w_k − w; sends nothing, since the server computes it from the models."""
-        for name, parameter in ctx.run.net.named_parameters():
-            new = self._moved[name] + parameter - self._received[name]
-            ctx.state[f"counted.{name}"], ctx.state[f"sent.{name}"] = self._moved[name].cpu(), new.cpu()
-        ctx.state["round"] = torch.tensor(ctx.round)
+        parameters = ctx.run.net.named_parameters()
+        moved = {name: self._moved[name] + parameter - self._received[name] for name, parameter in parameters}
+        tally.keep(self._moved, moved, ctx)
         return {}
 
 
 class Server(base.Server[Config]):
     """Adds the mean of all sites' past changes to the mean of the models.
 
-    State: ``moved.<parameter>`` is −h / α in float64; ``accepted``, and with ``released`` ``mean_samples``.
+    State: ``moved.<parameter>`` is −h / α in float64; the arrays of `tally`, and with ``released`` ``mean_samples``.
     """
 
     owns = frozenset({"combine"})
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """``accepted``, and with ``released`` the mean number of training samples."""
-        rounds = base.ArraySpec(
-            ("sites",), "int64", low=0, reveals="the last round whose update the server used, for each site", keep=False
-        )
+        """What the server has used, and with ``released`` the mean number of training samples."""
         if self.config.variant == "paper":
-            return {"accepted": rounds}
+            return tally.specs()
         mean = base.ArraySpec((), "float64", low=0, reveals="mean number of training samples over sites", keep=False)
-        return {"accepted": rounds, "mean_samples": mean}
+        return {**tally.specs(), "mean_samples": mean}
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Set h to 0, and ``accepted`` to 0 for every site."""
+        """Set h to 0; no update has been used."""
         self.state = {f"moved.{name}": np.zeros(tuple(p.shape)) for name, p in net.named_parameters()}
-        self.state["accepted"] = np.zeros(len(ctx.sites), np.int64)
+        self.state |= tally.start(ctx.sites)
         if self.config.variant == "released":
             self.state["mean_samples"] = np.zeros(())
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
-        """Record the accepted updates; in the statistics round the mean number of samples."""
+        """Record what is used; in the statistics round the mean number of samples."""
         if ctx.round == 0:
             if self.config.variant == "released":
                 self.state["mean_samples"] = np.asarray(np.mean([update.n_samples for update in updates]))
             return
-        accepted = self.state["accepted"].copy()
-        for update in updates:
-            accepted[ctx.sites.index(update.site)] = ctx.round
-        self.state["accepted"] = accepted
+        self.state |= tally.note(self.state, updates, ctx, change="weights")
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
         """Return 1/m_S Σ_S w_k − h / α for parameters; buffers are averaged."""
@@ -163,5 +153,5 @@ class Server(base.Server[Config]):
         return result
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """``accepted``, and with ``released`` the mean number of samples."""
+        """What the server has used, and with ``released`` the mean number of samples."""
         return {name: array for name, array in self.state.items() if not name.startswith("moved.")}

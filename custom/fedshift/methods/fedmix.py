@@ -96,6 +96,8 @@ def terms(logits: Tensor, x: Tensor, y: Tensor, average: tuple[Tensor, Tensor], 
 class Client(base.Client[Config]):
     """Sends its averages once and trains with those of all sites."""
 
+    reads_last_pass = True
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Refuse methods that divide the loss, and losses of several outputs: FedMix subtracts the whole loss."""
         task = build_task(job)

@@ -18,7 +18,8 @@ steps is FedProx with FedAvg; the authors' code takes Σ_i p_i τ_i there.
 
 Restrictions: the formulas assume SGD whose momentum starts at zero in each round, so adam and momentum kept between
 rounds are refused, and so is momentum together with fedprox, as well as fedprox's released norm, which is not a
-quadratic. Weight decay counts as part of the site's loss. Batch-norm statistics are averaged with p_i.
+quadratic. So is fedrep, which trains each part of the network in some of the steps only. Weight decay counts as part of
+the site's loss. Batch-norm statistics are averaged with p_i.
 """
 
 from __future__ import annotations
@@ -75,6 +76,14 @@ class Client(base.Client[Config]):
             raise ConfigError(
                 f"method fednova: optimizer.lr {optimizer.lr:g} times fedprox.mu {prox.mu:g} must be below 1, or the "
                 "proximal term oscillates: lower one of them"
+            )
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse FedRep, whose shared part is trained in fewer steps than a site sends."""
+        if name == "fedrep":
+            raise ConfigError(
+                "method fednova: divides each site's change by its number of steps, and with fedrep the shared part "
+                "takes only some of them: leave one of them out"
             )
 
 

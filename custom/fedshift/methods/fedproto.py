@@ -70,6 +70,8 @@ def prototype_loss(u: Tensor, classes: Tensor, prototypes: Tensor, known: Tensor
 class Client(base.Client[Config]):
     """Pulls embeddings to the received prototypes and sends the site's own."""
 
+    reads_last_pass = True
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Require a classification task and a network with a linear head."""
         require_embedding("fedproto", job, net)

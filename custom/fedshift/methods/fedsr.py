@@ -88,6 +88,8 @@ class Noise(nn.Module):
 class Client(base.Client[Config]):
     """Draws the embedding in training and adds both terms to the loss. State: `Noise` and its momentum."""
 
+    reads_last_pass = True
+
     _noise: AuxiliaryNetwork | None = None
 
     def check(self, job: JobSpec, net: nn.Module) -> None:

@@ -125,6 +125,8 @@ def contrast_loss(u: Tensor, classes: Tensor, prototypes: Tensor, present: Tenso
 class Client(base.Client[Config]):
     """Adds both terms to the loss and sends the site's prototypes."""
 
+    reads_last_pass = True
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Require a classification task and a network with a linear head."""
         require_embedding("fpl", job, net)

@@ -218,6 +218,7 @@ class Client(base.Client[Config]):
     """At every step trains the classifier, then the generator, then the RTNet."""
 
     owns = frozenset({"step"})
+    reads_last_pass = True
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Refuse networks without an embedding, and batches of one image."""
@@ -234,6 +235,14 @@ class Client(base.Client[Config]):
         if job.task.schedule.batch_size < 2:
             raise ConfigError(
                 "method fraug: its batch norms need batches of two images at least: use --set schedule.batch_size=…"
+            )
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse fine-tuning, to which no generator comes."""
+        if other.fine_tune():
+            raise ConfigError(
+                f"method fraug: cannot be combined with {name}, because it trains with a generator, and a final model "
+                "that sites fine-tune comes without: leave one of them out"
             )
 
     def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:

@@ -25,7 +25,7 @@ here it comes from all training images in this variant too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -34,14 +34,12 @@ from torch import Tensor, nn
 from fedshift.methods import base
 from fedshift.methods.shared.spatial import over_space, spatial_dims
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 from fedshift.tasks.stages import StagedNetwork
 
 LARGEST = 1e10
 """Bound on an amplitude: number of pixels times largest intensity."""
-NORMALISERS = ("fedharmo", "fedrdn", "harmofl")
 
 
 class Config(Strict):
@@ -77,12 +75,11 @@ class Client(base.Client[Config]):
 
     name: ClassVar[str] = "harmofl"
 
-    def check(self, job: JobSpec, net: nn.Module) -> None:
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
         """Refuse a second method that normalises images."""
-        other = next((n for n in NORMALISERS if n in job.methods and n != self.name), None)
-        if other is not None:
+        if type(other).inputs is not base.Client.inputs:
             raise ConfigError(
-                f"method {self.name}: cannot be combined with {other}, because each would undo the other's "
+                f"method {self.name}: cannot be combined with {name}, because each would undo the other's "
                 "normalisation of the images: leave one of them out"
             )
 

@@ -61,6 +61,8 @@ def contrast(z: Tensor, positive: Tensor, negative: Tensor, *, temperature: floa
 class Client(base.Client[Config]):
     """Adds the contrast to the loss. State: the site's model after its last training, by network key."""
 
+    reads_last_pass = True
+
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Require a classification task and a network with a linear head."""
         require_embedding("moon", job, net)

@@ -24,8 +24,9 @@ Deviations from the paper:
 
 Choices:
 
-- The server's ``accepted`` array holds, for each site, the last round whose update the server used. From it a site
-  knows which c_i the server's c contains. Without it, one lost or refused update would leave c wrong permanently.
+- An update may be lost, and the server's limits (``federation.clip_norm_ratio``) may leave a part of c_i⁺ − c_i only.
+  The server tells each site what it has used, so that c_i is what c contains (`fedshift.methods.shared.tally`). Rules
+  and noise that leave no such part are refused.
 - Option I computes the gradient over un-augmented samples in training mode, with running statistics frozen.
 - The corrections cover every parameter, so methods that keep parameters at the site, or fine-tune them there, are
   refused.
@@ -42,7 +43,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedshift.methods import base
-from fedshift.methods.shared import search
+from fedshift.methods.shared import search, tally
 from fedshift.methods.shared.aggregation import effective_steps, move, site_fractions
 from fedshift.methods.shared.passes import gradient_over
 from fedshift.schema.errors import ConfigError
@@ -88,9 +89,10 @@ def mean_gradient(ctx: base.Context, data: base.TrainingSamples) -> dict[str, Te
 class Client(base.Client[Config]):
     """Corrects gradients and sends the change of its control variate.
 
-    State: ``counted.<parameter>`` is the c_i contained in the server's c when the last update was computed,
-    ``sent.<parameter>`` the c_i⁺ of that update, ``round`` its round.
+    State: c_i, by `tally`.
     """
+
+    adds_up_changes = True
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Require SGD with momentum starting at zero, all parameters shared, and no fine-tuning."""
@@ -131,18 +133,13 @@ class Client(base.Client[Config]):
         return specs(net, "change of the site's mean gradient since its last update", change=True)
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
-        """The server's c and ``accepted``."""
+        """The server's c, and which c_i it contains."""
         self._arrays = arrays
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
         """Choose the c_i that the server's c contains, compute c − c_i, and for option I the gradient at x."""
-        last = int(self._arrays["accepted"][ctx.run.sites.index(ctx.run.site)])
-        kind = "sent" if int(ctx.state.get("round", torch.tensor(0))) <= last else "counted"
-        self._own, self._correction = {}, {}
-        for name, parameter in ctx.run.net.named_parameters():
-            own = ctx.state.get(f"{kind}.{name}", torch.zeros(parameter.shape)).to(parameter)
-            self._own[name] = own
-            self._correction[name] = torch.from_numpy(self._arrays[name]).to(parameter) - own
+        self._own = tally.kept(self._arrays, ctx)
+        self._correction = {name: torch.from_numpy(self._arrays[name]).to(own) - own for name, own in self._own.items()}
         self._gradient = mean_gradient(ctx, data) if self.config.option == "I" else {}
 
     @torch.no_grad()
@@ -159,34 +156,30 @@ class Client(base.Client[Config]):
         assert optimizer is not None
         steps = effective_steps(ctx.run.step, float(optimizer.param_groups[0]["momentum"]))
         arrays: Arrays = {}
+        sent = {}
         for name, parameter, x in ctx.run.received_parameters():
-            own = self._own[name]
             if self.config.option == "I":
-                new = self._gradient[name]
+                sent[name] = self._gradient[name]
             else:
-                new = (x - parameter) / (steps * ctx.run.lr) - self._correction[name]
-            arrays[name] = (new - own).cpu().numpy().copy()
-            ctx.state[f"counted.{name}"], ctx.state[f"sent.{name}"] = own.cpu(), new.cpu()
-        ctx.state["round"] = torch.tensor(ctx.round)
+                sent[name] = (x - parameter) / (steps * ctx.run.lr) - self._correction[name]
+            arrays[name] = (sent[name] - self._own[name]).cpu().numpy().copy()
+        tally.keep(self._own, sent, ctx)
         return arrays
 
 
 class Server(base.Server[Config]):
-    """Applies the mean change of the models, updates c, and records the last accepted round of each site."""
+    """Applies the mean change of the models, updates c, and records which part of each site's change it used."""
 
     owns = frozenset({"combine"})
 
     def down(self, net: nn.Module) -> dict[str, base.ArraySpec]:
-        """The control variate c, one array for each parameter, and ``accepted``."""
-        rounds = base.ArraySpec(
-            ("sites",), "int64", low=0, reveals="the last round whose update the server used, for each site", keep=False
-        )
-        return {**specs(net, "the mean gradient over all sites"), "accepted": rounds}
+        """The control variate c, one array for each parameter, and what the server has used."""
+        return {**specs(net, "the mean gradient over all sites"), **tally.specs()}
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Set c to 0 and ``accepted`` to 0 for every site."""
+        """Set c to 0; no update has been used."""
         self.state = {name: np.zeros_like(p.detach().cpu().numpy()) for name, p in net.named_parameters()}
-        self.state["accepted"] = np.zeros(len(ctx.sites), np.int64)
+        self.state |= tally.start(ctx.sites)
 
     def receive(self, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> None:
         """Add 1/N Σ (c_i⁺ − c_i) to c; sites that did not answer contribute nothing."""
@@ -195,10 +188,7 @@ class Server(base.Server[Config]):
         for name in sorted(ctx.trainable):
             change = sum(update.arrays["scaffold"][name].astype(np.float64) for update in updates)
             self.state[name] = np.asarray(self.state[name] + change / len(ctx.sites), self.state[name].dtype)
-        accepted = self.state["accepted"].copy()
-        for update in updates:
-            accepted[ctx.sites.index(update.site)] = ctx.round
-        self.state["accepted"] = accepted
+        self.state |= tally.note(self.state, updates, ctx, change="scaffold")
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
         """Return x + η mean (y_i − x); buffers are averaged."""
@@ -207,5 +197,5 @@ class Server(base.Server[Config]):
         return move(weights, updates, moves, trainable=ctx.trainable, buffers=fractions)
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """The control variate c and ``accepted`` for the next round."""
+        """The control variate c, and what the server has used, for the next round."""
         return self.state

@@ -11,11 +11,13 @@ import pytest
 from conftest import small_image_job
 from threadpoolctl import threadpool_limits
 
+from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.clipping import Limits, clip, exceeded, limits_of_round, opposition, usual_limits
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.outliers import medians
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change
+from fedshift.federation.site.state import StateStore
 from fedshift.schema.messages import SiteInfo, Update
 from fedshift.tasks.kinds import build_task
 
@@ -161,6 +163,8 @@ def test_what_is_beyond_a_limit_is_scaled_down_and_named(tmp_path: Path) -> None
     np.testing.assert_allclose(far.weights["running_var"], 2.5)
     assert far.weights["counter"] == 11 and far.n_samples == 30
     assert far.arrays["scaffold"]["c"] == 1.5 and far.arrays["scaffold"]["g"] == 6, "only what is a change"
+    assert far.scaled == pytest.approx({"weights": 0.25, "buffers": 0.25, "scaffold": 0.25})
+    assert not any(update.scaled for update in within[:3])
     told = dict.fromkeys(site for site, _ in exceeded(updates, limits))
     assert list(told) == ["S3"]
     sentences = " / ".join(sentence for _, sentence in exceeded(updates, limits))
@@ -239,3 +243,25 @@ def test_limits_that_nobody_meets_change_no_bit(tmp_path: Path) -> None:
     options = (f"federation.clip_{name}_ratio=null" for name in ("norm", "opposed", "sample"))
     free = train(tmp_path / "free", *options)
     assert all(ours.model.weights[key].tobytes() == value.tobytes() for key, value in free.model.weights.items())
+
+
+@pytest.mark.parametrize(("method", "prefix", "what"), [("scaffold", "", "scaffold"), ("feddyn", "moved.", "weights")])
+def test_what_sites_keep_of_a_change_is_what_the_server_used(
+    method: str,
+    prefix: str,
+    what: str,
+    three_image_sites: dict[str, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The server's mean of the sites' values is right after rounds in which limits were met."""
+    limits = ("federation.clip_norm_ratio=1", "federation.clip_opposed_ratio=0.01")
+    job = small_image_job(method, "network.options.width=2", "schedule.rounds=3", *limits)
+    server = dict(run_in_process(job, three_image_sites, tmp_path).model.halves)[method].state
+    assert server["accepted"].tolist() == [3, 3, 3] and f"its change of {what} is scaled down to 0." in caplog.text
+    found = [StateStore(tmp_path / "site_state" / site).before(4) for site in three_image_sites]
+    states = [state.methods[method] for state in found if state is not None]
+    for key in ("head.weight", "head.bias"):
+        counted, sent = (np.stack([state[f"{of}.{key}"].numpy() for state in states]) for of in ("counted", "sent"))
+        part = server["used"].reshape(-1, *[1] * (counted.ndim - 1))
+        np.testing.assert_allclose((counted + part * (sent - counted)).mean(0), server[prefix + key], atol=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ RECEIVED: Weights = {
     "counter": np.array(7),
 }
 TRAINABLE = frozenset({"w"})
+SGD = ("optimizer.name=sgd", "optimizer.lr=0.02", "optimizer.weight_decay=0")
 SPECS = {
     "scaffold": {"c": ArraySpec((), averaged="changes"), "g": ArraySpec((), averaged="values"), "t": ArraySpec(())}
 }
@@ -175,14 +177,21 @@ def test_methods_that_move_along_changes_move_along_the_median(tmp_path: Path) -
         ("afl", ["rule=median"], "afl gives each site's update a weight of its own, which rule median would undo"),
         ("gen_afl", ["rule=trimmed_mean"], "gen_afl gives each site's update"),
         ("vm", ["rule=median"], "vm gives each site's update"),
+        ("feddyn", ["rule=median"], "feddyn adds up each site's changes .*: use rule norm_clipping"),
+        (
+            "scaffold",
+            ["rule=trimmed_mean", *SGD],
+            "scaffold adds up each site's changes over rounds, and rule trimmed_mean uses none as it was sent",
+        ),
         ("single", ["rule=median"], "no parameter leaves a site"),
         ("all", ["rule=median"], "trains where all images are"),
     ],
 )  # fmt: skip
 def test_what_a_rule_cannot_do_is_refused_when_the_job_is_made(methods: str, options: list[str], message: str) -> None:
     least = () if "min_sites" in options else ("federation.min_sites=3",)
+    texts = [o if o.startswith("optimizer") else f"federation.robust.{o}" for o in options if "=" in o]
     with pytest.raises(ConfigError, match=message):
-        small_job(methods, *least, *(f"federation.robust.{option}" for option in options if "=" in option))
+        small_job(methods, *least, *texts)
 
 
 def test_options_that_are_not_used_are_not_written_into_a_job() -> None:
@@ -256,8 +265,13 @@ def test_a_poisoned_site_moves_the_mean_and_hardly_the_median(
         assert far(name, *options) < 0.7 * plain, name
 
 
-@pytest.mark.parametrize("rule", ["median", "norm_clipping"])
-@pytest.mark.parametrize("methods", ["scaffold+fedrdn", "fraug", "fedfa", "fedavgm", "fedbn"])
+@pytest.mark.parametrize(
+    ("methods", "rule"),
+    [
+        *product(["fedrdn", "fraug", "fedfa", "fedavgm", "fedbn"], ["median", "norm_clipping"]),
+        ("scaffold+fedrdn", "norm_clipping"),
+    ],
+)
 def test_other_methods_run_with_a_rule(
     methods: str, rule: str, three_image_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -12,9 +12,21 @@ from torch import nn
 from torch.nn import functional
 from volumesites import blob_job, make_volume_site
 
-from fedshift.methods.shared.passes import mean_loss, validation_loss
+from fedshift.methods.shared.passes import frozen_statistics, mean_loss, validation_loss
 from fedshift.tasks.base import SiteData
 from fedshift.tasks.kinds import build_task
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(3), nn.InstanceNorm2d(3, track_running_stats=True)])
+def test_a_pass_that_is_not_counted_moves_no_statistics_of_any_norm(norm: nn.Module) -> None:
+    x = torch.randn(3, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    norm.running_mean.fill_(0.3)  # type: ignore[operator, union-attr]
+    before = {key: value.clone() for key, value in norm.state_dict().items()}
+    with frozen_statistics(norm), frozen_statistics(norm):
+        y = norm(x)
+    torch.testing.assert_close(dict(norm.state_dict()), before, rtol=0, atol=0)
+    torch.testing.assert_close(y, norm(x), rtol=0, atol=0, msg="normalised as in training")
+    assert not torch.equal(norm.running_mean, before["running_mean"])  # type: ignore[arg-type]
 
 
 def test_validation_samples_are_those_of_the_split_as_in_training(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ class SummedUpdate:
     n_samples: int = 1
     n_steps: int = 1
     metrics: Mapping[str, float] = field(default_factory=dict)
+    scaled: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, np.ndarray] = field(default_factory=dict)
     arrays: Mapping[str, Arrays] = field(default_factory=dict)
 

@@ -204,7 +204,8 @@ def clip(
 
         n_samples = update.n_samples if update.n_samples <= limits.samples else ceil(limits.samples)
         n_steps = max(update.n_steps, limits.steps)
-        return ReplacedUpdate(update, weight, array, n_samples=n_samples, n_steps=n_steps)
+        scaled = {name: factor for name, factor in factors.items() if factor < 1}
+        return ReplacedUpdate(update, weight, array, n_samples=n_samples, n_steps=n_steps, scaled=scaled)
 
     return [within(number, update) for number, update in enumerate(updates)]
 

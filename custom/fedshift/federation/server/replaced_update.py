@@ -22,6 +22,7 @@ class ReplacedUpdate:
         *,
         n_samples: int | None = None,
         n_steps: int | None = None,
+        scaled: Mapping[str, float] | None = None,
     ) -> None:
         """Make a view of an update.
 
@@ -31,10 +32,12 @@ class ReplacedUpdate:
             array: the array of a method and a name.
             n_samples: the sample count that it is weighted by; the site's own if None.
             n_steps: the number of steps that it counts with; the site's own if None.
+            scaled: what its changes were multiplied by (`fedshift.methods.base.SiteUpdate.scaled`).
         """
         self.site, self.metrics = own.site, own.metrics
         self.n_samples = own.n_samples if n_samples is None else n_samples
         self.n_steps = own.n_steps if n_steps is None else n_steps
+        self.scaled: Mapping[str, float] = {} if scaled is None else scaled
         self._own, self._weight, self._array = own, weight, array
 
     @property

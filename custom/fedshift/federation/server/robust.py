@@ -9,8 +9,9 @@ m the median over sites of ‖w_k − w‖ (norm over all trainable parameters):
 
 FedAvg then gives exactly the median or the trimmed mean whatever its weights, sample counts included, so a site gains
 nothing with a false sample count n_k. With clipping sites keep their own weights, but no site counts for more samples
-than ``clip`` times the median, whether its count is true or not. Methods that use the sites' changes (FedAvgM,
-SCAFFOLD) use the changes of the replaced arrays.
+than ``clip`` times the median, whether its count is true or not. Methods that use the sites' changes (FedAvgM) use the
+changes of the replaced arrays. Those whose sites add up their changes (SCAFFOLD, FedDyn) take clipping alone, which
+leaves a part of each that the server can tell the site (`fedshift.methods.shared.tally`).
 
 Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018 (median, trimmed
 mean); Sun et al., "Can You Really Backdoor Federated Learning?", 2019 (norm clipping). The former assume that honest
@@ -19,10 +20,10 @@ one site: it costs accuracy even without an attack.
 
 Floating buffers are treated the same way: a median of variances is not negative, and clipping, with the norm of the
 buffers, is a convex average of two values. Integer counters are not replaced; `update_check` bounds them. Of the
-methods' arrays, those that the server only averages (`ArraySpec.averaged`: SCAFFOLD's control variates, FRAug's
-generator, HarmoFL's spectrum) are treated like weights. ``norm_clipping`` replaces only those of them that are changes
-(SCAFFOLD's), by the norm that `update_check` measured. All others (statistics of FedRDN and FedFA, prototypes, FedMix's
-averages, losses of AFL and VM) are not replaced; `update_check` and `outliers` limit them.
+methods' arrays, those that the server only averages (`ArraySpec.averaged`: FRAug's generator, HarmoFL's spectrum) are
+treated like weights. ``norm_clipping`` replaces only those that are changes (SCAFFOLD's control variates), by the norm
+that `update_check` measured. All others (statistics of FedRDN and FedFA, prototypes, FedMix's averages, losses of AFL
+and VM) are not replaced; `update_check` and `outliers` limit them.
 
 One tensor of all sites is in memory at a time.
 """
@@ -75,6 +76,11 @@ def check(methods: MethodSet) -> None:
             raise ConfigError(
                 f"{OPTION}: method {method.name} gives each site's update a weight of its own, which rule {spec.rule} "
                 "would undo: use rule norm_clipping or another method"
+            )
+        if method.client().adds_up_changes and spec.rule != "norm_clipping":
+            raise ConfigError(
+                f"{OPTION}: method {method.name} adds up each site's changes over rounds, and rule {spec.rule} uses "
+                "none as it was sent: use rule norm_clipping or another method"
             )
     if not methods.sends_parameters:
         raise ConfigError(

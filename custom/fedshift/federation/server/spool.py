@@ -35,6 +35,7 @@ class SpooledUpdate:
         self.change = change
         self.site, self.n_samples, self.n_steps = update.site, update.n_samples, update.n_steps
         self.metrics: Mapping[str, float] = update.metrics
+        self.scaled: Mapping[str, float] = {}
         parts = {"weights": update.weights, **{f"arrays/{name}": named for name, named in update.arrays.items()}}
         path.parent.mkdir(exist_ok=True)
         self._path = path

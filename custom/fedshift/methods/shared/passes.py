@@ -10,21 +10,29 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift.methods.base import Run, TrainingSamples
+from fedshift.methods.shared.norms import is_norm
 from fedshift.schema.seeding import derive_seed, generator, global_states, seeded_global, set_global_states
 from fedshift.tasks.losses import Logits
 
 
 @contextmanager
 def frozen_statistics(net: nn.Module) -> Iterator[None]:
-    """Batch norms normalise with the batch's statistics, as in training, and their running ones stay."""
+    """Norms normalise with the statistics of what they are given, as in training, and their running ones stay."""
     norms = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    # An instance norm has no such switch, and a momentum of 0 would still round its statistics: it moves copies.
+    others = [m for m in net.modules() if is_norm(m, "batch") and not isinstance(m, _BatchNorm)]
+    own = [dict(m._buffers) for m in others]
     for norm in norms:
         norm.track_running_stats = False
+    for other, buffers in zip(others, own, strict=True):
+        other._buffers.update({name: b if b is None else b.clone() for name, b in buffers.items()})
     try:
         yield
     finally:
         for norm in norms:
             norm.track_running_stats = True
+        for other, buffers in zip(others, own, strict=True):
+            other._buffers.update(buffers)
 
 
 @contextmanager
@@ -100,7 +108,8 @@ def uncounted(run: Run) -> Iterator[None]:
 def at_weights(net: nn.Module, weights: Mapping[Tensor, Tensor]) -> Iterator[None]:
     """The network with other tensors in place of its parameters, which gradients flow through.
 
-    `torch.func.functional_call` does not do: modules that have two names, as DynUNet's, keep the other tensors.
+    Whatever is called within sees them, and a module that has two names is no exception, as it would be with
+    `torch.func.functional_call`.
     """
     before = [(module, dict(module._parameters)) for module in net.modules()]
     try:

@@ -472,6 +472,7 @@ def test_a_server_cannot_switch_the_clip_off_with_numbers_that_are_not_finite(
         ),
         ("fedbn+fedrdn", {"weights": {"epsilon": 1, "clip": 1}}, r"privacy\.statistics at the site"),
         ("fedavg", {"weights": {"epsilon": 1, "clip": 1}}, "running statistics .* add method fedbn"),
+        ("feddyn", {"weights": {"epsilon": 1, "clip": 1}}, "with method feddyn the site would add up its changes"),
         ("fedrdn", {"allow": []}, r"privacy\.allow: none\)"),
     ],
 )

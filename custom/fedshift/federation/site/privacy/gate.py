@@ -219,6 +219,12 @@ class Gate:
         why = self._no_dp_sgd if policy.dp_sgd is not None and sends else ""
         if why:
             raise PolicyError(f"site {self._site}: its policy wants DP-SGD (privacy.dp_sgd), and {why}")
+        adding = next((method.name for method in self._methods if method.client().adds_up_changes), None)
+        if policy.weights is not None and adding is not None:
+            raise PolicyError(
+                f"site {self._site}: its policy puts noise on the network ({self._noisy_key}), and with method "
+                f"{adding} the site would add up its changes as they are without noise: choose another method"
+            )
         if policy.covers_network and self._measured:
             raise PolicyError(
                 f"site {self._site}: its policy puts noise on the network ({self._noisy_key}), and the running "
