@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
+import io
 import json
 import os
 import subprocess
@@ -214,6 +217,32 @@ def test_an_export_that_differs_does_not_stay(trained: Run, tmp_path: Path, monk
     with pytest.raises(export.ConfigError, match="so it was deleted"):
         export.write_torch_export(model, make_ready(model, Choice(), device="cpu"), tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("what", ["--bundle", "--torch-export", "--onnx"])
+def test_a_full_disk_is_named_and_nothing_stays(
+    what: str, trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where torch writes the file itself, a full disk aborts the process."""
+    if what == "--onnx":
+        pytest.importorskip("onnxruntime", reason="pip install 'fedshift[export]'")
+    place, model = tmp_path / "out" / "it", trained("fedavg")[0]
+    place.parent.mkdir()
+    opened = builtins.open
+
+    def full(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        made = opened(file, mode, *args, **kwargs)
+        if "w" in mode and str(file).startswith(str(place.parent)):
+            made.close()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return made
+
+    monkeypatch.setattr(builtins, "open", full)
+    monkeypatch.setattr(io, "open", full)  # pathlib's
+    assert main(["export", str(model), what, str(place), "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert f"{place} cannot be written (No space left on device): free disk space" in said, said
+    assert not list(place.parent.iterdir())
 
 
 def test_what_an_export_cannot_do_is_said(trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,6 +140,40 @@ def test_a_nifti_mask_lies_where_every_reader_takes_the_scan_to_be(
     assert len(told) == (qform > 0 and sform == 2) and all("differ by up to 30 mm" in sentence for sentence in told)
 
 
+@pytest.mark.parametrize(
+    ("quaternion", "qform", "sform", "told"),
+    [
+        ((1.00001, 0.0, 0.0), 1, 1, "the sform is used"),
+        ((0.70712, 0.70712, 0.0), 1, 2, "the quaternion, scaled to length 1, is used"),
+        ((0.9, 0.9, 0.9), 0, 1, None),
+    ],
+    ids=["rounded", "no sform of the scanner's", "unused"],
+)
+def test_a_qform_that_is_no_rotation_is_told_and_copied(
+    quaternion: tuple[float, float, float], qform: int, sform: int, told: str | None, tmp_path: Path
+) -> None:
+    """Nibabel makes no matrix of a quaternion that is longer than 1; SimpleITK reads such files."""
+    path, out = tmp_path / "scan.nii", tmp_path / "mask.nii"
+    image = nibabel.Nifti1Image(np.arange(9 * 11 * 7, dtype=np.int16).reshape(9, 11, 7), np.diag([0.7, 0.8, 3, 1]))
+    image.header.set_qform(image.affine, qform)
+    image.header.set_sform(image.affine, sform)
+    image.header["quatern_b"], image.header["quatern_c"], image.header["quatern_d"] = quaternion
+    nibabel.save(image, path)
+    scan, remarks = read_scan(path), list(check_positions(path))
+    if told is None:
+        assert remarks == []
+    else:
+        assert len(remarks) == 1 and "has a qform that is no rotation" in remarks[0] and told in remarks[0]
+    write_mask(scan.voxels > 300, scan, out, source=path)
+    mask = nibabel.load(out)
+    for key in masks.POSITION_FIELDS:
+        np.testing.assert_array_equal(mask.header[key], nibabel.load(path).header[key])
+    np.testing.assert_array_equal(np.asarray(mask.dataobj), np.asarray(image.dataobj) > 300)
+    mask.header["quatern_b"] = 0.5
+    nibabel.save(mask, out)
+    assert masks._position_fields(out) != masks._position_fields(path)
+
+
 def test_a_grid_of_the_networks_size_comes_back_as_it_was() -> None:
     voxels = np.random.default_rng(0).integers(0, 500, (5, 32, 32))
     there = to_network(voxels, matrix=32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,39 @@ def test_code_and_what_is_not_listed_is_refused_by_name(
     said = capsys.readouterr().err
     assert reason in said and "Traceback" not in said
     assert not Path("ran").exists() and not Path("out").exists()
+
+
+@pytest.mark.parametrize("name", ["KeepLargestConnectedComponentd", "RemoveSmallObjectsD"])
+def test_a_step_that_needs_scikit_image_is_refused_without_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "skimage", None)
+    bundle = write_bundle(tmp_path / "ball", change=at(*AFTERWARDS, 3, value={"_target_": name, "keys": "pred"}))
+    with pytest.raises(ConfigError, match=rf"transforms\[3\] is {name}, which needs scikit-image: install it"):
+        open_bundle(bundle, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "step"),
+    [
+        (at(*TRANSFORMS, 5, value={"_target_": "Resized", "keys": "image", "spatial_size": [16, 16]}), "Resized"),
+        (at("inferer", "roi_size", value=[16, 16]), "SlidingWindowInferer"),
+        (
+            at(*AFTERWARDS, 2, value={"_target_": "AsDiscreted", "keys": "pred", "argmax": True, "dim": 7}),
+            "AsDiscreted",
+        ),
+    ],
+    ids=["before", "network", "after"],
+)
+def test_a_step_that_fails_on_a_scan_is_named(
+    change: Change, step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = write_bundle(tmp_path / "ball", change=change)
+    write_ball(tmp_path / "scan.nii.gz")
+    assert predict(bundle, tmp_path / "scan.nii.gz", "--out", tmp_path / "out", "--device", "cpu") == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"fedshift: {bundle}: {step} fails on a scan of 50 x 45 x 13 voxels of 0.7 x 0.8 x 3 mm (")
+    assert "applying transform" not in said and not list((tmp_path / "out").iterdir())
 
 
 class Runs:

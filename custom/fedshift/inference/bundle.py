@@ -46,7 +46,7 @@ def write_bundle(model: Model, ready: ReadyModel, folder: Path) -> None:
     try:
         for part in ("configs", "docs", "models", "scripts"):
             (staging / part).mkdir(parents=True)
-        write_torchscript(model, ready, staging / "models" / "model.ts")
+        write_torchscript(model, ready, staging / "models" / "model.ts", named=folder)
         texts = {
             "configs/metadata.json": _json(_plain(_metadata(model, ready), model.path)),
             "configs/inference.json": _json(_inference(model)),
@@ -59,7 +59,9 @@ def write_bundle(model: Model, ready: ReadyModel, folder: Path) -> None:
             (staging / name).write_text(text, encoding="utf-8")
         staging.rename(folder)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written ({error.strerror}): name another folder") from None
+        raise ConfigError(
+            f"{folder} cannot be written ({error.strerror}): free disk space or name another place"
+        ) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

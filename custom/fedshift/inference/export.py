@@ -5,11 +5,12 @@ Graphs are float32 throughout. Every exported file is loaded again and its logit
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,8 +53,8 @@ def example(model: Model, *, batch: int) -> Tensor:
     return low + (high - low) * torch.rand(shape, generator=torch.Generator().manual_seed(batch))
 
 
-def write_torchscript(model: Model, ready: ReadyModel, path: Path) -> float:
-    """Write a device-independent TorchScript file.
+def write_torchscript(model: Model, ready: ReadyModel, path: Path, *, named: Path | None = None) -> float:
+    """Write a device-independent TorchScript file. Errors name ``named`` in place of ``path``, if it is given.
 
     Returns:
         The largest absolute difference between its logits and the model's.
@@ -61,18 +62,18 @@ def write_torchscript(model: Model, ready: ReadyModel, path: Path) -> float:
     Raises:
         ConfigError: the network cannot be traced, its logits differ, or the file cannot be written.
     """
-    with _exporting(model, ready, path, "TorchScript") as network, _DropRedundantMoves(), torch.no_grad():
+    named = named or path
+    with _exporting(model, ready, path, "TorchScript", named) as network, _DropRedundantMoves(), torch.no_grad():
         traced = torch.jit.trace(network, example(model, batch=2), check_trace=False)  # type: ignore[no-untyped-call]
-        torch.jit.save(traced, str(path))
-        _remove_debug_records(path)
+        path.write_bytes(_without_debug_records(_saved(torch.jit.save, traced)))
         loaded = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-        return _check_logits(model, network, loaded, path)
+        return _check_logits(model, network, loaded, named)
 
 
 def write_torch_export(model: Model, ready: ReadyModel, path: Path) -> float:
     """Write an ExportedProgram (.pt2); result and errors as for `write_torchscript`."""
-    with _exporting(model, ready, path, "torch.export") as network, torch.no_grad():
-        torch.export.save(_exported_program(model, network), path)
+    with _exporting(model, ready, path, "torch.export", path) as network, torch.no_grad():
+        path.write_bytes(_saved(torch.export.save, _exported_program(model, network)))
         return _check_logits(model, network, torch.export.load(path).module(), path)
 
 
@@ -89,7 +90,7 @@ def write_onnx(model: Model, ready: ReadyModel, path: Path) -> float:
         raise ConfigError(
             f"--onnx needs {error.name}, which is not installed: pip install 'fedshift[export]'"
         ) from None
-    with _exporting(model, ready, path, "ONNX") as network, torch.no_grad():
+    with _exporting(model, ready, path, "ONNX", path) as network, torch.no_grad():
         program = torch.onnx.export(
             _exported_program(model, network), input_names=[INPUT], output_names=[OUTPUT], dynamo=True, verbose=False
         )
@@ -115,26 +116,32 @@ def _exported_program(model: Model, network: nn.Module) -> torch.export.Exported
     return program
 
 
-def _remove_debug_records(path: Path) -> None:
-    """Remove the debug records of a TorchScript file, which name source files on this machine."""
-    cleaned_path = path.with_name(f".{path.name}.partial")
-    with zipfile.ZipFile(path) as traced, zipfile.ZipFile(cleaned_path, "w", zipfile.ZIP_STORED) as clean:
+def _saved(save: Callable[[Any, io.BytesIO], None], content: Any) -> bytes:
+    """The bytes of a file of torch: where torch writes the file itself, a full disk ends the process."""
+    buffer = io.BytesIO()
+    save(content, buffer)
+    return buffer.getvalue()
+
+
+def _without_debug_records(content: bytes) -> bytes:
+    """A TorchScript file without its debug records, which name source files on this machine."""
+    cleaned = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as traced, zipfile.ZipFile(cleaned, "w", zipfile.ZIP_STORED) as clean:
         for entry in traced.infolist():
             if not entry.filename.endswith(".debug_pkl"):
                 clean.writestr(entry.filename, traced.read(entry))
-    cleaned_path.replace(path)
+    return cleaned.getvalue()
 
 
 def _check_logits(model: Model, network: nn.Module, other: Callable[[Tensor], Tensor], path: Path) -> float:
     """Return the largest absolute difference of logits between the model and the exported file.
 
     Raises:
-        ConfigError: the difference exceeds `MAX_LOGIT_DIFFERENCE`; the file is deleted.
+        ConfigError: the difference exceeds `MAX_LOGIT_DIFFERENCE`; `_exporting` deletes the file.
     """
     inputs = [example(model, batch=batch) for batch in COMPARED_BATCH_SIZES]
     difference = max(float((network(x) - other(x)).abs().max()) for x in inputs)
     if not difference <= MAX_LOGIT_DIFFERENCE:
-        path.unlink()
         raise ConfigError(
             f"the logits of {path} differ from the model's by {difference:.2g} (allowed: {MAX_LOGIT_DIFFERENCE:g}), so "
             "it was deleted: use another format"
@@ -143,14 +150,17 @@ def _check_logits(model: Model, network: nn.Module, other: Callable[[Tensor], Te
 
 
 @contextmanager
-def _exporting(model: Model, ready: ReadyModel, path: Path, what: str) -> Iterator[nn.Module]:
+def _exporting(model: Model, ready: ReadyModel, path: Path, what: str, named: Path) -> Iterator[nn.Module]:
     """Yield the network on the CPU; silence the exporter's log messages and turn its errors into a ConfigError.
+
+    If anything fails, no file stays.
 
     Args:
         model: named in errors.
         ready: its predictor is moved to the CPU and back afterwards.
         path: the file to write.
         what: the format's name for errors.
+        named: what errors name in place of ``path``.
 
     Raises:
         ConfigError: the export failed, or ``path`` exists or cannot be written.
@@ -158,17 +168,20 @@ def _exporting(model: Model, ready: ReadyModel, path: Path, what: str) -> Iterat
     if path.exists() or not path.parent.is_dir():
         problem = "already exists" if path.exists() else "is in a folder that does not exist"
         raise ConfigError(f"{path} {problem}: name another file")
-    network = ready.predictor.to("cpu")
+    network, complete = ready.predictor.to("cpu"), False
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield network
+        complete = True
     except ConfigError:
         raise
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}): name another file") from None
+        raise ConfigError(
+            f"{named} cannot be written ({error.strerror or error}): free disk space or name another place"
+        ) from None
     except Exception as error:  # exporters raise many types of error
         names = "+".join(model.header.job.methods)
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -177,5 +190,8 @@ def _exporting(model: Model, ready: ReadyModel, path: Path, what: str) -> Iterat
             "use another format"
         ) from None
     finally:
+        if not complete:
+            with suppress(OSError):  # where nothing can be written there is nothing to remove
+                path.unlink()
         logging.disable(level)
         ready.predictor.to(ready.device)

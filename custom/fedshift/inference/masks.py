@@ -14,6 +14,12 @@ from fedshift.schema.errors import DataError
 TOLERANCE = 1e-3
 """Allowed difference of positions (mm) and direction cosines; NIfTI stores both as float32."""
 
+POSITION_FIELDS = (
+    *("pixdim", "qform_code", "quatern_b", "quatern_c", "quatern_d", "qoffset_x", "qoffset_y", "qoffset_z"),
+    *("sform_code", "srow_x", "srow_y", "srow_z"),
+)
+"""Of a NIfTI header: what its qform and its sform are made of."""
+
 
 def mask_path(image: Path, out: Path) -> Path:
     """The mask's path: ``<stem>_mask`` in the image's own format, or NIfTI for DICOM."""
@@ -51,7 +57,7 @@ def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> Non
         and np.allclose(back.spacing, scan.spacing, rtol=0, atol=TOLERANCE)
         and np.allclose(back.origin, scan.origin, rtol=1e-6, atol=TOLERANCE)
         and np.allclose(back.stored_direction, scan.stored_direction, rtol=0, atol=TOLERANCE)
-        and (not is_nifti(source) or _affines(path) == _affines(source))
+        and (not is_nifti(source) or _position_fields(path) == _position_fields(source))
     )
     if not same:
         path.unlink()
@@ -94,11 +100,10 @@ def _write_nifti(grid: np.ndarray, source: Path, path: Path) -> None:
     nibabel.save(type(stored)(values, None, header), path)
 
 
-def _affines(path: Path) -> tuple[object, ...]:
-    """The qform and sform of a NIfTI file as bytes, and their codes."""
+def _position_fields(path: Path) -> tuple[bytes, ...]:
+    """The `POSITION_FIELDS` of a NIfTI file: its matrices would not do, as not every quaternion has one."""
     header = nibabel.load(path).header
-    forms = header.get_qform(), header.get_sform()
-    return *(form.tobytes() for form in forms), int(header["qform_code"]), int(header["sform_code"])
+    return tuple(np.asarray(header[name], float).tobytes() for name in POSITION_FIELDS)
 
 
 def volume_ml(mask: np.ndarray, scan: Scan) -> float:

@@ -109,7 +109,7 @@ class Bundle:
         except FAULTS as error:
             # Compose names the step that failed by its text.
             failed = (type(step).__name__ for step in self.before.transforms if str(step) in str(error))
-            raise self._failure(next(failed, "preprocessing"), error) from None
+            raise self._failure(next(failed, "preprocessing"), scan, error) from None
         sure, name = None, type(self.inferer).__name__
         try:
             with torch.no_grad():
@@ -120,7 +120,7 @@ class Bundle:
                     sure = data[PRED].as_tensor().amax(0)
                 data = step(data)
         except FAULTS as error:
-            raise self._failure(name, error) from None
+            raise self._failure(name, scan, error) from None
         found = data[PRED].as_tensor()
         if found.shape[1:] != shape:
             raise DataError(
@@ -138,13 +138,15 @@ class Bundle:
             certainty[...] = np.nan
         return _from_stored(found[0].numpy().astype(np.uint8), grids[0][1])
 
-    def _failure(self, step: str, error: BaseException) -> DataError:
+    def _failure(self, step: str, scan: Scan, error: BaseException) -> DataError:
         """The error that names a step; the reason is that of the first error of a chain."""
         while error.__cause__ is not None:
             error = error.__cause__
+        size = " x ".join(map(str, scan.voxels.shape[::-1]))
+        spacing = " x ".join(f"{mm:.3g}" for mm in scan.spacing)
         return DataError(
-            f"{self.path}: {step} fails on this scan ({_reason(error)}): check the scan's size and spacing, or take "
-            "another bundle"
+            f"{self.path}: {step} fails on a scan of {size} voxels of {spacing} mm ({_reason(error)}): check the scan, "
+            "or take another bundle"
         )
 
 

@@ -6,7 +6,7 @@ have such a file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -75,21 +75,49 @@ def read_tags(path: Path) -> dict[str, str]:
 
 
 def check_positions(path: Path) -> Iterator[str]:
-    """Warn if the qform and sform of a NIfTI file disagree."""
+    """Warn if the qform and sform of a NIfTI file disagree, or if its qform is no rotation."""
     if not is_nifti(path):
         return
     header = nibabel.load(path).header
     if not (header["qform_code"] and header["sform_code"]):
         return
-    corners = np.array([[i, j, k, 1] for i in (0, 1) for j in (0, 1) for k in (0, 1)], float)
-    corners[:, :3] *= np.array(header.get_data_shape()[:3]) - 1
-    apart = corners @ (header.get_qform() - header.get_sform()).T
-    most = float(np.linalg.norm(apart[:, :3], axis=1).max())
+    shape, sform = header.get_data_shape(), header.get_sform()
+    try:
+        qform = header.get_qform()
+    except ValueError:  # nibabel computes none; SimpleITK, which reads the scan, takes one or the other
+        is_sform = _most_apart(_affine_read(path), sform, shape) <= MAX_POSITION_DIFFERENCE_MM
+        used = "the sform" if is_sform else "the quaternion, scaled to length 1,"
+        yield (
+            f"has a qform that is no rotation, because its quaternion is longer than 1: {used} is used, and the mask "
+            "gets both"
+        )
+        return
+    most = _most_apart(qform, sform, shape)
     if most > MAX_POSITION_DIFFERENCE_MM:
         yield (
             f"has a qform and an sform in its header that differ by up to {most:.3g} mm: the volume in ml is computed "
             "from the qform, and the mask gets both"
         )
+
+
+def _most_apart(one: np.ndarray, other: np.ndarray, shape: Sequence[int]) -> float:
+    """Largest distance in mm between the places of a volume's corners by two affines."""
+    corners = np.array([[i, j, k, 1] for i in (0, 1) for j in (0, 1) for k in (0, 1)], float)
+    corners[:, :3] *= np.array(shape[:3]) - 1
+    apart = corners @ (one - other).T
+    return float(np.linalg.norm(apart[:, :3], axis=1).max())
+
+
+def _affine_read(path: Path) -> np.ndarray:
+    """The affine with which SimpleITK reads a file, in the world of NIfTI, which points right, anterior, superior."""
+    reader = sitk.ImageFileReader()
+    reader.SetFileName(str(path))
+    reader.ReadImageInformation()
+    n = reader.GetDimension()
+    affine = np.eye(4)
+    affine[:3, :3] = np.reshape(reader.GetDirection(), (n, n))[:3, :3] * np.array(reader.GetSpacing()[:3])
+    affine[:3, 3] = reader.GetOrigin()[:3]
+    return np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine
 
 
 def check_scan(scan: Scan, tags: Mapping[str, str], *, target: str, signed: bool = False) -> Iterator[str]:
