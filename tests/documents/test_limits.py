@@ -12,7 +12,6 @@ import SimpleITK as sitk
 from scanfiles import volume, write_pair
 
 from data_prep.own import prepare_own
-from fedshift.data.described import pair_described
 from fedshift.data.scans import read_scan
 from fedshift.federation.resolve import practical, resolve
 from fedshift.schema.errors import FedshiftError
@@ -42,7 +41,9 @@ def overlaps(folder: Path) -> None:
     described = {"background": 0, "whole": [1, 2], "core": 2}
     said = {"labels": described, "channel_names": {"0": "T1"}, "file_ending": ".nii.gz"}
     (folder / "dataset.json").write_text(json.dumps(said), encoding="utf-8")
-    pair_described(folder)
+    for name in ("imagesTr/P1_0000.nii.gz", "labelsTr/P1.nii.gz"):
+        sitk.WriteImage(volume(1)[name.startswith("labels")], str(folder / name))
+    prepare_own(None, None, "A", folder / "out", dataset="d", source=folder)
 
 
 def grids(folder: Path) -> None:
