@@ -10,12 +10,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 CLAIMS, RECIPE = RESULTS / "claims", RESULTS / "recipes" / "prostate_first"
+UNSEEN = RESULTS / "recipes" / "prostate_unseen_first"
 OTHERS = ("FedBN", "FedFA", "FedRDN", "FedFA+FedRDN")
 
 
 @pytest.mark.parametrize(
     ("page", "folder"),
-    [("README.md", RECIPE), ("docs/results.md", RECIPE), ("docs/results.md", CLAIMS / "prostate_by_case")],
+    [
+        ("README.md", RECIPE),
+        ("docs/results.md", RECIPE),
+        ("docs/results.md", UNSEEN),
+        ("docs/results.md", CLAIMS / "prostate_by_case"),
+    ],
     ids=lambda value: Path(value).name,
 )
 def test_the_table_on_patients_is_that_of_the_runs(page: str, folder: Path) -> None:
@@ -25,7 +31,7 @@ def test_the_table_on_patients_is_that_of_the_runs(page: str, folder: Path) -> N
         if line.startswith("| Fed")
     ]
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert len(rows) == 5 and "\n".join(rows) in text
+    assert len(rows) == (4 if folder == UNSEEN else 5) and "\n".join(rows) in text
 
 
 def recipe() -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
@@ -51,6 +57,23 @@ def test_what_is_said_of_the_recipe_s_methods_is_what_was_found(page: str) -> No
         below = float(p[name]) < 0.05
         between = ("is below FedAvg, ", "is below it, ") if below else ("",)
         assert any(f"{shown} {words}{differences[name]} (p = {p[name]}" in text for words in between), name
+
+
+def test_what_is_said_of_a_hospital_that_took_no_part_is_what_was_found() -> None:
+    with (UNSEEN / "table.csv").open(encoding="utf-8", newline="") as file:
+        rows = [line for line in csv.DictReader(file) if line["column"] in ("BIDMC", "HK", "RUNMC", "UCL", "average")]
+    scores = {(line["method"], line["column"]): float(line["value"]) for line in rows}
+    average = {name: scores[name, "average"] for name in ("FedAvg", "FedFA", "FedRDN", "FedFA+FedRDN")}
+    said = "FedAvg {:.1f}, FedFA {:.1f}, FedRDN {:.1f}, both {:.1f}".format(*average.values())
+    for page in ("docs/where-to-start.md", "CHANGELOG.md"):
+        assert said in (ROOT / page).read_text(encoding="utf-8"), page
+    text = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
+    more = {name: f"{average[name] - average['FedAvg']:.1f}" for name in average}
+    assert f"(FedRDN by {more['FedRDN']}, FedFA by {more['FedFA']}, both together by {more['FedFA+FedRDN']})" in text
+    sites = ("BIDMC", "HK", "RUNMC", "UCL")
+    best = [name for name in average if all(scores[name, site] > scores["FedAvg", site] for site in sites)]
+    assert not best, "none is above FedAvg at every site"
+    assert f"with FedAvg {average['FedAvg']:.1f} here, and {recipe()[0]['FedAvg']} above" in text
 
 
 def test_where_to_start_and_the_task_say_the_same() -> None:
