@@ -110,11 +110,13 @@ def test_a_case_that_lacks_a_sequence_is_refused(
     assert "whose names end in _0000 is T2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("data", [pytest.param(IN_3D, marks=pytest.mark.slow), IN_2D])
+@pytest.mark.parametrize(
+    ("data", "precision"), [pytest.param(IN_3D, "fp32", marks=pytest.mark.slow), (IN_2D, "bf16")], ids=["3D", "2D"]
+)
 def test_a_bundle_finds_the_same_classes_without_fedshift(
-    tmp_path: Path, data: str, trained: Callable[..., Trained]
+    tmp_path: Path, data: str, precision: str, trained: Callable[..., Trained]
 ) -> None:
-    sites, model, _ = trained(data, "fedavg", *BOTH_WAYS)
+    sites, model, _ = trained(data, "fedavg", f"schedule.precision={precision}", *BOTH_WAYS)
     bundle, scans = tmp_path / "bundle", tmp_path / "scans"
     scans.mkdir()
     manifest = read_manifest(sites["B"])

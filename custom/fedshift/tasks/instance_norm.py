@@ -8,6 +8,8 @@ gives the same values but for rounding, and a step of a U-Net in bf16 takes abou
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from types import MethodType
 
 import torch
@@ -24,12 +26,21 @@ def keep_channels_last(net: nn.Module) -> None:
 
 def _one_by_one(norm: nn.InstanceNorm2d | nn.InstanceNorm3d, x: Tensor) -> Tensor:
     """Instance norm of a batch (B, C, *spatial)."""
-    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    if tracing or torch.compiler.is_exporting():  # sample by sample, a graph would be for one size of batch
+    if torch.compiler.is_exporting():  # a graph without loops would be for one size of batch
         return type(norm).forward(norm, x)
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    each = _scripted() if tracing else _each
+    return each(x, norm.weight, norm.bias, norm.eps)
+
+
+def _each(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     return torch.cat(
-        [
-            functional.batch_norm(sample, None, None, norm.weight, norm.bias, training=True, eps=norm.eps)
-            for sample in torch.split(x, 1)
-        ]
+        [functional.batch_norm(one, None, None, weight, bias, training=True, eps=eps) for one in torch.split(x, 1)]
     )
+
+
+@functools.cache
+def _scripted() -> Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor]:
+    """`_each` as TorchScript, whose loop a traced network keeps."""
+    scripted: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor] = torch.jit.script(_each)
+    return scripted
