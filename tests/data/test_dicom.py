@@ -31,7 +31,8 @@ from scanfiles import volume, write_dicom
 
 from data_prep.own import prepare_own
 from fedshift.cli import main
-from fedshift.data.scans import ScanError, read_scan
+from fedshift.data.scan_file import ScanError
+from fedshift.data.scans import read_scan
 
 Change = Callable[[list[Element], int], list[Element]]
 PATIENT = {

@@ -20,7 +20,8 @@ from fedshift.data.check import check
 from fedshift.data.dicom_masks import read_mask
 from fedshift.data.labels import Labels, settle_labels
 from fedshift.data.prepared import read_labels
-from fedshift.data.scans import ScanError, read_scan
+from fedshift.data.scan_file import ScanError
+from fedshift.data.scans import read_scan
 from fedshift.data.scansets import gather
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import ConfigError, DataError

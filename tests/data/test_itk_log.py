@@ -9,7 +9,8 @@ import nibabel
 import numpy as np
 import pytest
 
-from fedshift.data.scans import ScanError, read_scan
+from fedshift.data.scan_file import ScanError
+from fedshift.data.scans import read_scan
 
 
 def test_what_itk_warns_of_is_logged_for_debugging_only(

@@ -10,8 +10,9 @@ import SimpleITK as sitk
 from dicomstudies import draw_segmentation, write_enhanced, write_slices
 from scanfiles import volume, write_dicom
 
+from fedshift.data.scan_file import ScanError
 from fedshift.data.scan_folders import scans_in
-from fedshift.data.scans import ScanError, read_scan
+from fedshift.data.scans import read_scan
 from fedshift.schema.errors import DataError
 
 

@@ -119,7 +119,6 @@ def _write(
     from fedshift.schema.files import write_text
 
     try:
-        out.mkdir(parents=True, exist_ok=True)
         with (out / TABLE).open("w", newline="", encoding="utf-8") as file:
             rows = csv.writer(file)
             rows.writerow(["case", "class", *COLUMNS, "error"])

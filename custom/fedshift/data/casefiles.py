@@ -12,7 +12,8 @@ import numpy as np
 
 from fedshift.data.dicom_masks import is_dicom_mask, read_mask, wrong_image
 from fedshift.data.labels import Labels
-from fedshift.data.scans import Scan, ScanError, read_scan, read_volumes
+from fedshift.data.scan_file import ScanError
+from fedshift.data.scans import Scan, read_scan, read_volumes
 from fedshift.data.series import is_dicom
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
 from fedshift.schema.names import printable

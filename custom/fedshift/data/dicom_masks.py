@@ -18,7 +18,8 @@ from fedshift.data.dicom import identify
 from fedshift.data.dicom_classes import SEGMENTATIONS, STRUCTURE_SET, is_mask
 from fedshift.data.dicom_extra import UNREADABLE, need_highdicom, quiet
 from fedshift.data.labels import BACKGROUND, Labels
-from fedshift.data.scans import Scan, ScanError
+from fedshift.data.scan_file import ScanError
+from fedshift.data.scans import Scan
 from fedshift.schema.codes import plain_name
 from fedshift.schema.names import one_line
 

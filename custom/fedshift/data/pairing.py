@@ -11,8 +11,8 @@ from typing import Literal
 from fedshift.data.casefiles import CaseFiles, Finding
 from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.labels import Labels
-from fedshift.data.scan_file import ScanError, reading
-from fedshift.data.scans import stem_of, suffix_of
+from fedshift.data.scan_file import ScanError, reading, suffix_of
+from fedshift.data.scans import stem_of
 from fedshift.schema.errors import DataError
 
 MASK_ENDINGS = ("_segmentation", "_labels", "_label", "_mask", "_seg")

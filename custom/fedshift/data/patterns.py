@@ -9,7 +9,8 @@ from pathlib import Path
 from fedshift.data.casefiles import Finding
 from fedshift.data.dicom import identify
 from fedshift.data.pairing import Found, ScanSet, doubled, match
-from fedshift.data.scans import stem_of, suffix_of
+from fedshift.data.scan_file import suffix_of
+from fedshift.data.scans import stem_of
 from fedshift.schema.errors import DataError
 
 _WILDCARD = re.compile(r"[*?[]")

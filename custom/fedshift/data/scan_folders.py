@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedshift.data.dicom import looks_like_dicom
-from fedshift.data.scans import suffix_of
+from fedshift.data.scan_file import suffix_of
 from fedshift.data.series import series_in
 from fedshift.schema.errors import DataError
 

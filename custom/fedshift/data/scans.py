@@ -20,10 +20,7 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 from fedshift.data.dicom import SeriesFault, check_series
 from fedshift.data.integrity import fault, geometry_fault, non_finite
 from fedshift.data.itk_log import quiet_itk
-from fedshift.data.scan_file import SUFFIXES as SUFFIXES
-from fedshift.data.scan_file import ScanError as ScanError
-from fedshift.data.scan_file import reading
-from fedshift.data.scan_file import suffix_of as suffix_of
+from fedshift.data.scan_file import ScanError, reading, suffix_of
 from fedshift.data.series import NoSeries, folder_and_uid, is_multiframe_file, is_series, list_series
 
 quiet_itk()

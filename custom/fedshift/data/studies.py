@@ -9,7 +9,7 @@ from fedshift.data.casefiles import CaseFiles, Finding
 from fedshift.data.dicom import looks_like_dicom
 from fedshift.data.dicom_masks import is_dicom_mask, references
 from fedshift.data.pairing import ScanSet, visible
-from fedshift.data.scans import ScanError
+from fedshift.data.scan_file import ScanError
 from fedshift.data.series import series_by_uid
 
 DEEPEST = 5

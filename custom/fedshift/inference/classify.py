@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from data_prep.decode import read_picture, resize_picture
-from fedshift.data.scans import suffix_of
+from fedshift.data.scan_file import suffix_of
 from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready
 from fedshift.schema.errors import DataError
 from fedshift.tasks.precision import autocast

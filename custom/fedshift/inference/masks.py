@@ -8,7 +8,8 @@ import nibabel
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.scans import SUFFIXES, Scan, read_scan, stem_of, suffix_of
+from fedshift.data.scan_file import SUFFIXES, suffix_of
+from fedshift.data.scans import Scan, read_scan, stem_of
 from fedshift.schema.errors import DataError
 
 TOLERANCE = 1e-3

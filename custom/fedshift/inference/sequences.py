@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.scans import Scan, ScanError, read_scan, stem_of, suffix_of
+from fedshift.data.scan_file import ScanError, suffix_of
+from fedshift.data.scans import Scan, read_scan, stem_of
 from fedshift.data.series import is_series
 from fedshift.schema.errors import ConfigError
 

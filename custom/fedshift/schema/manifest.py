@@ -51,11 +51,6 @@ class Case(Strict):
     array: str
     offset: int
 
-    @property
-    def has_dummy_geometry(self) -> bool:
-        """Whether its header held a placeholder instead of a voxel size."""
-        return is_dummy_geometry(self.spacing, self.direction)
-
 
 def is_dummy_geometry(spacing: Sequence[float], direction: Sequence[float]) -> bool:
     """Voxels of 1 x 1 x 1 mm along the patient's axes: what a header holds when the geometry was lost.
@@ -151,7 +146,8 @@ class Manifest(Strict):
 
     def known_spacing(self, case: Case) -> tuple[float, float, float] | None:
         """A case's voxel size in mm along z, y, x; None if its header holds a placeholder."""
-        return case.spacing if self.has_true_spacing or not case.has_dummy_geometry else None
+        is_placeholder = is_dummy_geometry(case.spacing, case.direction) and not self.has_true_spacing
+        return None if is_placeholder else case.spacing
 
     @property
     def has_true_spacing(self) -> bool:

@@ -26,7 +26,7 @@ def keep_channels_last(net: nn.Module) -> None:
 
 def _one_by_one(norm: nn.InstanceNorm2d | nn.InstanceNorm3d, x: Tensor) -> Tensor:
     """Instance norm of a batch (B, C, *spatial)."""
-    if torch.compiler.is_exporting():  # a graph without loops would be for one size of batch
+    if torch.compiler.is_compiling():  # a graph without loops would be for one size of batch
         return type(norm).forward(norm, x)
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     each = _scripted() if tracing else _each
