@@ -25,6 +25,7 @@ RUNS: dict[str, Any] = json.loads((RESULTS / "flare_round_cost.json").read_text(
 AUGMENTATION: dict[str, Any] = json.loads((RESULTS / "performance" / "augmentation.json").read_text(encoding="utf-8"))
 VOLUMES: dict[str, Any] = json.loads((RESULTS / "performance" / "step_3d.json").read_text(encoding="utf-8"))
 FREED: dict[str, Any] = json.loads((RESULTS / "performance" / "freed_memory.json").read_text(encoding="utf-8"))
+ONE_PASS: dict[str, Any] = json.loads((RESULTS / "performance" / "one_pass_sgd.json").read_text(encoding="utf-8"))
 LAYOUT, LAYOUT_EPYC = (
     json.loads((RESULTS / "performance" / f"{name}.json").read_text(encoding="utf-8"))["networks"]
     for name in ("layout", "layout_epyc")
@@ -212,6 +213,18 @@ def test_memory_of_freed_features(name: str, precision: str) -> None:
         *(told(found["seconds_a_step"][way], 2) for way in ways),
         *(told(found["times_as_fast"][way], 2) for way in ways[1:]),
         *(str(found["peak_megabytes"][way]) for way in ways),
+    ]
+
+
+@pytest.mark.parametrize("name", ONE_PASS["tasks"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_sgd_over_large_layers(name: str, precision: str) -> None:
+    found = ONE_PASS["tasks"][name][precision]
+    assert found["same_bits"]
+    assert row(f"{name}, {precision}", "SGD over large layers") == [
+        *(told(found["seconds_a_training_step"][kind], 2) for kind in ("torch", "fedshift")),
+        told(found["times_as_fast"]["training step"], 2),
+        told(found["times_as_fast"]["optimiser"], 1),
     ]
 
 

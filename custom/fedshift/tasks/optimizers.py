@@ -38,9 +38,9 @@ class SGD(_uncompiled(torch.optim.SGD)):  # type: ignore[misc]  # a class that i
     """SGD whose large parameters are updated in one pass over memory on a processor.
 
     By itself torch goes over parameter, gradient and momentum once for each term. Its ``fused`` step gives the same
-    bits in a sixth of the time for parameters of `LARGE` elements and more that are stored contiguously, like their
-    gradients and momentum, in multiples of `LANES`. The others take torch's usual step, as does SGD without momentum,
-    which has nothing to gain, and with Nesterov's, whose bits would be others.
+    bits in less than half of the time for parameters of `LARGE` elements and more that are stored contiguously, like
+    their gradients and momentum, in multiples of `LANES`. The others take torch's usual step, as does SGD without
+    momentum, which has nothing to gain, and with Nesterov's, whose bits would be others.
     """
 
     @torch.no_grad()
