@@ -153,6 +153,23 @@ def test_running_statistics_are_those_of_the_sites_own_images() -> None:
     fedbn.Client(fedbn.Config()).newcomer(Samples(x), make_context("fedbn", nn.Conv2d(3, 1, 1)))
 
 
+class OneByOne(Samples):
+    """Samples that are large, so that a chunk has one."""
+
+    def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in super().chunks(order):
+            yield from zip(x.split(1), y.split(1), strict=True)
+
+
+def test_running_statistics_are_those_of_all_images_where_each_is_a_chunk() -> None:
+    x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0)) + 10 * torch.arange(4)[:, None, None, None]
+    net = nn.Sequential(nn.BatchNorm2d(3))
+    norms.re_estimate(net, OneByOne(x), make_context("fedbn", net).run)
+    assert isinstance(net[0].running_mean, Tensor) and isinstance(net[0].running_var, Tensor)
+    torch.testing.assert_close(net[0].running_mean, x.mean((0, 2, 3)))
+    torch.testing.assert_close(net[0].running_var, x.var((2, 3)).mean(0))
+
+
 def test_running_statistics_do_not_depend_on_how_a_site_is_sorted() -> None:
     """Sorted by class, batches in order would be of one class each, and lose the variance between classes."""
 

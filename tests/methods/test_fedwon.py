@@ -18,9 +18,12 @@ from fedshift.federation.model_files import read_model_file
 from fedshift.inference import export
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.methods import fedwon
+from fedshift.methods.chain import ClientChain
+from fedshift.methods.method_set import MethodSet
 from fedshift.methods.shared.last_layers import last_layers
 from fedshift.schema.results import LAST
 from fedshift.tasks import networks
+from fedshift.tasks.kinds import build_task
 
 LAYERS: list[tuple[nn.Module, float]] = [  # and the weights that a pixel of the output sees
     (nn.Conv2d(3, 4, 3), 27),
@@ -250,6 +253,17 @@ def test_onnx_too(trained: tuple[Path, Any], tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     model = open_model(trained[0])
     assert export.write_onnx(model, make_ready(model, Choice(), device="cpu"), tmp_path / "model.onnx") < 1e-4
+
+
+def test_a_networks_last_layers_are_found_without_fedfas_draws() -> None:
+    job = small_job(
+        *("fedfa+fedwon", "network.name=monai.BasicUNet", "network.options={features:[4,4,4,4,4,4]}", "fedfa.p=1")
+    )
+    net = build_task(job).network()
+    run = make_context("fedwon", net).run
+    for handle in ClientChain(MethodSet(job, net), run, {}).attach(net):
+        handle.remove()
+    assert run.generators == {}
 
 
 def test_it_runs_on_slices_beside_fedfa(three_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -136,7 +136,16 @@ OPTIONS = [
     ("images", "mixstyle mixstyle.p=2", "method mixstyle: 'p' .* 1"),
     ("images", "mixup mixup.alpha=-0.1", "method mixup: 'alpha' .* 0"),
     ("slices", "mixup mixup.alfa=0.1", "method mixup: unknown key 'alfa'.* 'alpha'"),
-    ("images", "mmrex mmrex.lambda_min=0.5", r"method mmrex: .*lambda_min 0\.5 .* 3 sites .*mmrex\.lambda_min=0\.333"),
+    (
+        "images",
+        "mmrex mmrex.lambda_min=0.5",
+        r"method mmrex: .*lambda_min 0\.5 .* 3 domains .*mmrex\.lambda_min=0\.333",
+    ),
+    (
+        "images",
+        "mmrex mmrex.lambda_min=0.6 domains={X:[A,B]}",
+        r"method mmrex: .*lambda_min 0\.6 .* 2 domains .*mmrex\.lambda_min=0\.5 or less",
+    ),
     ("slices", "moex moex.layer=6", r"method moex: layers \[6\] .* 1 to 5"),
     ("images", "moon moon.temperature=0", "method moon: 'temperature' .* greater than 0"),
     ("images", "moex moex.lam=1.5", "method moex: 'lam' .* 1"),
@@ -252,6 +261,9 @@ COMBINATIONS = [
     ("images", "fraug+pfedavg", "method fraug: cannot be combined with pfedavg, .* generator"),
     ("images", "fednova+fedrep", "method fednova: .* with fedrep the shared part takes only some"),
     ("images", "fediir+fedrep", "method fediir: .* one classifier .* with fedrep"),
+    ("images", "fediir+partialfed", "method fediir: .* one classifier .* with partialfed"),
+    ("images", "fediir+partialfed partialfed.mode=adaptive", "method fediir: .* one classifier .* with partialfed"),
+    ("images", "fedsgd+fedrep", "method fedsgd: .* with fedrep each part of the network has one in only some"),
     ("images", "fedsgd+pfedavg", "method fedsgd: cannot be combined with pfedavg, .* fine-tuning"),
     ("slices", "elcfs+fedrdn", "method elcfs: cannot be combined with fedrdn, which normalises images"),
     ("slices", "elcfs+mixup", "method elcfs: cannot be combined with mixup, which mixes images"),
@@ -261,6 +273,26 @@ COMBINATIONS = [
     ),
     ("images", "fedwon+fedbn", "method fedwon: cannot be combined with fedbn .* fedwon removes them"),
     ("images", "fedwon fedavg.buffers=local", "method fedwon: cannot be combined with fedavg and its present options"),
+    ("images", "fedwon+partialfed", "method fedwon: cannot be combined with partialfed .* fedwon removes them"),
+    (
+        "images",
+        "fedwon+partialfed partialfed.mode=adaptive",
+        "method fedwon: cannot be combined with partialfed .* fedwon removes them",
+    ),
+    *(
+        ("images", f"scaffold+fedwon scaffold.option={option}", r"method scaffold: .*--set fedwon\.clip=null")
+        for option in ("I", "II")
+    ),
+    # a method without effect, and counts that are not of images
+    *(
+        ("images", f"moon+{other} moon.mu=5", f"method moon: .* mu does nothing: leave moon or {other} out")
+        for other in ("single", "fedproto", "all")
+    ),
+    *(
+        ("images", f"{method}+mixup mixup.draw=sample", rf"method {method}: .* fewer than 2 .*--set mixup\.draw=batch")
+        for method in ("fedproto", "fpl")
+    ),
+    ("images", "fpl+moex moex.lam=0.5", r"method fpl: .* twice: use --set moex\.lam=0\.9"),
     ("images", "scaffold+fedbn", "method scaffold: .* fedbn keeps"),
     ("images", "scaffold+partialfed", "method scaffold: .* partialfed keeps"),
     ("images", "scaffold+pfedavg", "method scaffold: cannot be combined with pfedavg, .* fine-tuned"),
@@ -296,6 +328,16 @@ ACCEPTED = [
     ("images", "scaffold optimizer.momentum=0.9 optimizer.keep=false", "ABC"),
     ("images", "gen_afl gen_afl.lambda_min=0.4", "AB"),
     ("images", "mmrex mmrex.lambda_min=0.33", "ABC"),
+    ("images", "mmrex mmrex.lambda_min=0.5 domains={X:[A,B]}", "ABC"),
+    ("images", "scaffold+fedwon fedwon.clip=null", "ABC"),
+    ("images", "fediir+partialfed partialfed.keep=[norm]", "ABC"),
+    ("images", "fedwon+partialfed partialfed.keep=[head]", "ABC"),
+    ("images", "fedproto+moon fedproto.average_weights=true", "ABC"),
+    ("images", "fedbn+moon moon.mu=5", "ABC"),
+    ("images", "fedproto+mixup", "ABC"),
+    ("images", "fedproto+mixup mixup.draw=sample fedproto.prototypes=trained", "ABC"),
+    ("images", "fedproto+mixup mixup.draw=sample fedproto.min_samples=1", "ABC"),
+    ("images", "fpl+mixup mixup.draw=sample mixup.alpha=0", "ABC"),
     ("slices", "all+fedfa fedfa.fusion=local", "ABC"),  # sends nothing
     *(("images", f"all+{mixing}", "ABC") for mixing in ("mixup", "manifold_mixup", "moex")),
 ]

@@ -53,6 +53,21 @@ def test_the_steps_are_torchs_and_the_compiler_is_not_imported(
         assert all(torch.equal(value, our_state["state"][number][key]) for key, value in of.items())
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_state_is_torchs(momentum: float) -> None:
+    def state(make: Any) -> Any:
+        parameters = [nn.Parameter(torch.ones(size)) for size in (3, 2**16, 4)]
+        optimizer = make(parameters, lr=0.1, momentum=momentum)
+        for parameter in parameters[:2]:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        return optimizer.state_dict()["state"]
+
+    expected = state(torch.optim.SGD)
+    assert expected.keys() == ({0, 1} if momentum else set())
+    torch.testing.assert_close(state(optimizers.SGD), expected, rtol=0, atol=0)
+
+
 SHAPES = [(256, 256), (65_552,), (65_544,), (64, 128, 3, 3), (33,)]
 """Large; large with a width of 16 left; a part of one left; large in channels last; small."""
 

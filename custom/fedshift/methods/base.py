@@ -268,6 +268,10 @@ class Client(Generic[ConfigT]):
         """
         return {}
 
+    def repeats_samples(self) -> str:
+        """``option=value`` without which a sample may be the main part of several of a batch; empty if none may."""
+        return ""
+
     def up(self, net: nn.Module) -> dict[str, ArraySpec]:
         """Specs of the arrays that the method sends from a site, by name."""
         return {}
@@ -278,6 +282,10 @@ class Client(Generic[ConfigT]):
 
     def withheld(self, net: nn.Module) -> frozenset[str]:
         """``state_dict`` keys that never leave the site; by default the personal keys."""
+        return self.personal(net)
+
+    def keeps(self, net: nn.Module) -> frozenset[str]:
+        """``state_dict`` keys with which a site may begin training as it left them; by default the personal keys."""
         return self.personal(net)
 
     def scores_own_model(self, net: nn.Module) -> bool:

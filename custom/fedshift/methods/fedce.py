@@ -115,7 +115,8 @@ class Client(base.Client[Config]):
                 "float64",
                 low=0,
                 high=1,
-                reveals="how often the other sites' model is wrong on the site's validation samples",
+                reveals="how often the other sites' model is wrong on the site's validation samples, or on its "
+                "training samples if it has no others",
                 kind="loss",
             )
         }

@@ -74,7 +74,7 @@ def adjusted(weights: np.ndarray, gaps: np.ndarray, *, step: float, released: bo
 
 
 class Client(base.Client[Config]):
-    """Sends the received and the trained model's loss over the site's validation samples."""
+    """Sends the received and the trained model's loss over the site's validation samples, or else training samples."""
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """Two numbers."""
@@ -84,7 +84,8 @@ class Client(base.Client[Config]):
                 "float64",
                 low=-1e6,
                 high=1e6,
-                reveals=f"mean loss of the {name} model over the site's validation samples",
+                reveals=f"mean loss of the {name} model over the site's validation samples, or over its training "
+                "samples if it has no others",
                 kind="loss",
             )
             for name in LOSSES

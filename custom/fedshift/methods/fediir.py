@@ -93,10 +93,10 @@ class Client(base.Client[Config]):
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
         """Refuse methods with a classifier of its own at every site."""
-        if head_keys("fediir", net) & other.personal(net):
+        if head_keys("fediir", net) & other.keeps(net):
             raise ConfigError(
-                f"method fediir: compares gradients of one classifier over sites, and with {name} every site has its "
-                "own: leave one of them out"
+                f"method fediir: compares gradients of one classifier over sites, and with {name} and its present "
+                "options a site may have its own: leave one of them out"
             )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:

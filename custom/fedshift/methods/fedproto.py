@@ -28,13 +28,14 @@ Deviations from the paper:
 - The prototype of a single image is that image's embedding. A site therefore sends no prototype for a class with fewer
   than ``min_samples`` images (2; the paper: 1) and reports the class as absent. The server rejects updates that
   contradict this rule.
-- A soft label (Mixup) uses the prototype of its largest class.
+- A soft label (Mixup) uses the prototype of its largest class. Options with which one image of a batch may so count
+  twice (``mixup.draw: sample``) are refused with ``last_epoch``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedshift.methods import base
 from fedshift.methods.shared.head import classes_of, head_of, on_embedding, require_embedding
-from fedshift.methods.shared.prototypes import LastEpoch, prototype_fault, prototype_specs
+from fedshift.methods.shared.prototypes import LastEpoch, check_beside, prototype_fault, prototype_specs
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
@@ -75,6 +76,11 @@ class Client(base.Client[Config]):
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Require a classification task and a network with a linear head."""
         require_embedding("fedproto", job, net)
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse methods with which an image may count twice, where prototypes are of training batches."""
+        if self.config.prototypes == "last_epoch":
+            check_beside("fedproto", name, other, min_samples=self.config.min_samples)
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """Prototypes (K, d) and counts (K,): class counts with ``weights: samples``, otherwise 0 or 1."""

@@ -66,7 +66,12 @@ class Client(base.Client[Config]):
             )
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse fine-tuning, which needs more than one step at a site."""
+        """Refuse fine-tuning, which needs more than one step at a site, and FedRep, which takes its steps apart."""
+        if name == "fedrep":
+            raise ConfigError(
+                "method fedsgd: takes the mean gradient over a round's batches, and with fedrep each part of the "
+                "network has one in only some of them: leave one of them out"
+            )
         if other.fine_tune():
             raise ConfigError(
                 f"method fedsgd: cannot be combined with {name}, because one step a round leaves no room "

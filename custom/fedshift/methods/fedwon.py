@@ -137,12 +137,12 @@ class Client(base.Client[Config]):
             )
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods that keep norms at a site, and not the rest."""
-        kept, norms = other.personal(net), norm_keys(net, "all")
-        if kept & norms and not kept >= {key for key, _ in net.named_parameters()}:
+        """Refuse methods with which a site keeps norms, or chooses to, and not always the rest."""
+        everything = {key for key, _ in net.named_parameters()}
+        if other.keeps(net) & norm_keys(net, "all") and not other.personal(net) >= everything:
             raise ConfigError(
-                f"method fedwon: cannot be combined with {name} and its present options, because {name} keeps "
-                "normalisation layers at each site, and fedwon removes them: leave one of them out"
+                f"method fedwon: cannot be combined with {name} and its present options, because {name} lets a site "
+                "keep normalisation layers, and fedwon removes them: leave one of them out"
             )
 
     def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:

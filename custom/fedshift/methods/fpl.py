@@ -37,7 +37,7 @@ Read: the paper's text, and the authors' code (WenkeHuang/RethinkFL, ``models/fp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ from torch.utils.hooks import RemovableHandle
 from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.head import classes_of, head_of, on_embedding, require_embedding
-from fedshift.methods.shared.prototypes import LARGEST, LastEpoch, prototype_fault, prototype_specs
+from fedshift.methods.shared.prototypes import LARGEST, LastEpoch, check_beside, prototype_fault, prototype_specs
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
@@ -130,6 +130,10 @@ class Client(base.Client[Config]):
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Require a classification task and a network with a linear head."""
         require_embedding("fpl", job, net)
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse methods with which an image may count twice."""
+        check_beside("fpl", name, other, min_samples=self.config.min_samples)
 
     def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
         """``temperature`` without the contrast, ``variant`` without consistency, ``min_samples`` without both."""

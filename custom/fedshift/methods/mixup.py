@@ -46,6 +46,10 @@ class Client(base.Client[Config]):
 
     mixes_samples = True
 
+    def repeats_samples(self) -> str:
+        """With a λ for each image, an image and its partner's may both be mainly that image."""
+        return "mixup.draw=batch" if self.config.draw == "sample" and self.config.alpha else ""
+
     def batch(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
         """Blended images and soft targets."""
         if self.config.alpha == 0:

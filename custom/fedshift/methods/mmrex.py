@@ -1,13 +1,13 @@
-"""MM-REx: minimise the worst of all extrapolations of the sites' losses (centralised).
+"""MM-REx: minimise the worst of all extrapolations of the domains' losses (centralised).
 
 Krueger et al., "Out-of-Distribution Generalization via Risk Extrapolation", ICML 2021; also in "Mitigating Data
 Heterogeneity in Federated Learning with Data Augmentation", whose federated counterpart is Gen-AFL. A batch holds
-equally many samples of each of K sites, with the losses f_i::
+equally many samples of each of K domains, with the losses f_i::
 
     minimise max_λ Σ_i λ_i f_i = λ_min Σ_i f_i + (1 − K λ_min) max_i f_i        Σ_i λ_i = 1,  λ_i ≥ λ_min
 
-λ_min = 1/K is the mean over sites, 0 the worst site; below 0 the other sites have negative weights. The default is the
-paper's −1.
+λ_min = 1/K is the mean over domains, 0 the worst domain; below 0 the others have negative weights. The default is the
+paper's −1. A domain is a site, unless the task's ``domains`` put several sites together.
 
 A centralised reference, which needs all images in one place: `fedshift pooled mmrex`.
 """
@@ -43,10 +43,11 @@ class Client(base.Client[Config]):
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Refuse a λ_min above 1/K, with which the weights cannot sum to 1."""
-        largest = 1 / len(job.task.sites)
+        domains = len(job.task.groups)
+        largest = 1 / domains
         if self.config.lambda_min > largest:
             raise ConfigError(
-                f"method mmrex: with lambda_min {self.config.lambda_min:g} the weights of {len(job.task.sites)} sites "
+                f"method mmrex: with lambda_min {self.config.lambda_min:g} the weights of {domains} domains "
                 f"sum to more than 1: use --set mmrex.lambda_min={largest:.3g} or less"
             )
 
@@ -55,5 +56,5 @@ class Client(base.Client[Config]):
         check_beside("mmrex", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """The worst extrapolation of the sites' losses."""
+        """The worst extrapolation of the domains' losses."""
         return worst_extrapolation(site_losses(batch, logits, ctx.run), lambda_min=self.config.lambda_min)

@@ -68,6 +68,10 @@ class Client(base.Client[Config]):
         """The stage ``layer`` must exist in the network."""
         stages_of(net, (self.config.layer,), "moex")
 
+    def repeats_samples(self) -> str:
+        """With λ = ½, both targets of a pair may stand for the same class."""
+        return "moex.lam=0.9" if self.config.lam == 0.5 and self.config.p else ""
+
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """The exchange layer at the stage ``layer``."""
 

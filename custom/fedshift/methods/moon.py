@@ -10,8 +10,9 @@ z_glob and z_prev carry no gradient. A site that has not trained before has no z
 as in the authors' code. There a site that is first drawn later has its random initial network as the previous one.
 
 Choices: as in the code the received and the previous model embed in evaluation mode, and a site that was absent takes
-the model that it trained last. With personal layers the received model is the one that local training begins with. τ is
-.5, and μ is 1, as in the code; the paper tunes μ among .1, 1, 5 and 10.
+the model that it trained last. With personal layers the received model is the one that local training begins with; what
+keeps the whole network at a site leaves nothing to contrast, and is refused. τ is .5, and μ is 1, as in the code; the
+paper tunes μ among .1, 1, 5 and 10.
 
 Deviations from the paper: no projection head is added. The paper, and its code, insert two linear layers between
 encoder and classifier and contrast their output, which is also what the classifier gets; here the contrast is of the
@@ -24,6 +25,7 @@ Read: the authors' code (QinbinLi/MOON, ``main.py``). The paper's text was not a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -36,6 +38,7 @@ from fedshift.methods import base
 from fedshift.methods.shared import search
 from fedshift.methods.shared.head import on_embedding, require_embedding
 from fedshift.methods.shared.passes import same_precision
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
@@ -66,6 +69,15 @@ class Client(base.Client[Config]):
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Require a classification task and a network with a linear head."""
         require_embedding("moon", job, net)
+
+    def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
+        """Refuse methods after which a site begins with the very model that it trained last."""
+        if other.trains_on != "site" or other.personal(net) >= {key for key, _ in net.named_parameters()}:
+            raise ConfigError(
+                f"method moon: pulls a model from the site's last one towards the received one, and with {name} and "
+                "its present options a site receives the model that it trained last, so that mu does nothing: leave "
+                f"moon or {name} out"
+            )
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """Record the input of the head."""

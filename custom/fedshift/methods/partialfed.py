@@ -147,6 +147,12 @@ class Client(base.Client[Config]):
                 "decide what a site keeps: leave one of them out"
             )
 
+    def keeps(self, net: nn.Module) -> frozenset[str]:
+        """The keys of ``keep``, or all that ``adaptive`` may choose."""
+        found = units(net)
+        names = found.keys() if self.config.mode == "adaptive" else self.kept(net, {})
+        return frozenset(key for name in names for key in found[name])
+
     def scores_own_model(self, net: nn.Module) -> bool:
         """True unless the site keeps nothing."""
         return self.config.mode == "adaptive" or bool(self.config.keep)

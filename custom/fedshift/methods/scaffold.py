@@ -29,7 +29,7 @@ Choices:
   and noise that leave no such part are refused.
 - Option I computes the gradient over un-augmented samples in training mode, with running statistics frozen.
 - The corrections cover every parameter, so methods that keep parameters at the site, or fine-tune them there, are
-  refused.
+  refused; so is clipping (``optimizer.clip_norm``, ``fedwon.clip``), after which the change is no mean gradient.
 """
 
 from __future__ import annotations
@@ -115,12 +115,17 @@ class Client(base.Client[Config]):
                 )
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
-        """Refuse methods that keep parameters at the site, or fine-tune."""
+        """Refuse methods that keep parameters at the site, clip gradients, or fine-tune."""
         parameters = {key for key, _ in net.named_parameters()}
         if other.scores_own_model(net) or parameters & other.withheld(net):
             raise ConfigError(
                 f"method scaffold: corrects and sends the gradients of all parameters, and {name} keeps "
                 "some at the site: leave one of them out"
+            )
+        if name == "fedwon" and other.config.clip is not None:
+            raise ConfigError(
+                "method scaffold: derives the mean gradient from the change of the weights, which fedwon.clip "
+                "distorts: use --set fedwon.clip=null"
             )
         if other.fine_tune():
             raise ConfigError(

@@ -56,19 +56,24 @@ class SGD(_uncompiled(torch.optim.SGD)):  # type: ignore[misc]  # a class that i
             self._update(usual, group, fused=None)
 
     def _in_one_pass(self, parameter: Tensor, group: dict[str, Any]) -> bool:
-        tensors = [parameter, parameter.grad, self.state[parameter].get("momentum_buffer")]
+        if group["momentum"] == 0 or group["nesterov"]:
+            return False
+        tensors = [parameter, parameter.grad, self._momentum(parameter)]
         return (
             parameter.numel() >= LARGE
             and parameter.numel() % LANES == 0
-            and group["momentum"] != 0
-            and not group["nesterov"]
             # The fused step reads all of them in the order of memory, whatever their strides.
             and all(t.is_contiguous() and t.is_cpu and t.dtype == torch.float32 for t in tensors if t is not None)
         )
 
+    def _momentum(self, parameter: Tensor) -> Tensor | None:
+        """Without an empty entry in the state, which asking ``state[parameter]`` would make."""
+        momentum: Tensor | None = self.state.get(parameter, {}).get("momentum_buffer")
+        return momentum
+
     def _update(self, parameters: list[Tensor], group: dict[str, Any], *, fused: bool | None) -> None:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        momenta = [self.state[parameter].get("momentum_buffer") for parameter in parameters]
+        momenta = [self._momentum(parameter) for parameter in parameters]
         settings = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
         sgd(parameters, gradients, momenta, fused=fused, **{key: group[key] for key in settings})
         if group["momentum"]:

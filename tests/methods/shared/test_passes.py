@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import Samples, make_context, make_image_site, make_site, small_image_job, small_job
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from volumesites import blob_job, make_volume_site
 
-from fedshift.methods.shared.passes import frozen_statistics, mean_loss, validation_loss
+from fedshift.methods.shared.passes import frozen_statistics, gradient_over, mean_loss, validation_loss
 from fedshift.tasks.base import SiteData
 from fedshift.tasks.kinds import build_task
 
@@ -42,6 +43,31 @@ def test_validation_samples_are_those_of_the_split_as_in_training(tmp_path: Path
         trained, _ = next(data.chunks())
         assert x.dtype == trained.dtype and x.shape[1:] == trained.shape[1:]
         assert not any(torch.equal(x[0], other) for other in trained), "a training sample is among them"
+
+
+class OneByOne(Samples):
+    """Samples that are large, so that a chunk has one."""
+
+    def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in super().chunks(order):
+            yield from zip(x.split(1), y.split(1), strict=True)
+
+
+def test_the_gradient_is_over_all_samples_where_each_is_a_chunk() -> None:
+    net = nn.Linear(4, 3)
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(6, 4, generator=rng), torch.arange(6) % 3
+    found = gradient_over(make_context("m", net).run, OneByOne(x, y), dict(net.named_parameters()), method="m")
+    expected = torch.autograd.grad(functional.cross_entropy(net(x), y), list(net.parameters()))
+    torch.testing.assert_close(tuple(found.values()), expected)
+
+
+def test_a_last_chunk_of_one_sample_is_left_out_of_the_gradient() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    rng = torch.Generator().manual_seed(0)
+    data = Samples(torch.randn(5, 4, generator=rng), torch.tensor([0, 1, 2, 0, 1]))
+    found = gradient_over(make_context("m", net).run, data, dict(net.named_parameters()), method="m")
+    assert all(torch.isfinite(gradient).all() for gradient in found.values())
 
 
 def test_the_validation_loss_is_over_validation_samples_or_else_training_samples() -> None:

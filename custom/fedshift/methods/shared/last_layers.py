@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -18,7 +21,7 @@ def last_layers(net: nn.Module) -> tuple[nn.Module, ...]:
 
     It is ``net.head`` where the network has one. Otherwise layers are found by a trial (`fedshift.tasks.trial`), as for
     MONAI's networks: with deep supervision there are several. Where nothing is given as a layer made it, because the
-    network ends with a sum, it is the layer that is called last.
+    network ends with a sum, it is the layer that is called last. No layer of a method takes part in the trial.
     """
     head = getattr(net, "head", None)
     if isinstance(head, nn.Module):
@@ -29,6 +32,22 @@ def last_layers(net: nn.Module) -> tuple[nn.Module, ...]:
     return _FOUND[net]
 
 
+@contextmanager
+def _without_hooks(net: nn.Module) -> Iterator[None]:
+    """The network's modules alone: methods' hooks draw random numbers and hold tensors with values.
+
+    The hooks of networks themselves (`fedshift.tasks`) change no values, so that a trial does without them.
+    """
+    before = [(module, module._forward_pre_hooks, module._forward_hooks) for module in net.modules()]
+    try:
+        for module, _, _ in before:
+            module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+        yield
+    finally:
+        for module, pre_hooks, hooks in before:
+            module._forward_pre_hooks, module._forward_hooks = pre_hooks, hooks
+
+
 def _giving(net: nn.Module, *, training: bool) -> list[nn.Module]:
     made: list[tuple[nn.Module, Tensor]] = []
 
@@ -37,11 +56,9 @@ def _giving(net: nn.Module, *, training: bool) -> list[nn.Module]:
             made.append((module, output))
 
     layers = [m for m in net.modules() if any(p.dim() > 1 for p in m.parameters(recurse=False))]
-    handles = [layer.register_forward_hook(note) for layer in layers]
-    try:
+    with _without_hooks(net):
+        for layer in layers:
+            layer.register_forward_hook(note)
         given = trial.run(net, cast(Any, net).trial_size, training=training)
-    finally:
-        for handle in handles:
-            handle.remove()
     outputs = [given] if isinstance(given, Tensor) else list(given)
     return [layer for output in outputs for layer, result in made if result is output] or [made[-1][0]]

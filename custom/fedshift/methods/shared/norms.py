@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -41,6 +41,19 @@ def norm_keys(net: nn.Module, norms: Norms) -> frozenset[str]:
     return frozenset(key for _, module, keys in own_keys(net) if is_norm(module, norms) for key in keys)
 
 
+def trainable_chunks(data: TrainingSamples, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """As `TrainingSamples.chunks`, without a last one of one sample where others are larger.
+
+    One image has no variance after pooling, and batch norm refuses it. Chunks of large patches have one sample each,
+    whose voxels are enough.
+    """
+    largest = 0
+    for x, y in data.chunks(order):
+        largest = max(largest, len(x))
+        if len(x) > 1 or largest == 1:
+            yield x, y
+
+
 @torch.no_grad()
 def re_estimate(net: nn.Module, data: TrainingSamples, run: Run) -> None:
     """Set running statistics to the mean of the batches' statistics over the site's training images, shuffled by seed.
@@ -57,9 +70,7 @@ def re_estimate(net: nn.Module, data: TrainingSamples, run: Run) -> None:
         norm.train()
     seen = 0
     try:
-        for x, _ in data.chunks(generator(run.seed, run.site, run.round, "running statistics")):
-            if seen and len(x) == 1:
-                continue  # one image has no variance after pooling, and BatchNorm1d refuses it
+        for x, _ in trainable_chunks(data, generator(run.seed, run.site, run.round, "running statistics")):
             seen += len(x)
             for norm in norms:
                 norm.momentum = len(x) / seen  # a mean over images so far; the first chunk replaces what was there
