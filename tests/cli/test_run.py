@@ -24,7 +24,7 @@ from flare.conftest import SimulatorRun, environment, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedshift.cli import main
-from fedshift.federation import memory
+from fedshift.federation import in_process, memory
 from fedshift.flare import simulate
 from fedshift.flare.export import read_job_folder
 from fedshift.flare.run_folders import RunFolders
@@ -193,7 +193,8 @@ def test_a_run_that_does_not_fit_is_refused_and_leaves_the_former_one(
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, phantom_home: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_leave_no_process_behind(number: int, tmp_path: Path, phantom_home: Path) -> None:
     assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SMALL, "schedule.rounds=1000"]) == 0
     # Tests that run in the background of a shell inherit an ignored SIGINT, and so would the command.
     server = tmp_path / "run" / "server" / "simulate_job"
@@ -217,13 +218,73 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, phantom_home: Path) -> 
         time.sleep(0.2)
     else:
         pytest.fail("no two workers were started")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 130
     assert err.strip() == "fedshift: stopped"
     assert not psutil.wait_procs(family, timeout=60)[1]
     progress = read_progress(server)
     assert progress is not None and (progress.state, progress.reason) == ("stopped", "stopped by the user")
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_no_process_behind_and_goes_on(
+    tmp_path: Path, phantom_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SMALL, "schedule.rounds=1000"]) == 0
+    command = [sys.executable, "-m", "fedshift.cli", "run", str(tmp_path / "fedfa_prostate"), "-w"]
+    command.append(str(tmp_path / "run"))
+    server = tmp_path / "run" / "server" / "simulate_job"
+
+    def start_and_wait(*more: str, rounds: int) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+        """A run that has closed so many rounds, and its family."""
+        process = subprocess.Popen(
+            [*command, *more],
+            env=environment(phantom_home),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        deadline = time.monotonic() + 300
+        while True:
+            family = psutil.Process(process.pid).children(recursive=True)
+            progress = read_progress(server)
+            if sum(map(_is_worker, family)) and progress is not None and progress.round > rounds:
+                return process, family
+            if time.monotonic() > deadline or process.poll() is not None:
+                end_family(process.pid)
+                pytest.fail(f"it came to {progress}")
+            time.sleep(0.2)
+
+    process, family = start_and_wait(rounds=2)
+    assert main([*command[3:], "--force"]) == 2, "nobody removes a run that is going on"
+    assert f"is in use by a run that is going on (process {process.pid})" in capsys.readouterr().err
+    process.kill()
+    assert not psutil.wait_procs(family, timeout=30)[1]
+    process.communicate()
+    done = len(read_results(server).rounds)
+    assert done >= 2
+    process, family = start_and_wait("--resume", rounds=done + 1)
+    process.terminate()
+    assert process.communicate(timeout=240)[1].strip() == "fedshift: stopped" and process.returncode == 130
+    assert not psutil.wait_procs(family, timeout=60)[1]
+
+
+def test_sigterm_ends_a_run_in_one_process_as_ctrl_c_does(
+    tmp_path: Path, phantom_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(phantom_home))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    assert main(["job", "fedfa", "prostate", "--out", str(tmp_path), *SHORT]) == 0
+    monkeypatch.setattr(in_process, "run_in_process", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM))
+    words = ["run", str(tmp_path / "fedfa_prostate"), "-w", str(tmp_path / "run"), "--in-process", "--ignore-memory"]
+    former = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert main(words) == 130
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert capsys.readouterr().err == "fedshift: stopped\n"
 
 
 def _is_worker(process: psutil.Process) -> bool:

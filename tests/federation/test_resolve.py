@@ -11,7 +11,7 @@ from conftest import SHAPES
 from fedshift.federation.resolve import resolve, tasks
 from fedshift.methods import method_set
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.job import WeightsSpec, read_job
+from fedshift.schema.job import JobSpec, WeightsSpec, read_job
 from fedshift.schema.results import new_results
 from fedshift.tasks.kinds import build_task
 
@@ -153,6 +153,46 @@ def test_a_part_of_the_sites_keeps_their_order() -> None:
 def test_mistakes_get_a_sentence(kwargs: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(**{"task": "prostate", "method_names": "fedfa", **kwargs})
+
+
+THREE = "federation.min_sites=3"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            [THREE, "federation.robust.rule=median", "federation.clip_norm_ratio=2"],
+            r"clip_norm_ratio .* federation\.robust",
+        ),
+        ([THREE, "federation.encryption=masks", "federation.clip_norm_ratio=2"], r"clip_norm_ratio .* federation\.enc"),
+        ([THREE, "federation.encryption=ckks", "federation.clip_sample_ratio=2"], r"clip_sample_ratio has no effect"),
+        ([THREE, "federation.encryption=masks", "federation.max_norm_ratio=2"], r"max_norm_ratio has no effect"),
+        (["schedule.rounds=6", "schedule.patience=4"], r"patience=4 .* 6 rounds .* at least 7"),
+        (["schedule.local_steps=3", "schedule.local_epochs=5"], r"local_epochs has no effect: .*local_steps is 3"),
+        (["schedule={local_epochs: 5, local_steps: 3, rounds: 2, batch_size: 8}"], r"local_epochs has no effect"),
+    ],
+)
+def test_settings_without_effect_are_refused(options: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve("digits", "fedavg", options=options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [THREE, "federation.robust.rule=median", "federation.clip_norm_ratio=5", "federation.clip_opposed_ratio=null"],
+        [THREE, "federation.robust.rule=median", "federation.max_norm_ratio=2"],
+        [THREE, "federation.encryption=masks", "federation.max_sample_ratio=2"],
+        ["schedule.rounds=6", "schedule.patience=3"],
+        ["schedule.local_steps=null", "schedule.local_epochs=5"],
+        ["schedule.local_steps=3"],
+        ["schedule.local_steps=3", "schedule.local_epochs=1"],
+    ],
+)
+def test_defaults_and_settings_with_an_effect_are_not(options: list[str]) -> None:
+    job = resolve("digits", "fedavg", options=options)
+    assert JobSpec.parse(job.dump(), where="job") == job
 
 
 def test_two_owners_of_the_same_thing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +41,7 @@ def add_parsers(subparsers: Any) -> None:
 def execute(args: argparse.Namespace) -> int:
     """``fedshift run``."""
     from fedshift.cli.earlier import require_free
+    from fedshift.federation.run_lock import require_unlocked
     from fedshift.flare.export import read_job_folder
     from fedshift.reporting import events
     from fedshift.reporting.table import scores_table
@@ -53,6 +57,7 @@ def execute(args: argparse.Namespace) -> int:
             raise ConfigError("--parallel is for FLARE's simulator: leave out --in-process or --parallel")
         return in_one_process(job, args, run_in_process)
     workspace = args.workspace or Path("runs") / job.name
+    require_unlocked(workspace)
     require_free(workspace, resume=args.resume, force=args.force, in_process=False)
     folders = in_simulator(
         job,
@@ -80,12 +85,14 @@ def in_one_process(job: JobSpec, args: argparse.Namespace, run: Callable[..., Co
     """Run a job with ``run`` (`run_in_process` or `run_pooled`) in this process."""
     from fedshift.cli.earlier import require_free
     from fedshift.data.local_sites import find_sites, is_phantom
+    from fedshift.federation.run_lock import lock_run, require_unlocked
     from fedshift.flare.simulator_state import discard_aside
     from fedshift.reporting.table import scores_table
     from fedshift.schema import results
     from fedshift.schema.results import BEST, LAST
 
     folder = (args.workspace or Path("runs") / job.name).absolute()
+    require_unlocked(folder)
     former = require_free(folder, resume=args.resume, force=args.force, in_process=True)
     data = find_sites(job)
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,15 +102,33 @@ def in_one_process(job: JobSpec, args: argparse.Namespace, run: Callable[..., Co
     if not args.ignore_memory:
         check_memory(job, data)
     if args.force:
-        discard_aside(folder)
-        if not former.in_process:  # the run replaces the files of one of its own kind as it goes
-            former.remove()
-    with shown(folder, job, phantom=is_phantom(data)) as show:
+        with lock_run(folder):
+            discard_aside(folder)
+            if not former.in_process:  # the run replaces the files of one of its own kind as it goes
+                former.remove()
+    with stopped_by_sigterm(), shown(folder, job, phantom=is_phantom(data)) as show:
         run(job, data, folder, device=device, resume=args.resume, on_progress=show)
     console.print(scores_table(results.read_results(folder)))
     for what, name in (("best model", BEST), ("last model", LAST), ("results", results.FILE_NAME)):
         print(f"{what + ':':<13}{folder / name}")
     return 0
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM, which batch systems and containers send, end a run as Ctrl-C does. Only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def check_memory(job: JobSpec, data: Mapping[str, Path]) -> None:
@@ -146,7 +171,7 @@ def in_simulator(
     display = Lines(phantom=phantom) if full_log else make_display(phantom=phantom)
     on_line = print if full_log else lambda line: None
     try:
-        with display:
+        with stopped_by_sigterm(), display:
             return simulate(
                 job,
                 job_folder,

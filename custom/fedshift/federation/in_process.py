@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fedshift.federation.domain_gradients import DomainGradients
 from fedshift.federation.reference import site_reference
+from fedshift.federation.run_lock import lock_run
 from fedshift.federation.server.coordinator import Coordinator, Request
 from fedshift.federation.site.outbound import Encryption
 from fedshift.federation.site.site import PooledSite, Site
@@ -56,7 +57,7 @@ def run_in_process(
 
     Raises:
         QuorumError: too few sites gave usable answers.
-        ConfigError: the job is a centralised reference, or can't be resumed.
+        ConfigError: the job is a centralised reference, or can't be resumed; or another run is using ``folder``.
     """
     method_set.require_federation(job)
     if job.federation.encryption == "ckks":
@@ -64,50 +65,51 @@ def run_in_process(
             f"job {job.name} asks for encryption, and in one process there is nobody to hide from: "
             "--set federation.encryption=null"
         )
-    coordinator = _coordinator(job, folder, on_progress)
-    _begin(coordinator, resume=resume)
-    sites: dict[str, Site] = {}
-    gradients = DomainGradients(job, wanted=not coordinator.own_models)
+    with lock_run(folder):
+        coordinator = _coordinator(job, folder, on_progress)
+        _begin(coordinator, resume=resume)
+        sites: dict[str, Site] = {}
+        gradients = DomainGradients(job, wanted=not coordinator.own_models)
 
-    def site(name: str) -> Site:
-        if name not in sites:
-            policy = (privacy or {}).get(name)
-            made = Site(
-                job,
-                name,
-                data=data[name],
-                state=folder / SITE_STATE,
-                device=device,
-                beside=next(iter(sites.values()), None),
-                privacy=policy,
-                share_cases=policy is None or policy.case_scores,
-                tell=site_reference,
-                encryption=_masks(job, name, folder),
-                keep_answers=job.federation.encryption == "masks",
-            )
-            coordinator.register(made.info())
-            sites[name] = made
-        return sites[name]
+        def site(name: str) -> Site:
+            if name not in sites:
+                policy = (privacy or {}).get(name)
+                made = Site(
+                    job,
+                    name,
+                    data=data[name],
+                    state=folder / SITE_STATE,
+                    device=device,
+                    beside=next(iter(sites.values()), None),
+                    privacy=policy,
+                    share_cases=policy is None or policy.case_scores,
+                    tell=site_reference,
+                    encryption=_masks(job, name, folder),
+                    keep_answers=job.federation.encryption == "masks",
+                )
+                coordinator.register(made.info())
+                sites[name] = made
+            return sites[name]
 
-    def ask(name: str, request: Request) -> Answer | None:
-        """A site that fails is recorded and left out, as under FLARE."""
-        try:
-            answer = _answer(site(name), request)
-            if gradients.wanted and request.task == "validate":
-                n = coordinator.results.data[name].n["val"]
-                gradients.add(name, answer.round, n, lambda: site(name).gradient(request.broadcast, "val"))
-            return answer
-        except Exception as error:
-            log.debug("site %s", name, exc_info=True)
-            coordinator.reject(name, request.task, str(error))
-            return None
+        def ask(name: str, request: Request) -> Answer | None:
+            """A site that fails is recorded and left out, as under FLARE."""
+            try:
+                answer = _answer(site(name), request)
+                if gradients.wanted and request.task == "validate":
+                    n = coordinator.results.data[name].n["val"]
+                    gradients.add(name, answer.round, n, lambda: site(name).gradient(request.broadcast, "val"))
+                return answer
+            except Exception as error:
+                log.debug("site %s", name, exc_info=True)
+                coordinator.reject(name, request.task, str(error))
+                return None
 
-    _run(coordinator, ask, on_update=on_update)
-    if gradients.wanted and coordinator.results.final is not None:
-        for scores in (coordinator.results.final.best, coordinator.results.final.last):
-            scores.domain_gradient_norms = gradients.norms(scores.round)
-        coordinator.results.write(folder)
-    return coordinator
+        _run(coordinator, ask, on_update=on_update)
+        if gradients.wanted and coordinator.results.final is not None:
+            for scores in (coordinator.results.final.best, coordinator.results.final.last):
+                scores.domain_gradient_norms = gradients.norms(scores.round)
+            coordinator.results.write(folder)
+        return coordinator
 
 
 def run_pooled(
@@ -124,31 +126,32 @@ def run_pooled(
     The record is that of a federated run in which every site's update is the same model. Arguments and errors are those
     of `run_in_process`, but a site that fails ends the run.
     """
-    coordinator = Coordinator(job, folder, on_progress=on_progress)
-    _begin(coordinator, resume=resume)
-    state = folder / SITE_STATE
-    trainer = PooledSite(job, data=data, state=state, device=device)
-    sites = {
-        n: Site(job, n, data=data[n], state=state, device=device, beside=trainer, tell=site_reference)
-        for n in job.task.everyone
-    }
-    for site in sites.values():
-        coordinator.register(site.info())
-    trained: list[Update] = []
-    """Of the open round, once it has been trained."""
+    with lock_run(folder):
+        coordinator = Coordinator(job, folder, on_progress=on_progress)
+        _begin(coordinator, resume=resume)
+        state = folder / SITE_STATE
+        trainer = PooledSite(job, data=data, state=state, device=device)
+        sites = {
+            n: Site(job, n, data=data[n], state=state, device=device, beside=trainer, tell=site_reference)
+            for n in job.task.everyone
+        }
+        for site in sites.values():
+            coordinator.register(site.info())
+        trained: list[Update] = []
+        """Of the open round, once it has been trained."""
 
-    def ask(name: str, request: Request) -> Answer:
-        broadcast = request.broadcast
-        if request.task != "train":
-            return _answer(sites[name], request)
-        if not trained or trained[0].round != broadcast.round:
-            trained[:] = [trainer.train(broadcast)]
-        scores = sites[name].round_scores(broadcast)
-        n_samples = coordinator.results.data[name].n["train"]
-        return replace(trained[0], site=name, n_samples=n_samples, metrics={**trained[0].metrics, **scores})
+        def ask(name: str, request: Request) -> Answer:
+            broadcast = request.broadcast
+            if request.task != "train":
+                return _answer(sites[name], request)
+            if not trained or trained[0].round != broadcast.round:
+                trained[:] = [trainer.train(broadcast)]
+            scores = sites[name].round_scores(broadcast)
+            n_samples = coordinator.results.data[name].n["train"]
+            return replace(trained[0], site=name, n_samples=n_samples, metrics={**trained[0].metrics, **scores})
 
-    _run(coordinator, ask)
-    return coordinator
+        _run(coordinator, ask)
+        return coordinator
 
 
 def _run(

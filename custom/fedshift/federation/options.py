@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -48,7 +48,7 @@ def apply_options(
         apart: the other keys of a job (`APART`), changed in place.
 
     Returns:
-        (method, option) of every method's option among them.
+        (first key, the rest joined by dots) of every path among them, also of those inside a value that is a mapping.
 
     Raises:
         ConfigError: not ``path=value``, an unknown first key, or two options that contradict each other.
@@ -63,7 +63,7 @@ def apply_options(
             raw["network"] = {"name": option.value}
         else:
             _write(option, raw=raw, chosen=chosen, apart=apart)
-    return {(option.path[0], ".".join(option.path[1:])) for option in options if option.path[0] in chosen}
+    return {(path[0], ".".join(path[1:])) for option in options for path in _paths(option.path, option.value)}
 
 
 def parse_option(text: str) -> Option:
@@ -82,6 +82,12 @@ def parse_option(text: str) -> Option:
         return Option(text, tuple(keys), yaml.safe_load(value))
     except (yaml.YAMLError, RecursionError):
         raise ConfigError(f"--set {text}: the value is not valid YAML, such as 0.3, name or [1, 2]") from None
+
+
+def _paths(path: tuple[str, ...], value: Any) -> Iterator[tuple[str, ...]]:
+    yield path
+    for key, inner in value.items() if isinstance(value, Mapping) else ():
+        yield from _paths((*path, str(key)), inner)
 
 
 def _refuse_contradiction(short: Option, long: Option) -> None:

@@ -10,6 +10,7 @@ import yaml
 
 from fedshift.federation.in_process import SITE_STATE, run_in_process
 from fedshift.federation.model_files import header_of, read_model_file, write_model_file
+from fedshift.federation.run_lock import lock_run
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import Site
 from fedshift.federation.site.state import StateStore
@@ -45,21 +46,23 @@ def leave_one_out(
         on_site: called before each site's turn, and told whether its run has ended before.
 
     Raises:
-        ConfigError: a site's folder holds another job.
+        ConfigError: a site's folder holds another job, or another run is using ``folder``.
         DataError: a site could not be scored.
     """
-    for site, job in jobs.items():
-        claim(folder / site, job)
     found: dict[str, Results] = {}
-    for site, job in jobs.items():
-        ended = _ended(folder / site, site)
-        on_site(site, ended is not None)
-        if ended is None:
-            run(job, folder / site)
+    with lock_run(folder):
+        for site, job in jobs.items():
+            claim(folder / site, job)
+        for site, job in jobs.items():
             ended = _ended(folder / site, site)
-        if ended is None:
-            raise DataError(f"{_reason(folder / site, site)}; mend it and repeat the command: only this is done again")
-        found[site] = ended
+            on_site(site, ended is not None)
+            if ended is None:
+                run(job, folder / site)
+                ended = _ended(folder / site, site)
+            if ended is None:
+                reason = _reason(folder / site, site)
+                raise DataError(f"{reason}; mend it and repeat the command: only this is done again")
+            found[site] = ended
     first = next(iter(found.values()))
     sites = {
         site: HeldOutSite(

@@ -123,6 +123,7 @@ def resolve(
     built = build_task(job)
     methods = MethodSet(job, _network(built, spec))
     refusals.check(methods)
+    refusals.check_idle(job, named)
     _refuse_idle(methods, named)
     return job
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedshift.data.local_sites import find_sites
 from fedshift.federation.memory import choose_workers, needs_of
+from fedshift.federation.run_lock import lock_run
 from fedshift.flare.export import share_out
 from fedshift.flare.hosts import balanced, hosts, work_of
 from fedshift.flare.run_folders import RunFolders
@@ -65,8 +66,8 @@ def simulate(
         on_note: called with a sentence if memory is scarce or limits how many sites work at a time.
 
     Raises:
-        ConfigError: ``workspace`` holds something other than a run, or one in one process without ``force``;
-            ``parallel`` does not fit, or kinds of data mix.
+        ConfigError: another run is using ``workspace``; or it holds something other than a run, or one in one process
+            without ``force``; ``parallel`` does not fit, or kinds of data mix.
         DataError: a site has no data.
         TooLittleMemory: the run would not fit into memory; an earlier run has not been removed.
         RunFailed: the run ended without a model.
@@ -74,8 +75,8 @@ def simulate(
     clients, count = len(hosts(job)), sites_at_a_time(job, parallel)
     data = find_sites(job)
     folders = RunFolders(workspace.absolute())
-    former = find_former(folders.workspace, in_process=False, force=force)
-    with tempfile.TemporaryDirectory() as scratch:
+    with lock_run(folders.workspace), tempfile.TemporaryDirectory() as scratch:
+        former = find_former(folders.workspace, in_process=False, force=force)
         on_look(None)
         process = SimulatorProcess(job_folder, folders, measure=not ignore_memory, on_line=on_line)
         try:
@@ -105,9 +106,9 @@ def simulate(
             raise
         finally:
             process.end()
-    if finished:
-        discard_aside(folders.workspace)
-        return folders
+        if finished:
+            discard_aside(folders.workspace)
+            return folders
     progress = read_progress(folders.server)
     if progress is not None and progress.reason:
         raise RunFailed(progress.reason)

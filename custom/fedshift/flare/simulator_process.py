@@ -1,4 +1,7 @@
-"""The child process in which FLARE's simulator runs: started, fed, copied to a log file, and ended with its workers."""
+"""The child process in which FLARE's simulator runs: started, fed, copied to a log file, and ended with its workers.
+
+It also ends if this process is killed: `fedshift.flare.simulator_guard` sees to that.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,7 @@ class SimulatorProcess:
             # FLARE's server handles messages in many threads; glibc would keep a heap with freed models for each.
             env={"MALLOC_ARENA_MAX": "2", **os.environ},
         )
+        self._guard: subprocess.Popen[bytes] | None = None
         self._folders, self._log = folders, LogFile(self._process, folders, on_line)
 
     @property
@@ -79,6 +83,13 @@ class SimulatorProcess:
     def start(self, job_folder: Path, *, threads: int, environ: Mapping[str, str]) -> None:
         """Start the simulator with so many clients at a time, and copy what it prints to the log."""
         self._log.start()
+        self._guard = subprocess.Popen(
+            [sys.executable, "-m", "fedshift.flare.simulator_guard", str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is for the others
+        )
         argv = [str(job_folder), "-w", str(self._folders.workspace), "-t", str(threads)]
         start: Start = {"argv": argv, "env": dict(environ)}
         assert self._process.stdin is not None
@@ -101,6 +112,9 @@ class SimulatorProcess:
         self._process.wait()
         if self._log.is_alive():
             self._log.join(timeout=10)
+        if self._guard is not None:
+            with self._guard as guard:
+                guard.kill()
 
 
 class LogFile(threading.Thread):

@@ -282,6 +282,27 @@ def test_a_run_that_ended_early_has_ended_when_it_is_resumed_though_its_last_rou
     assert run(again, at_the_end) == asked[len(TRAINING) :], "nothing is trained"
 
 
+def test_a_resumed_run_says_with_which_versions_it_was_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def go_on(torch: str | None) -> dict[str, str]:
+        """The versions after one more round by a process with this version of torch."""
+        server = coordinator(tmp_path, "schedule.rounds=6")
+        if torch is not None:
+            server.results.versions["torch"] = torch
+        server.resume()
+        requests = server.requests()
+        answer(server, next(requests), FALLING)
+        next(requests)
+        return read_results(tmp_path).versions
+
+    first = go_on(None)
+    assert go_on(None) == first and not caplog.text
+    present = first["torch"]
+    assert go_on("9.9.9") == go_on("9.9.9") == first | {"torch": f"{present}, then 9.9.9"}
+    assert caplog.text.count("other versions than before") == 1
+    assert f"torch 9.9.9 (before: {present})" in caplog.text
+    assert go_on(None)["torch"] == f"{present}, then 9.9.9, then {present}"
+
+
 def test_another_jobs_state_is_not_resumed(tmp_path: Path) -> None:
     run(coordinator(tmp_path))
     with pytest.raises(ConfigError, match="another job"):

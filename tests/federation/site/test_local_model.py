@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from conftest import small_image_job
 from fedshift.federation.in_process import SITE_STATE, run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
+from fedshift.federation.site import local_training
 from fedshift.federation.site.site import Site
 from fedshift.federation.site.state import StateStore
 from fedshift.schema.errors import ConfigError, Stopped
@@ -124,6 +126,35 @@ def test_an_own_model_that_diverges_does_not_disturb_the_federation(
     StateStore(tmp_path / SITE_STATE / "A").write(1, state, best_round=0)
     assert site.train(Broadcast(2, 0, initial)).n_steps > 0
     assert "training its own model diverged" in caplog.text
+
+
+@pytest.mark.parametrize("optimizer", [("optimizer.name=sgd", "optimizer.momentum=0.9"), ("optimizer.name=adam",)])
+def test_a_round_that_diverges_leaves_the_optimiser_as_it_was_too(
+    optimizer: tuple[str, ...], three_image_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = small_image_job("fedavg", *OPTIONS, *optimizer, LOCAL)
+    site = Site(job, "A", data=three_image_sites["A"], state=tmp_path / SITE_STATE)
+    initial = {key: value.numpy().copy() for key, value in site.network.state_dict().items()}
+    site.train(Broadcast(1, 0, initial))
+    own, before = site._local, copy.deepcopy(state_of(tmp_path, "A", 1).local)
+    assert own is not None
+
+    def broken(*args: Any) -> torch.Tensor:
+        loss: torch.Tensor = original(*args)
+        for parameter in args[2].net.parameters():
+            parameter.grad.fill_(float("nan"))
+        return loss * float("nan")
+
+    original = local_training._compute
+    with monkeypatch.context() as during:
+        during.setattr(local_training, "_compute", broken)
+        after = own.train(2, copy.deepcopy(before), received=initial, stop=lambda: False)
+    assert after["round"] == 1 and same(after["weights"], before["weights"])
+    kept, left = (state["optimizer"]["state"] for state in (before, after))
+    assert left.keys() == kept.keys() and left
+    for number, tensors in left.items():
+        assert same(tensors, kept[number])
+    assert own.train(3, after, received=initial, stop=lambda: False)["round"] == 3
 
 
 @pytest.mark.parametrize(

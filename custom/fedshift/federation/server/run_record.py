@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedshift.federation.server.quorum import Quorum
 from fedshift.federation.server.selection import Selection
@@ -31,6 +31,9 @@ from fedshift.schema.results import (
 
 log = logging.getLogger("fedshift")
 
+THEN = ", then "
+"""Between the versions of one thing with which a run was made, one part after another."""
+
 
 class RunRecord:
     """Collects what sites report. ``current`` is the open round, ``results`` everything before it."""
@@ -53,8 +56,12 @@ class RunRecord:
         self._reported_precisions = ""
 
     def restore(self, results: str) -> None:
-        """Go on from a saved ``results.json``. The final evaluation of an unfinished run is repeated."""
-        self.results = Results.model_validate_json(results)
+        """Go on from a saved ``results.json``. The final evaluation of an unfinished run is repeated.
+
+        Versions of this process that differ from the saved ones are logged and recorded beside them.
+        """
+        present, self.results = self.results.versions, Results.model_validate_json(results)
+        self.results.versions = _joined(self.results.versions, present)
         if self.results.final is None:
             self.results.evaluations = []
         for record in self.results.scored_rounds:
@@ -281,6 +288,18 @@ class RunRecord:
         more = self._evaluations.get(round_, {})
         evaluations = {site: more[site] for site in self._job.task.everyone if more.get(site)}
         return FinalScores(round=round_, sites=self.selection.of(round_), held_out=held_out, evaluations=evaluations)
+
+
+def _joined(former: Mapping[str, str], present: Mapping[str, str]) -> dict[str, str]:
+    """The versions of a run that goes on: ``2.4.0, then 2.5.1`` of what has changed, which is logged."""
+    last = {name: version.split(THEN)[-1] for name, version in former.items()}
+    changed = {name: version for name, version in present.items() if last.get(name, version) != version}
+    if changed:
+        log.warning(
+            "the run goes on with other versions than before: %s; its numbers may differ from those of one version",
+            ", ".join(f"{name} {version} (before: {last[name]})" for name, version in changed.items()),
+        )
+    return {**present, **former, **{name: f"{former[name]}{THEN}{version}" for name, version in changed.items()}}
 
 
 def _mixed(kind: str, others: Sequence[DataRecord]) -> Rejected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -48,8 +49,8 @@ def make_optimizer(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], spec: OptimizerSpec) -> None:
-    """Go on from the state of an earlier round, with the learning rate of this one."""
-    optimizer.load_state_dict(dict(state))
+    """Go on from the state of an earlier round, which is not changed, with the learning rate of this one."""
+    optimizer.load_state_dict(copy.deepcopy(dict(state)))  # torch would take the tensors themselves, and step in place
     for group in optimizer.param_groups:
         group["lr"] = spec.lr
 

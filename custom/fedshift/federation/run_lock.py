@@ -1,0 +1,98 @@
+"""Lock the folder of a run, so that no two runs write to it at a time.
+
+The lock is on a file beside the folder, because FLARE's simulator empties the folder. The operating system releases it
+when the process ends for any reason, so what a killed run leaves blocks nobody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from fedshift.schema.errors import ConfigError
+
+log = logging.getLogger("fedshift")
+
+
+def lock_file(folder: Path) -> Path:
+    """The file beside a run's folder that is locked."""
+    folder = folder.absolute()
+    return folder.with_name(f".{folder.name}.lock")
+
+
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder, which need not exist. Where no file can be locked, the run goes on without.
+
+    Raises:
+        ConfigError: another run is using the folder.
+    """
+    path = lock_file(folder)
+    try:
+        file = _locked(path)
+    except BlockingIOError:
+        raise ConfigError(_in_use(folder)) from None
+    if file is None:
+        yield
+        return
+    with file:
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def require_unlocked(folder: Path) -> None:
+    """See that no run is using a folder now.
+
+    Raises:
+        ConfigError: one is.
+    """
+    if lock_file(folder).is_file():
+        with lock_run(folder):
+            pass
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """The locked file, or None where none can be locked. One that its former holder has removed is made again.
+
+    Raises:
+        BlockingIOError: another process, or another run of this one, holds the lock.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            file = path.open("a+", encoding="utf-8")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.is_file() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    return file
+            except FileNotFoundError:
+                pass
+            except OSError:
+                file.close()
+                raise
+            file.close()
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        log.debug("%s cannot be locked: %s", path, error)
+        return None
+
+
+def _in_use(folder: Path) -> str:
+    """Who is using a folder, and what to do."""
+    try:
+        owner = lock_file(folder).read_text(encoding="utf-8").strip()
+    except OSError:
+        owner = ""
+    by = f"a run that is going on (process {owner})" if owner.isdigit() else "a run that is going on"
+    return f"{folder} is in use by {by}: wait until it has ended, or give another --workspace"
