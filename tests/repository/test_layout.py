@@ -110,7 +110,6 @@ ELSEWHERE = {
     "methods/shared/norms": "methods/test_fedbn.py",
     "methods/shared/spatial": "methods/test_spatial.py",
     "methods/shared/tally": "methods/test_scaffold.py",
-    "reporting/comparison/collect": "reporting/comparison/test_run.py",
     "reporting/comparison/columns": "reporting/comparison/test_tables.py",
     "reporting/comparison/leaderboard_tables": "reporting/comparison/test_leaderboard.py",
     "reporting/comparison/plan": "reporting/comparison/test_estimate.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from conftest import make_image_site
 from fedshift import cli
 from fedshift.reporting.comparison import estimate, runner
 from fedshift.reporting.comparison.record import CellRecord, read_comparison, write_comparison
+from fedshift.reporting.comparison.store import Store
+from fedshift.schema.errors import ConfigError
 
-from .conftest import START, run_here
+from .conftest import START, Ended, run_here
 from .made import write_spec
 
 pytestmark = pytest.mark.usefixtures("cells_run_here")
@@ -111,6 +114,68 @@ def test_other_data_are_another_cell_and_missing_ones_are_not(home: Path, capsys
     assert compare(home, "--dry-run") == 0 and "; 0 are done" in capsys.readouterr().out
     manifest.unlink()
     assert compare(home, "--dry-run") == 0 and "; 1 are done" in capsys.readouterr().out
+
+
+class Fails(Ended):
+    """A child process whose cell has failed."""
+
+    def poll(self) -> int:
+        return 2
+
+
+def fail(entry: runner.QueueEntry, store: Store, max_parallel: int) -> None:
+    assert entry.cell.work is not None
+    store.prepare(entry.cell.work)
+    entry.process, entry.state = Fails(), "running"  # type: ignore[assignment]
+
+
+def interrupt(entry: runner.QueueEntry, store: Store, max_parallel: int) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("words", [(), ("--again",)])
+def test_a_run_that_failed_has_no_score_of_other_data(
+    home: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = home / "fedshift" / "phantom" / "shapes" / "A" / "manifest.json"
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    manifest.write_text(json.dumps({**content, "licence": "another"}), encoding="utf-8")
+    monkeypatch.setattr(runner, "_start", fail)
+    assert compare(home, "--only", "fedavg", *words) == 1
+    found = rows(home / "runs" / "small")["fedavg"]
+    assert found.state == "failed" and "exit code 2" in found.reason and not found.scores
+    shutil.rmtree(home / "runs")
+    monkeypatch.setattr(runner, "_start", interrupt)
+    with suppress(KeyboardInterrupt):
+        compare(home, "--only", "fedavg", *words)
+    assert rows(home / "runs" / "small")["fedavg"].state == "missing"
+
+
+@pytest.mark.parametrize("words", [(), ("--again",), ("--dry-run",)])
+def test_tables_that_cannot_be_read_are_not_overwritten_and_the_mend_is_named(
+    home: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = home / "runs" / "small" / "cells.json"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{", encoding="utf-8")
+    assert compare(home, *words) == 2
+    told = capsys.readouterr().err
+    assert f"{broken} is not a cells.json" in told and "remove it or name another --out" in told
+    assert broken.read_text(encoding="utf-8") == "{" and not list(home.glob("runs/cells/*/cell.json"))
+    assert compare(home, "--dry-run", "--out", "elsewhere") == 0
+    (home / "results" / "small" / "cells.json").write_bytes(b"\xff")
+    capsys.readouterr()
+    assert compare(home, "--out", "elsewhere", *words) == 2
+    assert "remove it or leave 'finished' out of the spec" in capsys.readouterr().err
+
+
+def test_tables_that_may_not_be_read_are_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ConfigError, match=r"cells\.json cannot be read \(Permission denied\): see to its permissions"):
+        read_comparison(home / "results" / "small")
 
 
 def test_words_that_do_nothing_are_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -387,6 +387,7 @@ def test_every_kind_of_run_has_its_scores(home: Path) -> None:
     assert local.site_scores("best", "test", "accuracy")["A > C"] == table["A"]["C"]["accuracy"]
     assert local.shown["test"] == ["A > B", "A > C", "B > A", "B > C", "C > A", "C > B"]
     assert all(cell.state == "done" and cell.seconds for cell in told.cells)
+    assert all(cell.validation is not None for cell in told.cells), "a held-out site has none to give"
 
 
 def test_columns_may_be_the_domains_that_sites_are_parts_of(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,7 @@ def test_a_spec_without_scales_is_as_it_stands(tmp_path: Path) -> None:
     [
         ({"seed": [0]}, "unknown key 'seed'; did you mean 'seeds'?"),
         ({"seeds": [1, 1]}, "1 is named twice"),
+        ({"seeds": [0, -1]}, "'seeds.1' input should be greater than or equal to 0, not -1"),
         ({"model": "newest"}, "'model' input should be 'best', 'last', 'personal' or 'own_best'"),
         ({"part": ["test", "val"]}, "test, val and domains are all of the training sites"),
         ({"part": ["val", "domains"]}, "test, val and domains are all of the training sites"),
@@ -90,6 +91,36 @@ def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path, changes: dict
     with pytest.raises(ConfigError) as error:
         read_spec(path)
     assert said in str(error.value) and str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "changed", "said"),
+    [
+        ({"FedAvg": {}}, {"FedAvg": 3}, "scales.quick: axes.method.FedAvg must map names to settings, not be 3"),
+        ({"FedAvg": {}}, {"FedAvg": ["fedavg"]}, "scales.quick: axes.method.FedAvg must map names to settings"),
+        ({"FedAvg": "fedavg"}, {"FedAvg": {}}, "own axes.method.FedAvg must map names to settings, not be 'fedavg'"),
+        (["FedAvg"], {"FedAvg": {}}, "own axes.method must map names to settings, not be ['FedAvg']"),
+        ("fedavg", {"FedAvg": {}}, "own axes.method must map names to settings, not be 'fedavg'"),
+    ],
+)
+def test_a_scale_of_an_axis_that_is_no_mapping_is_said_in_one_sentence(
+    tmp_path: Path, own: Any, changed: Any, said: str
+) -> None:
+    path = write_spec(tmp_path, axes={"method": own}, scales={"quick": {"axes": {"method": changed}}})
+    with pytest.raises(ConfigError) as error:
+        read_spec(path)
+    assert said in str(error.value) and str(path) in str(error.value)
+
+
+def test_a_scale_may_give_a_label_without_settings_some_and_name_one_without_changes(tmp_path: Path) -> None:
+    axes = {"method": {"FedAvg": None, "FedProx": {"methods": "fedprox"}}, "fraction": None}
+    changes = {"method": {"FedAvg": {"methods": "fedavg"}, "FedProx": {}}, "fraction": {"all": {}}}
+    spec, _ = read_spec(write_spec(tmp_path, axes=axes, scales={"fast": {"axes": changes}}))
+    assert {label: settings.methods for label, settings in spec.axes["method"].items()} == {
+        "FedAvg": "fedavg",
+        "FedProx": "fedprox",
+    }
+    assert list(spec.axes["fraction"]) == ["all"]
 
 
 def test_a_file_that_is_no_yaml_and_a_scale_that_is_not_there_are_named(tmp_path: Path) -> None:

@@ -317,6 +317,18 @@ def test_no_setting_is_chosen_before_all_have_ended() -> None:
     )
 
 
+def test_a_setting_without_the_validation_score_of_a_site_is_counted_and_not_chosen() -> None:
+    comparison = tuned({"X": [0.5, 0.8], "Y": [0.9, None]})
+    for cell in comparison.cells[1:3]:
+        object.__setattr__(cell, "validation", None)
+    assert rows(comparison)["X"][0] == "50.0" and rows(comparison)["Y"][0] == "-"
+    notes = footnotes(comparison)
+    assert next(note for note in notes if note.startswith("X: ")).endswith(
+        "; 1 without the validation score of a site."
+    )
+    assert "Y: no setting is chosen: each failed or lacks a site's validation score." in notes
+
+
 def test_cells_of_different_versions_data_or_kinds_are_told_of() -> None:
     comparison = made(FULL)
     assert not any("different" in line for line in footnotes(comparison))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -157,7 +158,7 @@ def _read_finished(cell: Cell, folder: Path, *, metric: str | None, model: Model
         "curve": curve(runs, shown, "val"),
         "test_curve": _test_curve(cell, runs, shown),
         "scores": results.scores,
-        "validation": _validation(runs, "last" if model == "last" else "best"),
+        "validation": _validation(cell, results.runs, "last" if model == "last" else "best"),
         "newcomers": sorted({site for one in results.runs.values() if one.final for site in one.final.newcomers}),
         "left_out": _left_out(runs),
         "data": {site: data for one in results.runs.values() for site, data in one.data.items()},
@@ -199,17 +200,26 @@ def shown_score(runs: Sequence[Results], metric: str | None) -> str:
     return metric if metric is not None and all(map(scored, runs)) else runs[0].job.metric
 
 
-def _validation(runs: Sequence[Results], which: Literal["best", "last"]) -> float | None:
-    """Mean validation score over sites, then over runs, by the score that selects rounds; None if a run has none."""
+def _validation(cell: Cell, runs: Mapping[str, Results], which: Literal["best", "last"]) -> float | None:
+    """Mean validation score over sites, then over runs (by held-out site), by the score that selects rounds.
+
+    None if a run has none, or lacks that of a training site with validation samples, or of one that never answered.
+    """
     means = []
-    for run in runs:
+    for held_out, run in runs.items():
         sites = {} if run.final is None else getattr(run.final, which).sites
-        found = [splits.get("val", {}).get(run.job.metric) for splits in sites.values()]
-        known = [value for value in found if value is not None]
-        if not known:
+        told = {site: splits.get("val", {}) for site, splits in sites.items()}
+        known = {site: scores[run.job.metric] for site, scores in told.items() if run.job.metric in scores}
+        asked = cell.plan.jobs.get(held_out, cell.plan.job).task.sites
+        if not known or any(site not in known and _has_validation(run, site) for site in asked):
             return None
-        means.append(fmean(known))
+        means.append(fmean(known.values()))
     return fmean(means)
+
+
+def _has_validation(run: Results, site: str) -> bool:
+    """Whether a site has validation samples, as far as is known."""
+    return site not in run.data or run.data[site].n.get("val", 0) > 0
 
 
 def _test_curve(cell: Cell, runs: Sequence[Results], metric: str) -> list[float | None]:
@@ -312,10 +322,23 @@ def _norms(norm: float) -> Metrics:
 
 def _left_out(runs: Sequence[Results]) -> list[LeftOutSite]:
     """Sites whose answers were rejected or missing: the cell is then not the experiment that was asked for."""
-    left_out: dict[str, tuple[int, str]] = {}
+    counts: dict[str, Counter[str]] = {}
+    last_reasons: dict[str, str] = {}
     for results in runs:
-        for record in (*([results.statistics] if results.statistics else []), *results.rounds, *results.evaluations):
+        start = [results.statistics] if results.statistics else []
+        kinds = {"statistics": start, "rounds": results.rounds, "evaluations": results.evaluations}
+        for kind, record in ((kind, record) for kind, records in kinds.items() for record in records):
             reasons = {fault.site: f"{fault.key}: {fault.reason}" for fault in record.rejected}
             for site in dict.fromkeys([*reasons, *record.absent]):
-                left_out[site] = left_out.get(site, (0, ""))[0] + 1, reasons.get(site, "no answer")
-    return [LeftOutSite(site=site, rounds=rounds, reason=reason) for site, (rounds, reason) in left_out.items()]
+                counts.setdefault(site, Counter())[kind] += 1
+                last_reasons[site] = reasons.get(site, "no answer")
+    return [
+        LeftOutSite(
+            site=site,
+            rounds=count["rounds"],
+            statistics=count["statistics"],
+            evaluations=count["evaluations"],
+            reason=last_reasons[site],
+        )
+        for site, count in counts.items()
+    ]

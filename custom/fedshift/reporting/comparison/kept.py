@@ -32,12 +32,12 @@ class Kept:
 
     def has(self, cell: Cell) -> bool:
         """Whether the cell need not run: it is kept, with the data of this machine or where these are missing."""
-        return cell.work.key in self._records if cell.work is not None else self.find(cell) is not None
+        return self.find(cell) is not None
 
     def find(self, cell: Cell) -> CellRecord | None:
-        """The record of a cell; without one, that of the same job on another preparation of the data."""
-        if cell.work is not None and cell.work.key in self._records:
-            return self._records[cell.work.key]
+        """The record of a cell; where its data are missing, that of the same job on any preparation of them."""
+        if cell.work is not None:
+            return self._records.get(cell.work.key)
         for data in self._data:
             work = WorkItem(kind=cell.plan.kind, name=cell.plan.name, jobs=cell.plan.at(cell.seed), data=data)
             if work.key in self._records:
@@ -57,5 +57,7 @@ def finished_comparisons(spec: Spec, scale_name: str, *, folder: Path, out: Path
     Raises:
         ConfigError: a file is no ``cells.json``.
     """
-    folders = [out, *([folder / spec.finished / scale_name] if spec.finished else [])]
-    return [read_comparison(path) for path in dict.fromkeys(folders) if (path / FILE_NAME).is_file()]
+    mends = {out: "remove it or name another --out; cells that have finished in --workspace are not run again"}
+    if spec.finished:
+        mends.setdefault(folder / spec.finished / scale_name, "remove it or leave 'finished' out of the spec")
+    return [read_comparison(path, mend=mend) for path, mend in mends.items() if (path / FILE_NAME).is_file()]

@@ -34,11 +34,24 @@ Scores = dict[str, dict[str, dict[str, Metrics]]]
 
 
 class LeftOutSite(Strict):
-    """A site whose updates were rejected or missing in some rounds, and the last reason."""
+    """A site whose answers were rejected or missing in some rounds, and the last reason.
+
+    ``rounds`` are rounds of training; in files from before the others were counted apart, all three together.
+    """
 
     site: str
     rounds: int
+    statistics: int = 0
+    """Rounds before training, one in each run."""
+    evaluations: int = 0
+    """Evaluations of the last and the best model."""
     reason: str
+
+    @property
+    def left_out_of(self) -> str:
+        """What the site has no part in: ``1 statistics round, 2 rounds, 1 evaluation``."""
+        counts = {"statistics round": self.statistics, "round": self.rounds, "evaluation": self.evaluations}
+        return ", ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n)
 
 
 class CellRecord(Strict):
@@ -58,7 +71,10 @@ class CellRecord(Strict):
     drawn: dict[str, Any] = {}
     """The options of that setting."""
     validation: float | None = None
-    """The mean validation score over sites, and over runs, of the model that the table shows; it selects settings."""
+    """The mean validation score over sites, and over runs, of the model that the table shows; it selects settings.
+
+    None if a site's is missing.
+    """
     state: State
     reason: str = ""
     commands: list[str]
@@ -180,7 +196,8 @@ class Comparison(Strict):
     def chosen_draw(self, labels: Mapping[str, str]) -> int | None:
         """The setting with the highest validation score, mean over seeds; the earlier of equals.
 
-        A setting of which a cell failed is not chosen. None before all have ended, or if all failed.
+        A setting of which a cell failed or lacks a site's validation score is not chosen: without the score of a
+        difficult site it would win. None before all have ended, or if none can be chosen.
         """
         draws = self.draws(labels)
         if any(cell.state == "missing" for cells in draws.values() for cell in cells):
@@ -235,7 +252,7 @@ class Comparison(Strict):
         if any(len(found) > 1 for found in _by_site(done).values()):
             notes.append("Cells of one site come from different preparations of its data.")
         notes += [
-            f"{cell.name}: site {left.site} was left out of {left.rounds} rounds ({left.reason})."
+            f"{cell.name}: site {left.site} was left out of {left.left_out_of} ({left.reason})."
             for cell in done
             for left in cell.left_out
         ]
@@ -314,18 +331,22 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
     return path
 
 
-def read_comparison(path: Path) -> Comparison:
+def read_comparison(path: Path, *, mend: str = "remove it and make it again with 'fedshift compare'") -> Comparison:
     """Read a ``cells.json``, named itself or by its folder.
 
+    Args:
+        path: the file or its folder.
+        mend: what to do about a file that is not valid.
+
     Raises:
-        ConfigError: the file does not exist or is invalid.
+        ConfigError: the file does not exist, cannot be read or is invalid.
     """
     path = path / FILE_NAME if path.is_dir() else path
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: 'fedshift compare' writes it")
     try:
         return Comparison.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): see to its permissions") from None
     except ValueError as error:
-        raise ConfigError(
-            f"{path} is not a cells.json of this version ({first_fault(error)}): repeat the command"
-        ) from None
+        raise ConfigError(f"{path} is not a cells.json of this version ({first_fault(error)}): {mend}") from None

@@ -121,7 +121,7 @@ class Spec(Settings):
     model: ModelName = "best"
     part: ScoredPart | Annotated[tuple[ScoredPart, ...], Field(min_length=1), AfterValidator(_unique)] | None = None
     axes: Annotated[dict[str, Annotated[dict[str, Settings], Field(min_length=1)]], Field(min_length=1)]
-    seeds: Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_unique)] = (0,)
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(_unique)] = (0,)
     folds: Annotated[tuple[Annotated[int, Field(ge=1, le=FOLDS)], ...], AfterValidator(_unique)] = ()
     """Folds of a cross-validation over cases (``data.fold``): a row trains on each of them with each seed."""
     summaries: Annotated[tuple[Summary, ...], AfterValidator(_unique)] | None = None
@@ -258,12 +258,18 @@ def _mapping(value: object, where: str) -> dict[Any, Any]:
     return value
 
 
+def _settings(value: object, where: str) -> dict[Any, Any]:
+    """The settings of a label, which may have none."""
+    return {} if value is None or value == {} else _mapping(value, where)
+
+
 def _merge(raw: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The spec's keys overridden by a scale's: options by key, axes by label; null removes a label or an axis."""
     merged = dict(raw)
     for key, value in changes.items():
         if key == "axes":
-            merged[key] = _merge_axes(_mapping(raw.get(key), where), _mapping(value, f"{where}: axes"), where)
+            axes = _mapping(raw.get(key), f"{where}: the spec's own axes")
+            merged[key] = _merge_axes(axes, _mapping(value, f"{where}: axes"), where)
         else:
             merged[key] = _override(raw.get(key), value) if key == "options" else value
     return merged
@@ -275,7 +281,7 @@ def _merge_axes(axes: dict[Any, Any], changes: dict[Any, Any], where: str) -> di
         if values is None:
             merged.pop(axis, None)
             continue
-        labels = dict(axes.get(axis) or {})
+        labels = {} if axes.get(axis) is None else dict(_mapping(axes[axis], f"{where}: the spec's own axes.{axis}"))
         for label, value in _mapping(values, f"{where}: axes.{axis}").items():
             if value is None:
                 if label not in labels:
@@ -283,8 +289,9 @@ def _merge_axes(axes: dict[Any, Any], changes: dict[Any, Any], where: str) -> di
                     raise ConfigError(f"{where}: axes.{axis}: there is no {label!r} to remove{known}")
                 del labels[label]
             else:
-                before = labels.get(label) or {}
-                options = _override(before.get("options"), value.get("options")) if isinstance(value, dict) else None
+                before = _settings(labels.get(label), f"{where}: the spec's own axes.{axis}.{label}")
+                value = _settings(value, f"{where}: axes.{axis}.{label}")
+                options = _override(before.get("options"), value.get("options"))
                 labels[label] = {**before, **value, **({"options": options} if options else {})}
         merged[axis] = labels
     return merged

@@ -231,7 +231,10 @@ def tuning_lines(comparison: Comparison) -> list[str]:
         for row in comparison.axes[first]:
             labels = {first: row, **block.labels}
             draws, chosen = comparison.draws(labels), comparison.chosen_draw(labels)
+            name = f"{row}{f' ({block.key})' if block.key else ''}"
             if chosen is None:
+                if all(cell.state != "missing" for cells in draws.values() for cell in cells):
+                    lines.append(f"{name}: no setting is chosen: each failed or lacks a site's validation score.")
                 continue
             means = {
                 draw: fmean(values)
@@ -239,14 +242,17 @@ def tuning_lines(comparison: Comparison) -> list[str]:
                 if (values := [v for cell in cells if (v := summary(comparison, cell, "average")) is not None])
             }
             options = ", ".join(f"{key}={value}" for key, value in draws[chosen][0].drawn.items()) or "its own"
-            text = f"{row}{f' ({block.key})' if block.key else ''}: setting {chosen + 1} of {len(draws)} ({options})"
+            text = f"{name}: setting {chosen + 1} of {len(draws)} ({options})"
             if len(means) > 1:
                 text += (
                     f"; averages over settings {shown.text(min(means.values()))} to {shown.text(max(means.values()))}"
                 )
                 text += f", standard deviation {shown.text(stdev(means.values()))}"
             failed = sum(any(cell.state == "failed" for cell in cells) for cells in draws.values())
-            lines.append(f"{text}{f'; {failed} failed' if failed else ''}.")
+            done = [cells for cells in draws.values() if all(cell.state == "done" for cell in cells)]
+            lacking = sum(any(cell.validation is None for cell in cells) for cells in done)
+            text += f"; {failed} failed" if failed else ""
+            lines.append(f"{text}{f'; {lacking} without the validation score of a site' if lacking else ''}.")
     return lines
 
 
