@@ -133,6 +133,19 @@ def test_an_unknown_task_is_refused(context: Context) -> None:
     assert "there is no task 'upload_images'" in answer.content.reason
 
 
+def test_a_site_that_the_job_holds_out_neither_measures_nor_trains(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the server asks for: with masks its answer would have none."""
+    options = ("held_out=[HK]", "federation.min_sites=2", "federation.encryption=masks")
+    job = small_job("fedavg", *options, sites=("BIDMC", "UCL"))
+    monkeypatch.setattr(FedshiftExecutor, "_read_job", lambda self, fl_ctx: job)
+    for task, round_ in ((codec.STATISTICS, 0), (codec.TRAIN, 1), (codec.UNMASK, 1)):
+        answer = ask(FedshiftExecutor(), context, task, Broadcast(round_, 0, {}))
+        assert isinstance(answer.content, codec.Failure)
+        assert "site HK: it is held out of job" in answer.content.reason
+
+
 def test_a_site_that_is_not_asked_says_nothing(context: Context) -> None:
     task = codec.encode_task(Broadcast(0, 0, {}, sites=("BIDMC", "UCL")))
     shareable = FedshiftExecutor().execute(codec.STATISTICS, task, context, Signal())  # type: ignore[arg-type]

@@ -346,7 +346,8 @@ def test_a_kept_answer_is_sent_again_as_it_was(
         with monkeypatch.context() as patch:
             patch.delattr(site_module.local_training, "train")
             assert_same_answer(first, Site(job, "HK", **where).train(broadcast))
-            other = {**broadcast.packed, "conv.weight": pack(-broadcast.packed["conv.weight"].unpack(), "int8")}
+            turned = pack(-broadcast.packed["conv.weight"].unpack(), job.federation.weights_as)
+            other = {**broadcast.packed, "conv.weight": turned}
             assert fingerprint(replace(broadcast, packed=other)) != fingerprint(broadcast)
             assert fingerprint(broadcast.unpacked()) == fingerprint(broadcast)
             with pytest.raises(AttributeError):

@@ -99,6 +99,7 @@ class FedshiftExecutor(Executor):
             site = self._sites.get(name) or self._open(name, fl_ctx)
             self._sites[name] = site
             if task_name == codec.STATISTICS:
+                site.require_training()
                 return codec.Answer(site.statistics(), site.info())
             if task_name == codec.TRAIN:
                 return codec.Answer(site.train(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ from conftest import small_image_job
 from fedshift.federation.site.outbound import Outbound
 from fedshift.federation.weights import read_weights
 from fedshift.methods.method_set import MethodSet
-from fedshift.schema.compression import pack
-from fedshift.schema.errors import PolicyError
+from fedshift.schema.compression import WeightsAs, pack, packed_keys
+from fedshift.schema.errors import ConfigError, PolicyError
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.tasks.kinds import build_task
 
@@ -107,10 +107,37 @@ def test_encryption_comes_last_and_opens_what_arrives() -> None:
     np.testing.assert_array_equal(encryption.sealed[0].weights[key], update.weights[key] + 1)
 
 
+def packed_as(broadcast: Broadcast, weights_as: WeightsAs, keys: frozenset[str]) -> Broadcast:
+    packed = {key: pack(broadcast.weights[key], weights_as) for key in keys}
+    return replace(broadcast, weights={k: v for k, v in broadcast.weights.items() if k not in keys}, packed=packed)
+
+
 def test_packed_broadcasts_are_unpacked() -> None:
-    methods = methods_of()
-    weights = {"w": np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)}
-    packed: Any = {"w": pack(weights["w"], "bf16")}
-    opened = Outbound(methods).open(Broadcast(1, 0, {}, packed=packed))
-    np.testing.assert_allclose(opened.weights["w"], weights["w"], atol=0.01)
-    assert not opened.packed
+    methods = methods_of("federation.weights_as=bf16")
+    broadcast, _ = messages(methods)
+    keys = packed_keys(broadcast.weights, methods.trainable, "bf16")
+    opened = Outbound(methods).open(packed_as(broadcast, "bf16", keys))
+    assert keys and opened.weights.keys() == broadcast.weights.keys() and not opened.packed
+    for key, value in broadcast.weights.items():
+        np.testing.assert_allclose(opened.weights[key], value, atol=0.01)
+
+
+def test_weights_that_are_packed_in_another_way_than_the_job_says_are_refused() -> None:
+    plain, small = methods_of(), methods_of("federation.weights_as=int8")
+    broadcast, _ = messages(plain)
+    keys = packed_keys(broadcast.weights, plain.trainable, "int8")
+    key = min(keys)
+    good = packed_as(broadcast, "int8", keys)
+    twice = replace(good, weights={**good.weights, key: broadcast.weights[key]})
+    for methods, message in (
+        (plain, good),
+        (small, packed_as(broadcast, "int8", keys - {key})),
+        (small, packed_as(broadcast, "bf16", keys)),
+        (small, twice),
+    ):
+        with pytest.raises(ConfigError, match=rf"round 1 has {re.escape(key)} packed in another way than the job says"):
+            Outbound(methods).open(message)
+    assert not Outbound(small).open(good).packed
+    assert Outbound(small).open(broadcast) is broadcast, "one in full has nothing to unpack"
+    with pytest.raises(ConfigError, match=re.escape(key)):
+        Outbound(small, encryption=Encryption()).open(good)

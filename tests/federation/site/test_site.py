@@ -13,7 +13,7 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.site import PooledSite, Site
 from fedshift.federation.site.state import StateStore
 from fedshift.federation.weights import read_weights
-from fedshift.schema.errors import DataError, Stopped
+from fedshift.schema.errors import DataError, PolicyError, Stopped
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast
 
@@ -98,6 +98,26 @@ def test_fine_tuning_is_scored_apart_and_leaves_no_state(tmp_path: Path) -> None
     assert set(scores.personal) == {"val", "test"} and scores.personal_evaluation is not None
     assert not (tmp_path / "state" / "A").exists() or not list((tmp_path / "state" / "A").glob("round_*.pt"))
     assert site.validate(broadcast).personal == scores.personal
+
+
+def test_only_a_site_that_trains_in_the_job_answers_what_is_asked_of_those(
+    three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """What another one sent would be in clear also where the job has masks, since it has no part in them."""
+    for options in ((), ("federation.min_sites=2", "federation.encryption=masks")):
+        held_out = small_image_job("fedavg", "held_out=[C]", *options, sites=("A", "B"))
+        unnamed = small_image_job("fedavg", *options, sites=("A", "B"))
+        for job, how in ((held_out, "is held out of"), (unnamed, "is not named by")):
+            site = Site(job, "C", data=three_image_sites["C"], state=tmp_path / f"{how} {len(options)}")
+            broadcast = Broadcast(1, 0, read_weights(site.network), sites=("C",))
+            for ask in (site.train, site.unmask):
+                with pytest.raises(PolicyError, match=f"site C: it {how} job {job.name} and trains nothing"):
+                    ask(broadcast)
+            if job is held_out:
+                assert site.validate(broadcast).values["all"]
+                continue
+            with pytest.raises(PolicyError, match=f"site C: it {how} job {job.name} and scores nothing"):
+                site.validate(broadcast)
 
 
 def test_a_pooled_site_trains_on_all_images_and_has_none_to_score_on(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedshift.methods.method_set import MethodSet
-from fedshift.schema.compression import feed_back, packed_keys
-from fedshift.schema.errors import PolicyError
+from fedshift.schema.compression import CODES, feed_back, packed_keys
+from fedshift.schema.errors import ConfigError, PolicyError
 from fedshift.schema.messages import Broadcast, Update, Weights
 
 if TYPE_CHECKING:
@@ -64,9 +64,27 @@ class Outbound:
         """Decrypt and unpack a broadcast.
 
         Raises:
-            ConfigError: it cannot be decrypted.
+            ConfigError: it cannot be decrypted, or is packed as the job does not pack.
         """
+        self._require_packed_as_agreed(broadcast)
         return (broadcast if self._encryption is None else self._encryption.open(broadcast)).unpacked()
+
+    def _require_packed_as_agreed(self, broadcast: Broadcast) -> None:
+        """Refuse weights in another form than the job's: what is encrypted, masked or given out has one form only."""
+        packed, weights_as = broadcast.packed, self._weights_as
+        if not packed:
+            return
+        faults = sorted(packed.keys() & broadcast.weights.keys())
+        if self._encryption is None:
+            faults += sorted(packed.keys() ^ packed_keys(broadcast.unpacked().weights, self._trainable, weights_as))
+            faults += sorted(key for key, one in packed.items() if one.codes.dtype != CODES.get(weights_as))
+        else:
+            faults += sorted(packed)
+        if faults:
+            raise ConfigError(
+                f"the server's message of round {broadcast.round} has {faults[0]} packed in another way than the job "
+                "says (federation.weights_as), which no honest server sends: ask who runs it"
+            )
 
     def admit(self, broadcast: Broadcast) -> str:
         """Ask the policy before any work is done. Returns a permit for `send`.

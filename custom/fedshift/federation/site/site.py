@@ -149,6 +149,7 @@ class Site:
                 data=self._data,
                 folder=state / name,
                 ledger=ledger or state / name,
+                encrypts=encryption is not None,
             )
         self._outbound = Outbound(self._methods, gate=self._gate, encryption=encryption)
         if job.evaluation.local and not self._held_out:
@@ -253,9 +254,10 @@ class Site:
         Raises:
             ConfigError: the broadcast cannot be decrypted.
             DataError: training diverged, or the received weights are not the network's.
-            PolicyError: the site's policy forbids the task, or it is none of the job's rounds.
+            PolicyError: the site's policy forbids the task, it is none of the job's rounds, or the site trains in none.
             Stopped: ``stop`` returned True; nothing was written.
         """
+        self.require_training()
         self._require_round(broadcast, self._job.task.schedule.rounds)
         received, broadcast = broadcast, self._outbound.open(broadcast)
         if self._answers is None:
@@ -275,8 +277,18 @@ class Site:
         Raises:
             PolicyError: it is not one that the site may answer.
         """
+        self.require_training()
         self._require_round(broadcast, self._job.task.schedule.rounds)
         return self._outbound.unmask(broadcast)
+
+    def require_training(self) -> None:
+        """Refuse what only sites that train may be asked for. What others sent would be neither masked nor summed.
+
+        Raises:
+            PolicyError: the job holds the site out, or does not name it.
+        """
+        if self.name not in self._job.task.sites:
+            raise self._no_part("trains nothing")
 
     def _trained(self, broadcast: Broadcast, stop: Callable[[], bool]) -> Update:
         permit = self._outbound.admit(broadcast)
@@ -384,9 +396,11 @@ class Site:
         Raises:
             ConfigError: the broadcast cannot be decrypted.
             DataError: the received weights are not the network's.
-            PolicyError: it is none of the job's models.
+            PolicyError: it is none of the job's models, or the job does not name the site.
             Stopped: ``stop`` returned True.
         """
+        if self.name not in self._job.task.everyone:
+            raise self._no_part("scores nothing")
         self._require_round(broadcast, self._job.task.schedule.rounds + 1)
         forget(self._state_folder)
         broadcast = self._outbound.open(broadcast)
@@ -484,6 +498,13 @@ class Site:
                 "runs the server, or start another job"
             )
 
+    def _no_part(self, does: str) -> PolicyError:
+        how = "is held out of" if self._held_out else "is not named by"
+        return PolicyError(
+            f"site {self.name}: it {how} job {self._job.name} and {does} for it, and no honest server asks it to: ask "
+            "who runs the server"
+        )
+
     def _state_before(self, round_: int) -> SiteState:
         """The state that a task of ``round_`` starts from.
 
@@ -557,3 +578,6 @@ class PooledSite(Site):
         self._manifest_sha256 = " ".join(manifest_sha256(data[site]) for site in job.task.sites)
         self._set_up(job, "all sites", task, Union(domains) if mixed else EverySite(domains), state, device)
         self._outbound = Outbound(self._methods)
+
+    def require_training(self) -> None:
+        """It stands for all sites that train."""

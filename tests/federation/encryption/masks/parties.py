@@ -11,7 +11,7 @@ from conftest import small_job
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedshift.federation.encryption.masks.agreement import Identity
+from fedshift.federation.encryption.masks.agreement import Checker, Identity
 from fedshift.federation.encryption.masks.server import MaskedCoordinator
 from fedshift.federation.encryption.masks.site import SiteMasks
 from fedshift.federation.encryption.shared import VectorLayout
@@ -74,14 +74,15 @@ class Parties:
         *,
         with_keys: Sequence[str] | None = None,
         identities: Mapping[str, Identity] | None = None,
+        checker: Checker | None = None,
     ) -> None:
-        """``with_keys``: the sites that answered in round 0; all by default."""
+        """``with_keys``: the sites that answered in round 0; all by default. ``checker`` is the server's."""
         self.job, self.folder = job, folder
         self.layout = VectorLayout(job, received=False)
         self.identities = identities or {}
         self.sites = {site: self.site(site) for site in job.task.sites}
         self.plain = {site: update_of(job, site) for site in job.task.sites}
-        self.server = MaskedCoordinator(job, folder / "server")
+        self.server = MaskedCoordinator(job, folder / "server", run=RUN, checker=checker)
         self.server.open(0)
         for site, update in self.plain.items():
             self.server.register(SiteInfo(site, "phantom", update.n_samples, 1, 1, "0" * 64, "case"))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from conftest import SHAPES
 
+from fedshift.federation.encryption.masks.agreement import Identity, SiteKey, new_private_key, public_key
 from fedshift.federation.encryption.masks.fixed_point import decode, encode, largest
-from fedshift.federation.encryption.masks.protocol import HASHES, KEY, MASKS, OPENED, SHARES, VECTOR
+from fedshift.federation.encryption.masks.protocol import HASHES, KEY, KEYS, MASKS, OPENED, SHARES, VECTOR, as_array
 from fedshift.federation.encryption.masks.server import MaskedCoordinator
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
@@ -19,7 +20,7 @@ from fedshift.schema.errors import ConfigError, QuorumError
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.results import LAST
 
-from .parties import MASKED, SITES, Parties, masked_job
+from .parties import MASKED, RUN, SITES, Parties, Passport, masked_job
 
 SIX = ("BIDMC", "HK", "I2CVB", "BMC", "RUNMC", "UCL")
 
@@ -230,6 +231,47 @@ def test_what_cannot_be_summed_is_refused_with_its_name(tmp_path: Path) -> None:
         fault = parties.server.record.current.rejected[-1]
         assert (fault.site, fault.key) == ("HK", key) and reason in fault.reason, fault
     assert parties.server.accept(good)
+
+
+@pytest.mark.parametrize(
+    ("hostile", "reason"),
+    [
+        ("garbage", "is none"),
+        ("another's", "is one of site HK"),
+        ("of another run", "is not signed by that site"),
+        ("unsigned", "comes with a certificate of another"),
+        ("readable", "is one with which everybody could read"),
+    ],
+)
+def test_a_key_that_no_site_would_take_leaves_its_sender_out_and_the_others_in(
+    hostile: str, reason: str, tmp_path: Path
+) -> None:
+    passports = {site: Passport(site) for site in SITES}
+    public, zeros, own = public_key(new_private_key()), bytes(32), passports["UCL"]
+    key = {
+        "garbage": b"x",
+        "another's": travelling("HK", public, identity=passports["HK"]),
+        "of another run": travelling("UCL", public, run="another run", identity=own),
+        "unsigned": travelling("UCL", public, identity=None),
+        "readable": travelling("UCL", zeros, identity=own),
+    }[hostile]
+    parties = Parties(masked_job(), tmp_path, with_keys=("BIDMC", "HK"), identities=passports, checker=own)
+    for round_ in (0, 1):
+        parties.server.open(round_)
+        for site in ("BIDMC", "HK") if round_ == 0 else ():
+            statistics = Update(site, 0, parties.plain[site].n_samples, 0)
+            assert parties.server.accept(parties.sites[site].seal(statistics, Broadcast(0, 0, {})))
+        sent = Update("UCL", round_, parties.plain["UCL"].n_samples, 0, arrays={MASKS: {KEY: as_array(key)}})
+        assert not parties.server.accept(sent)
+        assert reason in parties.server.rejected["UCL"]
+        if round_ == 0:
+            parties.server.close()
+    parties.result("BIDMC", "HK")
+    assert parties.server.open(2).arrays[MASKS].keys() == {f"{KEYS}BIDMC", f"{KEYS}HK"}
+
+
+def travelling(site: str, public: bytes, *, identity: Identity | None, run: str = RUN) -> bytes:
+    return SiteKey.make(site, public, run=run, identity=identity).model_dump_json().encode()
 
 
 def test_a_wrong_share_is_named_and_the_others_are_enough(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

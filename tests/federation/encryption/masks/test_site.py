@@ -20,10 +20,12 @@ from fedshift.federation.encryption.masks.protocol import (
     SEALED,
     VECTOR,
     as_array,
+    digest_of,
     threshold,
 )
 from fedshift.federation.encryption.masks.site import FILE_NAME, SiteMasks
 from fedshift.federation.encryption.masks.streams import BLOCK, add_stream
+from fedshift.schema.compression import WeightsAs, pack
 from fedshift.schema.errors import ConfigError, DataError, PolicyError
 from fedshift.schema.messages import Broadcast
 
@@ -76,6 +78,33 @@ def test_masks_belong_to_keys_message_and_content(parties: Parties, tmp_path: Pa
         vector(again, again.message),
     ):
         assert (first == other).mean() < 0.001
+
+
+@pytest.mark.parametrize("weights_as", ["bf16", "int8"])
+def test_sites_that_were_sent_different_packed_models_do_not_share_masks(
+    weights_as: WeightsAs, parties: Parties
+) -> None:
+    """What is packed is a part of the message that the masks belong to: codes, and scales where codes have them."""
+    message = parties.message
+    key = next(key for key, value in message.weights.items() if value.ndim >= 2)
+    rest = {name: value for name, value in message.weights.items() if name != key}
+    digests = {
+        digest_of(
+            replace(message, weights=rest, packed={key: pack(np.float32(factor) * message.weights[key], weights_as)})
+        )
+        for factor in (0, 1, 2)  # 1 and 2 have the same codes in int8, with other scales
+    }
+    assert len(digests) == 3
+
+
+def test_a_second_message_without_keys_is_not_answered_under_the_first_ones_masks(parties: Parties) -> None:
+    site = parties.sites["HK"]
+    parties.masked("HK")
+    zeros = {key: np.zeros_like(value) for key, value in parties.message.weights.items()}
+    opened = site.open(replace(parties.message, weights=zeros, arrays={}))
+    with pytest.raises(ConfigError, match="round 1 has no keys of sites"):
+        site.seal(parties.plain["HK"], opened)
+    parties.masked("HK")  # the first one again
 
 
 def test_a_stream_is_added_and_taken_away_whatever_its_length() -> None:

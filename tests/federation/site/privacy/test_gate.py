@@ -27,12 +27,14 @@ from fedshift.data.blocks import write_hashes
 from fedshift.data.locate import read_settings
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
+from fedshift.federation.site.outbound import Encryption
 from fedshift.federation.site.privacy import noise as noise_module
 from fedshift.federation.site.privacy.accounting import noise_multiplier
 from fedshift.federation.site.privacy.gate import LEAST_DEVIATION, Population
 from fedshift.federation.site.privacy.noise import ANSWERED, SECRET, NoiseSource, gaussian
 from fedshift.federation.site.site import Site
 from fedshift.federation.site.state import StateStore
+from fedshift.federation.weights import read_weights
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import write_job
@@ -404,14 +406,71 @@ def test_another_answer_to_the_same_question_does_not_leave(three_sites: dict[st
         sites[0].train(second)
 
 
-@pytest.mark.parametrize("broken", ["", "[1]", '{"1": 2}', "noise", "gone"])
+CHANGED = "was answered before with other noise .the policy as changed holds from the next round on"
+
+
+@pytest.mark.parametrize(
+    ("part", "before", "after"),
+    [
+        ("statistics", {"multiplier": 0.2}, {"multiplier": 0.1}),
+        ("statistics", {"multiplier": 0.2}, {"epsilon": 1.0}),
+        ("weights", {"multiplier": 1.0, "clip": 10.0}, {"multiplier": 0.9, "clip": 10.0}),
+        ("weights", {"multiplier": 1.0, "clip": 10.0}, {"multiplier": 1.0, "clip": 9.0}),
+    ],
+)
+def test_a_round_that_was_answered_gets_no_answer_with_the_same_noise_at_another_scale(
+    part: str, before: dict[str, Any], after: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two scales of one draw are two equations for what noise hides. The next round is under the changed policy."""
+    job, data = small_job("fedbn+fedrdn" if part == "statistics" else "fedbn"), make_site(tmp_path / "data", "HK")
+
+    def site(**rules: Any) -> Site:
+        return Site(job, "HK", data=data, state=tmp_path / "state", privacy=policy(**rules), keep_answers=True)
+
+    weights = read_weights(build_task(job).network())
+    first = Broadcast(1, 0, weights)
+    ask = Site.statistics if part == "statistics" else lambda site: site.train(first)
+    told = arrays_of(ask(site(**{part: before})))
+    with monkeypatch.context() as patch, pytest.raises(PolicyError, match=CHANGED):
+        patch.setattr(Site, "_measure", None)  # refused before any work
+        ask(site(**{part: after}))
+    assert arrays_of(ask(site(**{part: before}))) == told
+    if part == "weights":
+        assert site(**{part: after}).train(Broadcast(2, 0, weights)).weights
+
+
+def test_an_answer_is_not_given_if_its_noise_changed_while_it_was_made(tmp_path: Path) -> None:
+    source = NoiseSource(tmp_path, "HK")
+    source.claim(Broadcast(1, 0, {}))
+    source.require_same(1, "a")
+    source.require_same(1, "b")
+    source.settle(Update("HK", 1, 1, 1), "a")
+    for second in (lambda: source.require_same(1, "b"), lambda: source.settle(Update("HK", 1, 1, 1), "b")):
+        with pytest.raises(PolicyError, match=CHANGED):
+            second()
+    source.settle(Update("HK", 1, 1, 1), "a")
+    source.settle(Update("HK", 2, 1, 1), "b")
+
+
+def test_a_site_that_lost_its_record_does_not_answer_again_and_one_that_lost_nothing_does(tmp_path: Path) -> None:
+    source, asked = NoiseSource(tmp_path, "HK"), Broadcast(1, 0, {"w": np.zeros(2)})
+    first = source.claim(asked)
+    (tmp_path / ANSWERED).unlink()
+    with pytest.raises(DataError, match=r"answered\.json is missing, so that nobody can tell .* out of this job"):
+        source.claim(replace(asked, weights={"w": np.ones(2)}))
+    (tmp_path / SECRET).unlink()  # a site whose folder is new, or that was killed before it had a secret
+    (tmp_path / ANSWERED).write_text("{}", encoding="utf-8")
+    assert source.claim(asked) != first
+
+
+@pytest.mark.parametrize("broken", ["", "[1]", '{"1": 2}', "noise", "gone", "no record"])
 def test_a_damaged_secret_or_record_stops_the_site(broken: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
     job, rules = small_job("fedfa+fedrdn"), policy(statistics={"epsilon": 1, "clip": 0.5})
     sites = [Site(job, s, data=three_sites[s], state=tmp_path / "state", privacy=rules) for s in SITES]
     broadcast = server(job, tmp_path / "server", *sites).open(1)
     folder = tmp_path / "state" / "BIDMC"
-    if broken == "gone":
-        (folder / SECRET).unlink()
+    if broken in ("gone", "no record"):
+        (folder / (SECRET if broken == "gone" else ANSWERED)).unlink()
     else:
         (folder / (SECRET if broken == "noise" else ANSWERED)).write_text(broken, encoding="utf-8")
     with pytest.raises(DataError, match="leave the site out of this job"):
@@ -604,16 +663,33 @@ def test_a_site_that_only_evaluates_measures_no_training_images_for_newcomers(
         assert asked == ["newcomer"], name
 
 
+class Encrypted:
+    """Stands in for what encrypts or masks."""
+
+    def open(self, broadcast: Broadcast) -> Broadcast:
+        return broadcast
+
+    def seal(self, update: Update, broadcast: Broadcast) -> Update:
+        return replace(update, arrays={})
+
+    def unmask(self, broadcast: Broadcast) -> Update:
+        raise NotImplementedError
+
+
 def test_a_site_can_demand_that_updates_are_encrypted(three_sites: dict[str, Path], tmp_path: Path) -> None:
     rules = policy(encryption="required")
 
-    def site(name: str, *options: str) -> Site:
-        return Site(small_job("fedavg", *options), "HK", data=three_sites["HK"], state=tmp_path / name, privacy=rules)
+    def site(name: str, *options: str, encryption: Encryption | None = None) -> Site:
+        job, state = small_job("fedavg", *options), tmp_path / name
+        return Site(job, "HK", data=three_sites["HK"], state=state, privacy=rules, encryption=encryption)
 
     with pytest.raises(PolicyError, match=r"privacy\.encryption: required\), .*federation\.encryption=ckks"):
         site("clear").statistics()
     for name in ("ckks", "masks"):
-        assert site(name, "federation.min_sites=2", f"federation.encryption={name}").statistics().arrays == {}
+        options = ("federation.min_sites=2", f"federation.encryption={name}")
+        assert site(name, *options, encryption=Encrypted()).statistics().arrays == {}
+        with pytest.raises(PolicyError, match=r"privacy\.encryption: required\), .*nothing encrypts what it sends"):
+            site(f"{name} in clear", *options).statistics()
 
 
 @pytest.mark.parametrize("options", [{"statistics": {"epsilon": 1}}, {"weights": {"epsilon": 1, "clip": 1}}])

@@ -80,6 +80,20 @@ def test_releases_come_back_as_they_were_and_a_repeated_one_is_there_once(tmp_pa
     assert stat.S_IMODE((tmp_path / LEDGER_FILE).stat().st_mode) == 0o600
 
 
+def test_a_known_answer_with_other_noise_is_refused_and_not_put_down(tmp_path: Path) -> None:
+    ledger = filled(tmp_path)
+    before = (tmp_path / LEDGER_FILE).read_bytes()
+    known = release(3)
+    for other in (
+        release(3, multiplier=1.5),
+        known.model_copy(update={"sensitivity": 0.25, "deviation": 0.5}),
+        known.model_copy(update={"steps": 2}),
+    ):
+        with pytest.raises(PolicyError, match=r"site HK, round 3: its ledger holds this answer with other noise"):
+            ledger.record(other, budget=None, site="HK")
+    assert (tmp_path / LEDGER_FILE).read_bytes() == before
+
+
 def test_no_ledger_is_an_empty_one(tmp_path: Path) -> None:
     assert Ledger(tmp_path / "nowhere").read() == Account()
     assert not (tmp_path / "nowhere").exists(), "reading makes nothing"

@@ -10,25 +10,22 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from fedshift.federation.encryption.shared import OPTION
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.names import Name
 from fedshift.schema.strict import Strict
 
 NONCE, TAG = 12, 16
 """Bytes that encryption adds to a message."""
 
 
-class Identity(Protocol):
-    """Who a site is: what its kit lets it sign, and how it checks what others have signed."""
-
-    def sign(self, content: bytes) -> tuple[bytes, str]:
-        """The signature, and the site's certificate as PEM."""
-        ...
+class Checker(Protocol):
+    """Whoever has the certificate of the project's owner."""
 
     def check(self, site: str, content: bytes, signature: bytes, certificate: str) -> None:
-        """Check what another site has signed.
+        """Check what a site has signed.
 
         Raises:
             ValueError: it has not; the reason continues "the key of site X …".
@@ -36,10 +33,18 @@ class Identity(Protocol):
         ...
 
 
+class Identity(Checker, Protocol):
+    """Who a site is: what its kit lets it sign, and how it checks what others have signed."""
+
+    def sign(self, content: bytes) -> tuple[bytes, str]:
+        """The signature, and the site's certificate as PEM."""
+        ...
+
+
 class SiteKey(Strict):
     """A site's public key as it travels. ``signature`` and ``certificate`` are empty where there are no kits."""
 
-    site: str
+    site: Name
     public: str = Field(pattern="^[0-9a-f]{64}$")
     signature: str = ""
     certificate: str = Field(default="", max_length=8192)
@@ -52,17 +57,37 @@ class SiteKey(Strict):
         signature, certificate = identity.sign(_signed(site, public.hex(), run))
         return cls(site=site, public=public.hex(), signature=signature.hex(), certificate=certificate)
 
-    def check(self, site: str, *, run: str, identity: Identity | None) -> None:
-        """Check that it is the key of ``site`` in this run.
+    @classmethod
+    def read(cls, content: bytes) -> SiteKey:
+        """Read a key as it travels.
 
         Raises:
-            ConfigError: it is not.
+            ValueError: it is none.
         """
         try:
-            if self.site != site:
-                raise ValueError(f"is one of site {self.site}")
-            if identity is not None:
-                identity.check(site, _signed(site, self.public, run), bytes.fromhex(self.signature), self.certificate)
+            return cls.model_validate_json(content)
+        except ValidationError:
+            raise ValueError("is none") from None
+
+    def verify(self, site: str, *, run: str, checker: Checker | None) -> None:
+        """Check that it is the key of ``site`` in this run; the signature where there is somebody to check it.
+
+        Raises:
+            ValueError: it is not; the reason continues "the key of site X …".
+        """
+        if self.site != site:
+            raise ValueError(f"is one of site {self.site}")
+        if checker is not None:
+            checker.check(site, _signed(site, self.public, run), bytes.fromhex(self.signature), self.certificate)
+
+    def check(self, site: str, *, run: str, identity: Identity | None) -> None:
+        """`verify` at a site that the server has sent it to.
+
+        Raises:
+            ConfigError: it is not the site's key.
+        """
+        try:
+            self.verify(site, run=run, checker=identity)
         except ValueError as error:
             raise ConfigError(
                 f"{OPTION}: the key of site {site} that the server has sent {error}: do not go on with this server "
@@ -88,7 +113,10 @@ class Pair:
         Raises:
             ValueError: the public key is one of the few with which everybody knows the result.
         """
-        return cls(X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public)))
+        try:
+            return cls(X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public)))
+        except ValueError:
+            raise ValueError("is one with which everybody could read") from None
 
     def seed(self, *purpose: str) -> bytes:
         """32 bytes that belong to a purpose: HKDF-SHA-256."""

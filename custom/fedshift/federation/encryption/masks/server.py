@@ -7,9 +7,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
+from fedshift.federation.encryption.masks.agreement import Checker, Pair, SiteKey, new_private_key
 from fedshift.federation.encryption.masks.fixed_point import decode
 from fedshift.federation.encryption.masks.protocol import (
     HASH_BYTES,
@@ -39,6 +41,7 @@ from fedshift.federation.server.update_check import Change, Received, Rejected, 
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError, QuorumError
 from fedshift.schema.files import write_text
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Broadcast, MethodArrays, Update, Weights
 from fedshift.schema.results import UNMASKING, Rejection
 from fedshift.tasks.base import Task
@@ -54,6 +57,25 @@ class MaskedCoordinator(Coordinator):
     _unmasking: Unmasking | None = None
     _keyed: tuple[str, ...] = ()
     _digest = b""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        folder: Path,
+        *,
+        run: str = "",
+        checker: Checker | None = None,
+        on_progress: Callable[[Coordinator], None] | None = None,
+        on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
+        lay_out: Callable[[np.ndarray], np.ndarray] = lambda array: array,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``checker`` checks that sites have signed their keys for ``run``; the rest as for `Coordinator`.
+
+        Without one only the sites do that.
+        """
+        self._run, self._checker = run, checker
+        super().__init__(job, folder, on_progress=on_progress, on_reject=on_reject, lay_out=lay_out, stopped=stopped)
 
     # --- what can be asked of it ------------------------------------------------------------------
 
@@ -163,7 +185,7 @@ class MaskedCoordinator(Coordinator):
         return MaskedModel(methods, layout=self._layout, lay_out=self._lay_out)
 
     def _make_inbound(self, methods: MethodSet) -> Inbound:
-        return MaskedInbound(methods, self._task, self.model, layout=self._layout)
+        return MaskedInbound(methods, self._task, self.model, layout=self._layout, run=self._run, checker=self._checker)
 
     def _reject_outliers(self) -> None:
         """Done before the sum was unmasked: nobody can be left out of it now."""
@@ -305,10 +327,20 @@ class MaskedModel(GlobalModel):
 class MaskedInbound(Inbound):
     """Checks what can be checked of masked updates."""
 
-    def __init__(self, methods: MethodSet, task: Task, model: GlobalModel, *, layout: VectorLayout) -> None:
-        """``layout`` is the job's; the rest as for `Inbound`."""
+    def __init__(
+        self,
+        methods: MethodSet,
+        task: Task,
+        model: GlobalModel,
+        *,
+        layout: VectorLayout,
+        run: str,
+        checker: Checker | None,
+    ) -> None:
+        """``layout`` is the job's, ``run`` and ``checker`` as for `MaskedCoordinator`; the rest as for `Inbound`."""
         assert isinstance(model, MaskedModel)
         self._layout, self._masked_model = layout, model
+        self._run, self._checker = run, checker
         super().__init__(methods, task, model)
 
     def _compared_with(self) -> Received:
@@ -349,9 +381,16 @@ class MaskedInbound(Inbound):
         return Change()
 
     def _take_key(self, site: str, masks: Arrays) -> None:
+        """Keep a site's key for the next message, in which one that no site takes would end the run for all."""
         key = masks.get(KEY)
         if masks.keys() != {KEY} or type(key) is not np.ndarray or key.dtype != np.uint8 or key.ndim != 1:
             raise Rejected(KEY, "is no row of bytes")
         if key.size > LONGEST_KEY:
             raise Rejected(KEY, f"has {key.size} bytes, allowed are {LONGEST_KEY}")
+        try:
+            read = SiteKey.read(key.tobytes())
+            read.verify(site, run=self._run, checker=self._checker)
+            Pair.of(new_private_key(), bytes.fromhex(read.public))
+        except ValueError as error:
+            raise Rejected(KEY, str(error)) from None
         self._masked_model.joining[site] = key

@@ -111,6 +111,7 @@ class SiteMasks:
         Raises:
             ConfigError: a key is not that of the site that is named.
         """
+        self._opened = None  # an update is masked for this message, and never for one before it
         if MASKS not in broadcast.arrays:
             return broadcast
         if 1 <= broadcast.round <= self._job.task.schedule.rounds:
@@ -182,8 +183,8 @@ class SiteMasks:
             if content is None:
                 continue
             try:
-                key = SiteKey.model_validate_json(content.tobytes())
-            except ValidationError:
+                key = SiteKey.read(content.tobytes())
+            except ValueError:
                 raise ConfigError(f"{OPTION}: what the server has sent as the key of site {site} is none") from None
             key.check(site, run=self._run, identity=self._identity)
             found[site] = bytes.fromhex(key.public)
@@ -241,8 +242,8 @@ class SiteMasks:
             return self._own
         try:
             return Pair.of(self._private, public)
-        except ValueError:
-            raise ConfigError(f"{OPTION}: the key of site {site} is one with which everybody could read") from None
+        except ValueError as error:
+            raise ConfigError(f"{OPTION}: the key of site {site} {error}") from None
 
     # --- unmasking --------------------------------------------------------------------------------
 

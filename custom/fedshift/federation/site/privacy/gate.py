@@ -16,9 +16,10 @@ Counts of samples and steps are considered public and get no noise. What leaves 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property, partial
 from math import isfinite, sqrt
 from pathlib import Path
@@ -107,6 +108,7 @@ class Gate:
         data: SiteData,
         folder: Path,
         ledger: Path,
+        encrypts: bool,
     ) -> None:
         """Count the site's cases and work out the noise.
 
@@ -118,9 +120,10 @@ class Gate:
             data: the site's data.
             folder: where the site keeps the job's state.
             ledger: the folder of the site's ledger.
+            encrypts: whether what the site sends in this job is encrypted or masked.
         """
         self._policy, self._site, self._job, self._methods = policy, site, methods.job, methods
-        self._task = task
+        self._task, self._encrypts = task, encrypts
         self._specs = methods.up
         self._trainable = methods.trainable
         self._measured = sorted(
@@ -176,11 +179,7 @@ class Gate:
             raise PolicyError(
                 f"site {self._site} only evaluates (privacy.train: false): hold it out ('fedshift job --held-out')"
             )
-        if self._policy.encryption == "required" and self._job.federation.encryption is None:
-            raise PolicyError(
-                f"site {self._site}: its policy wants updates encrypted (privacy.encryption: required), and job "
-                f"{self._job.name} does not encrypt them: add '--set federation.encryption=ckks' or masks"
-            )
+        self._require_encryption()
         noisy = self._statistics or self._weights or self._policy.dp_sgd
         if not self._population.images and noisy:
             raise PolicyError(
@@ -199,8 +198,33 @@ class Gate:
                 f"site {self._site}: round {broadcast.round} is beyond the job's {self._rounds}, for which its noise "
                 "was worked out: start another job"
             )
+        self._source.require_same(broadcast.round, self._settings)
         self._check_budget()
         return self._source.claim(broadcast)
+
+    def _require_encryption(self) -> None:
+        """Refuse to send in clear what the policy wants encrypted, whatever the job says of itself."""
+        if self._policy.encryption is None or self._encrypts:
+            return
+        wanted = f"site {self._site}: its policy wants updates encrypted (privacy.encryption: required), and "
+        if self._job.federation.encryption is None:
+            raise PolicyError(
+                f"{wanted}job {self._job.name} does not encrypt them: add '--set federation.encryption=ckks' or masks"
+            )
+        raise PolicyError(f"{wanted}here nothing encrypts what it sends in job {self._job.name}: it sends nothing")
+
+    @property
+    def _settings(self) -> str:
+        """All that the scale of the noise depends on."""
+        policy, statistics, weights, steps = self._policy, self._statistics, self._weights, self._steps
+        return json.dumps(
+            {
+                "statistics": statistics and policy.statistics and [statistics.multiplier, policy.statistics.clip],
+                "share": self._share,
+                "weights": weights and policy.weights and [weights.multiplier, policy.weights.clip],
+                "steps": steps and astuple(steps),
+            }
+        )
 
     def _check_network(self) -> None:
         """Refuse a network that the noise does not cover."""
@@ -267,7 +291,7 @@ class Gate:
                 if name not in self._specs.get(method, {}):
                     raise PolicyError(f"site {self._site}: method {method} does not say that it sends {name!r}")
         if permit:
-            self._source.settle(update)
+            self._source.settle(update, self._settings)
             self._record(update, permit, notes)
         if self._statistics is not None:
             arrays = self._noisy_arrays(arrays, broadcast, permit, self._statistics, notes)

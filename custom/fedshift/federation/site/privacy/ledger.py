@@ -59,7 +59,7 @@ class Release(Strict):
         sampling_rate: probability that a case takes part in a step.
         steps: with noise of their own.
         epsilon, delta: the guarantee of this release alone.
-        question: HMAC of what was asked. The same part of the same answer is recorded once.
+        question: HMAC of what was asked. The same part of the same answer is recorded once, and has one noise.
     """
 
     date: str
@@ -83,6 +83,11 @@ class Release(Strict):
     def parameters(self) -> Mechanism:
         """For the sum over releases."""
         return Mechanism(self.multiplier, self.sampling_rate, self.steps)
+
+    @property
+    def noise(self) -> tuple[Mechanism, float]:
+        """What a repeated answer must have in common with the first."""
+        return self.parameters, self.deviation
 
 
 class _Line(Strict):
@@ -165,7 +170,7 @@ class Ledger:
         """Put a release on disk; it may leave afterwards. Returns the hash of the last line.
 
         Raises:
-            PolicyError: with it, all jobs together would be past the budget.
+            PolicyError: with it, all jobs together would be past the budget; or the same has left with other noise.
             DataError: the chain is broken, or the file cannot be written.
         """
         try:
@@ -181,8 +186,13 @@ class Ledger:
 
     def _append(self, file: BinaryIO, release: Release, budget: PrivacyBudget | None, site: str) -> str:
         account = self._unbroken(self._account(file.read()))
-        same = (release.question, release.what)
-        if any((known.question, known.what) == same for known in account.releases):
+        same = [one for one in account.releases if (one.question, one.what) == (release.question, release.what)]
+        if any(one.noise != release.noise for one in same):
+            raise PolicyError(
+                f"site {site}, round {release.round}: its ledger holds this answer with other noise, and a second one "
+                "would lay bare what noise hides: the site takes part again in the next round"
+            )
+        if same:
             return account.last
         if budget is not None:
             total = account.epsilon(budget.delta, beside=[release.parameters])

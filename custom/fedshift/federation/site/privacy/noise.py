@@ -3,8 +3,9 @@
 The server knows the job's seed and would subtract noise that came from it. Noise here comes from 32 random bytes that
 never leave the site. It depends on the question too, so that a task that is repeated gets the same bytes, and there is
 no second draw to average with the first. What the noise hides would be laid bare by a second answer that differs from
-the first in anything but the noise. So another question in the same round gets no answer, nor does the same one where
-the site would answer differently by now (its state was damaged; a GPU adds up in another order).
+the first in anything but the noise, or in the noise's scale. So another question in the same round gets no answer, nor
+does the same one where the site would answer differently by now (its state was damaged; a GPU adds up in another
+order), or with other noise (its policy was changed).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fedshift.schema.strict import Strict
 SECRET, ANSWERED = "noise.secret", "answered.json"
 LENGTH = 32
 """Bytes of the secret."""
+OTHER_SETTINGS = "was answered before with other noise (the policy as changed holds from the next round on)"
 
 
 def uniform(key: bytes, shape: tuple[int, ...]) -> np.ndarray:
@@ -45,9 +47,14 @@ def gaussian(key: bytes, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def fingerprint(message: Broadcast | Update, key: bytes) -> str:
-    """HMAC-SHA-256 of a message's round, weights and arrays."""
+    """HMAC-SHA-256 of a message's round, weights and arrays, packed or not."""
     digest = hmac.new(key, str(message.round).encode(), "sha256")
-    parts = {"weights": message.weights, **{f"arrays of {name}": part for name, part in message.arrays.items()}}
+    parts = {
+        "weights": message.weights,
+        "packed codes": {name: packed.codes for name, packed in message.packed.items()},
+        "packed scales": {name: one.scale for name, one in message.packed.items() if one.scale is not None},
+        **{f"arrays of {name}": part for name, part in message.arrays.items()},
+    }
     for part, arrays in sorted(parts.items()):
         for name, array in sorted(arrays.items()):
             value = np.asarray(array)
@@ -77,17 +84,29 @@ class NoiseSource:
             DataError: the secret or the record is damaged.
         """
         if not self._path(SECRET).is_file() and not self._answered():
+            write_private(self._path(ANSWERED), b"{}")  # first, so that a secret without a record has lost it
             write_private(self._path(SECRET), secrets.token_bytes(LENGTH))
         asked = fingerprint(broadcast, self._secret())
         self._note(broadcast.round, "asked", asked, "was answered before for another model")
         return asked
 
-    def settle(self, update: Update) -> None:
-        """Before noise is put on an answer: it is the round's first, or that one again.
+    def require_same(self, round_: int, settings: str) -> None:
+        """Before an answer: the round was not answered with noise of other settings.
 
         Raises:
-            PolicyError: another answer was given in the round.
+            PolicyError: it was. The same draw at two scales gives away what it is added to.
         """
+        noted = self._answered().get(str(round_), {}).get("settings")
+        if noted is not None and noted != self._hash(settings):
+            raise self._refusal(round_, OTHER_SETTINGS)
+
+    def settle(self, update: Update, settings: str) -> None:
+        """Before noise of these settings is put on an answer: both are the round's first, or those again.
+
+        Raises:
+            PolicyError: another answer was given in the round, or one with other noise.
+        """
+        self._note(update.round, "settings", self._hash(settings), OTHER_SETTINGS)
         self._note(
             update.round, "answered", fingerprint(update, self._secret()), "was answered before with other numbers"
         )
@@ -95,11 +114,17 @@ class NoiseSource:
     def _note(self, round_: int, what: str, value: str, otherwise: str) -> None:
         record = self._answered()
         if record.setdefault(str(round_), {}).setdefault(what, value) != value:
-            raise PolicyError(
-                f"site {self._site}, round {round_}: {otherwise}, and a second answer would lay bare what noise hides: "
-                "the site takes part again in the next round"
-            )
+            raise self._refusal(round_, otherwise)
         write_private(self._path(ANSWERED), json.dumps(record).encode())
+
+    def _refusal(self, round_: int, otherwise: str) -> PolicyError:
+        return PolicyError(
+            f"site {self._site}, round {round_}: {otherwise}, and a second answer would lay bare what noise hides: the "
+            "site takes part again in the next round"
+        )
+
+    def _hash(self, settings: str) -> str:
+        return hmac.new(self._secret(), f"settings {settings}".encode(), "sha256").hexdigest()
 
     def draw(self, asked: str, array: str, shape: tuple[int, ...]) -> np.ndarray:
         """Standard normal noise for one array of the answer to ``asked``."""
@@ -121,14 +146,13 @@ class NoiseSource:
     def _answered(self) -> dict[str, dict[str, str]]:
         path = self._path(ANSWERED)
         if not path.is_file():
+            if self._path(SECRET).is_file():
+                raise _damaged(path, "is missing")
             return {}
         try:
             return _Record.parse({"rounds": json.loads(path.read_text(encoding="utf-8"))}, where=str(path)).rounds
         except (ValueError, ConfigError) as error:
-            raise DataError(
-                f"{path} cannot be read ({error}), so that nobody can tell which rounds were answered: leave the site "
-                "out of this job"
-            ) from None
+            raise _damaged(path, f"cannot be read ({error})") from None
 
     def _secret(self) -> bytes:
         path = self._path(SECRET)
@@ -142,3 +166,9 @@ class NoiseSource:
 
     def _path(self, name: str) -> Path:
         return self._folder / name
+
+
+def _damaged(path: Path, reason: str) -> DataError:
+    return DataError(
+        f"{path} {reason}, so that nobody can tell which rounds were answered: leave the site out of this job"
+    )
