@@ -17,17 +17,20 @@ from conftest import make_site, small_image_job, small_job
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from kits import SERVER
 from modelfiles import assert_same_model
 
 from fedshift import cli
 from fedshift.federation.encryption.masks.protocol import KEYS, MASKS, VECTOR
-from fedshift.federation.encryption.masks.site import FILE_NAME
+from fedshift.federation.encryption.masks.site import FILE_NAME, SiteMasks
 from fedshift.federation.encryption.shared import VectorLayout
 from fedshift.federation.in_process import run_in_process
+from fedshift.flare.aggregator import FedshiftAggregator
 from fedshift.flare.export import write_job
-from fedshift.flare.kit_identity import PADDING, KitIdentity
+from fedshift.flare.kit_identity import PADDING, KitIdentity, server_checker
 from fedshift.flare.message_limits import SLACK, MessageLimits
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.messages import Broadcast, SiteInfo, Update
 from fedshift.schema.results import LAST
 
 from .conftest import image_sites
@@ -102,6 +105,29 @@ def test_a_kit_signs_and_checks(kits_of: Callable[[str], Path], tmp_path: Path) 
         damage(startup / file)
         with pytest.raises(ConfigError, match=f"{re.escape(file)} cannot be read .*the key of its kit"):
             KitIdentity(startup)
+
+
+@pytest.mark.parametrize("run", ["job", "another job"])
+def test_the_server_takes_keys_that_are_signed_for_its_job(
+    run: str, kits_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    kits, aggregator = kits_of("prostate"), FedshiftAggregator()
+    job = small_job("fedavg", "federation.min_sites=2", MASKED, sites=("BIDMC", "HK", "UCL"))
+    startup = kits / SERVER / "startup"
+    aggregator.begin(job, tmp_path / "server", on_progress=lambda coordinator: None, startup=startup, run="job")
+    aggregator.coordinator.open(0)
+    aggregator.coordinator.register(SiteInfo("HK", "phantom", 8, 1, 1, "0" * 64, "case"))
+    masks = SiteMasks(job, "HK", folder=tmp_path / "HK", run=run, identity=KitIdentity(kits / "HK" / "startup"))
+    taken = aggregator.coordinator.accept(masks.seal(Update("HK", 0, n_samples=8, n_steps=0), Broadcast(0, 0, {})))
+    assert taken == (run == "job")
+    assert taken or "is not signed by that site, or for another run" in aggregator.coordinator.rejected["HK"]
+
+
+def test_a_server_without_kits_leaves_keys_to_the_sites_and_one_with_a_damaged_root_says_so(tmp_path: Path) -> None:
+    assert server_checker(tmp_path) is None
+    (tmp_path / "rootCA.pem").write_text("no certificate", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"rootCA\.pem cannot be read .*: unpack the server's kit again"):
+        server_checker(tmp_path)
 
 
 def self_signed(name: str) -> tuple[bytes, str]:

@@ -34,16 +34,17 @@ def lock_run(folder: Path) -> Iterator[None]:
     """
     path = lock_file(folder)
     try:
-        file = _locked(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = take(path)
     except BlockingIOError:
-        raise ConfigError(_in_use(folder)) from None
-    if file is None:
+        owner = owner_of(path)
+        by = f"a run that is going on (process {owner})" if owner else "a run that is going on"
+        raise ConfigError(f"{folder} is in use by {by}: wait until it has ended, or give another --workspace") from None
+    except OSError as error:
+        log.debug("%s cannot be locked: %s", path, error)
         yield
         return
     with file:
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
         try:
             yield
         finally:
@@ -61,38 +62,34 @@ def require_unlocked(folder: Path) -> None:
             pass
 
 
-def _locked(path: Path) -> IO[str] | None:
-    """The locked file, or None where none can be locked. One that its former holder has removed is made again.
+def take(path: Path) -> IO[str]:
+    """Lock a file, made if need be, and write this process's number into it. It is locked until it is closed.
 
     Raises:
-        BlockingIOError: another process, or another run of this one, holds the lock.
+        BlockingIOError: another process, or another part of this one, holds the lock.
+        OSError: the file cannot be locked.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            file = path.open("a+", encoding="utf-8")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if path.is_file() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    return file
-            except FileNotFoundError:
-                pass
-            except OSError:
-                file.close()
-                raise
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.is_file() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                file.truncate(0)
+                file.write(f"{os.getpid()}\n")
+                file.flush()
+                return file
+        except FileNotFoundError:
+            pass  # its former holder has removed it in this moment: it is made again
+        except OSError:
             file.close()
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        log.debug("%s cannot be locked: %s", path, error)
-        return None
+            raise
+        file.close()
 
 
-def _in_use(folder: Path) -> str:
-    """Who is using a folder, and what to do."""
+def owner_of(path: Path) -> str:
+    """The number of the process that holds a lock; empty if unknown."""
     try:
-        owner = lock_file(folder).read_text(encoding="utf-8").strip()
+        owner = path.read_text(encoding="utf-8").strip()
     except OSError:
-        owner = ""
-    by = f"a run that is going on (process {owner})" if owner.isdigit() else "a run that is going on"
-    return f"{folder} is in use by {by}: wait until it has ended, or give another --workspace"
+        return ""
+    return owner if owner.isdigit() else ""

@@ -43,6 +43,7 @@ class FedshiftAggregator(FLComponent):
         on_progress: Callable[[Coordinator], None],
         on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
         startup: Path | None = None,
+        run: str = "",
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make the coordinator, with the initial model or with what an interrupted run left in ``folder``.
@@ -52,7 +53,9 @@ class FedshiftAggregator(FLComponent):
             folder: the run's folder.
             on_progress: called whenever there is something new to show.
             on_reject: called for each rejected answer, with its round.
-            startup: the kit's ``startup`` folder, where an encrypted job finds the server's keys.
+            startup: the kit's ``startup`` folder, where an encrypted job finds the server's keys, and one with masks
+                what checks the sites' keys.
+            run: the number that FLARE has given the job, for which sites sign their keys.
             stopped: whether the job was aborted.
         """
         method_set.require_federation(job)
@@ -63,9 +66,17 @@ class FedshiftAggregator(FLComponent):
             )
         elif job.federation.encryption == "masks":
             from fedshift.federation.encryption.masks.server import MaskedCoordinator
+            from fedshift.flare.kit_identity import server_checker
 
             self.coordinator = MaskedCoordinator(
-                job, folder, on_progress=self._note, on_reject=on_reject, lay_out=laid_out, stopped=stopped
+                job,
+                folder,
+                run=run,
+                checker=server_checker(startup or folder),
+                on_progress=self._note,
+                on_reject=on_reject,
+                lay_out=laid_out,
+                stopped=stopped,
             )
         else:
             keys = read_keys(startup or folder, SERVER_KEYS)

@@ -25,35 +25,16 @@ KEY, CERTIFICATE, ROOT = "client.key", "client.crt", "rootCA.pem"
 PADDING = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 
 
-class KitIdentity:
-    """Signs and checks with a site's kit. Certificates must come from the kit's own root, directly, as FLARE's do."""
+class ProjectRoot:
+    """Checks what sites have signed. Certificates must come from the kits' own root, directly, as FLARE's do."""
 
     def __init__(self, startup: Path) -> None:
         """``startup``: the kit's folder of that name.
 
         Raises:
-            ConfigError: a file is missing or is not what it should be.
+            OSError, ValueError: the root's certificate cannot be read.
         """
-        name = KEY
-        try:
-            key = load_pem_private_key((startup / KEY).read_bytes(), None)
-            name = CERTIFICATE
-            self._certificate = (startup / CERTIFICATE).read_text(encoding="ascii")
-            load_pem_x509_certificate(self._certificate.encode())
-            name = ROOT
-            self._root = load_pem_x509_certificate((startup / ROOT).read_bytes())
-        except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(
-                f"{startup / name} cannot be read ({error}): with federation.encryption=masks a site signs with the "
-                "key of its kit"
-            ) from None
-        if not isinstance(key, RSAPrivateKey):
-            raise ConfigError(f"{startup / KEY} is no RSA key, as FLARE's provisioning makes them: ask for a new kit")
-        self._key = key
-
-    def sign(self, content: bytes) -> tuple[bytes, str]:
-        """The signature (RSA-PSS, SHA-256), and the site's certificate as PEM."""
-        return self._key.sign(content, PADDING, hashes.SHA256()), self._certificate
+        self._root = load_pem_x509_certificate((startup / ROOT).read_bytes())
 
     def check(self, site: str, content: bytes, signature: bytes, certificate: str) -> None:
         """Check what another site has signed.
@@ -83,6 +64,51 @@ class KitIdentity:
             public.verify(signature, content, PADDING, hashes.SHA256())
         except InvalidSignature:
             raise ValueError("is not signed by that site, or for another run") from None
+
+
+class KitIdentity(ProjectRoot):
+    """Signs and checks with a site's kit."""
+
+    def __init__(self, startup: Path) -> None:
+        """``startup``: the kit's folder of that name.
+
+        Raises:
+            ConfigError: a file is missing or is not what it should be.
+        """
+        name = KEY
+        try:
+            key = load_pem_private_key((startup / KEY).read_bytes(), None)
+            name = CERTIFICATE
+            self._certificate = (startup / CERTIFICATE).read_text(encoding="ascii")
+            load_pem_x509_certificate(self._certificate.encode())
+            name = ROOT
+            super().__init__(startup)
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{startup / name} cannot be read ({error}): with federation.encryption=masks a site signs with the "
+                "key of its kit"
+            ) from None
+        if not isinstance(key, RSAPrivateKey):
+            raise ConfigError(f"{startup / KEY} is no RSA key, as FLARE's provisioning makes them: ask for a new kit")
+        self._key = key
+
+    def sign(self, content: bytes) -> tuple[bytes, str]:
+        """The signature (RSA-PSS, SHA-256), and the site's certificate as PEM."""
+        return self._key.sign(content, PADDING, hashes.SHA256()), self._certificate
+
+
+def server_checker(startup: Path) -> ProjectRoot | None:
+    """What a server checks the keys of sites with; None where there are no kits, as in FLARE's simulator.
+
+    Raises:
+        ConfigError: the kit's root certificate cannot be read.
+    """
+    if not (startup / ROOT).is_file():
+        return None
+    try:
+        return ProjectRoot(startup)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{startup / ROOT} cannot be read ({error}): unpack the server's kit again") from None
 
 
 def site_masks(job: JobSpec, site: str, *, folder: Path, fl_ctx: FLContext, simulated: bool) -> SiteMasks:

@@ -190,6 +190,7 @@ class FedshiftWorkflow(Controller):
                 on_progress=progress.update,
                 on_reject=audit,
                 startup=startup,
+                run=fl_ctx.get_job_id(),
                 stopped=lambda: bool(abort_signal.triggered),
             )
             coordinator = aggregator.coordinator

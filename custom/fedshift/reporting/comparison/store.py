@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from fedshift.federation.run_lock import owner_of, take
 from fedshift.reporting.comparison.cells import WorkItem
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.files import write_text
@@ -148,16 +148,14 @@ def lock_cell(folder: Path) -> Iterator[None]:
     Raises:
         BusyError: another process holds the lock.
     """
-    with (folder / LOCK_FILE).open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BusyError(
-                f"{folder} is being run by process {_lock_owner(folder) or '(unknown)'}: wait until it ends"
-            ) from None
-        file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid()}) + "\n")
-        file.flush()
+    path = folder / LOCK_FILE
+    try:
+        file = take(path)
+    except BlockingIOError:
+        raise BusyError(
+            f"{folder} is being run by process {owner_of(path) or '(unknown)'}: wait until it ends"
+        ) from None
+    with file:
         try:
             yield
         finally:
@@ -175,13 +173,6 @@ def is_locked(folder: Path) -> bool:
     except OSError:
         return False
     return False
-
-
-def _lock_owner(folder: Path) -> str:
-    try:
-        return str(json.loads((folder / LOCK_FILE).read_text(encoding="utf-8"))["pid"])
-    except (OSError, ValueError, KeyError):
-        return ""
 
 
 def remove_resume_files(folder: Path) -> None:
