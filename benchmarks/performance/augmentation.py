@@ -11,7 +11,6 @@ MONAI gets batches of the size of the patch, own code larger ones with the margi
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from benchmarks.performance.record import in_turn, load, write
+from benchmarks.performance.record import arguments, in_turn, load, write
 from fedshift.tasks import networks
 from fedshift.tasks.augmentation import Augmentation, make_augmentation
 from fedshift.tasks.losses import make_loss
@@ -136,10 +135,8 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, steps=3)
     parser.add_argument("--batches", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", choices=("fp32", "bf16", "auto"), default="auto", help="of the step")
     asked = parser.parse_args()

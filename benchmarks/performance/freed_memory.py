@@ -11,7 +11,6 @@ on the machine changes little.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import multiprocessing
@@ -52,10 +51,7 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
 def main() -> None:
     """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
+    args = record.arguments(__doc__, steps=5).parse_args()
     load = record.load()
     content: dict[str, object] = {
         "what": "processor seconds of a training step, one thread",

@@ -11,7 +11,6 @@ work on the machine changes little.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 from functools import partial
@@ -47,9 +46,7 @@ NETWORKS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {  # the task, it
 
 def main() -> None:
     """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = record.arguments(__doc__, steps=3)
     parser.add_argument("--name", default="layout", help="of the results file; another one for another processor")
     args = parser.parse_args()
     load = record.load()

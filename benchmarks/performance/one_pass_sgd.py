@@ -9,7 +9,6 @@ weights that they end with are compared bit by bit.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
@@ -65,10 +64,7 @@ class Training:
 
 def main() -> None:
     """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
+    args = record.arguments(__doc__, steps=5).parse_args()
     load = record.load()
     torch.set_num_threads(1)
     tasks = {

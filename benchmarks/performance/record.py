@@ -25,6 +25,14 @@ def beside_flower(what: str | None, *, rounds: int) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def arguments(what: str | None, *, steps: int) -> argparse.ArgumentParser:
+    """The command line of a benchmark of training steps: ``steps`` of a measurement, ``repeats``."""
+    parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--repeats", type=int, default=5)
+    return parser
+
+
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Median, smallest and largest of repeats, and the repeats."""
     rounded = [round(value, 4) for value in values]

@@ -51,9 +51,7 @@ CASES = 32
 
 def main() -> None:
     """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = record.arguments(__doc__, steps=3)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
     load = record.load()

@@ -12,7 +12,6 @@ validation part, against a round of one epoch.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import multiprocessing
@@ -46,10 +45,7 @@ SIDE = 2048
 
 def main() -> None:
     """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
+    args = record.arguments(__doc__, steps=6).parse_args()
     torch.set_num_threads(1)
     load = record.load()
     alone = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
