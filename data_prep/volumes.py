@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ import numpy as np
 from data_prep.replace_folder import replace_folder
 from fedshift.data.arrays import build_arrays
 from fedshift.data.casefiles import CaseFiles as CaseFiles
-from fedshift.data.casefiles import Decoded, Finding, dummy_finding, is_dummy, read_case
+from fedshift.data.casefiles import Decoded, Finding, dummy_finding, is_dummy, name_fault, read_case
 from fedshift.data.check import not_outlined
 from fedshift.data.labels import Labels, check_name
 from fedshift.data.prepared import FOLDER, mask_file, sequence_files
@@ -393,13 +392,8 @@ def _refuse_names(cases: Sequence[CaseFiles], dataset: str, site: str, *, severa
     if not cases:
         raise DataError(f"site {site} has no case: give at least one image with its mask")
     for what, name in (("dataset", dataset), ("site", site), *(("case", case.id) for case in cases)):
-        if not re.fullmatch(r"\w[\w .+-]*", name) or name.endswith(("_mask", ".", " ")):
-            raise DataError(
-                f"{what} name {name!r} cannot be a file name here: use letters, digits, '-', '_' and '.', "
-                "and no '_mask' at the end"
-            )
-        if several and what == "case" and re.search(r"_\d{4}$", name):
-            raise DataError(f"case name {name!r} ends like the number of a sequence: rename the case")
+        if fault := name_fault(name, several=several and what == "case"):
+            raise DataError(f"{what} name {name!r} {fault[0]}: {fault[1]}")
     seen: dict[str, CaseFiles] = {}
     for case in cases:
         other = seen.setdefault(case.id.lower(), case)

@@ -15,6 +15,7 @@ from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 PROSTATE = Code("41216001", "SCT", "Prostate")
 ANATOMY = Code("91723000", "SCT", "Anatomical Structure")
+STRUCTURE_SET = "1.2.840.10008.5.1.4.1.1.481.3"
 MR, ENHANCED_MR = "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.4.1"
 
 
@@ -156,6 +157,46 @@ def draw_segmentation(
         device_serial_number="1",
     )
     made.save_as(path)
+    return path
+
+
+def draw_structures(
+    path: Path, series: Path, rois: Sequence[tuple[int, str, Sequence[tuple[int, np.ndarray, str]]]]
+) -> Path:
+    """An RT Structure Set as a planning system writes it.
+
+    ``rois``: number, name and contours of each; a contour's slice (in the order of positions), points (column, row)
+    and type.
+    """
+    sources = sorted((pydicom.dcmread(file) for file in series.glob("*.dcm")), key=_along)
+    first = sources[0]
+    made = _common(STRUCTURE_SET, seed="structures")
+    made.SOPInstanceUID, made.Modality = generate_uid(), "RTSTRUCT"
+    made.StudyInstanceUID, made.FrameOfReferenceUID = first.StudyInstanceUID, first.FrameOfReferenceUID
+    of_series, of_study, of_frame = Dataset(), Dataset(), Dataset()
+    of_series.SeriesInstanceUID = first.SeriesInstanceUID
+    of_study.RTReferencedSeriesSequence, of_study.ReferencedSOPInstanceUID = [of_series], first.StudyInstanceUID
+    of_frame.RTReferencedStudySequence, of_frame.FrameOfReferenceUID = [of_study], first.FrameOfReferenceUID
+    made.ReferencedFrameOfReferenceSequence = [of_frame]
+    named, drawn = [], []
+    for number, name, outlines in rois:
+        roi, contours = Dataset(), Dataset()
+        roi.ROINumber, roi.ROIName, roi.ReferencedFrameOfReferenceUID = number, name, first.FrameOfReferenceUID
+        contours.ReferencedROINumber, contours.ContourSequence = number, []
+        for k, points, kind in outlines:
+            cosines = np.reshape(np.array(sources[k].ImageOrientationPatient, float), (2, 3))
+            between_rows, between_columns = map(float, sources[k].PixelSpacing)
+            place = np.array(sources[k].ImagePositionPatient, float)
+            in_mm = place + points * [between_columns, between_rows] @ cosines
+            contour = Dataset()
+            contour.ContourGeometricType, contour.NumberOfContourPoints = kind, len(points)
+            contour.ContourData = [f"{value:.3f}" for value in in_mm.ravel()]
+            contours.ContourSequence.append(contour)
+        named.append(roi)
+        drawn.append(contours)
+    made.StructureSetROISequence, made.ROIContourSequence = named, drawn
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made.save_as(path, enforce_file_format=True)
     return path
 
 

@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nibabel
 import numpy as np
@@ -119,6 +120,33 @@ def header(path: Path, at: int, value: float) -> None:
     path.write_bytes(gzip.compress(content))
 
 
+def positions(path: Path, change: Callable[[Any], object]) -> None:
+    """Change what a NIfTI header says of places."""
+    image = nibabel.load(path)
+    change(image.header)
+    nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), None, image.header), path)
+
+
+def without_qform(said: Any) -> None:
+    said.set_sform(said.get_best_affine(), 2)
+    said["qform_code"], said["pixdim"][1:4] = 0, 2.0
+
+
+def without_codes(said: Any) -> None:
+    said["qform_code"] = said["sform_code"] = 0
+
+
+def sform_elsewhere(said: Any) -> None:
+    sform = said.get_best_affine().copy()
+    sform[1, 3] += 5
+    said.set_sform(sform, 2)
+
+
+def dangle(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("../.git/annex/objects/not-fetched.nii.gz")
+
+
 def claim(path: Path, *shape: int) -> None:
     """Leave a file's voxels as they are, and give its header another shape."""
     content = bytearray(gzip.decompress(path.read_bytes()))
@@ -191,6 +219,15 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         IMAGE,
         "has 1 slice(s)",
     ),
+    "complex": (lambda d: edit(d / IMAGE, np.array, dtype=np.complex64), IMAGE, "has complex voxels"),
+    "two voxel sizes": (
+        lambda d: positions(d / IMAGE, without_qform),
+        IMAGE,
+        "has voxels of 2 x 2 x 2 mm by its pixdim, which ITK reads, and of 0.7 x 0.8 x 3 mm by its sform",
+    ),
+    "mask of two voxel sizes": (lambda d: positions(d / MASK, without_qform), MASK, "has voxels of 2 x 2 x 2 mm"),
+    "image not fetched": (lambda d: dangle(d / IMAGE), IMAGE, "is a link to a file that does not exist"),
+    "mask not fetched": (lambda d: dangle(d / MASK), MASK, "is a link to a file that does not exist"),
     "truncated image": (lambda d: cut(d / IMAGE, 0.6), IMAGE, "cannot be read, its compressed data end too early"),
     "checksum cut off": (lambda d: cut(d / MASK, 0.98), MASK, "cannot be read, its compressed data end too early"),
     "damaged byte": (lambda d: flip_byte(d / IMAGE), IMAGE, "cannot be read, its compressed data are damaged"),
@@ -319,6 +356,16 @@ WARNINGS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda d: remake(d / IMAGE, spacing=(1.0, 1.0, 1.0), radius=3),
         "HK",
         "dummy geometry in 1 of 3 header(s)",
+    ),
+    "no orientation": (
+        lambda d: (positions(d / IMAGE, without_codes), positions(d / MASK, without_codes)),
+        IMAGE,
+        "says no orientation in its header, neither as qform nor as sform, it is taken for LPS",
+    ),
+    "two places": (
+        lambda d: (positions(d / IMAGE, sform_elsewhere), positions(d / MASK, sform_elsewhere)),
+        IMAGE,
+        "has a qform and an sform in its header that differ by up to 5 mm",
     ),
     "same mask twice": (
         lambda d: shutil.copy(d / "Case00_segmentation.nii.gz", d / MASK),
@@ -683,3 +730,22 @@ def test_volumes_of_a_4d_file_are_sequences(tmp_path: Path) -> None:
     sitk.WriteImage(sitk.ReadImage(str(image))[:, :, :, 0], str(image))
     (finding,) = check(folder)
     assert finding.file == image and "has 1 volume(s), not the expected 2" in finding.message
+
+
+@pytest.mark.parametrize("name", ["Case@01", "Case01_mask.v1_mask"])
+def test_a_name_that_cannot_be_a_file_is_found_before_preparation(scans: Path, tmp_path: Path, name: str) -> None:
+    for file, ending in ((IMAGE, ""), (MASK, "_segmentation")):
+        folder = scans.parent / ("masks" if ending else "images")
+        folder.mkdir()
+        shutil.copy(scans / file, folder / f"{name}.nii.gz")
+    (finding,) = check(scans.parent / "images", masks=scans.parent / "masks")
+    assert finding.level == "error" and f"whose name {name!r} cannot be a file name here" in finding.message
+    with pytest.raises(DataError, match=re.escape(f"case name {name!r} cannot be a file name here: {finding.mend}")):
+        prepare_own(
+            scans.parent / "images",
+            scans.parent / "masks",
+            "A",
+            tmp_path / "out",
+            dataset="x",
+            labels={"prostate": (1,)},
+        )

@@ -142,6 +142,52 @@ def test_what_else_is_in_the_tags_does_not_matter(change: Change, tmp_path: Path
     assert np.array_equal(plain.voxels, odd.voxels) and plain.spacing == odd.spacing and plain.origin == odd.origin
 
 
+SCALED: dict[str, tuple[Change, Callable[[np.ndarray, int], np.ndarray]]] = {
+    "intercept": (
+        lambda content, k: put((0x0028, 0x1052), b"-40000" if k else b"0", "DS")(content, k),
+        lambda voxels, k: voxels - 40000.0 * bool(k),
+    ),
+    "whole slope first": (
+        lambda content, k: put((0x0028, 0x1053), b"0.37" if k else b"1", "DS")(content, k),
+        lambda voxels, k: voxels * (0.37 if k else 1),
+    ),
+    "large slope": (
+        lambda content, k: put((0x0028, 0x1053), b"4000" if k else b"1", "DS")(content, k),
+        lambda voxels, k: voxels * (4000.0 if k else 1),
+    ),
+    "sign": (
+        lambda content, k: both(put((0x0028, 0x0103), size(0 if k == 0 else 1)), put(PIXELS, low(k), "OW"))(content, k),
+        lambda voxels, k: np.frombuffer(low(k), "<u2" if k == 0 else "<i2").reshape(voxels.shape),
+    ),
+}
+
+
+def low(slice_: int) -> bytes:
+    voxels = np.arange(SHAPE[1] * SHAPE[2], dtype="<i2") + slice_
+    return (voxels if slice_ == 0 else voxels - 200).tobytes()
+
+
+@pytest.mark.parametrize("what", SCALED)
+def test_slices_of_several_types_keep_their_values(what: str, tmp_path: Path) -> None:
+    change, expected = SCALED[what]
+    plain = read_scan(write_series(tmp_path / "plain")).voxels.astype(float)
+    assert read_scan(tmp_path / "plain").voxels.dtype == np.int16, "as it was, where all are of one type"
+    found = read_scan(write_series(tmp_path / "series", change)).voxels
+    for k in range(SHAPE[0]):
+        stored = expected(plain[k, ::-1, ::-1], k)  # the file is LPS
+        np.testing.assert_allclose(found[k, ::-1, ::-1], stored, rtol=0, atol=1e-9)
+
+
+def test_a_slice_that_was_not_fetched_is_missed(tmp_path: Path) -> None:
+    folder = write_series(tmp_path / "series")
+    (folder / "slice008.dcm").unlink()
+    (folder / "slice008.dcm").symlink_to(tmp_path / "annex" / "slice008.dcm")
+    with pytest.raises(
+        ScanError, match=r"holds 1 link\(s\) such as slice008\.dcm to a file that does not exist: fetch"
+    ):
+        read_scan(folder)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

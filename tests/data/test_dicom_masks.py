@@ -8,7 +8,7 @@ import numpy as np
 import pydicom
 import pytest
 import SimpleITK as sitk
-from dicomstudies import PROSTATE, draw_segmentation, write_enhanced, write_slices
+from dicomstudies import PROSTATE, draw_segmentation, draw_structures, write_enhanced, write_slices
 from forbidding import forbid
 from pydicom.sr.coding import Code
 from scanfiles import rotation, volume
@@ -28,6 +28,8 @@ from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import read_manifest
 
 OBLIQUE = rotation(20, 0)
+Outline = tuple[int, np.ndarray, str]
+"""Slice, points (column, row), kind."""
 BLADDER = Code("89837001", "SCT", "Bladder")
 
 
@@ -208,3 +210,84 @@ def test_masks_in_a_folder_of_their_own_and_structure_sets(tmp_path: Path) -> No
         prepare_own(
             tmp_path / "scans", tmp_path / "masks", "B", tmp_path / "data", dataset="y", labels={"gland": ("Nobody",)}
         )
+
+
+def square(k: int, left: float, top: float, right: float, bottom: float, kind: str = "CLOSED_PLANAR") -> Outline:
+    return k, np.array([[left, top], [right, top], [right, bottom], [left, bottom]]), kind
+
+
+GLAND = [square(k, 4.5, 5.5, 11.5, 13.5) for k in range(3, 7)]
+BODY = [square(k, 0.5, 0.5, 22.5, 18.5) for k in range(9)]
+POINT: list[Outline] = [(4, np.array([[8.0, 9.0]]), "POINT")]
+TWICE = [square(k, 8.5, 8.5, 15.5, 16.5) for k in range(3, 7)]
+
+
+def test_contours_that_are_doubled_overlap_or_say_xor(tmp_path: Path) -> None:
+    image, _ = volume()
+    series = write_slices(tmp_path / "s", image)
+    for number, (outlines, voxels) in enumerate(
+        (
+            (GLAND, 4 * 56),
+            ([*GLAND, GLAND[1]], 4 * 56),
+            ([*GLAND, *TWICE], 4 * (56 + 56 - 15)),
+            ([(k, points, "CLOSEDPLANAR_XOR") for k, points, _ in (*GLAND, *TWICE)], 4 * (56 + 56 - 30)),
+        )
+    ):
+        path = draw_structures(tmp_path / f"{number}.dcm", series, [(7, "Prostate", outlines)])
+        assert np.count_nonzero(read_mask(path, read_scan(series), labels())[0].voxels) == voxels
+
+
+def test_a_segmentation_that_lacks_the_places_of_frames_is_refused(tmp_path: Path) -> None:
+    image, mask = volume()
+    series = write_slices(tmp_path / "s", image)
+    path = draw_segmentation(tmp_path / "seg.dcm", series, {"prostate": drawn(mask)})
+    content = pydicom.dcmread(path)
+    frames = int(content.NumberOfFrames)
+    content.PerFrameFunctionalGroupsSequence = content.PerFrameFunctionalGroupsSequence[:-1]
+    content.save_as(path)
+    with pytest.raises(ScanError, match=rf"has {frames} frame\(s\) and says of {frames - 1} which segment and slice"):
+        read_mask(path, read_scan(series), labels())
+
+
+@pytest.mark.parametrize("number", [0, 300, 70000])
+def test_check_of_structures_that_no_class_is_given_for(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is no class has no errors, whatever its number; with the task, check says what preparation says."""
+    for case in range(2):
+        image, _ = volume(case)
+        series = write_slices(tmp_path / "in" / f"P{case}" / "t2", image, seed=f"{case}")
+        gland = GLAND if case else GLAND[1:]
+        draw_structures(
+            tmp_path / "in" / f"P{case}" / "rs.dcm",
+            series,
+            [(number + 2, "BODY", BODY), (number, "Prostate", gland), (number + 1, "iso", POINT)],
+        )
+    words = [str(tmp_path / "in")]
+    assert main(["data", "check", *words]) == 0
+    said = capsys.readouterr().out
+    assert "has DICOM masks with the structures 'BODY' (2), 'Prostate' (2), 'iso' (2), and nothing says which" in said
+    assert "--task" in said and "NAME=" not in said and "0 error(s), 3 warning(s)" in said
+    assert main(["data", "check", *words, "--task", "prostate"]) == 0
+    said = capsys.readouterr().out
+    assert "left out: 'BODY', 'iso'" in said and "nothing says which" not in said
+    into = ["--site", "A", "--source", *words, "--out", str(tmp_path / "out")]
+    assert main(["data", "prepare", "own", "--task", "prostate", *into]) == 0
+    assert main(["data", "check", *words, "--task", "no_such_task"]) == 2
+    assert "there is no task 'no_such_task'" in capsys.readouterr().err
+
+
+def test_check_with_the_task_finds_a_mask_without_its_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image, _ = volume()
+    series = write_slices(tmp_path / "in" / "P0" / "t2", image)
+    draw_structures(tmp_path / "in" / "P0" / "rs.dcm", series, [(1, "Bladder", GLAND)])
+    assert main(["data", "check", str(tmp_path / "in"), "--task", "prostate"]) == 1
+    assert "has 'Bladder', none of which is prostate" in capsys.readouterr().out
+
+
+def test_without_classes_a_mask_that_cannot_be_drawn_at_all_is_an_error(tmp_path: Path) -> None:
+    image, _ = volume()
+    series = write_slices(tmp_path / "s", image)
+    path = draw_structures(tmp_path / "rs.dcm", series, [(1, "iso", POINT)])
+    with pytest.raises(ScanError, match="outlines 'iso' with something else than closed contours"):
+        read_mask(path, read_scan(series), None)

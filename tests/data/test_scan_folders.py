@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pydicom
 import pytest
 import SimpleITK as sitk
 from dicomstudies import draw_segmentation, write_enhanced, write_slices
@@ -56,3 +57,29 @@ def test_series_of_one_folder_are_told_apart_and_masks_left_out(tmp_path: Path) 
         read_scan(folder)
     with pytest.raises(ScanError, match=r"does not exist|is no series of its folder"):
         read_scan(folder / "1.2.3")
+
+
+def test_a_scan_that_was_not_fetched_is_said_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "P1.nii.gz").symlink_to(tmp_path / "annex" / "P1.nii.gz")
+    (found,) = scans_in([tmp_path])
+    with pytest.raises(ScanError, match=r"link to a file that does not exist: fetch it, as with `datalad get`"):
+        read_scan(found)
+
+
+@pytest.mark.parametrize(
+    "sop_class", ["13.1.1", "7.3", "4", "66.4", "481.2"], ids=["XA 3D", "secondary", "MR", "SEG", "dose"]
+)
+@pytest.mark.parametrize("name", ["whole.dcm", "IM1"])
+def test_frames_whose_places_are_not_read_are_refused(name: str, sop_class: str, tmp_path: Path) -> None:
+    image, _ = volume()
+    path = write_enhanced(tmp_path / name, image, order=[5, 0, 8, 1, 2, 3, 4, 6, 7])
+    assert read_scan(path).voxels.shape == (9, 20, 24)
+    made = pydicom.dcmread(path)
+    made.SOPClassUID = made.file_meta.MediaStorageSOPClassUID = f"1.2.840.10008.5.1.4.1.1.{sop_class}"
+    made.save_as(path, enforce_file_format=True)
+    with pytest.raises(ScanError, match="is a DICOM file of 9 frames and no enhanced MR, CT or PET image: name the"):
+        read_scan(path)
+    content = path.read_bytes()[132:]  # ITK reads it without its preamble, too
+    (tmp_path / "bare").write_bytes(content)
+    with pytest.raises(ScanError, match=r"is a DICOM file of 9 frames|cannot be read, it is damaged"):
+        read_scan(tmp_path / "bare")

@@ -139,6 +139,24 @@ def test_more_volumes_than_names(tmp_path: Path, names: list[str]) -> None:
         write_volumes(plan_volumes(folder), tmp_path, skip_damaged=True)
 
 
+def test_more_volumes_than_the_command_names(tmp_path: Path) -> None:
+    """Only of the file that has more; the volumes of the others are read in the order of the names."""
+    for k in range(3):
+        image, mask = volume(k)
+        several = [image, other_sequence(image), sitk.Cast(image // 2, sitk.sitkInt16)]
+        for folder in ("images", "masks"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+        save(tmp_path / "images" / f"P{k}.nii.gz", sitk.JoinSeries(several[: 3 if k == 1 else 2]))
+        save(tmp_path / "masks" / f"P{k}.nii.gz", mask)
+    found = check(tmp_path / "images", masks=tmp_path / "masks", sequences={"T2": "", "ADC": ""})
+    assert [(each.level, each.file.name) for each in found] == [("error", "P1.nii.gz")], found
+    assert found[0].message == "has 3 volumes, and --sequence names 2 (T2, ADC)"
+    images, masks, out = tmp_path / "images", tmp_path / "masks", tmp_path / "out"
+    words = {"dataset": "x", "labels": {"ball": (1,)}, "sequences": {"T2": "", "ADC": ""}}
+    with pytest.raises(DataError, match=r"P1\.nii\.gz has 3 volumes, and --sequence names 2"):
+        prepare_own(images, masks, "A", out, **words)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("style", ["nnunet", "msd"])
 def test_several_sequences_of_one_name_have_to_be_named(tmp_path: Path, style: str) -> None:
     folder = write_described(tmp_path / "set", sequences=("noNorm", "nonorm"), style=style)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 import torch
+from dicomstudies import write_slices
 from scanfiles import rotation, volume, write_dicom
 
 from fedshift.data.scans import read_scan
@@ -98,6 +100,25 @@ def test_a_dicom_folder_gets_a_nifti_mask(tmp_path: Path) -> None:
     assert np.allclose(found.GetOrigin(), image.GetOrigin(), atol=1e-3)
     assert dice(sitk.GetArrayFromImage(found), sitk.GetArrayFromImage(truth)) > 0.97
     assert volume_ml(scan.voxels > 500, scan) == pytest.approx(4 / 3 * np.pi * 1.1**3, rel=0.05)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("degrees", [45, -45, 135])
+def test_axes_halfway_between_two_directions_get_their_mask(degrees: int, axis: int, tmp_path: Path) -> None:
+    """Which directions they are called by differs between DICOM's cosines and a mask's; the places do not."""
+    image, _ = volume(**BALL, direction=tuple(np.round(rotation(degrees, axis), 8)))
+    series, out = tmp_path / "s", tmp_path / "mask.nii.gz"
+    write_slices(series, image)
+    scan = read_scan(series)
+    write_mask(scan.voxels > 500, scan, out, source=series)
+    found = sitk.ReadImage(out)
+    outlined = np.argwhere(sitk.GetArrayFromImage(found).T).tolist()
+    below = [image.TransformPhysicalPointToIndex(found.TransformIndexToPhysicalPoint(at)) for at in outlined]
+    wanted = np.argwhere(sitk.GetArrayFromImage(image).T > 500).tolist()
+    assert sorted(map(list, below)) == sorted(wanted) != []
+    elsewhere = replace(scan, origin=(scan.origin[0] + scan.spacing[0], *scan.origin[1:]))
+    assert not masks._lies_on(read_scan(out), scan.voxels > 500, elsewhere)
+    assert not masks._lies_on(read_scan(out), scan.voxels > 2000, scan)
 
 
 def test_a_mask_that_reads_otherwise_than_it_was_written_does_not_stay(

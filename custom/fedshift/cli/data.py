@@ -87,6 +87,7 @@ def _add_parsers(subparsers: Any) -> None:
     look = subparsers.add_parser("check", help="report problems of scans or prepared sites")
     look.add_argument("dir", type=Path, metavar="DIR", help="a folder of scans or a pattern, or prepared data")
     look.add_argument("--masks", type=Path, metavar="DIR", help="the masks, if they are in another folder")
+    look.add_argument("--task", metavar="TASK", help="the task, or its .yaml file, that names the masks' classes")
     own.add_meaning(look)
     look.set_defaults(func=_check)
 
@@ -152,8 +153,17 @@ def _check(args: argparse.Namespace) -> int:
     from fedshift.data.check import Counts, check
 
     counts = Counts()
+    _, classes, codes = own.named_by(args.task) if args.task else ("", None, {})
     with progress(None) as on_case:
-        findings = check(args.dir, masks=args.masks, progress=on_case, counts=counts, **own.meaning(args))
+        findings = check(
+            args.dir,
+            masks=args.masks,
+            classes=classes,
+            codes=codes,
+            progress=on_case,
+            counts=counts,
+            **own.meaning(args),
+        )
     for finding in findings:
         colour = "red" if finding.level == "error" else "yellow"
         console.print(f"[{colour}]{finding.level}[/{colour}] {escape(finding.sentence())}")

@@ -133,6 +133,16 @@ def _dataset(dataset: str | None, task: str | None) -> tuple[str, tuple[str, ...
             raise ConfigError("which data set is it? give --task, the task that the site takes part in, or --dataset")
         known = (read_yaml(apps_dir() / f"{name}.yaml") for name in tasks())
         return next((_said(raw, dataset) for raw in known if raw.get("dataset") == dataset), (dataset, None, {}))
+    name, classes, codes = named_by(task)
+    return dataset or name, classes, codes
+
+
+def named_by(task: str) -> tuple[str, tuple[str, ...] | None, Codes]:
+    """The data set, the classes and their codes that a task, or its .yaml file, names.
+
+    Raises:
+        ConfigError: it is not there, or names no data set.
+    """
     if task.endswith((".yaml", ".yml")):
         path = Path(task)
     elif task in tasks():
@@ -142,7 +152,7 @@ def _dataset(dataset: str | None, task: str | None) -> tuple[str, tuple[str, ...
     name, classes, codes = _said(read_yaml(path), str(path))
     if not name:
         raise ConfigError(f"{path} has no 'dataset': name the data set there")
-    return dataset or name, classes, codes
+    return name, classes, codes
 
 
 def _said(raw: dict[str, Any], where: str) -> tuple[str, tuple[str, ...] | None, Codes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -12,6 +13,7 @@ import numpy as np
 
 from fedshift.data.dicom_masks import is_dicom_mask, read_mask, wrong_image
 from fedshift.data.labels import Labels
+from fedshift.data.nifti import unclear_positions
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan, read_scan, read_volumes
 from fedshift.data.series import is_dicom
@@ -139,6 +141,20 @@ def _read_dicom_mask(case: CaseFiles, image: Scan, findings: list[Finding]) -> S
     return mask
 
 
+def name_fault(name: str, *, several: bool = False) -> tuple[str, str] | None:
+    """Why a name cannot be that of a case's files, possibly on a case-insensitive file system, and how to mend it.
+
+    Args:
+        name: of a case; a site and a data set become folders by the same rule.
+        several: whether the case has several sequences, whose files have numbers.
+    """
+    if not re.fullmatch(r"\w[\w .+-]*", name) or name.endswith(("_mask", ".", " ")):
+        return "cannot be a file name here", "use letters, digits, '-', '_' and '.', and no '_mask' at the end"
+    if several and re.search(r"_\d{4}$", name):
+        return "ends like the number of a sequence", "rename the case"
+    return None
+
+
 def is_dummy(scan: Scan) -> bool:
     """Whether a scan's header holds a placeholder instead of a voxel size."""
     return is_dummy_geometry(scan.spacing, scan.direction)
@@ -182,6 +198,9 @@ def _read_images(case: CaseFiles, findings: list[Finding]) -> list[Scan | None]:
 
 def _image_findings(case: CaseFiles, number: int, image: Scan) -> Iterator[Finding]:
     path, named, voxels = case.images[number], case.named(number), image.voxels
+    if path not in case.images[:number]:  # a 4D file is looked at once
+        for unclear in unclear_positions(path):
+            yield Finding("warning", path, f"{unclear.what}, {unclear.used}", unclear.mend)
     if voxels.min() == voxels.max():
         what = f"{named}has the same value everywhere ({voxels.flat[0]:g})"
         yield Finding("error", path, what, "export the scan again")
@@ -228,7 +247,7 @@ def _mask_findings(path: Path, mask: Scan, labels: Labels | None) -> Iterator[Fi
     elif not mask.voxels.any():
         mend = f"draw the {structure} ({known}) or leave the case out"
         yield Finding("error", path, "is an empty mask", mend)
-    elif mask.voxels.any(axis=(1, 2)).all():
+    elif mask.voxels.any(axis=(1, 2)).all() and (labels is not None or not is_dicom_mask(path)):
         yield Finding(
             "warning",
             path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,8 +13,8 @@ import numpy as np
 
 from fedshift.data.arrays import SliceArrays, cached_arrays, labels_of, open_arrays, slices_of
 from fedshift.data.blocks import verify
-from fedshift.data.casefiles import CaseFiles, Decoded, Finding, dummy_finding, is_dummy, read_case
-from fedshift.data.dicom_masks import is_dicom_mask
+from fedshift.data.casefiles import CaseFiles, Decoded, Finding, dummy_finding, is_dummy, name_fault, read_case
+from fedshift.data.dicom_masks import is_dicom_mask, structures_in
 from fedshift.data.images import open_images
 from fedshift.data.labels import Labels, settle_labels
 from fedshift.data.pairing import ScanSet
@@ -24,6 +25,7 @@ from fedshift.data.scan_file import ScanError, reading
 from fedshift.data.scans import content_hash
 from fedshift.data.scansets import gather
 from fedshift.data.splits import subject_of
+from fedshift.schema.codes import ClassCodes
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, read_manifest
 
@@ -62,6 +64,8 @@ def check(
     *,
     masks: Path | None = None,
     labels: Mapping[str, Sequence[int | str]] = MappingProxyType({}),
+    classes: Sequence[str] | None = None,
+    codes: Mapping[str, ClassCodes] = MappingProxyType({}),
     annotated: Sequence[str] | None = None,
     sequences: Mapping[str, str] = MappingProxyType({}),
     progress: Progress | None = None,
@@ -72,7 +76,10 @@ def check(
     Args:
         path: a folder of scans in any known layout, a prepared site, or a folder with several of either.
         masks: the masks, if they lie in a folder of their own; ``path`` then holds the images. Both may be patterns.
-        labels: class -> values of the masks, for scans that are not prepared yet.
+        labels: class -> values of the masks, or names of structures in DICOM masks, for scans that are not prepared
+            yet.
+        classes: those of the task, the background first, for such scans too.
+        codes: of these classes; structures of DICOM masks are found by them.
         annotated: the classes that the masks outline; None for all.
         sequences: name of a sequence -> its pattern, or "" (`fedshift.data.scansets.gather`).
         progress: called with what is read next.
@@ -117,6 +124,8 @@ def check(
             settle_labels(
                 given=labels,
                 described=scans.labels,
+                classes=classes,
+                codes=codes,
                 annotated=annotated,
                 named=all(is_dicom_mask(case.mask) for case in scans.cases),
             ),
@@ -140,6 +149,8 @@ def _check_set(scans: ScanSet, labels: Labels | None, seen: _Seen, tell: Progres
     holders: dict[int, list[Path]] = {}
     for case in scans.cases:
         tell(f"{scans.name} {case.id}")
+        if fault := name_fault(case.id, several=len(scans.sequences) > 1):
+            yield Finding("error", case.image, f"is of a case whose name {case.id!r} {fault[0]}", fault[1])
         decoded, findings = read_case(replace(case, labels=labels))
         yield from findings
         if decoded is not None:
@@ -147,11 +158,27 @@ def _check_set(scans: ScanSet, labels: Labels | None, seen: _Seen, tell: Progres
             for value in np.unique(decoded.mask.voxels).tolist():
                 holders.setdefault(value, []).append(case.mask)
             yield from _twice(case, decoded, None, seen, "")
-    if labels is None:
+    if labels is None and scans.cases and all(is_dicom_mask(case.mask) for case in scans.cases):
+        yield from _without_classes(scans)
+    elif labels is None:
         yield from _without_names(scans.folder, holders)
     else:
         yield from not_outlined(scans.folder, labels.classes, labels.annotated, holders)
     yield from dummy_finding(scans.folder, dummies, len(scans.cases))
+
+
+def _without_classes(scans: ScanSet) -> Iterator[Finding]:
+    """One warning for a folder of DICOM masks, with the structures that they have, if nothing says which are wanted."""
+    held: Counter[str] = Counter()
+    for case in scans.cases:
+        with suppress(ScanError):  # is found when the mask is read
+            held.update(dict.fromkeys(structures_in(case.mask), 1))
+    if held:
+        shown = ", ".join(f"{name!r} ({times})" for name, times in sorted(held.items(), key=lambda one: -one[1])[:12])
+        more = f" and {len(held) - 12} more" if len(held) > 12 else ""
+        what = f"has DICOM masks with the structures {shown}{more}, and nothing says which of them are classes"
+        mend = "name the task with --task, or each class with its structures, as in --label 'prostate=Whole gland'"
+        yield Finding("warning", scans.folder, what, mend)
 
 
 def _without_names(folder: Path, holders: Mapping[int, Sequence[Path]]) -> Iterator[Finding]:

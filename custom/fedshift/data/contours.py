@@ -14,6 +14,9 @@ from itertools import pairwise
 import contourpy
 import numpy as np
 
+ON_LINE = 0.01
+"""Pixels up to which a point lies on a line: coordinates are rounded in files."""
+
 
 def outlines(mask: np.ndarray) -> list[np.ndarray]:
     """Closed polygons (points, 2) around the parts of a mask [y, x] of bool.
@@ -46,23 +49,85 @@ def _joined(outer: np.ndarray, holes: list[np.ndarray]) -> np.ndarray:
     return outer
 
 
-def filled(polygons: Sequence[np.ndarray], shape: tuple[int, int]) -> np.ndarray:
-    """The pixels [y, x] whose centres are inside an odd number of polygons (points, 2): bool of ``shape``.
+def filled(polygons: Sequence[np.ndarray], shape: tuple[int, int], *, odd: bool = False) -> np.ndarray:
+    """The pixels [y, x] whose centres are inside the polygons (points, 2) of one structure: bool of ``shape``.
 
-    So a polygon within another one is a hole, however a program wrote it.
+    A polygon wholly within another one is a hole, and one in that hole an island. Polygons that overlap in part are
+    united, as planning systems show a structure that was outlined twice in a slice; XOR, which some readers apply to
+    all, would cut the overlap out. A polygon that repeats another one, all of its points on that one's line, counts
+    once.
+
+    Args:
+        polygons: in any order.
+        shape: rows, columns.
+        odd: the file says XOR (CLOSEDPLANAR_XOR): inside is what lies in an odd number of polygons.
     """
+    drawn = [(polygon, _drawn(polygon, shape)) for polygon in sorted(polygons, key=_area, reverse=True)]
+    inside = np.zeros(shape, bool)
+    kept: list[tuple[np.ndarray, np.ndarray, int]] = []
+    for polygon, pixels in drawn:
+        if not pixels.any():
+            continue
+        around = [(other, of_other, depth) for other, of_other, depth in kept if not (pixels & ~of_other).any()]
+        if any(_on(polygon, other).all() for other, _, _ in around):
+            continue
+        depth = 1 + max((depth for other, _, depth in around if not odd and _is_within(polygon, other)), default=-1)
+        kept.append((polygon, pixels, depth))
+        if odd:
+            inside ^= pixels
+        elif depth % 2:
+            inside &= ~pixels
+        else:
+            inside |= pixels
+    return inside
+
+
+def _drawn(polygon: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """The pixels whose centres are inside one polygon, by the odd number of times that its line is crossed."""
     rows, columns = shape
     inside = np.zeros(shape, bool)
-    for polygon in polygons:
-        ends = np.roll(polygon, -1, axis=0)
-        for (x0, y0), (x1, y1) in zip(polygon.tolist(), ends.tolist(), strict=True):
-            if y0 > y1:  # so that the two sides of a channel are crossed at the very same place
-                x0, y0, x1, y1 = x1, y1, x0, y0
-            y = np.arange(max(0, int(np.ceil(y0))), min(rows, int(np.ceil(y1))))  # y0 <= y < y1
-            if not len(y):
-                continue
-            crossing = x0 + (y - y0) * (x1 - x0) / (y1 - y0)
-            first = np.clip(np.ceil(crossing), 0, columns).astype(int)  # of the centres right of the edge
-            for row, column in zip(y.tolist(), first.tolist(), strict=True):
-                inside[row, column:] ^= True
+    ends = np.roll(polygon, -1, axis=0)
+    for (x0, y0), (x1, y1) in zip(polygon.tolist(), ends.tolist(), strict=True):
+        if y0 > y1:  # so that the two sides of a channel are crossed at the very same place
+            x0, y0, x1, y1 = x1, y1, x0, y0
+        y = np.arange(max(0, int(np.ceil(y0))), min(rows, int(np.ceil(y1))))  # y0 <= y < y1
+        if not len(y):
+            continue
+        crossing = x0 + (y - y0) * (x1 - x0) / (y1 - y0)
+        first = np.clip(np.ceil(crossing), 0, columns).astype(int)  # of the centres right of the edge
+        for row, column in zip(y.tolist(), first.tolist(), strict=True):
+            inside[row, column:] ^= True
     return inside
+
+
+def _area(polygon: np.ndarray) -> float:
+    x, y = (polygon - polygon[0]).T
+    return abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
+
+
+def _is_within(inner: np.ndarray, outer: np.ndarray) -> bool:
+    """Whether a polygon lies wholly within another, whose line it may touch."""
+    points = np.concatenate([inner, (inner + np.roll(inner, -1, axis=0)) / 2])
+    if not (_encloses(outer, points) | _on(points, outer)).all():
+        return False
+    return not (_encloses(inner, outer) & ~_on(outer, inner)).any()
+
+
+def _encloses(polygon: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Which points are inside a polygon, by the odd number of times that its line is crossed."""
+    x0, y0 = polygon.T
+    x1, y1 = np.roll(polygon, -1, axis=0).T
+    x, y = points[:, :1], points[:, 1:]
+    crossed = (y0 <= y) != (y1 <= y)
+    at = x0 + (y - y0) * (x1 - x0) / np.where(y1 == y0, 1, y1 - y0)
+    return np.asarray((crossed & (at > x)).sum(1) % 2 == 1)
+
+
+def _on(points: np.ndarray, polygon: np.ndarray) -> np.ndarray:
+    """Which points lie on a polygon's line."""
+    along = np.roll(polygon, -1, axis=0) - polygon
+    length = np.maximum((along**2).sum(-1), np.finfo(float).tiny)
+    offset = points[:, None] - polygon
+    part = np.clip((offset * along).sum(-1) / length, 0, 1)
+    apart = ((offset - part[..., None] * along) ** 2).sum(-1).min(1)
+    return np.asarray(apart <= ON_LINE**2)

@@ -7,7 +7,8 @@ differs from file to file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from fedshift.schema.names import one_line
 OFF = 0.1
 """Of a voxel: how far a frame may lie beside the image's voxels, and a contour beside its slice."""
 AGAIN = "export the mask on the slices of its image again"
+MOST_STRUCTURES = 255
+"""That are drawn where nobody says which are wanted: values of a mask without names go up to this."""
 CodeKey = tuple[tuple[str, str], tuple[str, str] | None]
 
 
@@ -74,13 +77,31 @@ def references(path: Path) -> References:
             raise ScanError(path, "does not say of which image it is", AGAIN) from None
 
 
+def structures_in(path: Path) -> tuple[str, ...]:
+    """The names of a DICOM mask's structures, in the file's order.
+
+    Raises:
+        ScanError: it cannot be read.
+        ConfigError: highdicom is not installed.
+    """
+    with quiet():
+        try:
+            content = _open(path)
+            segments, rois = content.get("SegmentSequence", []), content.get("StructureSetROISequence", [])
+            labels = [segment.get("SegmentLabel", "") for segment in segments if segment.get("SegmentNumber") != 0]
+            return tuple(one_line(name) for name in (*labels, *(roi.get("ROIName", "") for roi in rois)))
+        except UNREADABLE:
+            raise ScanError(path, "cannot be read as a DICOM mask", AGAIN) from None
+
+
 def read_mask(path: Path, image: Scan, labels: Labels | None) -> tuple[Scan, list[str]]:
     """Read a DICOM mask on the grid of its image.
 
     Args:
         path: a SEG or an RT Structure Set.
         image: the image that it belongs to.
-        labels: what is wanted; without them all structures are read, and their numbers are the values.
+        labels: what is wanted; without them all structures that can be drawn are, with the values 1, 2 and so on in
+            the file's order, and where two overlap the later one has the voxel.
 
     Returns:
         The mask, with the first of each class's values in ``labels``; and remarks.
@@ -95,13 +116,13 @@ def read_mask(path: Path, image: Scan, labels: Labels | None) -> tuple[Scan, lis
             found = list(
                 _segments(content, image, path) if "SegmentSequence" in content else _rois(content, image, path)
             )
-            chosen, remarks = _choose(found, labels, path)
+            chosen, remarks = _choose(found, labels, path) if labels else _all_drawn(found)
             if any(one.get("SegmentAlgorithmType") == "AUTOMATIC" for one in content.get("SegmentSequence", [])):
                 remarks.append("says that a program drew it, and nobody by hand")
             voxels = np.zeros(image.voxels.shape, np.uint16)
             for structure, value in chosen:
                 drawn = structure.draw()
-                both = drawn & (voxels != 0) & (voxels != value)
+                both = drawn & (voxels != 0) & (voxels != value) & (labels is not None)
                 if both.any():
                     raise ScanError(
                         path,
@@ -157,12 +178,28 @@ def _references(content: Any) -> References:
     return References(tuple(dict.fromkeys(series)), frame)
 
 
-def _choose(
-    found: Sequence[Structure], labels: Labels | None, path: Path
-) -> tuple[list[tuple[Structure, int]], list[str]]:
+def _all_drawn(found: Sequence[Structure]) -> tuple[list[tuple[Structure, int]], list[str]]:
+    """All structures that can be drawn with their values, where nobody says which are wanted; remarks on the others.
+
+    Raises:
+        ScanError: none can.
+    """
+    chosen: list[tuple[Structure, int]] = []
+    faults: list[ScanError] = []
+    for structure in found[:MOST_STRUCTURES]:
+        try:
+            drawn = structure.draw()
+        except ScanError as error:  # a point or a couch, for example, that no task asks for
+            faults.append(error)
+            continue
+        chosen.append((replace(structure, draw=partial(np.asarray, drawn)), len(chosen) + 1))
+    if faults and not chosen:
+        raise faults[0]
+    return chosen, [f"{fault.what}, which does not matter unless it is a class" for fault in faults]
+
+
+def _choose(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[list[tuple[Structure, int]], list[str]]:
     """The structures that are wanted with their values, and remarks on the others."""
-    if labels is None:
-        return [(structure, structure.number) for structure in found], []
     wanted = [name for name in (labels.annotated or labels.classes[1:]) if name in labels.values]
     by_name = {plain_name(name): name for name in wanted if name not in labels.structures.values()}
     by_code = {labels.codes[name].same_as: name for name in by_name.values() if name in labels.codes}
@@ -250,6 +287,10 @@ def _frames(content: Any, image: Scan, path: Path) -> Callable[[], list[Frame]]:
             pixels = content.pixel_array
             pixels = pixels[None] if pixels.ndim == 2 else pixels
             shared = content.SharedFunctionalGroupsSequence[0]
+            described = len(content.PerFrameFunctionalGroupsSequence)
+            if described != len(pixels):
+                what = f"has {len(pixels)} frame(s) and says of {described} which segment and slice they are"
+                raise ScanError(path, what, AGAIN)
             for number, own in enumerate(content.PerFrameFunctionalGroupsSequence):
                 kept.append((_segment_of(own, shared), pixels[number], _affine(own, shared, image, path)))
         return kept
@@ -325,9 +366,10 @@ def _rois(content: Any, image: Scan, path: Path) -> Iterator[Structure]:
 
 
 def _fill(contours: Iterable[Any], image: Scan, path: Path, name: str) -> np.ndarray:
-    """The voxels whose centres are within the contours of their slice; contours within others are holes."""
+    """The voxels whose centres are within the contours of their slice, see `fedshift.data.contours.filled`."""
     inverse = np.linalg.inv(_matrix(image))
     drawn: list[np.ndarray] = []
+    odd = False
     for contour in contours:
         kind = contour.get("ContourGeometricType")
         if kind not in ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR"):
@@ -337,6 +379,7 @@ def _fill(contours: Iterable[Any], image: Scan, path: Path, name: str) -> np.nda
         points = np.array(contour.ContourData, float).reshape(-1, 3)
         if not np.isfinite(points).all():
             raise ScanError(path, f"has a contour of {name!r} that is not in numbers", AGAIN)
+        odd = odd or kind == "CLOSEDPLANAR_XOR"
         drawn.append((points - np.array(image.origin)) @ inverse.T)
     voxels = np.zeros(image.voxels.shape, bool)
     if not drawn:
@@ -352,7 +395,7 @@ def _fill(contours: Iterable[Any], image: Scan, path: Path, name: str) -> np.nda
     by_axis: np.ndarray = np.moveaxis(voxels, 2 - axis, 0)  # [slice, the later axis, the earlier axis]
     rows, columns = by_axis[0].shape
     for at, polygons in slices.items():
-        by_axis[at] = filled(polygons, (rows, columns))
+        by_axis[at] = filled(polygons, (rows, columns), odd=odd)
     return voxels
 
 

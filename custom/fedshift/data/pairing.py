@@ -11,7 +11,7 @@ from typing import Literal
 from fedshift.data.casefiles import CaseFiles, Finding
 from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.labels import Labels
-from fedshift.data.scan_file import ScanError, reading, suffix_of
+from fedshift.data.scan_file import ScanError, is_broken_link, reading, suffix_of
 from fedshift.data.scans import stem_of
 from fedshift.schema.errors import DataError
 
@@ -209,8 +209,8 @@ def visible(folder: Path) -> list[Path]:
 
 
 def scan_files(folder: Path) -> list[Path]:
-    """The scans in a folder, by name."""
-    return [entry for entry in visible(folder) if entry.is_file() and suffix_of(entry)]
+    """The scans in a folder, by name; also links to nowhere, so that whoever reads them says so."""
+    return [entry for entry in visible(folder) if suffix_of(entry) and (entry.is_file() or is_broken_link(entry))]
 
 
 def mask_files(folder: Path) -> list[Path]:

@@ -12,6 +12,8 @@ from fedshift.schema.errors import DataError
 SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 DATA_SUFFIXES = (".raw", ".zraw")
 """Of the files with the voxels that a MetaImage header names."""
+FETCH = "fetch it, as with `datalad get` or `git annex get`, or remove the link"
+"""How a link to nowhere is mended."""
 
 
 class ScanError(DataError):
@@ -29,6 +31,11 @@ def suffix_of(path: Path) -> str | None:
     """The known image suffix of a file name (``.nii.gz`` counts as one), or None."""
     name = path.name.lower()
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+
+
+def is_broken_link(path: Path) -> bool:
+    """Whether a path is a link to nowhere, as in a checkout whose files were not fetched (datalad, git-annex)."""
+    return path.is_symlink() and not path.exists()
 
 
 @contextmanager

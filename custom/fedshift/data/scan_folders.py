@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedshift.data.dicom import looks_like_dicom
-from fedshift.data.scan_file import suffix_of
+from fedshift.data.scan_file import is_broken_link, suffix_of
 from fedshift.data.series import series_in
 from fedshift.schema.errors import DataError
 
@@ -42,7 +42,9 @@ def _inside(folder: Path, levels: int) -> tuple[list[Path], list[Path]]:
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     series = series_in(folder) if any(looks_like_dicom(entry) for entry in entries) else []
     found = [
-        entry for entry in entries if entry.is_file() and (suffix := suffix_of(entry)) and not _is_mask(entry, suffix)
+        entry
+        for entry in entries
+        if (entry.is_file() or is_broken_link(entry)) and (suffix := suffix_of(entry)) and not _is_mask(entry, suffix)
     ]
     if series:
         found = []  # of a series, in whatever form somebody keeps it beside its slices

@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.dicom import SeriesFault, check_series
+from fedshift.data.dicom import SeriesFault, check_series, identify
 from fedshift.data.integrity import fault, geometry_fault, non_finite
 from fedshift.data.itk_log import quiet_itk
-from fedshift.data.scan_file import ScanError, reading, suffix_of
+from fedshift.data.nifti import spacing_fault
+from fedshift.data.scan_file import FETCH, ScanError, is_broken_link, reading, suffix_of
 from fedshift.data.series import NoSeries, folder_and_uid, is_multiframe_file, is_series, list_series
 
 quiet_itk()
@@ -29,6 +30,8 @@ ORIENTATION = "RAS"
 MOST_VOXELS = 2**30
 """A scan with more voxels is refused before it is decoded, which takes up to 32 bytes of memory for each voxel."""
 _FLOATING = (sitk.sitkFloat32, sitk.sitkFloat64)
+_COMPLEX = (sitk.sitkComplexFloat32, sitk.sitkComplexFloat64)
+_SOP_CLASS = "0008|0016"
 MOST_INTENSITY = 1e30
 """Preparation computes in single precision, which ends at 3e38."""
 
@@ -72,8 +75,9 @@ def read_scan(path: Path, *, channel: int | None = None, direction: tuple[float,
         direction: replaces the direction in the file, for headers that are known to be wrong.
 
     Raises:
-        ScanError: unreadable, truncated, NaN in voxels or geometry, 4D, several values per voxel, fewer than three
-            slices, too large, or slices of a series that are not one volume.
+        ScanError: unreadable, truncated, NaN in voxels or geometry, 4D, several or complex values per voxel, fewer
+            than three slices, too large, a header with two voxel sizes, a DICOM file whose frames are not read, or
+            slices of a series that are not one volume.
     """
     return read_volumes(path, [channel], direction=direction)[0]
 
@@ -101,6 +105,8 @@ def _read_volumes(path: Path, channels: Sequence[int | None], direction: tuple[f
         image = _read_multiframe(path)[0]
     else:
         image = _read_file(path, trusted=direction is not None)
+    if image.GetPixelID() in _COMPLEX:
+        raise ScanError(path, "has complex voxels", "export the magnitude")
     components = image.GetNumberOfComponentsPerPixel()
     if components != 1:
         raise ScanError(path, f"has {components} values per voxel", "export it in grey, not in colour")
@@ -179,6 +185,8 @@ def content_hash(voxels: np.ndarray) -> str:
 def _read_file(path: Path, *, trusted: bool) -> sitk.Image:
     """Read a file; ``trusted``: the geometry in its header is not used."""
     again = "copy or export it again"
+    if is_broken_link(path):
+        raise ScanError(path, "is a link to a file that does not exist", FETCH)
     if not path.is_file():
         raise ScanError(path, "does not exist", "name a scan that is there")
     if path.stat().st_size == 0:
@@ -187,7 +195,9 @@ def _read_file(path: Path, *, trusted: bool) -> sitk.Image:
         pass
     if not trusted and (wrong := geometry_fault(path)):
         raise ScanError(path, wrong, "export it again, or correct the affine in its header")
-    _refuse_too_large(path)
+    if not trusted and (wrong := spacing_fault(path)):
+        raise ScanError(path, wrong, "write its header again so that both are the same, or export it again")
+    _refuse_by_header(path)
     if damage := fault(path):
         raise ScanError(path, f"cannot be read, {damage}", again)
     try:
@@ -200,11 +210,14 @@ def _read_file(path: Path, *, trusted: bool) -> sitk.Image:
         raise ScanError(path, "cannot be read, it is damaged, truncated or not an image", again) from None
 
 
-def _refuse_too_large(path: Path) -> None:
-    """Refuse a file whose header names too many voxels; a small compressed file may hold very many.
+def _refuse_by_header(path: Path) -> None:
+    """Refuse a file whose header names too many voxels, or frames of DICOM that ITK reads without their places.
+
+    A small compressed file may hold very many voxels. Of DICOM, an enhanced image is read elsewhere, by its frames'
+    own positions (`fedshift.data.multiframe`).
 
     Raises:
-        ScanError: there are too many.
+        ScanError: there are too many, or it is such a file.
     """
     reader = sitk.ImageFileReader()
     reader.SetFileName(str(path))
@@ -216,6 +229,14 @@ def _refuse_too_large(path: Path) -> None:
     if voxels > MOST_VOXELS:
         size = " x ".join(map(str, reader.GetSize()))
         raise ScanError(path, f"has {size} voxels, at most {MOST_VOXELS:,} are read", "crop or resample it")
+    is_dicom = identify(path) is not None or (suffix_of(path) is None and reader.HasMetaDataKey(_SOP_CLASS))
+    frames = math.prod(reader.GetSize()[2:])
+    if is_dicom and frames > 1:
+        raise ScanError(
+            path,
+            f"is a DICOM file of {frames} frames and no enhanced MR, CT or PET image",
+            "name the folder of the series it belongs to, or export the scan as single slices",
+        )
 
 
 def dicom_source(path: Path) -> tuple[tuple[Path, ...], tuple[int, ...]]:
@@ -254,6 +275,8 @@ def _read_series(path: Path) -> tuple[sitk.Image, tuple[Path, ...], tuple[int, .
     reader = sitk.ImageSeriesReader()
     reader.SetFileNames([str(file) for file in files])
     try:
+        if len(set(map(_pixel_type, files))) > 1:  # ITK would cast all slices to the type of the first
+            reader.SetOutputPixelType(sitk.sitkFloat64)
         image = reader.Execute()
     except RuntimeError:
         raise ScanError(path, damaged, again) from None
@@ -262,6 +285,14 @@ def _read_series(path: Path) -> tuple[sitk.Image, tuple[Path, ...], tuple[int, .
     ):
         raise ScanError(path, "is of a kind of DICOM whose geometry is not read", "export it as MR or CT images")
     return image, files, ()
+
+
+def _pixel_type(file: Path) -> int:
+    """How ITK reads a slice; it follows from the slice's own bits, sign, rescale slope and intercept."""
+    reader = sitk.ImageFileReader()
+    reader.SetFileName(str(file))
+    reader.ReadImageInformation()
+    return int(reader.GetPixelID())
 
 
 def _read_multiframe(path: Path) -> tuple[sitk.Image, tuple[int, ...]]:

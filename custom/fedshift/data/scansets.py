@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedshift.data.case_folders import are_case_folders, pair_case_folders
-from fedshift.data.casefiles import CaseFiles
+from fedshift.data.casefiles import CaseFiles, Finding
 from fedshift.data.described import pair_described
 from fedshift.data.pairing import UNNAMED, ScanSet, doubled, error_of, pair_beside, pair_folders, scan_files, visible
 from fedshift.data.patterns import is_pattern, pair_patterns
 from fedshift.data.scan_file import reading
+from fedshift.data.scans import volumes_in
 from fedshift.data.studies import has_dicom_masks, pair_studies
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.strict import nearest
@@ -121,13 +122,7 @@ def choose_sequences(found: ScanSet, names: Sequence[str]) -> ScanSet:
     if not names or tuple(names) == found.sequences:
         return found
     if not found.sequences:
-        several = len(names) > 1  # of 4D files
-        channels = tuple(range(len(names))) if several else ()
-        cases = tuple(
-            replace(case, images=case.images * len(names), channels=channels, sequences=tuple(names))
-            for case in found.cases
-        )
-        return replace(found, cases=cases, sequences=tuple(names))
+        return _name_volumes(found, tuple(names))
     if all(UNNAMED.fullmatch(name) for name in found.sequences):
         if len(names) != len(found.sequences):
             raise ConfigError(
@@ -143,6 +138,21 @@ def choose_sequences(found: ScanSet, names: Sequence[str]) -> ScanSet:
     picked = [known.index(name.lower()) for name in names]
     chosen = tuple(found.sequences[number] for number in picked)
     return replace(found, cases=tuple(_of_sequences(case, picked, chosen) for case in found.cases), sequences=chosen)
+
+
+def _name_volumes(found: ScanSet, names: tuple[str, ...]) -> ScanSet:
+    """Give names to the volumes of 4D files. One with more volumes is an error; with fewer, it is when it is read."""
+    channels = tuple(range(len(names))) if len(names) > 1 else ()
+    cases, findings = [], list(found.findings)
+    for case in found.cases:
+        there = volumes_in(case.image)
+        if channels and there > len(names):
+            what = f"has {there} volumes, and --sequence names {len(names)} ({', '.join(names)})"
+            mend = "name every volume in their order, or save those that are used without the others"
+            findings.append(Finding("error", case.image, what, mend))
+            continue
+        cases.append(replace(case, images=case.images * len(names), channels=channels, sequences=names))
+    return replace(found, cases=tuple(cases), findings=tuple(findings), sequences=names)
 
 
 def _of_sequences(case: CaseFiles, picked: Sequence[int], names: tuple[str, ...]) -> CaseFiles:

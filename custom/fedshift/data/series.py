@@ -13,6 +13,7 @@ from pathlib import Path
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.dicom import Identity, identify, looks_like_dicom
+from fedshift.data.scan_file import FETCH, is_broken_link
 
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
 
@@ -98,6 +99,9 @@ def list_series(path: Path) -> Listed:
         for uid in sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
     }
     if not files:
+        lost = sorted(entry.name for entry in folder.iterdir() if is_broken_link(entry))
+        if lost:  # GDCM then lists nothing of the folder
+            raise NoSeries(f"holds {len(lost)} link(s) such as {lost[0]} to a file that does not exist", FETCH)
         unread = sum(map(looks_like_dicom, folder.iterdir()))
         if unread:
             what = f"holds {unread} DICOM file(s), none of which can be read"

@@ -16,6 +16,8 @@ CLIPPED = ("clip_norm_ratio", "clip_opposed_ratio", "clip_sample_ratio")
 """Limits of an accepted update: there are none with ``federation.robust`` or ``federation.encryption``."""
 COMPARED = ("max_norm_ratio",)
 """Limits that need the norms of single updates, which a server that cannot read them does not know."""
+SUMMED_ONLY = ("max_update_norm",)
+"""A limit of the parameters' change, which a server that has only ciphertexts does not know of a sum either."""
 BEFORE_THE_END = 3
 """Rounds of a run that ``schedule.patience`` cannot count: the first, which may be the best, and the last two, as the
 scores of a round come with the updates of the next."""
@@ -47,7 +49,8 @@ def check_idle(job: JobSpec, named: Collection[tuple[str, str]]) -> None:
         ConfigError: the first such setting, and why.
     """
     federation, schedule = job.federation, job.task.schedule
-    for rule, idle in (("robust", CLIPPED), ("encryption", (*CLIPPED, *COMPARED))):
+    unseen = (*CLIPPED, *COMPARED, *(SUMMED_ONLY if federation.encryption == "ckks" else ()))
+    for rule, idle in (("robust", CLIPPED), ("encryption", unseen)):
         if getattr(federation, rule) is None:
             continue
         for setting in idle:

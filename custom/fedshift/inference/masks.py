@@ -8,6 +8,7 @@ import nibabel
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
+from fedshift.data.nifti import is_nifti
 from fedshift.data.scan_file import SUFFIXES, suffix_of
 from fedshift.data.scans import Scan, read_scan, stem_of
 from fedshift.schema.errors import DataError
@@ -53,11 +54,8 @@ def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> Non
         raise DataError(f"{path} cannot be written: free disk space or give write permission there") from None
     back = read_scan(path)
     same = (
-        np.array_equal(back.voxels, mask)
-        and back.stored == scan.stored
-        and np.allclose(back.spacing, scan.spacing, rtol=0, atol=TOLERANCE)
-        and np.allclose(back.origin, scan.origin, rtol=1e-6, atol=TOLERANCE)
-        and np.allclose(back.stored_direction, scan.stored_direction, rtol=0, atol=TOLERANCE)
+        np.allclose(back.stored_direction, scan.stored_direction, rtol=0, atol=TOLERANCE)
+        and _lies_on(back, mask, scan)
         and (not is_nifti(source) or _position_fields(path) == _position_fields(source))
     )
     if not same:
@@ -82,9 +80,37 @@ def stored_image(voxels: np.ndarray, scan: Scan) -> sitk.Image:
     return sitk.DICOMOrient(image, scan.stored)
 
 
-def is_nifti(path: Path) -> bool:
-    """Whether a path names a NIfTI file."""
-    return path.is_file() and suffix_of(path) in (".nii", ".nii.gz")
+def _lies_on(back: Scan, mask: np.ndarray, scan: Scan) -> bool:
+    """Whether a scan has the voxels of ``mask``, each where ``scan`` has it, whatever order their axes have.
+
+    Axes turned by exactly 45 degrees have no nearest direction of the body, and rounding decides which they are given.
+    """
+    there, wanted = _affine(back), _affine(scan)
+    to_back = np.rint(np.linalg.inv(there) @ wanted)  # from index to index
+    placed = there @ to_back
+    sizes, wanted_sizes = (np.linalg.norm(affine[:3, :3], axis=0) for affine in (placed, wanted))
+    if not (
+        sizes.all()
+        and np.allclose(sizes, wanted_sizes, rtol=0, atol=TOLERANCE)
+        and np.allclose(placed[:3, :3] / sizes, wanted[:3, :3] / wanted_sizes, rtol=0, atol=TOLERANCE)
+        and np.allclose(placed[:3, 3], wanted[:3, 3], rtol=1e-6, atol=TOLERANCE)
+    ):
+        return False
+    z, y, x = np.nonzero(mask)
+    at = (to_back @ np.stack([x, y, z, np.ones_like(x)])).astype(int)[:3]
+    sizes_back = np.array(back.voxels.shape[::-1])[:, None]
+    if ((at < 0) | (at >= sizes_back)).any() or sorted(back.voxels.shape) != sorted(mask.shape):
+        return False
+    values = back.voxels[at[2], at[1], at[0]]
+    return np.count_nonzero(back.voxels) == len(x) and np.array_equal(values, mask[z, y, x])
+
+
+def _affine(scan: Scan) -> np.ndarray:
+    """From an index x, y, z to mm, in ITK's world."""
+    affine = np.eye(4)
+    affine[:3, :3] = np.reshape(scan.direction, (3, 3)) * np.array(scan.spacing)
+    affine[:3, 3] = scan.origin
+    return affine
 
 
 def _write_nifti(grid: np.ndarray, source: Path, path: Path) -> None:

@@ -6,18 +6,17 @@ have such a file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-import nibabel
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.casefiles import is_dummy
+from fedshift.data.nifti import unclear_positions
 from fedshift.data.scans import Scan
 from fedshift.data.series import NoSeries, is_dicom, is_series, list_series
-from fedshift.inference.masks import is_nifti
 from fedshift.schema.job import read_yaml
 from fedshift.schema.names import one_line
 from fedshift.schema.strict import Strict
@@ -28,8 +27,6 @@ FOLDER = "expected"
 """Of the files that say what scans of a class are like, below ``apps/``."""
 MIN_INTENSITY = -100
 """A lower intensity suggests Hounsfield units or normalised intensities."""
-MAX_POSITION_DIFFERENCE_MM = 0.1
-"""Positions that differ by less than this count as the same."""
 MOST_TAG = 64
 """Characters of a DICOM tag that are shown; the standard has at most 16 for these."""
 MAX_MASK_VALUES = 16
@@ -75,49 +72,10 @@ def read_tags(path: Path) -> dict[str, str]:
 
 
 def check_positions(path: Path) -> Iterator[str]:
-    """Warn if the qform and sform of a NIfTI file disagree, or if its qform is no rotation."""
-    if not is_nifti(path):
-        return
-    header = nibabel.load(path).header
-    if not (header["qform_code"] and header["sform_code"]):
-        return
-    shape, sform = header.get_data_shape(), header.get_sform()
-    try:
-        qform = header.get_qform()
-    except ValueError:  # nibabel computes none; SimpleITK, which reads the scan, takes one or the other
-        is_sform = _most_apart(_affine_read(path), sform, shape) <= MAX_POSITION_DIFFERENCE_MM
-        used = "the sform" if is_sform else "the quaternion, scaled to length 1,"
-        yield (
-            f"has a qform that is no rotation, because its quaternion is longer than 1: {used} is used, and the mask "
-            "gets both"
-        )
-        return
-    most = _most_apart(qform, sform, shape)
-    if most > MAX_POSITION_DIFFERENCE_MM:
-        yield (
-            f"has a qform and an sform in its header that differ by up to {most:.3g} mm: the volume in ml is computed "
-            "from the qform, and the mask gets both"
-        )
-
-
-def _most_apart(one: np.ndarray, other: np.ndarray, shape: Sequence[int]) -> float:
-    """Largest distance in mm between the places of a volume's corners by two affines."""
-    corners = np.array([[i, j, k, 1] for i in (0, 1) for j in (0, 1) for k in (0, 1)], float)
-    corners[:, :3] *= np.array(shape[:3]) - 1
-    apart = corners @ (one - other).T
-    return float(np.linalg.norm(apart[:, :3], axis=1).max())
-
-
-def _affine_read(path: Path) -> np.ndarray:
-    """The affine with which SimpleITK reads a file, in the world of NIfTI, which points right, anterior, superior."""
-    reader = sitk.ImageFileReader()
-    reader.SetFileName(str(path))
-    reader.ReadImageInformation()
-    n = reader.GetDimension()
-    affine = np.eye(4)
-    affine[:3, :3] = np.reshape(reader.GetDirection(), (n, n))[:3, :3] * np.array(reader.GetSpacing()[:3])
-    affine[:3, 3] = reader.GetOrigin()[:3]
-    return np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine
+    """Warn if the header of a NIfTI file says two places of its voxels, or no orientation."""
+    for found in unclear_positions(path):
+        mend = ", and the mask gets both" if found.is_twofold else f": {found.mend}"
+        yield f"{found.what}{':' if found.is_twofold else ','} {found.used}{mend}"
 
 
 def check_scan(scan: Scan, tags: Mapping[str, str], *, target: str, signed: bool = False) -> Iterator[str]:

@@ -1,14 +1,15 @@
-"""GroupDRO: train on all sites' images, and weigh those sites up on which the model is worst (centralised).
+"""GroupDRO: train on all sites' images, and weigh those domains up on which the model is worst (centralised).
 
 Sagawa et al., "Distributionally Robust Neural Networks for Group Shifts", ICLR 2020; a row of "Mitigating Data
 Heterogeneity in Federated Learning with Data Augmentation", whose federated counterpart is AFL. A batch holds equally
-many samples of every site i, with the losses f_i::
+many samples of every domain i (each site is one, unless the task's ``domains`` put several together), with the losses
+f_i::
 
     q_i ← q_i exp(η f_i) / Σ_j q_j exp(η f_j),        q_i = 1/K at first
     minimise Σ_i q_i f_i                              q as a constant
 
 A reference that needs all images in one place: `fedshift pooled groupdro`. q goes on from round to round. It is kept as
-log q: the q of a site whose loss stays far below the others' would underflow to 0, and 0 exp(η f) is 0 for ever.
+log q: the q of a domain whose loss stays far below the others' would underflow to 0, and 0 exp(η f) is 0 for ever.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""IRM: train on all sites' images a classifier that is optimal at every site at once (centralised).
+"""IRM: train on all sites' images a classifier that is optimal in every domain at once (centralised).
 
 Arjovsky et al., "Invariant Risk Minimization", 2019; also in "Mitigating Data Heterogeneity in Federated Learning with
-Data Augmentation" (26), whose federated counterpart is Fed-IRM. A batch holds equally many samples of each of K sites,
-with the losses f_i::
+Data Augmentation" (26), whose federated counterpart is Fed-IRM. A batch holds equally many samples of each of K
+domains (each site is one, unless the task's ``domains`` put several together), with the losses f_i::
 
     minimise mean_i f_i + β mean_i P_i
     scalar:      P_i = ‖∇_{s=1} f_i(s · logits)‖²     s a single number that scales all logits
@@ -12,11 +12,11 @@ Variants: ``penalty: scalar`` is the paper's equation, ``penalty: classifier`` t
 
 Schedule of β, as in the code: β is 1 for the first ``warmup`` steps, then ``weight``; at the change the optimiser's
 state is reset. The objective is divided by β if β > 1, to keep the step length. A ``weight`` of at most 1 applies from
-the first step, without a reset, so that ``weight=0`` is the mean over sites.
+the first step, without a reset, so that ``weight=0`` is the mean over domains.
 
-Deviations: the code uses the penalty of the last site only, divided by K. (26) sums penalties over sites; here their
+Deviations: the code uses the penalty of the last domain only, divided by K. (26) sums penalties over sites; here their
 mean is used, which makes β independent of K. DomainBed estimates the penalty from two halves of a batch; here it is
-computed on all of a site's samples.
+computed on all of a domain's samples.
 
 A centralised reference, which needs all images in one place: `fedshift pooled irm`.
 """

@@ -1,8 +1,9 @@
-"""V-REx: train on all sites' images so that the sites' losses are small and alike (centralised).
+"""V-REx: train on all sites' images so that the domains' losses are small and alike (centralised).
 
 Krueger et al., "Out-of-Distribution Generalization via Risk Extrapolation", ICML 2021; also in "Mitigating Data
 Heterogeneity in Federated Learning with Data Augmentation" (22), whose federated counterpart is VM. A batch holds
-equally many samples of each of K sites, with the losses f_i::
+equally many samples of each of K domains (each site is one, unless the task's ``domains`` put several together), with
+the losses f_i::
 
     minimise mean_i f_i + β mean_i (f_i − mean_j f_j)²
 
@@ -10,7 +11,7 @@ Schedule of β, as in the released code: β is 1 for the first ``warmup`` steps,
 optimiser's state is reset.
 
 Deviation: a ``weight`` of at most 1 applies from the first step, without a reset, so that ``weight=0`` is the mean over
-sites.
+domains.
 
 A centralised reference, which needs all images in one place: `fedshift pooled vrex`.
 """
@@ -37,7 +38,7 @@ class Config(Strict):
 
 
 def penalised(losses: Tensor, *, weight: float) -> Tensor:
-    """Mean plus ``weight`` times the (biased) variance over sites, (K,) -> ()."""
+    """Mean plus ``weight`` times the (biased) variance over domains, (K,) -> ()."""
     return losses.mean() + weight * losses.var(correction=0)
 
 
@@ -55,7 +56,7 @@ class Client(base.Client[Config]):
         check_beside("vrex", name, other)
 
     def loss(self, batch: base.Batch, logits: Tensor, loss: Tensor, ctx: base.Context) -> Tensor:
-        """Mean plus β times variance of the sites' losses."""
+        """Mean plus β times variance of the domains' losses."""
         weight = penalty_weight(ctx, weight=self.config.weight, warmup=self.config.warmup)
         return penalised(site_losses(batch, logits, ctx.run), weight=weight)
 

@@ -158,7 +158,8 @@ def test_a_command_from_the_spec_to_the_tables(
     for path in cells.glob("*/cell.json"):
         path.unlink()
     assert cli.main(["compare", str(spec), "--tables-only"]) == 0
-    assert cli.main(["compare", str(home / "runs" / "small"), "--tables-only"]) == 0
+    assert cli.main(["compare", str(home / "runs" / "small"), "--tables-only", "--out", str(home / "new")]) == 0
+    assert (home / "new" / "table.md").read_text() == (home / "runs" / "small" / "table.md").read_text()
     assert "Two methods: accuracy" in capsys.readouterr().out
 
 

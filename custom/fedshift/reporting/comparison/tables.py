@@ -427,6 +427,7 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     Returns:
         The written files.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     texts = (markdown(comparison), latex(comparison), long_csv(comparison))
     for name, text in zip(FILES, texts, strict=True):
         write_text(folder / name, text)

@@ -1,0 +1,116 @@
+"""What a NIfTI header says of the voxels' places: it may say so twice (qform and sform), differently, or not at all.
+
+ITK takes voxel sizes from ``pixdim``, which the qform goes with, also where only the sform says how the axes lie;
+nibabel takes them from the sform.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import SimpleITK as sitk  # noqa: N813 - its customary name
+from nibabel.filebasedimages import ImageFileError
+from nibabel.spatialimages import HeaderDataError
+
+from fedshift.data.scan_file import suffix_of
+
+MAX_POSITION_DIFFERENCE_MM = 0.1
+"""Positions that differ by less than this count as the same."""
+SPACING_DIFFERENCE = 5e-3
+"""Relative difference of voxel sizes up to which they are one, rounded differently."""
+
+
+@dataclass(frozen=True)
+class Unclear:
+    """``what`` a header leaves unclear, what is ``used``, and what whoever prepares the file does (``mend``)."""
+
+    what: str
+    used: str
+    mend: str
+    is_twofold: bool = True
+    """Whether the header says it twice, rather than not at all."""
+
+
+def is_nifti(path: Path) -> bool:
+    """Whether a path names a NIfTI file."""
+    return path.is_file() and suffix_of(path) in (".nii", ".nii.gz")
+
+
+def spacing_fault(path: Path) -> str | None:
+    """Describe a header whose only affine, the sform, has other voxel sizes than its pixdim; None if it has not."""
+    header = _header(path)
+    if header is None or header["qform_code"] or not header["sform_code"]:
+        return None
+    of_sform = np.linalg.norm(header.get_sform()[:3, :3], axis=0)
+    of_pixdim = np.abs(np.asarray(header["pixdim"], float)[1:4])
+    if np.allclose(of_pixdim, of_sform, rtol=SPACING_DIFFERENCE, atol=0):
+        return None
+    pixdim, sform = (" x ".join(f"{size:.4g}" for size in sizes) for sizes in (of_pixdim, of_sform))
+    return f"has voxels of {pixdim} mm by its pixdim, which ITK reads, and of {sform} mm by its sform, as nibabel reads"
+
+
+def unclear_positions(path: Path) -> Iterator[Unclear]:
+    """What is unclear in where the voxels of a NIfTI file lie; nothing of another file."""
+    header = _header(path)
+    if header is None:
+        return
+    has_qform, has_sform = bool(header["qform_code"]), bool(header["sform_code"])
+    if not (has_qform or has_sform):
+        direction = _direction_and_affine(path)[0]
+        code = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(direction)
+        what = "says no orientation in its header, neither as qform nor as sform"
+        yield Unclear(what, f"it is taken for {code}", "check that front and back are right", is_twofold=False)
+        return
+    mend = "look where the image and its mask lie in a viewer, and write the header again with both the same"
+    if not (has_qform and has_sform):
+        return
+    shape, sform = header.get_data_shape(), header.get_sform()
+    try:
+        qform = header.get_qform()
+    except ValueError:  # nibabel computes none; SimpleITK, which reads the scan, takes one or the other
+        is_sform = _most_apart(_direction_and_affine(path)[1], sform, shape) <= MAX_POSITION_DIFFERENCE_MM
+        used = "the sform" if is_sform else "the quaternion, scaled to length 1,"
+        what = "has a qform that is no rotation, because its quaternion is longer than 1"
+        yield Unclear(what, f"{used} is used", mend)
+        return
+    most = _most_apart(qform, sform, shape)
+    if most > MAX_POSITION_DIFFERENCE_MM:
+        what = f"has a qform and an sform in its header that differ by up to {most:.3g} mm"
+        yield Unclear(what, "the volume in ml is computed from the qform", mend)
+
+
+def _header(path: Path) -> Any:
+    """The header; None of another format, or a file that nibabel cannot open."""
+    if not is_nifti(path):
+        return None
+    try:
+        return nibabel.load(path).header
+    except (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib.error):
+        return None  # `fedshift.data.integrity` says what is wrong with it
+
+
+def _most_apart(one: np.ndarray, other: np.ndarray, shape: Sequence[int]) -> float:
+    """Largest distance in mm between the places of a volume's corners by two affines."""
+    corners = np.array([[i, j, k, 1] for i in (0, 1) for j in (0, 1) for k in (0, 1)], float)
+    corners[:, :3] *= np.array(shape[:3]) - 1
+    apart = corners @ (one - other).T
+    return float(np.linalg.norm(apart[:, :3], axis=1).max())
+
+
+def _direction_and_affine(path: Path) -> tuple[tuple[float, ...], np.ndarray]:
+    """The direction that SimpleITK reads, and its affine in the world of NIfTI (right, anterior, superior)."""
+    reader = sitk.ImageFileReader()
+    reader.SetFileName(str(path))
+    reader.ReadImageInformation()
+    n = reader.GetDimension()
+    direction = np.reshape(reader.GetDirection(), (n, n))[:3, :3]
+    affine = np.eye(4)
+    affine[:3, :3] = direction * np.array(reader.GetSpacing()[:3])
+    affine[:3, 3] = reader.GetOrigin()[:3]
+    return tuple(direction.ravel().tolist()), np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine

@@ -1,0 +1,62 @@
+"""Headers that say two places of their voxels, two sizes, or nothing: what is refused, and what is only told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+
+from fedshift.data.nifti import spacing_fault, unclear_positions
+from fedshift.data.scan_file import ScanError
+from fedshift.data.scans import read_scan
+from fedshift.inference.plausible import check_positions
+
+SIZES = (0.7, 0.8, 3.0)
+
+
+def write(path: Path, *, pixdim: tuple[float, ...] = SIZES, qform: int = 0, sform: int = 1) -> Path:
+    image = nibabel.Nifti1Image(np.arange(9 * 11 * 7, dtype=np.int16).reshape(9, 11, 7), np.diag([*SIZES, 1]))
+    image.header.set_sform(image.affine, 1)
+    image.header.set_qform(image.affine, 1)
+    image.header["qform_code"], image.header["sform_code"] = qform, sform
+    image.header["pixdim"][1:4] = pixdim
+    nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), None, image.header), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("pixdim", "qform", "is_refused"),
+    [((1, 1, 1), 0, True), ((0.7, 0.8, 3.3), 0, True), ((0.701, 0.8, 3.0), 0, False), ((1, 1, 1), 1, False)],
+    ids=["placeholder", "distance of slices", "rounded", "the qform goes with it, and the two are compared"],
+)
+def test_a_header_with_two_voxel_sizes_is_refused(
+    pixdim: tuple[float, ...], qform: int, is_refused: bool, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "scan.nii", pixdim=pixdim, qform=qform)
+    if is_refused:
+        with pytest.raises(ScanError, match=r"by its pixdim, which ITK reads, and of 0\.7 x 0\.8 x 3 mm by its sform"):
+            read_scan(path)
+        assert read_scan(path, direction=(1, 0, 0, 0, 1, 0, 0, 0, 1)).voxels.any(), "where its header is not trusted"
+    else:
+        assert read_scan(path).spacing == pytest.approx(pixdim)
+        assert len(list(unclear_positions(path))) == qform
+
+
+def test_a_header_without_orientation_is_told_as_it_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "scan.nii.gz", sform=0)
+    (said,) = check_positions(path)
+    assert said == (
+        "says no orientation in its header, neither as qform nor as sform, it is taken for LPS: "
+        "check that front and back are right"
+    )
+    assert read_scan(path).stored == "LPS"
+    assert list(check_positions(write(tmp_path / "sound.nii", qform=1))) == []
+
+
+def test_other_files_have_no_such_header(tmp_path: Path) -> None:
+    for name in ("a.nrrd", "damaged.nii"):
+        (tmp_path / name).write_bytes(b"none")
+        assert spacing_fault(tmp_path / name) is None and list(unclear_positions(tmp_path / name)) == []
+    assert list(unclear_positions(tmp_path / "absent.nii")) == []
