@@ -14,6 +14,7 @@ from reporting.watch.standin import SITES, progress_at
 
 from fedshift.cli import main
 from fedshift.cli import watch as watch_module
+from fedshift.federation.run_lock import lock_file, lock_run
 from fedshift.reporting.progress import FILE_NAME, Progress
 
 
@@ -133,3 +134,15 @@ def test_a_run_that_cannot_be_asked_for_is_an_error(tmp_path: Path, capsys: pyte
     (tmp_path / FILE_NAME).write_text("{", encoding="utf-8")
     assert main(["status", str(tmp_path)]) == 2
     assert "was not written by this version" in capsys.readouterr().err
+
+
+def test_a_run_that_was_killed_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = written(tmp_path / "run", progress_at(5, rounds=10, job="lost"))
+    os.utime(folder / FILE_NAME, (1, 1))
+    assert main(["status", str(folder)]) == 0
+    lock_file(folder).write_text("1\n", encoding="utf-8")
+    for words in (["status", str(folder)], ["watch", str(folder), "--text"]):
+        assert main(words) == 1
+        assert "lost: failed" in (out := capsys.readouterr().out) and "--resume" in out
+    with lock_run(folder):
+        assert main(["status", str(folder)]) == 0

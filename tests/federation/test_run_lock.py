@@ -13,7 +13,7 @@ from conftest import small_image_job
 
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.federation.protocols import leave_one_out
-from fedshift.federation.run_lock import lock_file, lock_run, require_unlocked
+from fedshift.federation.run_lock import lock_file, lock_run, require_unlocked, was_killed
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.schema.errors import ConfigError
 
@@ -36,11 +36,15 @@ def test_a_folder_in_use_is_refused_until_its_process_is_killed(tmp_path: Path) 
         for use in (lambda: lock_run(folder).__enter__(), lambda: require_unlocked(folder)):
             with pytest.raises(ConfigError, match=rf"run is in use by .*process {other.pid}\): wait .* --workspace"):
                 use()
+        assert not was_killed(folder)
         other.kill()
-    require_unlocked(folder)
+    for _ in range(2):  # looking changes nothing
+        require_unlocked(folder)
+        assert was_killed(folder)
     with lock_run(folder):
         assert lock_file(folder).read_text(encoding="utf-8").strip() == str(os.getpid())
-    assert not lock_file(folder).exists()
+        assert not was_killed(folder)
+    assert not lock_file(folder).exists() and not was_killed(folder)
 
 
 def test_where_no_file_can_be_locked_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 import webbrowser
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,7 @@ def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
     Raises:
         ConfigError: ``path`` holds no run and is no kit that can be watched.
     """
+    from fedshift.federation.run_lock import was_killed
     from fedshift.flare.run_folders import RunFolders
     from fedshift.reporting.progress import FILE_NAME
     from fedshift.reporting.watch.moment import RunFile
@@ -113,7 +115,7 @@ def open_source(path: Path, job_id: str | None) -> tuple[Source, float]:
         if inside:
             raise ConfigError(f"{path} holds {len(inside)} runs: name one of them, such as {inside[0]}")
         raise ConfigError(f"{path} holds no run: name the workspace that 'fedshift run' has begun to write, or a kit")
-    return RunFile([path, folders.server], where=f"{path}"), HERE
+    return RunFile([path, folders.server], where=f"{path}", was_killed=partial(was_killed, path)), HERE
 
 
 def line(moment: Moment) -> str:

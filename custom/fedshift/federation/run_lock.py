@@ -37,9 +37,7 @@ def lock_run(folder: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = take(path)
     except BlockingIOError:
-        owner = owner_of(path)
-        by = f"a run that is going on (process {owner})" if owner else "a run that is going on"
-        raise ConfigError(f"{folder} is in use by {by}: wait until it has ended, or give another --workspace") from None
+        raise _in_use(folder) from None
     except OSError as error:
         log.debug("%s cannot be locked: %s", path, error)
         yield
@@ -57,9 +55,34 @@ def require_unlocked(folder: Path) -> None:
     Raises:
         ConfigError: one is.
     """
-    if lock_file(folder).is_file():
-        with lock_run(folder):
-            pass
+    if _is_held(folder):
+        raise _in_use(folder)
+
+
+def was_killed(folder: Path) -> bool:
+    """Whether the last run in a folder ended without a word: its lock is left and nobody holds it.
+
+    False where nothing can be said, as on file systems without locks.
+    """
+    return _is_held(folder) is False
+
+
+def _is_held(folder: Path) -> bool | None:
+    """Whether somebody holds a folder's lock; None if there is none, or if that cannot be said. Nothing is changed."""
+    try:
+        with lock_file(folder).open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
+def _in_use(folder: Path) -> ConfigError:
+    owner = owner_of(lock_file(folder))
+    by = f"a run that is going on (process {owner})" if owner else "a run that is going on"
+    return ConfigError(f"{folder} is in use by {by}: wait until it has ended, or give another --workspace")
 
 
 def take(path: Path) -> IO[str]:

@@ -10,7 +10,7 @@ import pytest
 from fedshift.reporting import progress as progress_module
 from fedshift.reporting.progress import FILE_NAME, Progress
 from fedshift.reporting.watch import moment as moment_module
-from fedshift.reporting.watch.moment import RunFile
+from fedshift.reporting.watch.moment import KILLED, RunFile
 from reporting.watch.standin import progress_at
 
 
@@ -46,3 +46,19 @@ def test_a_run_from_before_its_beginning_to_its_end(tmp_path: Path, monkeypatch:
     written(tmp_path / "a", progress_at(7), at=2000.0)
     (tmp_path / "a" / FILE_NAME).write_text("{", encoding="utf-8")
     assert "was not written by this version" in source.read().problem
+
+
+def test_a_run_whose_process_has_gone_has_failed_until_it_is_resumed(tmp_path: Path) -> None:
+    gone = [True]
+    source = RunFile([tmp_path / "a"], where="here", clock=lambda: 1000.0, was_killed=lambda: gone[0])
+    written(tmp_path / "a", progress_at(5, rounds=10), at=999.0)
+    assert not source.read().failed, "there was news a second ago"
+    written(tmp_path / "a", progress_at(5, rounds=10), at=990.0)
+    dead = source.read()
+    assert dead.failed and dead.ended and dead.progress is not None
+    assert dead.progress.reason == KILLED and dead.progress.seconds_left is None and dead.progress.round == 5
+    gone[0] = False
+    assert not source.read().ended
+    gone[0] = True
+    written(tmp_path / "a", progress_at(10, rounds=10, state="finished"), at=980.0)
+    assert not source.read().failed

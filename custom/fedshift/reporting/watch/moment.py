@@ -12,6 +12,10 @@ from pydantic import BaseModel, ConfigDict
 from fedshift.reporting.progress import FILE_NAME, Progress, read_progress
 from fedshift.schema.errors import ConfigError
 
+KILLED = "its process has gone without ending it: 'fedshift run JOB --resume' goes on after the last closed round"
+QUIET = 5.0
+"""Seconds without news after which it is looked whether a run's process is still there."""
+
 
 class Moment(BaseModel):
     """A run at one moment. All of it is bounded: by the number of sites, and by the limits of ``progress.json``.
@@ -64,9 +68,23 @@ class Source(Protocol):
 class RunFile:
     """A run on this machine, by its ``progress.json``."""
 
-    def __init__(self, folders: Sequence[Path], *, where: str, clock: Callable[[], float] = time.time) -> None:
-        """``folders``: where the file may come to be; of two files the newer counts. ``clock`` is as `time.time`."""
-        self._folders, self._where, self._clock = tuple(folders), where, clock
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        *,
+        where: str,
+        clock: Callable[[], float] = time.time,
+        was_killed: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Watch the file of one run.
+
+        Args:
+            folders: where the file may come to be; of two files the newer counts.
+            where: of the run, for whoever watches.
+            clock: as `time.time`.
+            was_killed: whether the run's process has gone without ending it.
+        """
+        self._folders, self._where, self._clock, self._was_killed = tuple(folders), where, clock, was_killed
         self._known: tuple[tuple[Path, int, int], Progress] | None = None
 
     def read(self) -> Moment:
@@ -89,7 +107,10 @@ class RunFile:
             if progress is None:
                 return Moment(where=self._where, waits_for="the run has not begun")
             self._known = mark, progress
-        return Moment.of(self._known[1], where=self._where, news_age=max(self._clock() - changed, 0.0))
+        progress, news_age = self._known[1], max(self._clock() - changed, 0.0)
+        if progress.state == "running" and news_age > QUIET and self._was_killed():
+            progress = progress.model_copy(update={"state": "failed", "reason": KILLED, "seconds_left": None})
+        return Moment.of(progress, where=self._where, news_age=news_age)
 
     def close(self) -> None:
         """Nothing is open."""
