@@ -210,6 +210,8 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "NaN in the origin": (lambda d: header(d / IMAGE, 292, np.nan), IMAGE, "in its header that are NaN or infinite"),
     "NaN in the mask's affine": (lambda d: header(d / MASK, 280, np.nan), MASK, "in its header that are NaN"),
     "singular affine": (lambda d: header(d / IMAGE, 280, 0), IMAGE, "has a singular affine"),
+    "voxel size of 0": (lambda d: header(d / IMAGE, 88, 0), IMAGE, "which some programs read as 1 mm"),
+    "negative voxel size": (lambda d: header(d / MASK, 80, -0.7), MASK, "-0.7 x 0.8 x 3 mm in its header (pixdim)"),
     "4D image": (lambda d: four_d(d / IMAGE), IMAGE, "is 4D (24 x 20 x 9 x 2)"),
     "4D mask": (lambda d: four_d(d / MASK), MASK, "is 4D (24 x 20 x 9 x 2)"),
     "colour": (lambda d: colour(d / IMAGE), IMAGE, "has 3 values per voxel"),

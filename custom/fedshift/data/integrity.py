@@ -12,6 +12,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 from nibabel.filebasedimages import ImageFileError
+from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError
 
 CHUNK = 1 << 20
@@ -46,19 +47,26 @@ def non_finite(path: Path) -> int:
 
 
 def geometry_fault(path: Path) -> str | None:
-    """Describe an affine of a NIfTI file that places no voxel; None if it is sound, or another format or no header.
+    """Describe an affine or voxel sizes of a NIfTI file that place no voxel; None if there is no such fault or header.
 
     ITK replaces some of these by a geometry of its own, and passes on others.
     """
     if not path.name.lower().endswith((".nii", ".nii.gz")):
         return None
     try:
-        image = nibabel.load(path)
-        affine, sizes = np.asarray(image.affine), np.asarray(image.header["pixdim"])[1:4]
+        with ImageOpener(str(path)) as file:
+            image = nibabel.load(path)
+            # nibabel has mended what it read: 0 mm is 1 mm, -1 mm is 1 mm
+            pixdim = image.header_class.from_fileobj(file, check=False)["pixdim"]
+        affine, sizes = np.asarray(image.affine), np.asarray(pixdim, float)[1 : 1 + min(image.ndim, 3)]
     except (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib.error):
         return None  # `fault` says what is wrong with it
     if not (np.isfinite(affine).all() and np.isfinite(sizes).all()):
         return "has an affine or voxel sizes in its header that are NaN or infinite"
+    if (sizes <= 0).any():
+        shown = " x ".join(f"{size:.4g}" for size in sizes)
+        readers = "1 mm" if (sizes == 0).any() else "a mirrored axis, and others do not"
+        return f"has voxels of {shown} mm in its header (pixdim), which some programs read as {readers}"
     axes = affine[:3, :3]
     if abs(np.linalg.det(axes)) <= SINGULAR * math.prod(np.linalg.norm(axes, axis=0).tolist()):
         return "has a singular affine, whose axes do not span a volume"

@@ -48,7 +48,7 @@ def spacing_fault(path: Path) -> str | None:
     if header is None or header["qform_code"] or not header["sform_code"]:
         return None
     of_sform = np.linalg.norm(header.get_sform()[:3, :3], axis=0)
-    of_pixdim = np.abs(np.asarray(header["pixdim"], float)[1:4])
+    of_pixdim = np.asarray(header["pixdim"], float)[1:4]
     if np.allclose(of_pixdim, of_sform, rtol=SPACING_DIFFERENCE, atol=0):
         return None
     pixdim, sform = (" x ".join(f"{size:.4g}" for size in sizes) for sizes in (of_pixdim, of_sform))

@@ -19,12 +19,12 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.dicom import SeriesFault, check_series, identify
 from fedshift.data.integrity import fault, geometry_fault, non_finite
-from fedshift.data.itk_log import quiet_itk
 from fedshift.data.nifti import spacing_fault
+from fedshift.data.reader_logs import quiet_readers
 from fedshift.data.scan_file import FETCH, ScanError, is_broken_link, reading, suffix_of
 from fedshift.data.series import NoSeries, folder_and_uid, is_multiframe_file, is_series, list_series
 
-quiet_itk()
+quiet_readers()
 
 ORIENTATION = "RAS"
 MOST_VOXELS = 2**30
