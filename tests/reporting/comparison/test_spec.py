@@ -76,6 +76,8 @@ def test_a_spec_without_scales_is_as_it_stands(tmp_path: Path) -> None:
         ),
         ({"tests": [["FedFA", "FedAvg"]]}, "there is no row 'FedFA'; did you mean 'FedAvg'?"),
         ({"tests": [["FedAvg", "FedAvg"]]}, "cannot be tested against itself"),
+        ({"claims": [["FedAvg", "FedProxy"]]}, "claims: there is no row 'FedProxy'; did you mean 'FedProx'?"),
+        ({"claims": [["FedProx", "FedAvg"]]}, "claims: add [FedProx, FedAvg] to tests"),
         ({"scales": {"quick": {"rounds": 3}}}, "scale quick: unknown key 'rounds'"),
         (
             {"scales": {"quick": {"axes": {"method": {"FedFA": None}}}}},

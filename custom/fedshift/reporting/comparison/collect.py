@@ -83,6 +83,7 @@ class Collector:
             model=spec.model,
             summaries=list(_summaries(parts) if spec.summaries is None else spec.summaries),
             tests=list(spec.tests),
+            claims=list(spec.claims),
             pairs=spec.pairs,
             average=spec.average,
             tuning=spec.tuning,

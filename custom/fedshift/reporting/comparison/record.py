@@ -140,6 +140,7 @@ class Comparison(Strict):
     model: ModelName
     summaries: list[Summary]
     tests: list[tuple[str, str]] = []
+    claims: list[tuple[str, str]] = []
     pairs: Pairs = "seeds"
     average: Average = "sites"
     tuning: str | Tuning = ""

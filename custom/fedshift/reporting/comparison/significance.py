@@ -49,11 +49,12 @@ def paired_tests(comparison: Comparison) -> list[Paired]:
         found
         for block in blocks(comparison)
         for row, against in comparison.tests
-        if (found := _test(comparison, block, row, against)) is not None
+        if (found := paired_test(comparison, block, row, against)) is not None
     ]
 
 
-def _test(comparison: Comparison, block: Block, row: str, against: str) -> Paired | None:
+def paired_test(comparison: Comparison, block: Block, row: str, against: str) -> Paired | None:
+    """The test of one row against another in a block; None without pairs."""
     first = next(iter(comparison.axes))
     labels = [{first: label, **block.labels} for label in (row, against)]
     by_fold = comparison.pairs == "sites_and_folds"

@@ -126,6 +126,8 @@ class Spec(Settings):
     """Folds of a cross-validation over cases (``data.fold``): a row trains on each of them with each seed."""
     summaries: Annotated[tuple[Summary, ...], AfterValidator(_unique)] | None = None
     tests: tuple[tuple[str, str], ...] = ()
+    claims: tuple[tuple[str, str], ...] = ()
+    """Orders that the paper claims, [higher, lower]: the tables begin with whether they are confirmed."""
     pairs: Pairs = "seeds"
     average: Average = "sites"
     tuning: str | Tuning = ""
@@ -224,12 +226,16 @@ def _parse(raw: Mapping[str, Any], where: str) -> Spec:
         raise ConfigError(f"{where}: folds sets {FOLD} for each cell: leave the option out")
     if spec.pairs == "sites_and_folds" and not spec.folds:
         raise ConfigError(f"{where}: pairs: sites_and_folds needs folds, such as folds: [1, 2, 3, 4, 5]")
-    for pair in spec.tests:
-        for label in pair:
-            if label not in spec.rows:
-                raise ConfigError(f"{where}: tests: there is no row {label!r}{nearest(label, spec.rows)}")
-        if pair[0] == pair[1]:
-            raise ConfigError(f"{where}: tests: {pair[0]} cannot be tested against itself")
+    for key, pairs in (("tests", spec.tests), ("claims", spec.claims)):
+        for pair in pairs:
+            for label in pair:
+                if label not in spec.rows:
+                    raise ConfigError(f"{where}: {key}: there is no row {label!r}{nearest(label, spec.rows)}")
+            if pair[0] == pair[1]:
+                raise ConfigError(f"{where}: {key}: {pair[0]} cannot be tested against itself")
+    for higher, lower in spec.claims:
+        if not {(higher, lower), (lower, higher)} & set(spec.tests):
+            raise ConfigError(f"{where}: claims: add [{higher}, {lower}] to tests, so that its figures are shown too")
     for label in (spec.ranking.against, *spec.ranking.references) if spec.ranking else ():
         if label not in spec.rows:
             raise ConfigError(f"{where}: ranking: there is no row {label!r}{nearest(label, spec.rows)}")

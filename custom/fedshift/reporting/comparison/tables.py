@@ -27,6 +27,7 @@ from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.record import CellRecord, Comparison
 from fedshift.reporting.comparison.significance import FEWEST, Paired, paired_tests, printed_p
 from fedshift.reporting.comparison.spec import FULL, Pairs
+from fedshift.reporting.comparison.verdict import verdict
 from fedshift.reporting.p_values import exact_p
 from fedshift.reporting.table import title_of
 from fedshift.schema.files import write_text
@@ -301,7 +302,7 @@ def rich_tables(comparison: Comparison) -> list[RichTable]:
         title = "\n".join(filter(None, [heading(comparison) if not number else "", table.title]))
         rich = RichTable(
             title=Text(title),
-            caption=Text("\n".join(footnotes(comparison))) if last else None,
+            caption=Text("\n".join(filter(None, [verdict(comparison), *footnotes(comparison)]))) if last else None,
             title_justify="left",
             caption_justify="left",
         )
@@ -321,7 +322,9 @@ def rich_tables(comparison: Comparison) -> list[RichTable]:
 def markdown(comparison: Comparison) -> str:
     """The tables in Markdown."""
     shown = measure(comparison.metric)
-    lines = [f"# {_md(heading(comparison))}", "", _md(" ".join(comparison.what.split())), ""]
+    lines = [f"# {_md(heading(comparison))}", ""]
+    lines += [f"**{_md(told)}**", ""] if (told := verdict(comparison)) else []
+    lines += [_md(" ".join(comparison.what.split())), ""]
     for table in make_tables(comparison):
         if table.title:
             lines += [f"**{_md(table.title)}**", ""]
@@ -362,7 +365,8 @@ def latex(comparison: Comparison) -> str:
                 words.append(text + (rf" {{\scriptsize [{_tex(entry.published)}]}}" if entry.published else ""))
             lines.append(" & ".join(words) + r" \\")
         lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
-    lines += [rf"\noindent {_tex(line)}\par" for line in footnotes(comparison)]
+    notes = filter(None, [verdict(comparison), *footnotes(comparison)])
+    lines += [rf"\noindent {_tex(line)}\par" for line in notes]
     return "\n".join(lines) + "\n"
 
 
