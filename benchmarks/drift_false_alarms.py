@@ -116,8 +116,8 @@ def cases_of(model: Model, ready: ReadyModel, folder: Path) -> list[Case]:
     found = []
     for case in manifest.cases:
         images, scan = read_images(folder, manifest, case), read_scan(image_files(folder, manifest, case.id)[0])
-        mask, confidence = outline(model, ready, scan, images)
-        spacing = case.spacing if manifest.knows_spacing(case) else None
+        spacing = manifest.known_spacing(case)
+        mask, confidence = outline(model, ready, scan, images, spacing=spacing)
         labelled = scan_fingerprint(images, read_labels(folder, case), spacing, like=like)
         found.append(Case(case.split, labelled, scan_fingerprint(images, mask, spacing, like=like), confidence))
         print(manifest.site, len(found), "of", len(manifest.cases), end="\r", file=sys.stderr)

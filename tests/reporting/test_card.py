@@ -64,6 +64,7 @@ def test_without_results_it_has_no_test_scores_and_says_so(
     alone.parent.mkdir()
     alone.write_bytes((run / BEST).read_bytes())
     page, record = made(tmp_path, alone)
+    assert record["data"]["cases"] == {site: {"test": 1, "train": 3, "val": 3} for site in ("A", "B")}
     assert "without test scores" in capsys.readouterr().out
     assert record["scores"] == {} and "there are no test scores on this card" in page
     page, record = made(tmp_path, alone, run)

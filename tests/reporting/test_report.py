@@ -18,6 +18,7 @@ from fedshift import cli
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.flare.export import read_job_folder
 from fedshift.reporting.comparison.record import write_comparison
+from fedshift.reporting.report import distributions
 from fedshift.reporting.report.findings import mean_with_interval
 from fedshift.reporting.report.runs import Run, label_runs, read
 from fedshift.reporting.table import PHANTOM_NOTE, scores_table
@@ -277,6 +278,27 @@ def test_one_or_two_cases_are_dots_without_a_box(tmp_path: Path) -> None:
     assert "The box spans" in both and "Sites with fewer than 5 cases have no box." in both
 
 
+def test_a_site_where_every_case_failed_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[str, list[str]] = {}
+    real = distributions._strip
+    monkeypatch.setattr(distributions, "_strip", lambda name, by: drawn.update({name: list(by)}) or real(name, by))
+    said(record({"BIDMC": GOOD["BIDMC"], "HK": [0.0] * 6}), tmp_path / "failed")
+    assert drawn == {"dice": ["BIDMC", "HK"]}
+    drawn.clear()
+    said(record({"BIDMC": [1.0, 0.0, 1.0], "HK": [0.0] * 6}), tmp_path / "right_or_wrong")
+    assert drawn == {}
+
+
+def test_a_mean_over_some_sites_says_so(tmp_path: Path) -> None:
+    results = record({**GOOD, "UCL": [0.7] * 6})
+    assert results.final is not None
+    before = said(results, tmp_path / "all")
+    assert "No test score at" not in before and "of 2 sites" not in before
+    del results.final.best.sites["UCL"]["test"], results.final.best.evaluations["UCL"]
+    text = said(results, tmp_path / "some")
+    assert "No test score at UCL: the mean is over the other sites." in text and "70.0 of 2 sites" in text
+
+
 def test_the_papers_dice_stands_apart_from_dice(tmp_path: Path) -> None:
     results = record(GOOD)
     assert results.final is not None
@@ -349,6 +371,19 @@ def test_runs_are_compared_over_seeds_and_case_by_case(tmp_path: Path) -> None:
     assert f"fedavg + fedfa 12 2 +{100 * differences.mean():.1f}" in text
     assert f"[{100 * bounds.low:.1f}, {100 * bounds.high:.1f}]" in text
     assert "fedavg, seed 0" in text and "fedavg + fedfa, seed 1" in text
+
+
+def test_a_run_that_is_given_twice_is_one_seed(tmp_path: Path) -> None:
+    folders = [written(record(GOOD), tmp_path / name) for name in ("one", "two")]
+    text = words_of(*folders, written(record(GOOD, seed=1), tmp_path / "three"))
+    assert "2 seeds" in text and "3 seeds" not in text
+    assert f"Not counted, as another run has the same settings and seed: {tmp_path / 'two'}." in text
+
+
+def test_differences_that_are_one_but_for_rounding_have_no_p(tmp_path: Path) -> None:
+    other = {site: [case + 0.1 for case in cases] for site, cases in GOOD.items()}
+    folders = [written(record(c, methods=m), tmp_path / m) for m, c in (("fedavg", GOOD), ("fedfa", other))]
+    assert "fedavg + fedfa 12 2 +10.0 – Both settings" in words_of(*folders)
 
 
 def test_other_data_are_not_compared_case_by_case(tmp_path: Path) -> None:
@@ -433,7 +468,7 @@ def test_the_run_beside_a_cross_site_record_is_reported_with_it(tmp_path: Path) 
 
 def test_of_many_sites_the_curves_show_a_median(tmp_path: Path) -> None:
     text = said(record({f"site_{number:03d}": [0.5, 0.7, 0.6] for number in range(60)}), tmp_path)
-    assert "Each grey line is a site; the thick line is their median." in text
+    assert "the thick line is their median. The dotted vertical line marks the round of the best model." in text
     assert "20 more are in the table of scores" in text
 
 
@@ -556,11 +591,13 @@ def test_runs_are_named_by_what_differs(tmp_path: Path) -> None:
 def test_the_folder_of_a_comparison_is_reported(share: str, tmp_path: Path) -> None:
     sites = [{"A": 0.5, "B": 0.7}, {"A": 0.54, "B": 0.72}]
     cells = {("FedAvg",): sites, ("FedFA with all",): [*sites[:1], None]}
-    comparison = made(cells, scale="full", what=f"About {HOSTILE}")
+    order = {"tests": [("FedFA with all", "FedAvg")], "claims": [("FedFA with all", "FedAvg")]}
+    comparison = made(cells, scale="full", what=f"About {HOSTILE}", **order)
     path = write_comparison(comparison, tmp_path)
     html = html_of(path if share == "file" else tmp_path)
     text = Page(html).text
     assert "Made by hand" in text and "FedFA with all" in text and "61.5 ± 2.1" in text
+    assert "undecided (a test needs 3 seeds): FedFA with all above FedAvg" in text
     assert "3 of 4 cells are done" in text and "1 of 4 cells are missing" in text
     assert "fedshift job" in text and "<script>" not in html
 

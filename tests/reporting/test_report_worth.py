@@ -58,6 +58,13 @@ def test_a_better_model_is_said_to_be_better_with_interval_and_p(results: Result
     assert answer("HK", swapped).startswith("The federated model is worse for HK")
 
 
+def test_a_difference_below_a_tenth_of_a_point_is_not_printed_as_none() -> None:
+    tiny = compared([case - 0.0002 - 0.00001 * (number % 3) for number, case in enumerate(ALONE)], ALONE)
+    plain = answer("HK", tiny).replace("\u00a0", " ")
+    assert tiny.verdict == "worse" and "0.021 points lower" in plain
+    assert "interval -0.021 to -0.021 points" in plain or "interval -0.022 to -0.02" in plain
+
+
 def test_few_cases_are_not_enough_to_tell_and_the_sentence_says_how_many_would(results: Results) -> None:
     assert results.final is not None
     few = answer("HK", results.final.against_local["HK"])

@@ -45,6 +45,14 @@ def test_the_table_shows_every_site_and_says_what_the_data_are(results: Results)
     assert PHANTOM_NOTE not in text(results)
 
 
+def test_a_mean_over_some_sites_says_so(results: Results) -> None:
+    assert results.final is not None
+    results.final.best.sites["HK"]["test"]["dice"] = float("nan")
+    others = [results.final.best.sites[site]["test"]["dice"] for site in ("BIDMC", "UCL")]
+    (mean,) = (line for line in text(results).splitlines() if "mean" in line)
+    assert f"{50 * sum(others):.1f} (2 of 3)" in mean and "nan" not in mean
+
+
 def test_a_run_that_did_not_end_has_no_table() -> None:
     with pytest.raises(ConfigError, match="did not finish"):
         scores_table(new_results(small_job("fedfa"), metric="dice"))

@@ -144,7 +144,7 @@ def record(described: Described) -> dict[str, Any]:
             "kind": header.kind,
             "sites": list(header.sites),
             "held_out": list(task.held_out),
-            "cases": {one.site: one.cases for one in described.fingerprints},
+            "cases": cases_of(described),
             "samples": {} if results is None else {s: one.model_dump() for s, one in results.data.items()},
         },
         "intended_use": list(intended_use(described)),
@@ -320,11 +320,20 @@ def _summary(described: Described) -> Section:
     return Section("summary", "What it is", "In short; the sections below have the numbers.", [Findings(found)])
 
 
+def cases_of(described: Described) -> dict[str, dict[str, int]]:
+    """Cases of each site's splits: as the sites tell in the model file, else as the results have them."""
+    told = {one.site: {str(split): n for split, n in one.cases.items()} for one in described.fingerprints}
+    data = {} if described.results is None else described.results.data
+    found = {site: {str(split): n for split, n in one.cases.items()} for site, one in data.items() if one.cases}
+    return {**found, **told}
+
+
 def _amount(described: Described) -> str:
     """On how much it was trained, in a sentence."""
     header, results = described.header, described.results
-    cases = sum(one.cases.get("train", 0) for one in described.fingerprints)
-    if cases and len(described.fingerprints) == len(header.sites):
+    known = cases_of(described)
+    cases = sum(known[site].get("train", 0) for site in header.sites if site in known)
+    if cases and known.keys() >= set(header.sites):
         return f"Trained on {counted(cases, 'case')} of {counted(len(header.sites), 'site')}."
     if results is None or not results.data:
         return f"Trained at {counted(len(header.sites), 'site')}; on how many cases is not known."
@@ -349,11 +358,10 @@ def _data(described: Described) -> Section:
         totals = [f"{sum(one.cases.get(split, 0) for one in told):,}" for split in setup.SPLITS]
         blocks.append(Table(columns, rows, [["all sites", *totals, "", "", ""]], caption="Cases, as the sites tell"))
     of_run = None if described.run is None else setup.data(described.run)
-    if of_run is not None:
-        blocks += [
-            replace(block, caption="Samples, as the network sees them") if isinstance(block, Table) else block
-            for block in of_run.blocks
-        ]
+    if of_run is not None and described.results is not None:
+        counted_in = all(one.cases for one in described.results.data.values())
+        caption = "Cases, and the samples that they give" if counted_in else "Samples, as the network sees them"
+        blocks += [replace(block, caption=caption) if isinstance(block, Table) else block for block in of_run.blocks]
     if not blocks:
         blocks.append(Text(f"Kind: {KINDS[described.header.kind]}. Nothing else is told in the model file."))
     how = "A case is a scan, or a picture; samples are slices of scans, or whole ones."

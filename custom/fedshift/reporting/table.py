@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
@@ -58,7 +59,7 @@ def scores_table(results: Results) -> Table:
         if final.fine_tuned:
             values.append(final.personal.get(site, {}).get(metric))
         for column, value in zip(columns, values, strict=True):
-            if value is not None:
+            if value is not None and math.isfinite(value):
                 column.append(value)
         if len(trained) <= MAX_ROWS:
             cells = [_percent(value) for value in values]
@@ -70,7 +71,7 @@ def scores_table(results: Results) -> Table:
         for name, of in (("worst", min), ("median", median), ("best", max)):
             table.add_row(name, "", *(_percent(of(column) if column else None) for column in columns))
     table.add_section()
-    table.add_row("mean", "", *(_percent(fmean(column) if column else None) for column in columns))
+    table.add_row("mean", "", *(_mean(column, len(trained)) for column in columns))
     if results.job.held_out:
         table.add_section()
         table.add_row("held out:")
@@ -79,6 +80,12 @@ def scores_table(results: Results) -> Table:
         of_splits = _counts(results.data[site]) if site in results.data else ""
         table.add_row(site, of_splits, "", *map(_percent, values))
     return table
+
+
+def _mean(values: Sequence[float], n_sites: int) -> str:
+    """The mean over the sites that have a value, and how many these are if not all."""
+    some = f" ({len(values)} of {n_sites})" if 0 < len(values) < n_sites else ""
+    return _percent(fmean(values) if values else None) + some
 
 
 def title_of(title: str, *, phantom: bool) -> str:

@@ -103,6 +103,14 @@ def test_one_seed_has_no_p_and_says_so() -> None:
     assert any("needs 3 pairs, and there is 1" in note for note in notes(board))
 
 
+def test_rows_that_are_all_alike_are_not_told_apart_and_no_number_of_pairs_is_asked_for() -> None:
+    names = ("fedprox", "fedavg", "x")
+    told = notes(make_leaderboard([made({(name,): scores(0.5) for name in names})], against="fedprox"))
+    assert any("No two rows are told apart." in note for note in told)
+    assert "There is no Friedman test: all scores are equal." in told
+    assert any("can tell nothing from the differences" in note for note in told)
+
+
 @pytest.mark.parametrize(
     ("comparisons", "said"),
     [

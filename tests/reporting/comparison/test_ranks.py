@@ -94,4 +94,5 @@ def test_fewer_than_three_pairs_or_blocks_have_no_p() -> None:
 def test_groups_are_maximal_and_single_rows_are_none() -> None:
     ranks = {"a": 1.0, "b": 1.5, "c": 2.4, "d": 5.0}
     assert indistinct(ranks, 1.0) == [("a", "b"), ("b", "c")]
+    assert indistinct({"b": 1.5, "a": 1.5, "c": 3.0}, 1.0) == [("a", "b")], "equal ranks by name, as in the table"
     assert indistinct(ranks, 0.1) == [] and indistinct(ranks, 9.0) == [("a", "b", "c", "d")]

@@ -30,10 +30,10 @@ def test_a_claim_is_confirmed_refuted_or_undecided_by_its_paired_test() -> None:
     near = float(stats.ttest_rel(averages(NEAR), averages(LOW)).pvalue)
     assert p < 0.05 < near
     assert [one.outcome for one in judged(comparison)] == ["confirmed", "refuted", "undecided"]
-    shown = f"= {p:.3f}" if p >= 0.001 else "< 0.001"
     assert verdict(comparison) == (
-        f"What the paper claims, at p < 0.05: confirmed: X above Y (+20.7, p {shown}); refuted: Y above X (−20.7, p "
-        f"{shown}); undecided (no difference found): Z above Y (+0.5, p = {near:.3f})."
+        f"What the paper claims, at p < 0.05, which is not corrected for 3 tests: confirmed: X above Y (+20.7, p = "
+        f"{p:.4f}); refuted: Y above X (−20.7, p = {p:.4f}); undecided (no difference found): Z above Y (+0.5, p = "
+        f"{near:.4f})."
     )
 
 
@@ -66,6 +66,6 @@ def test_further_axes_are_named_and_the_sentence_stands_at_the_top() -> None:
     assert [str(one).split(" (")[0] for one in judged(comparison)] == ["X above Y at fp32", "X above Y at bf16"]
     title, _, sentence, *_ = markdown(comparison).splitlines()
     assert title.startswith("# ") and sentence.startswith(
-        "**What the paper claims, at p \\< 0.05: confirmed: X above Y"
+        "**What the paper claims, at p \\< 0.05, which is not corrected for 2 tests: confirmed: X above Y"
     )
     assert "What the paper claims" in latex(comparison)

@@ -43,7 +43,9 @@ def notes(board: Leaderboard) -> list[str]:
         f"{len(board.rows)} rows ranked in {n} blocks, a task and a site each, mean over seeds ({seeds}); 1 is best."
     ]
     if board.friedman is None:
-        lines.append(f"Friedman's test needs {FEWEST} rows and blocks.")
+        enough = len(board.rows) >= FEWEST and n >= FEWEST
+        why = "all scores are equal" if enough else f"it needs {FEWEST} rows and blocks"
+        lines.append(f"There is no Friedman test: {why}.")
     else:
         found = board.friedman
         lines.append(f"Friedman's test that all rows are alike: χ² = {found.statistic:.1f}, p {p_equals(found.p)}.")
@@ -57,14 +59,16 @@ def notes(board: Leaderboard) -> list[str]:
     lines.append(
         f"p is from a {board.test}, against {board.against}; Holm's correction is for {len(made)} tests."
         if made
-        else f"No row is tested against {board.against}: a {board.test} needs {FEWEST} pairs, and there "
-        f"{'is' if _pairs(tested) == 1 else 'are'} {_pairs(tested)}."
+        else f"No row is tested against {board.against}: {_untested(tested, board)}."
     )
     return lines
 
 
-def _pairs(rows: list[RankedRow]) -> int:
-    return max((row.pairs for row in rows), default=0)
+def _untested(rows: list[RankedRow], board: Leaderboard) -> str:
+    pairs = max((row.pairs for row in rows), default=0)
+    if pairs >= FEWEST:  # to a t-test constant differences, and to a signed-rank test equal pairs, tell nothing
+        return f"a {board.test} can tell nothing from the differences that there are"
+    return f"a {board.test} needs {FEWEST} pairs, and there {'is' if pairs == 1 else 'are'} {pairs}"
 
 
 def not_told_apart(board: Leaderboard) -> str:

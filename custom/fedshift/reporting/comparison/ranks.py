@@ -71,8 +71,11 @@ def critical_difference(methods: int, blocks: int, *, alpha: float = ALPHA) -> f
 
 
 def indistinct(means: Mapping[str, float], difference: float) -> list[tuple[str, ...]]:
-    """The largest groups of two methods or more whose mean ranks all differ by less than ``difference``, best first."""
-    names = sorted(means, key=means.__getitem__)
+    """The largest groups of two methods or more whose mean ranks all differ by less than ``difference``.
+
+    The best come first, equal ranks by name.
+    """
+    names = sorted(means, key=lambda name: (means[name], name))
     groups: list[tuple[str, ...]] = []
     reached = 0
     for start, name in enumerate(names):

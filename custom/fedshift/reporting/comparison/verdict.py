@@ -12,7 +12,7 @@ from fedshift.reporting.comparison.columns import Block, blocks, summary
 from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.significance import FEWEST, paired_test
-from fedshift.reporting.p_values import p_equals
+from fedshift.reporting.p_values import exact_p
 
 ALPHA = 0.05
 NO_DIFFERENCE = "no difference found"
@@ -31,6 +31,7 @@ class Judged:
     outcome: Outcome
     told: str = ""
     why: str = ""
+    has_test: bool = False
 
     def __str__(self) -> str:
         block = f" at {self.block}" if self.block else ""
@@ -81,11 +82,12 @@ def _judge(comparison: Comparison) -> Iterator[Judged]:
             why = TOO_FEW if test.n < FEWEST else "differences that allow no test"
             yield Judged(higher, lower, block.key, "undecided", told, why)
             continue
-        told = f"{told}, p {p_equals(test.p)}"
+        told = f"{told}, p = {exact_p(test.p)}"
         if test.p >= ALPHA:
-            yield Judged(higher, lower, block.key, "undecided", told, NO_DIFFERENCE)
+            yield Judged(higher, lower, block.key, "undecided", told, NO_DIFFERENCE, has_test=True)
         else:
-            yield Judged(higher, lower, block.key, "confirmed" if test.difference > 0 else "refuted", told)
+            outcome: Outcome = "confirmed" if test.difference > 0 else "refuted"
+            yield Judged(higher, lower, block.key, outcome, told, has_test=True)
 
 
 def same_way(comparison: Comparison) -> tuple[int, int]:
@@ -120,4 +122,6 @@ def verdict(comparison: Comparison) -> str:
         for why in dict.fromkeys(one.why for one in of_it):
             listed = ", ".join(str(one) for one in of_it if one.why == why)
             parts.append(f"{outcome}{f' ({why})' if why else ''}: {listed}")
-    return f"What the paper claims, at p < {ALPHA}: {'; '.join(parts)}."
+    tests = sum(one.has_test for one in found)
+    corrected = f", which is not corrected for {tests} tests" if tests > 1 else ""
+    return f"What the paper claims, at p < {ALPHA}{corrected}: {'; '.join(parts)}."

@@ -17,6 +17,8 @@ from fedshift.reporting.report.wording import Metric, counted, listed, metric
 
 MIN_PAIRS = 3
 """Number of cases for a t-test."""
+CONSTANT = 1e-12
+"""Spread up to which differences are one, rounded differently: t is then undefined or infinite."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class _Setting:
 
     label: str
     runs: Sequence[Run]
+    repeated: Sequence[Run] = ()
+    """Further runs with the seed of one of ``runs``, which do not count."""
 
 
 def compare(runs: Sequence[Run]) -> list[Section]:
@@ -53,6 +57,10 @@ def _section(key: str, task: str, name: str, runs: Sequence[Run]) -> Section:
                 "Differences there say nothing about the methods."
             )
         )
+    repeated = [run for setting in settings for run in setting.repeated]
+    if repeated:
+        named = listed([str(run.source.parent) for run in repeated])
+        blocks.append(Text(f"Not counted, as another run has the same settings and seed: {named}."))
     if any(len(setting.runs) > 1 for setting in settings):
         blocks.append(Text("± is the standard deviation over seeds."))
     else:
@@ -68,12 +76,17 @@ def _section(key: str, task: str, name: str, runs: Sequence[Run]) -> Section:
 
 
 def _settings(runs: Sequence[Run]) -> list[_Setting]:
-    groups: dict[str, list[Run]] = {}
+    """The runs by what they differ in beside the seed. Of runs with one seed the first counts."""
+    groups: dict[str, dict[int, list[Run]]] = {}
     for run in runs:
         job_settings = run.results.job.model_dump(mode="json", exclude={"name", "seed"})
-        groups.setdefault(json.dumps([job_settings, run.trained], sort_keys=True), []).append(run)
-    labels = [run.label for run in label_runs([members[0] for members in groups.values()])]
-    return [_Setting(label, members) for label, members in zip(labels, groups.values(), strict=True)]
+        of_seed = groups.setdefault(json.dumps([job_settings, run.trained], sort_keys=True), {})
+        of_seed.setdefault(run.results.job.seed, []).append(run)
+    labels = [run.label for run in label_runs([next(iter(of_seed.values()))[0] for of_seed in groups.values()])]
+    return [
+        _Setting(label, [same[0] for same in of_seed.values()], [run for same in of_seed.values() for run in same[1:]])
+        for label, of_seed in zip(labels, groups.values(), strict=True)
+    ]
 
 
 def _cases_used(runs: Sequence[Run], site: str) -> set[tuple[str, str]]:
@@ -175,7 +188,7 @@ def _tested(of: Metric, differences: np.ndarray) -> tuple[Cell | str, str]:
     """Mean difference with its interval, and the p-value."""
     mean = float(differences.mean())
     sign = "+" if mean > 0 else ""
-    if len(differences) < MIN_PAIRS or not differences.std():
+    if len(differences) < MIN_PAIRS or np.ptp(differences) <= CONSTANT:
         return f"{sign}{of.number(mean)}", "–"
     from scipy import stats
 

@@ -46,17 +46,15 @@ def over_rounds(run: Run) -> Section | None:
         return None
     many = len(sites) > MAX_LINES
     legend = [] if many else figures.legend(sites)
-    note = (
-        "Each grey line is a site; the thick line is their median."
-        if many
-        else "The dotted vertical line marks the round of the best model."
-    )
+    notes = ["Each grey line is a site; the thick line is their median."] if many else []
+    if run.results.final is not None:
+        notes.append("The dotted vertical line marks the round of the best model.")
     return Section(
         "curves",
         "Scores over rounds",
         "If scores still rise at the right end, more rounds may help. A line far below the others is a site for which "
         "the shared model works badly.",
-        [Figures(drawn, legend), Text(note)],
+        [Figures(drawn, legend), *([Text(" ".join(notes))] if notes else [])],
     )
 
 

@@ -20,20 +20,24 @@ MAX_SITES = 40
 
 
 def score_distributions(run: Run) -> Section | None:
-    """Box plots of Dice and distances; scores that are only 0 or 1 are left out. None if nothing is left."""
+    """Box plots of Dice and distances; scores that are 0 or 1 at all sites are left out. None if nothing is left."""
     final = run.results.final
     if final is None:
         return None
     places = [(site, "test") for site in run.trained]
     places += [(site, "all") for site in run.results.job.held_out]
     by_metric: dict[str, dict[str, Distribution]] = {}
+    graded: set[str] = set()
     for site, part in places:
         found = final.best.evaluations.get(site, {}).get(part)
         for name, spread in ({} if found is None else found.distributions).items():
             values = spread.cases if spread.cases is not None else spread.quantiles
             drawable = spread.cases is not None or _has_box(spread)
-            if values is not None and drawable and not set(values) <= {0.0, 1.0}:
+            if values is not None and drawable:
                 by_metric.setdefault(name, {})[site] = spread
+                if not set(values) <= {0.0, 1.0}:
+                    graded.add(name)
+    by_metric = {name: by_site for name, by_site in by_metric.items() if name in graded}
     if not by_metric:
         return None
     drawn: list[Figure] = []

@@ -184,6 +184,10 @@ def _data_cautions(run: Run) -> Iterator[Finding]:
         )
     few = []
     if results.final is not None:
+        known = tested(results.final.best, run.trained, results.job.metric)
+        without = [site for site in run.trained if site not in known]
+        if known and without:
+            yield Finding("caution", f"No test score at {listed(without)}: the mean is over the other sites.")
         for site in run.trained:
             spread = distribution(results.final.best, site, "test", results.job.metric)
             if spread is not None and spread.n < MIN_CASES:

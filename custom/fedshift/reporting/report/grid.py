@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedshift.reporting.comparison import tables
 from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.record import Comparison
+from fedshift.reporting.comparison.verdict import verdict
 from fedshift.reporting.report.section import (
     Block,
     Cell,
@@ -37,7 +38,9 @@ def is_phantom(comparison: Comparison) -> bool:
 def sections(comparison: Comparison) -> list[Section]:
     """The summary, the tables, and the commands that repeat the cells."""
     done = sum(cell.state == "done" for cell in comparison.cells)
-    findings = [
+    told = verdict(comparison)
+    findings = [Finding("result", told)] if told else []
+    findings += [
         Finding("result", f"{' '.join(comparison.what.split())} {done} of {len(comparison.cells)} cells are done.")
     ]
     findings += [Finding("caution", note) for note in comparison.notes]

@@ -9,7 +9,7 @@ from statistics import fmean
 from fedshift.reporting.report.findings import mean_with_interval, scores_of_voxel_size, sites_without_voxel_sizes
 from fedshift.reporting.report.runs import Run, evaluation, personal_evaluation
 from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, Text
-from fedshift.reporting.report.wording import interval, listed, metric, ordered, printed
+from fedshift.reporting.report.wording import Metric, interval, listed, metric, ordered, printed
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.results import TRAINED_BEFORE, FinalScores, Metrics
 
@@ -101,12 +101,18 @@ def _best(run: Run, scores: FinalScores, names: Sequence[str]) -> Table:
             mean, bounds = mean_with_interval(scores, sites, name)
             means.append(Cell(metric(name).number(mean), interval(metric(name), bounds), strong=True))
         else:
-            means.append(Cell(metric(name).number(fmean(values) if values else None), strong=True))
+            means.append(_mean_cell(metric(name), values, len(sites)))
     if len(sites) > 1:
         foot.append([Cell("mean", strong=True), *([""] if with_cases else []), *means])
     columns = [Column("Site", numeric=False), *([Column("Test cases")] if with_cases else [])]
     columns += [Column(metric(name).heading) for name in names]
     return Table(columns, rows, foot, caption=f"Best aggregated model (round {scores.round}), test part")
+
+
+def _mean_cell(of: Metric, values: Sequence[float], n_sites: int) -> Cell:
+    """The mean over the sites that have a value, and how many these are if not all."""
+    some = f"of {len(values)} sites" if 0 < len(values) < n_sites else ""
+    return Cell(of.number(fmean(values) if values else None), some, strong=True)
 
 
 def _cases(result: Evaluation | None) -> str:
@@ -165,7 +171,7 @@ def _others(run: Run) -> Table:
             if value is not None and math.isfinite(value):
                 column.append(value)
         rows.append([site, *cells])
-    means = [Cell(of.number(fmean(column) if column else None), strong=True) for column in values]
+    means = [_mean_cell(of, column, len(rows)) for column in values]
     foot: list[Row] = [[Cell("mean", strong=True), *means]] if len(rows) > 1 else []
     return Table(columns, rows, foot, caption=f"{of.heading}: best and last model side by side")
 

@@ -31,7 +31,7 @@ from fedshift.reporting.report.section import (
     Text,
     Tone,
 )
-from fedshift.reporting.report.wording import Metric, counted, interval, listed, metric, short
+from fedshift.reporting.report.wording import Metric, counted, listed, metric, short
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.paired import FEWEST_FOR_NEEDED, FEWEST_FOR_TEST, OWN_FILE, LocalComparison
@@ -102,7 +102,7 @@ def all_sites(run: Run) -> Section | None:
                 f"{told.n:,}",
                 of.number(told.local),
                 of.number(told.federated),
-                Cell(_signed(of, told.difference), interval(of, told.interval)),
+                Cell(_signed(of, told.difference), _interval(of, told.interval)),
                 p_text(told.p),
                 Cell(VERDICTS[told.verdict], strong=told.verdict != "open"),
                 "–" if told.needed is None else f"{told.needed:,}",
@@ -148,9 +148,12 @@ def answer(site: str, told: LocalComparison) -> str:
     of = metric(told.score)
     difference, cases = told.difference, counted(told.n, "test case")
     size = (
-        f"{of.number(abs(difference))} points {'higher' if difference > 0 else 'lower'}" if difference else "the same"
+        f"{_points(of, abs(difference))} points {'higher' if difference > 0 else 'lower'}" if difference else "the same"
     )
-    bounds = "" if told.interval is None else f"95 % interval {of.number(told.interval[0])} to {_upper(of, told)}"
+    bounds = ""
+    if told.interval is not None:
+        low, high = (_points(of, bound) for bound in told.interval)
+        bounds = f"95 % interval {low} to {high} points"
     facts = ", ".join(part for part in (bounds, f"p {p_equals(told.p)}" if told.p is not None else "") if part)
     numbers = (
         f"{size} ({of.with_unit(told.federated)} against {of.with_unit(told.local)}{'; ' if facts else ''}{facts})"
@@ -248,7 +251,7 @@ def _lines(told: LocalComparison, of: Metric, site: str) -> Figure:
             [of.factor * local, of.factor * federated],
             color=figures.colour(series),
             marker=figures.marker(series),
-            linestyle="-" if series == 0 else "--",
+            linestyle=figures.dashes(series),
             linewidth=1.2,
             markersize=5,
         )
@@ -293,7 +296,7 @@ def _differences(told: LocalComparison, of: Metric, site: str) -> Figure:
     axes.set_xlabel(f"federated minus alone, points of {of.word}")
     description = (
         f"Difference of {of.title} at {short(site)}, federated minus alone: mean {_signed(of, told.difference)} "
-        f"points, 95 % interval {interval(of, told.interval)}"
+        f"points, 95 % interval {_interval(of, told.interval)}"
     )
     title = "Difference; right of 0 the federated model is better"
     return figures.figure(drawn, "differences", title=title, description=description)
@@ -301,7 +304,7 @@ def _differences(told: LocalComparison, of: Metric, site: str) -> Figure:
 
 def _numbers(told: LocalComparison) -> Facts:
     of = metric(told.score)
-    bounds = interval(of, told.interval)
+    bounds = _interval(of, told.interval)
     facts = [
         ("Test cases", f"{told.n:,}"),
         (f"{of.heading}, federated", of.number(told.federated)),
@@ -402,7 +405,7 @@ def _gain_interval(of: Metric, name: str, whole: Evaluation, without: Evaluation
     a, b = cases
     if a is None or b is None or len(a) != len(b):
         return ""
-    return interval(of, bootstrap_interval(np.array(a) - np.array(b), seed=0))
+    return _interval(of, bootstrap_interval(np.array(a) - np.array(b), seed=0))
 
 
 def _as_used(run: Run, site: str) -> Evaluation | None:
@@ -422,9 +425,14 @@ def _matches(run: Run, record: LeaveOneOut) -> bool:
 
 
 def _signed(of: Metric, value: float) -> str:
-    return f"{'+' if value > 0 else ''}{of.number(value)}"
+    return f"{'+' if value > 0 else ''}{_points(of, value)}"
 
 
-def _upper(of: Metric, told: LocalComparison) -> str:
-    assert told.interval is not None
-    return f"{of.number(told.interval[1])} points"
+def _points(of: Metric, value: float) -> str:
+    """A difference without unit; one that would be printed as 0.0 has two digits."""
+    scaled = of.factor * value
+    return f"{scaled:.2g}" if 0 < abs(scaled) < 0.05 else of.number(value)
+
+
+def _interval(of: Metric, bounds: tuple[float, float] | None) -> str:
+    return "" if bounds is None else f"[{_points(of, bounds[0])}, {_points(of, bounds[1])}]"
