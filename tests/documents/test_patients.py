@@ -105,6 +105,8 @@ def test_where_to_start_and_the_task_say_the_same() -> None:
         ("prostate_by_slice", "FedFA", "FedBN"),
         ("prostate_by_case", "FedFA", "FedAvg"),
         ("prostate_by_case", "FedRDN", "FedAvg"),
+        ("prostate_by_case", "FedBN", "FedAvg"),
+        ("prostate_by_case", "FedFA + FedRDN", "FedAvg"),
     ],
 )
 def test_the_verdicts_are_those_of_the_runs(claim: str, row: str, against: str) -> None:
