@@ -115,8 +115,17 @@ def test_what_is_not_annotated_counts_as_background() -> None:
         ("monai.DiceCE", {}, None, "did you mean 'monai.DiceCELoss'"),
         ("monai.DiceCELoss", {"lambda_c": 1}, None, "unknown option 'lambda_c'; did you mean 'lambda_ce'"),
         ("monai.DiceCELoss", {"softmax": True}, None, "softmax follows from the task"),
+        ("monai.TverskyLoss", {"ignor_index": 2}, None, "unknown option 'ignor_index'"),
+        *(
+            (f"monai.{name}", {"ignore_index": 2}, annotated, "there is no class to ignore")
+            for name in ("DiceLoss", "DiceCELoss", "FocalLoss", "TverskyLoss")
+            for annotated in (None, [1])
+        ),
+        ("monai.FocalLoss", {"include_background": False}, None, "never learned: .* or take monai.DiceFocalLoss"),
+        ("monai.FocalLoss", {"include_background": False, "weight": [1, 2]}, [1], "small first number in weight"),
         ("monai.DiceCELoss", {"weight": [1, 2]}, None, "weight must have 3 numbers, one for each class, not 2"),
         ("monai.DiceCELoss", {"lambda_ce": -1}, None, "no such loss can be made"),
+        ("monai.DiceCELoss", {"lambda_ce": float("nan")}, None, "in a trial it was nan, not a finite number"),
         ("monai.TverskyLoss", {"alpha": {"a": 1}}, None, "option alpha must be a number"),
         ("ce_dice", {"weight": 1}, None, "loss ce_dice has no options"),
         ("monai.DiceFocalLoss", {}, [1], "cannot leave classes out"),
@@ -127,6 +136,68 @@ def test_what_is_not_annotated_counts_as_background() -> None:
 def test_what_is_refused(name: str, options: dict[str, object], annotated: list[int] | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make_loss(name, options, n_classes=3, annotated=annotated)
+
+
+IMPOSSIBLE: list[tuple[str, dict[str, object]]] = [
+    ("FocalLoss", {"gamma": "two"}),
+    ("FocalLoss", {"gamma": -1}),
+    ("TverskyLoss", {"alpha": "a"}),
+    ("HausdorffDTLoss", {"alpha": "x"}),
+    ("HausdorffDTLoss", {"alpha": [1, 2, 3, 4]}),
+    ("LogHausdorffDTLoss", {"alpha": -1}),
+    ("DiceCELoss", {"label_smoothing": 2}),
+    ("DiceCELoss", {"weight": [0, 0, 0, 0]}),
+    *(
+        (name, {"weight": [-1, 2, 3, 4]})
+        for name in ("DiceLoss", "DiceCELoss", "DiceFocalLoss", "FocalLoss", "GeneralizedDiceFocalLoss")
+    ),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize(("name", "options"), IMPOSSIBLE)
+def test_an_impossible_value_is_found_when_the_loss_is_made(
+    name: str, options: dict[str, object], dims: int, device: str
+) -> None:
+    for annotated in (None, [2]) if losses.ALLOWED[name].marginal else (None,):
+        with (
+            torch.device(device),
+            pytest.raises(ConfigError, match=f"loss monai.{name}: no such loss can be made") as e,
+        ):
+            make_loss(f"monai.{name}", options, n_classes=4, annotated=annotated, dims=dims)
+        assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("name", losses.available())
+def test_a_loss_that_is_made_without_memory_has_values(name: str, dims: int) -> None:
+    """Jobs are checked on the meta device. What is tried there draws no random numbers."""
+    logits, label = example(*[6, 8, 4][:dims], classes=2)
+    options = {"weight": [1.0, 2.0]} if name == "monai.DiceCELoss" else {}
+    state = torch.random.get_rng_state()
+    with torch.device("meta"):
+        loss = make_loss(name, options, n_classes=2, dims=dims)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert torch.equal(loss(logits, label), make_loss(name, options, n_classes=2)(logits, label))
+
+
+def test_numbers_for_each_class_are_tried_where_classes_are_left_out() -> None:
+    logits, label = example(8, 8, classes=4)
+    for name, options in (
+        ("FocalLoss", {"alpha": [0.1, 0.2, 0.3, 0.4], "weight": [1, 2, 3, 4]}),
+        ("DiceLoss", {"include_background": False, "weight": [2, 3, 4], "batch": True, "smooth_nr": 0, "smooth_dr": 0}),
+        ("TverskyLoss", {"alpha": 0.3, "beta": 0.7}),
+    ):
+        for annotated in (None, [2], [1, 3]):
+            loss = make_loss(f"monai.{name}", options, n_classes=4, annotated=annotated)
+            assert torch.isfinite(loss(logits, label))
+
+
+def test_a_job_with_an_impossible_loss_is_refused() -> None:
+    for option in ("ignore_index: 1", "gamma: two", "include_background: false"):
+        with pytest.raises(ConfigError, match=r"^loss monai\.FocalLoss: "):
+            resolve("prostate", "fedavg", options=[f"loss={{name: monai.FocalLoss, options: {{{option}}}}}"])
 
 
 def test_a_method_that_mixes_is_refused_with_a_loss_of_one_class_each() -> None:

@@ -73,12 +73,14 @@ class Allowed:
     """A loss of ``monai.losses``.
 
     ``given``: options that follow from the task. ``soft``: whether targets may be shares of classes. ``marginal``:
-    whether it is of the softmax's probabilities alone, so that classes can be added up.
+    whether it is of the softmax's probabilities alone, so that classes can be added up. ``foreground``: whether it can
+    be of the foreground alone; not where MONAI cuts the background off before the softmax, which then never learns it.
     """
 
     given: Mapping[str, Any]
     soft: bool = True
     marginal: bool = True
+    foreground: bool = True
 
 
 SOFTMAX = {"softmax": True}
@@ -86,17 +88,21 @@ ALLOWED: Mapping[str, Allowed] = {
     "DiceLoss": Allowed(SOFTMAX),
     "DiceCELoss": Allowed(SOFTMAX),
     "DiceFocalLoss": Allowed(SOFTMAX, marginal=False),
-    "FocalLoss": Allowed({"use_softmax": True}),
+    "FocalLoss": Allowed({"use_softmax": True}, foreground=False),
     "GeneralizedDiceLoss": Allowed(SOFTMAX),
     "GeneralizedDiceFocalLoss": Allowed(SOFTMAX, marginal=False),
     "HausdorffDTLoss": Allowed(SOFTMAX, soft=False),
     "LogHausdorffDTLoss": Allowed(SOFTMAX, soft=False),
     "TverskyLoss": Allowed(SOFTMAX),
 }
-WITHHELD = frozenset({"self", "to_onehot_y", "sigmoid", "softmax", "use_softmax", "other_act", "reduction"})
+IGNORED = "ignore_index"
+"""A class whose voxels count for nothing. It would be another class where `marginal` numbers the classes anew."""
+WITHHELD = frozenset({"self", "to_onehot_y", "sigmoid", "softmax", "use_softmax", "other_act", "reduction", IGNORED})
 """What the task decides, or is not plain data."""
 OF_CLASSES = frozenset({"weight", "alpha"})
 """Options that may have one number for each class."""
+SURE = 30.0
+"""A logit so far above the others that its softmax is 1 in float32."""
 
 
 def available() -> list[str]:
@@ -173,18 +179,21 @@ def _at(target: Tensor, size: Sequence[int]) -> Tensor:
     return target
 
 
-def make_loss(name: str, options: Mapping[str, Any], *, n_classes: int, annotated: Sequence[int] | None = None) -> Loss:
-    """A loss by name.
+def make_loss(
+    name: str, options: Mapping[str, Any], *, n_classes: int, annotated: Sequence[int] | None = None, dims: int = 2
+) -> Loss:
+    """A loss by name. One of MONAI is tried once, so that bad values of its options are found here.
 
     Args:
         name: one of `available`.
         options: MONAI's own, as plain data; activation, one-hot coding and reduction are set here.
         n_classes: with background.
         annotated: the foreground classes (their indices, from 1) that the site's masks outline; None for all.
+        dims: spatial ones of the images, in which the loss is tried.
 
     Raises:
-        ConfigError: no such loss or option, a number of weights that is not the number of classes, no annotated
-            class, or a loss that cannot leave classes out.
+        ConfigError: no such loss or option, a value that does not fit, a number of weights that is not the number of
+            classes, no annotated class, or a loss that cannot leave classes out.
     """
     if name not in available():
         raise ConfigError(f"there is no loss {name!r}{nearest(name, available())}")
@@ -205,32 +214,69 @@ def make_loss(name: str, options: Mapping[str, Any], *, n_classes: int, annotate
             f"loss {name} cannot leave classes out, since it is not of the softmax's probabilities alone, and a site "
             f"annotates {len(partial)} of {n_classes - 1} classes: take {PREFIX}DiceCELoss"
         )
-    base = _monai(name, options, allowed, n_classes=n_classes, annotated=partial)
-    return Loss(name, base, soft=allowed.soft, n_classes=n_classes, annotated=partial)
+    with torch.device("cpu"):  # jobs are checked with tasks that are made without memory, and a trial needs values
+        chosen = _chosen(name, options, allowed, n_classes=n_classes, annotated=partial)
+        try:
+            base = _Monai(*(_class(name)(**chosen, **allowed.given, to_onehot_y=hard) for hard in (True, False)))
+            loss = Loss(name, base, soft=allowed.soft, n_classes=n_classes, annotated=partial)
+            _try(loss, n_classes=n_classes, dims=dims)
+        except (TypeError, ValueError, AttributeError, AssertionError, KeyError, IndexError, RuntimeError) as error:
+            reason = (str(error).splitlines() or [""])[0]
+            raise ConfigError(
+                f"loss {name}: no such loss can be made with options {dict(options)} ({reason})"
+            ) from None
+    return loss
 
 
-def _monai(
-    name: str, options: Mapping[str, Any], allowed: Allowed, *, n_classes: int, annotated: tuple[int, ...] | None
-) -> Base:
+def _try(loss: Loss, *, n_classes: int, dims: int) -> None:
+    """Call a loss on a sample that the network is sure of and on one that it is not; both have voxels of all classes.
+
+    No side has a length that a list with a number for each class could be taken for.
+
+    Raises:
+        ValueError: it is no finite number.
+    """
+    target = (torch.arange(n_classes + 3) % n_classes).expand(2, *[2] * (dims - 1), n_classes + 3)
+    soft = shares(target, n_classes).float()
+    logits = soft * torch.tensor([SURE, 0.0]).reshape(2, *[1] * (dims + 1))
+    for each in (target, soft) if loss.soft else (target,):
+        value = loss(logits, each)
+        if value.shape or not value.isfinite():
+            raise ValueError(f"in a trial it was {value.tolist()}, not a finite number")
+
+
+def _class(name: str) -> Any:
     module = importlib.import_module("monai.losses")
     if not hasattr(module, name.removeprefix(PREFIX)):
         raise ConfigError(f"loss {name} is not in the MONAI that is installed: install a newer one")
-    cls = getattr(module, name.removeprefix(PREFIX))
-    parameters = inspect.signature(cls.__init__).parameters
+    return getattr(module, name.removeprefix(PREFIX))
+
+
+def _chosen(
+    name: str, options: Mapping[str, Any], allowed: Allowed, *, n_classes: int, annotated: tuple[int, ...] | None
+) -> dict[str, Any]:
+    """A job's options as MONAI takes them."""
+    parameters = inspect.signature(_class(name).__init__).parameters
     known = [key for key in parameters if key not in WITHHELD]
+    background = options.get("include_background", True)
     chosen: dict[str, Any] = {}
     for key, value in options.items():
+        if key == IGNORED:
+            raise ConfigError(
+                f"loss {name}: there is no class to ignore, and classes that a site's masks do not outline are left "
+                f"out of its loss already: leave {key} out of loss.options"
+            )
         if key in WITHHELD:
             raise ConfigError(f"loss {name}: {key} follows from the task: leave it out of loss.options")
         if key not in known:
             raise ConfigError(f"loss {name}: unknown option {key!r}{nearest(key, known)}")
-        chosen[key] = _value(name, key, value, n_classes, options.get("include_background", True), annotated)
-    try:
-        hard = cls(**chosen, **allowed.given, to_onehot_y=True)
-        soft = cls(**chosen, **allowed.given, to_onehot_y=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"loss {name}: no such loss can be made with options {dict(options)} ({error})") from None
-    return _Monai(hard, soft)
+        chosen[key] = _value(name, key, value, n_classes, background, annotated)
+    if not background and not allowed.foreground:
+        raise ConfigError(
+            f"loss {name}: without the background (include_background: false) MONAI leaves it out of the softmax too, "
+            f"and it is never learned: give it a small first number in weight instead, or take {PREFIX}DiceFocalLoss"
+        )
+    return chosen
 
 
 def _value(name: str, key: str, value: Any, n_classes: int, background: bool, annotated: tuple[int, ...] | None) -> Any:

@@ -98,5 +98,18 @@ def test_what_is_refused(spec: Any, said: str) -> None:
         make_augmentation(spec, dims=2, patch=(16, 16))
 
 
+@pytest.mark.parametrize("patch", [(512, 496), (64, 62), (62, 64, 63), (4, 5), (500, 4, 5), (512, 496, 496)])
+def test_sides_that_hardly_differ_are_not_equal(patch: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="changes the shape of a patch of " + " x ".join(map(str, patch))):
+        make_augmentation(one("RandRotate90"), dims=len(patch), patch=patch)
+
+
+def test_quarter_turns_are_between_equal_sides() -> None:
+    planes = one("RandRotate90", spatial_axes=[1, 2])
+    assert make_augmentation(planes, dims=3, patch=(62, 64, 64)) is not None
+    with pytest.raises(ConfigError, match="changes the shape of a patch of 64 x 64 x 62"):
+        make_augmentation(planes, dims=3, patch=(64, 64, 62))
+
+
 def test_all_names_are_of_the_installed_monai() -> None:
     assert len(available()) == len(set(available())) == len(MOVING) + len(CHANGING)

@@ -234,6 +234,7 @@ def test_only_the_largest_part_of_each_class_is_kept_if_asked() -> None:
         ({"patch": [16, 16, 16], "normalise": "fixed"}, "'fixed' and normalise: fixed need each other"),
         ({"patch": [16, 16, 16], "spacing": [1, 1]}, "spacing"),
         ({"patch": [16, 16, 16], "mirror": [0, 3]}, "'mirror' has axes from 0 to 2"),
+        ({"patch": [16, 16, 16], "mirror": [0, 1, 0]}, "'mirror' names an axis twice"),
         ({"patch": [16, 16, 16], "augmentation": "stong"}, "did you mean 'strong'"),
     ],
 )

@@ -60,7 +60,11 @@ GIVEN = frozenset(
 SIZE = "spatial_size"
 """Of a transform that moves voxels: a patch keeps its size. Of others, it is that of a hole."""
 TRIAL = 16
-"""Longest side of the ramp that each transform meets once when it is made, so that bad values are found then."""
+"""Side of the ramp that each transform meets once when it is made, so that bad values are found then.
+
+It is for the longest side of a patch; the ramp's other sides are in proportion. Sides that differ get more voxels, so
+that they differ in the ramp too.
+"""
 OF = {"Rand2DElastic": 2, "Rand3DElastic": 3}
 IMAGE, LABEL = "image", "label"
 
@@ -129,7 +133,8 @@ def _made(entry: Mapping[str, Any], patch: Sequence[int]) -> Any:
     if "upsample_mode" in parameters:
         given["upsample_mode"] = linear
     chosen = {**given, **{key: _tuples(value) for key, value in options.items()}}
-    small = [max(round(side * TRIAL / max(patch)), 4) for side in patch]
+    sides = sorted(set(patch))
+    small = [max(round(side * TRIAL / sides[-1]), 4) + sides.index(side) for side in patch]
     ramp = torch.linspace(0, 1, prod(small)).reshape(1, *small)
     try:
         sure = cls(**{**chosen, "prob": 1.0}).set_random_state(seed=0)
@@ -140,8 +145,8 @@ def _made(entry: Mapping[str, Any], patch: Sequence[int]) -> Any:
         reason = (str(error).splitlines() or [""])[0]
         raise ConfigError(f"{where}: {name} cannot be made with options {options} ({reason})") from None
     if after[IMAGE].shape[1:] != torch.Size(small):
-        sides = " x ".join(map(str, patch))
-        raise ConfigError(f"{where}: {name} changes the shape of a patch of {sides}: take equal sides, or leave it out")
+        size = " x ".join(map(str, patch))
+        raise ConfigError(f"{where}: {name} changes the shape of a patch of {size}: take equal sides, or leave it out")
     return made
 
 

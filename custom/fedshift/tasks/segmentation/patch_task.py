@@ -68,7 +68,8 @@ class Task:
 
     def _make_loss(self, annotated: tuple[int, ...] | None) -> Callable[[Logits, Tensor], Tensor]:
         spec = self._job.task.loss
-        return make_loss(spec.name, spec.options, n_classes=len(self._job.task.classes), annotated=annotated)
+        n_classes, dims = len(self._job.task.classes), self._data.dims
+        return make_loss(spec.name, spec.options, n_classes=n_classes, annotated=annotated, dims=dims)
 
     def network(self) -> nn.Module:
         """Initial weights depend on the job's seed only."""

@@ -82,6 +82,8 @@ class DataSpec(Strict):
             raise ValueError("'context' is for dims: 2; a patch in 3D has its neighbouring slices")
         if any(axis not in range(self.dims) for axis in self.mirror or ()):
             raise ValueError(f"'mirror' has axes from 0 to {self.dims - 1}")
+        if len(set(self.mirror or ())) < len(self.mirror or ()):
+            raise ValueError("'mirror' names an axis twice")
         if len(set(self.sequences)) < len(self.sequences):
             raise ValueError("'sequences' names one twice")
         if (self.fixed is None) == (self.normalise == "fixed"):
