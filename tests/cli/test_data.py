@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import SimpleITK as sitk
 from conftest import make_image_site
 from scanfiles import write_described, write_pair
 
@@ -104,6 +105,56 @@ def test_the_task_names_data_set_and_classes(
     assert "nothing says what they are: name them, as in --label NAME=1" in capsys.readouterr().err
     assert main([*words, "--task", "prostat"]) == 2
     assert "there is no task 'prostat'; did you mean 'prostate'" in capsys.readouterr().err
+
+
+def test_a_site_that_the_task_does_not_have_is_told(
+    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = tmp_path / "spleens.yaml"
+    task.write_text("dataset: spleens\nclasses: [background, spleen]\nsites: [NORTH]\nheld_out: [EAST]\n", "utf-8")
+    words = ["data", "prepare", "own", "--source", str(scans), "--out", str(tmp_path / "out"), "--task", str(task)]
+    for site, told in (("NORTH", False), ("EAST", False), ("NROTH", True)):
+        assert main([*words, "--site", site]) == 0
+        assert ("no site 'NROTH' yet; did you mean 'NORTH'" in capsys.readouterr().out) == told
+
+
+def test_prepared_sites_are_checked_against_the_task(
+    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = tmp_path / "spleens.yaml"
+    task.write_text("dataset: spleens\nclasses: [background, spleen]\n", encoding="utf-8")
+    other = tmp_path / "other.yaml"
+    other.write_text("dataset: spleens\nclasses: [background, spleen, tumour]\n", encoding="utf-8")
+    words = ["--site", "A", "--out", str(tmp_path / "out"), "--task", str(task)]
+    assert main(["data", "prepare", "own", "--source", str(scans), *words]) == 0
+    for name, code, said in (
+        (str(task), 0, ""),
+        ("prostate", 1, "is of data set spleens, and the task is of prostate"),
+        (str(other), 1, "has the classes background, spleen, and the task background, spleen, tumour"),
+    ):
+        capsys.readouterr()
+        assert main(["data", "check", str(tmp_path / "out"), "--task", name]) == code
+        assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_values_that_nothing_names_are_an_error_once_the_task_is_known(
+    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in scans.glob("*_segmentation.nii.gz"):
+        mask = sitk.ReadImage(str(path))
+        voxels = sitk.GetArrayFromImage(mask)
+        first, *_ = voxels.nonzero()
+        voxels[first.max()] *= 2
+        drawn = sitk.GetImageFromArray(voxels)
+        drawn.CopyInformation(mask)
+        sitk.WriteImage(drawn, str(path))
+    task = tmp_path / "zones.yaml"
+    task.write_text("dataset: zones\nclasses: [background, inner zone, outer]\n", encoding="utf-8")
+    assert main(["data", "check", str(scans)]) == 0
+    assert "--label NAME=1 --label NAME=2, or merge" in " ".join(capsys.readouterr().out.split())
+    assert main(["data", "check", str(scans), "--task", str(task)]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "name them, as in --label 'inner zone'=1 --label outer=2" in told and "merge" not in told
 
 
 def test_what_was_prepared_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,7 +106,7 @@ def test_all_results_of_a_scan_are_written_or_none_and_none_is_replaced(
         assert predict(model, *words, "--out", tmp_path / "new") == 2
         assert reason in capsys.readouterr().err
     dark = write_slices(tmp_path / "dark", image)
-    monkeypatch.setattr("fedshift.inference.segment.predict_mask", lambda m, r, scan, v, certainty: certainty > 1)
+    monkeypatch.setattr("fedshift.inference.segment.predict_mask", lambda *_, certainty, **__: certainty > 1)
     assert predict(model, dark, "--out", tmp_path / "none") == 0
     assert "nothing was found, so no DICOM (seg) was written" in capsys.readouterr().out
     assert not list((tmp_path / "none").glob("*.dcm")) and (tmp_path / "none" / "dark_mask.nii.gz").is_file()

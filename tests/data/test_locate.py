@@ -34,6 +34,19 @@ def test_the_order_of_places(tmp_path: Path) -> None:
     assert found() == own == found(simulator=False)
 
 
+def test_a_kit_that_names_other_data_never_falls_back(tmp_path: Path) -> None:
+    environ = {"XDG_DATA_HOME": str(tmp_path / "xdg"), "FEDSHIFT_DATA": str(tmp_path / "env")}
+    local = tmp_path / "kit" / "local"
+    local.mkdir(parents=True)
+    make_site(tmp_path / "xdg" / "fedshift", "HK")
+    make_site(tmp_path / "env", "HK")
+    (local / "fedshift.yaml").write_text("data: {zones: /data/zones/HK}\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"fedshift\.yaml names data of zones, and none of prostate: .* site init"):
+        find_site("prostate", "HK", local=local, simulator=False, environ=environ)
+    (local / "fedshift.yaml").write_text("device: cpu\n", encoding="utf-8")
+    assert find_site("prostate", "HK", local=local, simulator=False, environ=environ) == tmp_path / "env/prostate/HK"
+
+
 def test_nothing_there_names_every_place_and_the_command(tmp_path: Path) -> None:
     environ = {"XDG_DATA_HOME": str(tmp_path / "xdg")}
     with pytest.raises(DataError) as caught:

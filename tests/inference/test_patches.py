@@ -143,6 +143,8 @@ def test_a_bundle_finds_the_same_classes_without_fedshift(
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    told = [line.partition(": ")[0] for line in done.stdout.splitlines() if "add --true_spacing True" in line]
+    assert [Path(name).name for name in told] == (["lost.nii.gz"] if data == IN_2D else [])
     ending = "_0000" if "ADC" in data else ""
     for case in cases:
         ours = sitk.ReadImage(tmp_path / "ours" / f"{case}_mask.nii.gz")
@@ -159,7 +161,7 @@ def _with_voxels_of_1_mm(path: Path, folder: Path) -> list[str]:
         (a, b, c, d) = map(float, cosines)
         image.SetDirection((a, b, 0.0, c, d, 0.0, 0.0, 0.0, 1.0))
         sitk.WriteImage(image, folder / f"{name}.nii.gz")
-    lost, oblique = (known_spacing(read_scan(folder / f"{name}.nii.gz")) for name in ("lost", "oblique"))
+    lost, oblique = (known_spacing(read_scan(folder / f"{name}.nii.gz"), true=False) for name in ("lost", "oblique"))
     assert lost is None and oblique == pytest.approx((1, 1, 1))
     return ["lost", "oblique"]
 

@@ -12,6 +12,7 @@ import SimpleITK as sitk
 from scanfiles import volume, write_dicom
 
 from fedshift.data.scans import Scan
+from fedshift.inference import plausible
 from fedshift.inference.plausible import BODY_PART, MODALITY, MOST_TAG, check_scan, check_volume, read_tags
 
 from .conftest import BALL
@@ -38,7 +39,6 @@ def test_nothing_is_said_of_a_usual_scan() -> None:
         ({"voxels": usual().voxels[:4]}, {}, "has a number of slices of 4"),
         ({"voxels": usual().voxels - 1000}, {}, "as CT or normalised images"),
         ({"voxels": usual().voxels % 2}, {}, "is it a mask"),
-        ({"spacing": (1.0, 1.0, 1.0), "direction": tuple(np.eye(3).ravel())}, {}, "as if its geometry had been lost"),
         ({}, {MODALITY: "CT"}, "has modality CT, but the model was trained on MR only"),
         ({}, {BODY_PART: "BRAIN"}, "has body part BRAIN"),
     ],
@@ -48,6 +48,19 @@ def test_what_is_odd_is_said(changes: dict[str, Any], tags: dict[str, str], said
     assert any(said in sentence for sentence in found), found
     if "a field" in said or "number" in said:
         assert list(check_scan(replace(usual(), **changes), tags, target="liver")) == [], "not known what it is like"
+
+
+def test_negative_intensities_of_ct_are_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    ct, said = replace(usual(), voxels=usual().voxels - 1000), "as CT or normalised images"
+    assert said in "".join(check_scan(ct, {}, target="liver")), "nothing says that it is CT"
+    assert said in "".join(check_scan(ct, {MODALITY: "MR"}, target="liver"))
+    assert list(check_scan(ct, {MODALITY: "CT"}, target="liver")) == []
+    (other,) = check_scan(ct, {MODALITY: "CT"}, target="prostate")
+    assert other == "has modality CT, but the model was trained on MR only"
+    expected = plausible.expected_of("prostate")
+    assert expected is not None
+    monkeypatch.setattr(plausible, "expected_of", lambda _: expected.model_copy(update={"modality": "CT"}))
+    assert list(check_scan(ct, {}, target="prostate")) == []
 
 
 @pytest.mark.parametrize(

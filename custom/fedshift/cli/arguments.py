@@ -31,6 +31,13 @@ def add_parallel(parser: Any, *, note: str = "") -> None:
     )
 
 
+def add_true_spacing(parser: Any) -> None:
+    """``--true-spacing``."""
+    parser.add_argument(
+        "--true-spacing", action="store_true", help="voxels of 1 x 1 x 1 mm are real, not a header's placeholder"
+    )
+
+
 def add_memory(parser: Any) -> None:
     """``--ignore-memory``."""
     parser.add_argument(

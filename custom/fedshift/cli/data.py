@@ -153,13 +153,14 @@ def _check(args: argparse.Namespace) -> int:
     from fedshift.data.check import Counts, check
 
     counts = Counts()
-    _, classes, codes = own.named_by(args.task) if args.task else ("", None, {})
+    task = own.named_by(args.task) if args.task else own.NamedTask("")
     with progress(None) as on_case:
         findings = check(
             args.dir,
             masks=args.masks,
-            classes=classes,
-            codes=codes,
+            dataset=task.dataset,
+            classes=task.classes,
+            codes=task.codes,
             progress=on_case,
             counts=counts,
             **own.meaning(args),

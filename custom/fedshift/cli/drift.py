@@ -74,9 +74,8 @@ def run(args: argparse.Namespace) -> int:
     images = {month: first_files(found, model.sequences) for month, found in scans_by_month(args.folder).items()}
     for line in describe(model):
         print(line)
-    ready = segment.ready_for(
-        model, [one for found in images.values() for one in found], choice(args), device=args.device
-    )
+    every, true = [one for found in images.values() for one in found], args.true_spacing
+    ready = segment.ready_for(model, every, choice(args), device=args.device, true_spacing=true)
     print_statistics(ready)
     references = _references(model, ready, args.reference)
     usual = limits(list(references.values()))
@@ -87,9 +86,12 @@ def run(args: argparse.Namespace) -> int:
         )
     print(_compared_with(model, references, usual))
     months = [
-        Month(name, list(compare_scans(model, ready, list(references.values()), found)))
+        Month(name, list(compare_scans(model, ready, list(references.values()), found, true_spacing=true)))
         for name, found in images.items()
     ]
+    lost = sum(not scan.known_spacing for month in months for scan in month.scans)
+    if lost:
+        print(_without_spacing(model, lost, len(every)))
     said = sentence(months)
     print(f"\n{said}\n")
     console.print(_by_month(months))
@@ -126,6 +128,16 @@ def _compared_with(model: Model, references: dict[str, Reference], usual: Limits
     text += f"; not told by {', '.join(silent)}" if silent else ""
     unknown = [noun for key, noun in NOUNS.items() if key not in usual.by_aspect and key != "nothing found"]
     return text + (f"; not known of enough of them: {', '.join(unknown)}" if unknown else "")
+
+
+def _without_spacing(model: Model, lost: int, scans: int) -> str:
+    from fedshift.inference.plausible import REAL
+
+    done = ", and resampled by data.matrix and not by 1 mm" if model.resamples_by_matrix else ""
+    return (
+        f"{lost} of {scans} headers hold no voxel size (1 x 1 x 1 mm): these scans are not compared in what needs one"
+        f"{done}; {REAL}"
+    )
 
 
 def _by_month(months: Sequence[Month]) -> Table:

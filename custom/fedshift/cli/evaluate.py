@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.data.scansets import gather
     from fedshift.inference import scoring
     from fedshift.inference.model import open_model
+    from fedshift.inference.plausible import REAL
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.job import EvaluationSpec
 
@@ -64,12 +65,13 @@ def run(args: argparse.Namespace) -> int:
     cases = scoring.labelled_cases(model, sets, labels=meaning["labels"], annotated=meaning["annotated"])
     for line in describe(model):
         print(line)
-    ready = scoring.ready_for(model, cases, choice(args), device=args.device)
+    true = args.true_spacing
+    ready = scoring.ready_for(model, cases, choice(args), device=args.device, true_spacing=true)
     print_statistics(ready)
     tolerance = model.header.job.evaluation.tolerance if args.tolerance is None else args.tolerance
     make_folder(args.out)
     scored = []
-    for case in scoring.score_cases(model, ready, cases, tolerance=tolerance):
+    for case in scoring.score_cases(model, ready, cases, tolerance=tolerance, true_spacing=true):
         scored.append(case)
         said = ", ".join(f"{name} {of['dice']:.3f}" for name, of in case.scores.items())
         print(f"{case.id}: {case.error or f'Dice {said}'}")
@@ -80,7 +82,11 @@ def run(args: argparse.Namespace) -> int:
     if found:
         console.print(_table(found, classes, n=sum(case.error is None for case in scored)))
     if not all(case.known_spacing for case in scored):
-        print("some headers hold no voxel size: surface Dice, distances in mm and volumes in ml mean nothing there")
+        done = ", and they are resampled by data.matrix and not by 1 mm" if model.resamples_by_matrix else ""
+        print(
+            "some headers hold no voxel size (1 x 1 x 1 mm): surface Dice, distances in mm and volumes in ml mean "
+            f"nothing for these scans{done}; {REAL}"
+        )
     print(f"every case: {args.out / TABLE}; summary with intervals: {args.out / SUMMARY}")
     failed = sum(case.error is not None for case in scored)
     if failed:

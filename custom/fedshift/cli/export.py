@@ -42,15 +42,22 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--statistics own needs images to estimate them from: name some with --images")
     if args.images and not chosen.own:
         raise ConfigError("--images is for --statistics own: add it, or leave out --images")
+    if args.true_spacing and model.patches is None:
+        raise ConfigError(f"{model.path} does not resample by voxel sizes: leave out --true-spacing")
+    if args.true_spacing and not (args.bundle or args.images):
+        raise ConfigError("--true-spacing is for --bundle and --images: leave it out")
     images = first_files(args.images, model.sequences)
-    ready = (segment if model.is_segmentation else classify).ready_for(model, images, chosen, device=args.device)
+    if model.is_segmentation:
+        ready = segment.ready_for(model, images, chosen, device=args.device, true_spacing=args.true_spacing)
+    else:
+        ready = classify.ready_for(model, images, chosen, device=args.device)
     for line in describe(model):
         print(line)
     print_statistics(ready)
     if args.bundle:
         from fedshift.inference.bundle import write_bundle
 
-        write_bundle(model, ready, args.bundle)
+        write_bundle(model, ready, args.bundle, true_spacing=args.true_spacing)
         print(f"{args.bundle}: run it there with 'python -m monai.bundle run --config_file configs/inference.json'")
     for path, write in ((args.onnx, export.write_onnx), (args.torch_export, export.write_torch_export)):
         if path:

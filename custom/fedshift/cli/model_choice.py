@@ -1,4 +1,4 @@
-"""What ``fedshift predict`` and ``fedshift export`` share: a model file, and whose statistics to use with it."""
+"""What ``predict``, ``evaluate``, ``drift`` and ``export`` share: a model file, and how it is to take scans."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedshift.cli.arguments import add_true_spacing
+
 if TYPE_CHECKING:
     from fedshift.inference.model import Choice, Model, ReadyModel
 
 
 def add_choice(parser: Any) -> None:
-    """Add the options that `choice` reads, and ``--device``."""
+    """Add the options that `choice` reads, ``--true-spacing`` and ``--device``."""
     whose = parser.add_mutually_exclusive_group()
     whose.add_argument("--site", metavar="NAME", help="use this site's statistics, which the model file holds")
     whose.add_argument(
@@ -21,6 +23,7 @@ def add_choice(parser: Any) -> None:
     whose.add_argument(
         "--site-state", type=Path, metavar="DIR", help="a site's folder of the job, which holds its personal parts"
     )
+    add_true_spacing(parser)
     parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1 … (default: a GPU if any)")
 
 

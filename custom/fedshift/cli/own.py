@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedshift.cli.arguments import add_true_spacing
+from fedshift.cli.display import console
 from fedshift.cli.prepared import add_volumes, default_root, names, print_export, print_next, print_site, progress
 from fedshift.schema.codes import Codes, parse_codes
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import read_yaml
 from fedshift.schema.strict import nearest
-from fedshift.schema.task_files import apps_dir, tasks
+from fedshift.schema.task_files import Numbered, apps_dir, tasks
 
 ABOUT = """A hospital's own scans as a site. Run it again to add or withdraw cases.
 
@@ -51,9 +54,7 @@ def add_parser(kinds: Any) -> None:
     add_meaning(parser)
     parser.add_argument("--withdraw", nargs="+", default=[], metavar="ID", help="cases to remove")
     parser.add_argument("--licence", metavar="TEXT", help="licence terms, stored in the manifest")
-    parser.add_argument(
-        "--true-spacing", action="store_true", help="voxels of 1 x 1 x 1 mm are real, not a header's placeholder"
-    )
+    add_true_spacing(parser)
     add_volumes(parser)
     parser.set_defaults(func=run)
 
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     """Prepare the site; returns the exit code."""
     from data_prep.own import LICENCE, prepare_own
 
-    dataset, classes, codes = _dataset(args.dataset, args.task)
+    dataset, task = _dataset(args.dataset, args.task)
     with progress(None) as on_case:
         folder = prepare_own(
             args.images,
@@ -105,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
             args.out or default_root(),
             dataset=dataset,
             source=args.source,
-            classes=classes,
-            codes=codes,
+            classes=task.classes,
+            codes=task.codes,
             withdraw=args.withdraw,
             matrices=args.matrix,
             licence=args.licence or LICENCE,
@@ -118,12 +119,26 @@ def run(args: argparse.Namespace) -> int:
         )
     print_site(folder)
     print_export(args.out)
+    if task.sites and args.site not in task.sites:
+        known = nearest(args.site, task.sites)
+        console.print(f"note: the task has no site {args.site!r} yet{known}", markup=False, highlight=False)
     print_next(dataset)
     return 0
 
 
-def _dataset(dataset: str | None, task: str | None) -> tuple[str, tuple[str, ...] | None, Codes]:
-    """The data set's name, and its classes and their codes if a task has it.
+@dataclass(frozen=True)
+class NamedTask:
+    """What a task file says of the data; empty or None for what it leaves out."""
+
+    dataset: str
+    classes: tuple[str, ...] | None = None
+    codes: Codes = field(default_factory=dict)
+    sites: tuple[str, ...] = ()
+    """Those that train and those that are held out."""
+
+
+def _dataset(dataset: str | None, task: str | None) -> tuple[str, NamedTask]:
+    """The data set's name, and the task that is named, or that has it.
 
     Raises:
         ConfigError: neither is given, or a task that is not there or of another data set.
@@ -132,13 +147,14 @@ def _dataset(dataset: str | None, task: str | None) -> tuple[str, tuple[str, ...
         if dataset is None:
             raise ConfigError("which data set is it? give --task, the task that the site takes part in, or --dataset")
         known = (read_yaml(apps_dir() / f"{name}.yaml") for name in tasks())
-        return next((_said(raw, dataset) for raw in known if raw.get("dataset") == dataset), (dataset, None, {}))
-    name, classes, codes = named_by(task)
-    return dataset or name, classes, codes
+        found = next((_said(raw, dataset) for raw in known if raw.get("dataset") == dataset), NamedTask(dataset))
+        return dataset, replace(found, sites=())  # nobody has named the task
+    named = named_by(task)
+    return dataset or named.dataset, named
 
 
-def named_by(task: str) -> tuple[str, tuple[str, ...] | None, Codes]:
-    """The data set, the classes and their codes that a task, or its .yaml file, names.
+def named_by(task: str) -> NamedTask:
+    """What a task, or its .yaml file, says of the data.
 
     Raises:
         ConfigError: it is not there, or names no data set.
@@ -149,16 +165,19 @@ def named_by(task: str) -> tuple[str, tuple[str, ...] | None, Codes]:
         path = apps_dir() / f"{task}.yaml"
     else:
         raise ConfigError(f"there is no task {task!r}{nearest(task, tasks())}, or the path of a .yaml file")
-    name, classes, codes = _said(read_yaml(path), str(path))
-    if not name:
+    named = _said(read_yaml(path), str(path))
+    if not named.dataset:
         raise ConfigError(f"{path} has no 'dataset': name the data set there")
-    return name, classes, codes
+    return named
 
 
-def _said(raw: dict[str, Any], where: str) -> tuple[str, tuple[str, ...] | None, Codes]:
-    classes = raw.get("classes")
-    return (
+def _said(raw: dict[str, Any], where: str) -> NamedTask:
+    classes, sites, held_out = (raw.get(key) for key in ("classes", "sites", "held_out"))
+    if isinstance(sites, dict):
+        sites = Numbered.parse(sites, where=f"{where}: sites").names
+    return NamedTask(
         str(raw.get("dataset") or ""),
         tuple(map(str, classes)) if isinstance(classes, list) else None,
         parse_codes(raw, where=where),
+        tuple(map(str, [*sites, *(held_out if isinstance(held_out, list) else [])])) if isinstance(sites, list) else (),
     )

@@ -166,11 +166,11 @@ def _segment(opened: Opened, images: Sequence[Path], args: argparse.Namespace) -
     if opened.bundle is not None:
         of, statistics = opened.bundle, "the bundle's own"
     else:
-        ready = segment.ready_for(opened.file, images, choice(args), device=args.device)
+        ready = segment.ready_for(opened.file, images, choice(args), device=args.device, true_spacing=args.true_spacing)
         of, statistics = segment.ModelSegmenter(opened.file, ready), ready.statistics
         print_statistics(ready)
     make_folder(args.out)
-    for done in segment.segment_scans(of, places, origin=origin):
+    for done in segment.segment_scans(of, places, origin=origin, true_spacing=args.true_spacing):
         if done.error is None:
             written = ", ".join(map(str, done.written.values()))
             print(printable(f"{done.image}: {done.all.volume_ml:.1f} ml, {written or 'nothing written'}"))
@@ -275,6 +275,8 @@ def _classify(opened: Opened, images: Sequence[Path], args: argparse.Namespace) 
         raise ConfigError(
             f"{model.path} classifies pictures, of which no mask is written: leave out --format and --codes"
         )
+    if args.true_spacing:
+        raise ConfigError(f"{model.path} classifies pictures, which have no voxel size: leave out --true-spacing")
     ready = classify.ready_for(model, images, choice(args), device=args.device)
     print_statistics(ready)
     make_folder(args.out)

@@ -160,10 +160,14 @@ def is_dummy(scan: Scan) -> bool:
     return is_dummy_geometry(scan.spacing, scan.direction)
 
 
-def known_spacing(scan: Scan) -> tuple[float, float, float] | None:
-    """A scan's voxel size in mm along z, y, x; None if its header holds a placeholder."""
+def known_spacing(scan: Scan, *, true: bool) -> tuple[float, float, float] | None:
+    """A scan's voxel size in mm along z, y, x; None if its header holds a placeholder.
+
+    ``true``: whether somebody has said that voxels of 1 x 1 x 1 mm are no placeholder; of a prepared site the manifest
+    knows it (`fedshift.schema.manifest.Manifest.known_spacing`).
+    """
     x, y, z = scan.spacing
-    return None if is_dummy(scan) else (z, y, x)
+    return None if is_dummy(scan) and not true else (z, y, x)
 
 
 def dummy_finding(folder: Path, dummies: int, cases: int) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -64,6 +65,7 @@ def check(
     *,
     masks: Path | None = None,
     labels: Mapping[str, Sequence[int | str]] = MappingProxyType({}),
+    dataset: str = "",
     classes: Sequence[str] | None = None,
     codes: Mapping[str, ClassCodes] = MappingProxyType({}),
     annotated: Sequence[str] | None = None,
@@ -78,7 +80,8 @@ def check(
         masks: the masks, if they lie in a folder of their own; ``path`` then holds the images. Both may be patterns.
         labels: class -> values of the masks, or names of structures in DICOM masks, for scans that are not prepared
             yet.
-        classes: those of the task, the background first, for such scans too.
+        dataset: that of the task; a prepared site of another one is an error.
+        classes: those of the task, the background first.
         codes: of these classes; structures of DICOM masks are found by them.
         annotated: the classes that the masks outline; None for all.
         sequences: name of a sequence -> its pattern, or "" (`fedshift.data.scansets.gather`).
@@ -104,7 +107,7 @@ def check(
     if prepared:
         counts.prepared, counts.sites = True, len(prepared)
         found = [finding for site in prepared for finding in _check_site(site, seen, tell, counts)]
-        return [*found, *_unlike(prepared)]
+        return [*found, *_unlike(prepared), *_other_task(prepared, dataset, classes)]
     try:
         if masks is None or any(sequences.values()):
             sets = gather(path, masks=masks, sequences=sequences)
@@ -132,7 +135,7 @@ def check(
         )
         for scans in sets
     ]
-    return [finding for scans, meant in of_set for finding in _check_set(scans, meant, seen, tell)]
+    return [finding for scans, meant in of_set for finding in _check_set(scans, meant, classes, seen, tell)]
 
 
 def _prepared_sites(path: Path) -> list[Path]:
@@ -141,7 +144,22 @@ def _prepared_sites(path: Path) -> list[Path]:
     return [site for site in found if not site.name.startswith(".")]
 
 
-def _check_set(scans: ScanSet, labels: Labels | None, seen: _Seen, tell: Progress) -> Iterator[Finding]:
+def _other_task(sites: Sequence[Path], dataset: str, classes: Sequence[str] | None) -> Iterator[Finding]:
+    """Errors for sites that are prepared for another task."""
+    for site in sites:
+        with suppress(FedshiftError):  # is found when the site is checked
+            manifest = read_manifest(site)
+            if dataset and manifest.dataset != dataset:
+                what = f"is of data set {manifest.dataset}, and the task is of {dataset}"
+                yield Finding("error", site, what, "name the right folder, or the right task")
+            elif classes is not None and manifest.classes != tuple(classes):
+                what = f"has the classes {', '.join(manifest.classes)}, and the task {', '.join(classes)}"
+                yield Finding("error", site, what, "prepare the site for the task, or name the right one")
+
+
+def _check_set(
+    scans: ScanSet, labels: Labels | None, classes: Sequence[str] | None, seen: _Seen, tell: Progress
+) -> Iterator[Finding]:
     yield from scans.findings
     if labels is None and scans.unusable_labels is not None:
         yield scans.unusable_labels
@@ -161,7 +179,7 @@ def _check_set(scans: ScanSet, labels: Labels | None, seen: _Seen, tell: Progres
     if labels is None and scans.cases and all(is_dicom_mask(case.mask) for case in scans.cases):
         yield from _without_classes(scans)
     elif labels is None:
-        yield from _without_names(scans.folder, holders)
+        yield from _without_names(scans.folder, holders, classes)
     else:
         yield from not_outlined(scans.folder, labels.classes, labels.annotated, holders)
     yield from dummy_finding(scans.folder, dummies, len(scans.cases))
@@ -181,17 +199,24 @@ def _without_classes(scans: ScanSet) -> Iterator[Finding]:
         yield Finding("warning", scans.folder, what, mend)
 
 
-def _without_names(folder: Path, holders: Mapping[int, Sequence[Path]]) -> Iterator[Finding]:
-    """One warning for a folder whose masks have other values than 0 and 1, and nothing says what they mean."""
+def _without_names(
+    folder: Path, holders: Mapping[int, Sequence[Path]], classes: Sequence[str] | None
+) -> Iterator[Finding]:
+    """One finding for a folder whose masks have other values than 0 and 1, and nothing says what they mean.
+
+    It is an error if the task is known, as it then only has to be said which class is which.
+    """
     values = sorted(holders.keys() - {0})
     if not values or values == [1]:
         return
     single = [f"{value} in {files[0].name} only" for value, files in sorted(holders.items()) if len(files) == 1]
     shown = ", ".join(map(str, values)) + (f" ({', '.join(single[:3])})" if single and len(holders[0]) > 1 else "")
     listed = ",".join(map(str, values))
-    each = " ".join(f"--label NAME={value}" for value in values[:3])
-    mend = f"name them, as in {each}, or merge them, as in --label NAME={listed}"
-    yield Finding("warning", folder, f"has masks with the label(s) {shown}, and nothing says what they are", mend)
+    names = [*(classes or ())[1:], *("NAME" for _ in values)]
+    each = " ".join(f"--label {shlex.quote(name)}={value}" for name, value in zip(names, values[:3], strict=False))
+    mend = f"name them, as in {each}" + ("" if classes else f", or merge them, as in --label NAME={listed}")
+    what = f"has masks with the label(s) {shown}, and nothing says what they are"
+    yield Finding("warning" if classes is None else "error", folder, what, mend)
 
 
 def not_outlined(

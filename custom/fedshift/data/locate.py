@@ -100,9 +100,9 @@ def find_site(
             folder that would fit, and the command that prepares the data.
     """
     environ = os.environ if environ is None else environ
-    given = read_settings(local, environ).data.get(dataset)
-    if local and given is not None:
-        return _from_site_file(local / SITE_FILE, given, dataset, site)
+    by_kit = read_settings(local, environ).data
+    if local and by_kit:
+        return _from_site_file(local / SITE_FILE, by_kit, dataset, site)
     named = environ.get(DATA)
     if named:
         return _from_environment(named, dataset, site, environ)
@@ -134,8 +134,14 @@ def prepared_datasets(environ: Mapping[str, str] | None = None) -> list[str]:
     return sorted({folder.name for root in roots for folder in _folders(root) if _sites_in(folder)})
 
 
-def _from_site_file(file: Path, given: str, dataset: str, site: str) -> Path:
+def _from_site_file(file: Path, by_kit: Mapping[str, str], dataset: str, site: str) -> Path:
     """The folder that a kit's file names."""
+    if dataset not in by_kit:
+        raise DataError(
+            f"{file} names data of {_listed(sorted(by_kit))}, and none of {dataset}: add it with 'fedshift site init "
+            f"KIT --data DIR' if site {site} takes part in jobs on {dataset}"
+        )
+    given = by_kit[dataset]
     if not Path(given).is_absolute():
         raise DataError(f"{file}: data.{dataset} must be an absolute path, not {given!r}")
     folder = Path(given)

@@ -27,12 +27,20 @@ from fedshift.inference.export import write_torchscript
 from fedshift.inference.model import Model, ReadyModel
 from fedshift.inference.plausible import expected_of
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.manifest import TRUE_SPACING
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 
 
-def write_bundle(model: Model, ready: ReadyModel, folder: Path) -> None:
+def write_bundle(model: Model, ready: ReadyModel, folder: Path, *, true_spacing: bool = False) -> None:
     """Write the bundle to ``folder``. If anything fails, nothing is written.
+
+    Args:
+        model: whose network it gets.
+        ready: the network.
+        folder: must not exist yet.
+        true_spacing: what the bundle's option of this name is, of a model that works on patches: whether voxels of
+            1 x 1 x 1 mm are no placeholder.
 
     Raises:
         ConfigError: the model is not a segmentation model, the folder exists, or the network cannot be traced.
@@ -49,7 +57,7 @@ def write_bundle(model: Model, ready: ReadyModel, folder: Path) -> None:
         write_torchscript(model, ready, staging / "models" / "model.ts", named=folder)
         texts = {
             "configs/metadata.json": _json(_plain(_metadata(model, ready), model.path)),
-            "configs/inference.json": _json(_inference(model)),
+            "configs/inference.json": _json(_inference(model, true_spacing=true_spacing)),
             "docs/README.md": model_card(model, ready),
             "scripts/__init__.py": '"""Functions that the configuration calls."""\n',
             f"scripts/{parts.SCRIPT}.py": script(parts),
@@ -96,8 +104,10 @@ def _plain(content: Any, path: Path) -> Any:
     return content
 
 
-def _inference(model: Model) -> dict[str, Any]:
+def _inference(model: Model, *, true_spacing: bool) -> dict[str, Any]:
     parts = parts_of(model)
+    options = {} if model.patches is None else {TRUE_SPACING: true_spacing}
+    given = "".join(f", @{name}" for name in options)
     return {
         "imports": [
             "$import glob",
@@ -110,6 +120,7 @@ def _inference(model: Model) -> dict[str, Any]:
         "dataset_dir": "input",
         "output_dir": "$@bundle_root + '/eval'",
         "datalist": parts.datalist(model),
+        **options,
         "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
         "network_def": "$torch.jit.load(@bundle_root + '/models/model.ts', map_location=@device)",
         "network": "$@network_def.eval()",
@@ -151,7 +162,7 @@ def _inference(model: Model) -> dict[str, Any]:
             ],
         },
         "run": [
-            "$segment_files(@datalist, @preprocessing, @network, @inferer, @postprocessing, @device)",
+            f"$segment_files(@datalist, @preprocessing, @network, @inferer, @postprocessing, @device{given})",
         ],
     }
 

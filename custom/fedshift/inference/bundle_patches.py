@@ -6,7 +6,7 @@ from typing import Any
 
 from fedshift.data import arrays, voxels
 from fedshift.inference.model import Model
-from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
+from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, TRUE_SPACING, is_dummy_geometry
 from fedshift.tasks import precision
 from fedshift.tasks.evaluation import components
 from fedshift.tasks.segmentation import volumes, windows
@@ -42,6 +42,10 @@ COPIED_CONSTANTS = {
     "SPACING_TOLERANCE": SPACING_TOLERANCE,
     "DIRECTION_TOLERANCE": DIRECTION_TOLERANCE,
     "AT_ONCE": windows.AT_ONCE,
+    "WITHOUT_SPACING": (
+        "voxels of 1 x 1 x 1 mm and no rotation are taken for a lost header, and the scan is resampled by its matrix "
+        f"and not by 1 mm; if they are real, add --{TRUE_SPACING} True"
+    ),
 }
 SCRIPT_HEADER = '''"""Segment scans by patches. fedshift {version}; Apache License 2.0, see LICENSE."""
 
@@ -67,6 +71,7 @@ class PatchInferer:
 
     def __init__(self, *, precision: Precision, sequences: int, **options: Any) -> None:
         self._precision, self._sequences, self._options = precision, sequences, options
+        self.resamples_by_matrix = None not in (options["wanted"], options["matrix"])
 
     def __call__(
         self,
@@ -96,8 +101,14 @@ def segment_files(
     inferer: PatchInferer,
     postprocessing: Callable[[Any], Any],
     device: torch.device,
+    true_spacing: bool,
 ) -> None:
-    """Segment the scans one by one and save the masks."""
+    """Segment the scans one by one and save the masks.
+
+    ``true_spacing``: whether voxels of 1 x 1 x 1 mm are real, not a header's placeholder.
+    """
+    if not isinstance(true_spacing, bool):
+        raise ValueError(f"true_spacing must be True or False, not {true_spacing!r}")
     if not files:
         raise ValueError("no scans found: set dataset_dir to a folder of .nii.gz files, or datalist to a list of files")
     for file in files:
@@ -105,7 +116,9 @@ def segment_files(
         image = data["image"]
         spacing = [float(length) for length in image.pixdim]
         direction = (image.affine[:3, :3].cpu().numpy() / spacing).ravel().tolist()
-        known = None if is_dummy_geometry(spacing, direction) else spacing
+        known = None if is_dummy_geometry(spacing, direction) and not true_spacing else spacing
+        if known is None and inferer.resamples_by_matrix:
+            print(f"{file}: {WITHOUT_SPACING}")
         classes = inferer(torch.as_tensor(image)[None], known, network, device)[0]
         data["image"] = image[:1]
         data["pred"] = data["image"].clone()
@@ -165,8 +178,18 @@ def described(model: Model) -> dict[str, Any]:
         "steps": f"""\
 The scan is reoriented to RAS, each sequence normalised (`{data["normalise"]}`) and resampled to {_spacing(data)}.
 MONAI's sliding window of {size} voxels with Gaussian weights gives probabilities, which are resampled to the scan's
-grid, where the most probable class is taken. The code is in `scripts/patchwise.py`.""",
+grid, where the most probable class is taken. The code is in `scripts/patchwise.py`.{_option(model)}""",
     }
+
+
+def _option(model: Model) -> str:
+    """What a reader may have to say of the scans."""
+    if not model.resamples_by_matrix:
+        return ""
+    return f"""
+
+Voxels of 1 x 1 x 1 mm without a rotation are taken for a header that has lost its voxel size. If they are real, add
+`--{TRUE_SPACING} True` to the command, or set `{TRUE_SPACING}` in `configs/inference.json`."""
 
 
 def _spacing(data: dict[str, Any]) -> str:

@@ -71,6 +71,14 @@ class Model:
         return () if self.patches is None else self.patches.sequences
 
     @property
+    def resamples_by_matrix(self) -> bool:
+        """Whether scans without a voxel size are resampled by ``data.matrix`` and all others by ``data.spacing``."""
+        if self.patches is None:
+            return False
+        options = self.patches.inference()
+        return None not in (options["wanted"], options["matrix"])
+
+    @property
     def data(self) -> dict[str, Any]:
         """How the training images were prepared: `fedshift.tasks.base.Task.preparation`."""
         return self.header.preparation

@@ -91,9 +91,14 @@ class Bundle:
     after: tuple[tuple[str, Transform], ...]
 
     kind = "unknown"
+    resamples_by_matrix = False
 
-    def mask(self, scan: Scan, voxels: np.ndarray, certainty: np.ndarray) -> np.ndarray:
+    def mask(
+        self, scan: Scan, voxels: np.ndarray, certainty: np.ndarray, *, spacing: Sequence[float] | None
+    ) -> np.ndarray:
         """Classes of a scan's voxels, see `fedshift.inference.segment.Segmenter`.
+
+        ``spacing`` is not used: the bundle's own steps go by the header, as with ``monai.bundle run``.
 
         Raises:
             DataError: a step of the bundle fails on the scan, or the bundle does not put its result back on the scan's

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.casefiles import is_dummy
 from fedshift.data.nifti import unclear_positions
 from fedshift.data.scans import Scan
 from fedshift.data.series import NoSeries, is_dicom, is_series, list_series
@@ -27,8 +26,12 @@ FOLDER = "expected"
 """Of the files that say what scans of a class are like, below ``apps/``."""
 MIN_INTENSITY = -100
 """A lower intensity suggests Hounsfield units or normalised intensities."""
+CT = "CT"
+"""The modality whose intensities are Hounsfield units."""
 MOST_TAG = 64
 """Characters of a DICOM tag that are shown; the standard has at most 16 for these."""
+REAL = "if the voxels are of this size, add --true-spacing"
+"""The mend for a header that is taken for a placeholder."""
 MAX_MASK_VALUES = 16
 """A volume with at most this many distinct intensities may be a mask."""
 
@@ -78,6 +81,18 @@ def check_positions(path: Path) -> Iterator[str]:
         yield f"{found.what}{':' if found.is_twofold else ','} {found.used}{mend}"
 
 
+def without_spacing(*, by_matrix: bool) -> str:
+    """What is done with a scan whose header holds a placeholder, and what to do if it holds none.
+
+    ``by_matrix``: as ``resamples_by_matrix`` of `fedshift.inference.model.Model`.
+    """
+    done = "it is resampled by data.matrix and not by its 1 mm, and " if by_matrix else ""
+    return (
+        f"has voxels of 1 x 1 x 1 mm and no rotation, as if its geometry had been lost: {done}its volume may be wrong; "
+        f"{REAL}"
+    )
+
+
 def check_scan(scan: Scan, tags: Mapping[str, str], *, target: str, signed: bool = False) -> Iterator[str]:
     """Warn about unusual properties of a scan.
 
@@ -87,18 +102,16 @@ def check_scan(scan: Scan, tags: Mapping[str, str], *, target: str, signed: bool
         target: the foreground class.
         signed: whether the model was trained on images below 0, such as CT.
     """
+    expected = expected_of(target)
+    modality, body_part = tags.get(MODALITY, ""), tags.get(BODY_PART, "")
     low = float(scan.voxels.min())
-    if low < MIN_INTENSITY and not signed:
+    if low < MIN_INTENSITY and not signed and CT not in (modality, expected and expected.modality):
         yield f"has intensities down to {low:g}, as CT or normalised images have: is it an unprocessed MRI scan?"
     n_values = len(np.unique(scan.voxels))
     if n_values <= MAX_MASK_VALUES:
         yield f"has only {n_values} different intensities: is it a mask?"
-    if is_dummy(scan):
-        yield "has voxels of 1 x 1 x 1 mm and no rotation, as if its geometry had been lost: its volume may be wrong"
-    expected = expected_of(target)
     if expected is None:
         return
-    modality, body_part = tags.get(MODALITY, ""), tags.get(BODY_PART, "")
     if modality and modality != expected.modality:
         yield f"has modality {modality}, but the model was trained on {expected.modality} only"
     if body_part and not any(name in body_part.upper().replace(" ", "") for name in expected.body_parts):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.casefiles import CaseFiles, Decoded, is_dummy, read_case
+from fedshift.data.casefiles import CaseFiles, Decoded, known_spacing, read_case
 from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.labels import settle_labels
 from fedshift.data.pairing import ScanSet
@@ -30,7 +30,7 @@ class Scored:
     image: Path
     scores: Mapping[str, Mapping[str, float]]
     known_spacing: bool = True
-    """Whether the header holds a voxel size; without one, distances in mm and volumes in ml mean nothing."""
+    """Whether the voxel size is known; without it, distances in mm and volumes in ml mean nothing."""
     error: str | None = None
 
 
@@ -93,6 +93,7 @@ def score_cases(
     cases: Sequence[CaseFiles],
     *,
     tolerance: float,
+    true_spacing: bool = False,
     begin: Callable[[str], None] = lambda case: None,
 ) -> Iterator[Scored]:
     """Yield one result per case, on the scan's own grid. A case that cannot be read has an error and no scores.
@@ -102,24 +103,30 @@ def score_cases(
         ready: from `ready_for`.
         cases: from `labelled_cases`.
         tolerance: of surface Dice, in mm.
+        true_spacing: whether voxels of 1 x 1 x 1 mm are no placeholder.
         begin: called with the id of each case before it is read.
     """
     for case in cases:
         begin(case.id)
         try:
-            yield _scored(model, ready, case, tolerance)
+            yield _scored(model, ready, case, tolerance, true_spacing=true_spacing)
         except FedshiftError as error:
             yield Scored(case.id, case.image, {}, error=str(error))
 
 
-def ready_for(model: Model, cases: Sequence[CaseFiles], choice: Choice, *, device: str = "auto") -> ReadyModel:
+def ready_for(
+    model: Model, cases: Sequence[CaseFiles], choice: Choice, *, device: str = "auto", true_spacing: bool = False
+) -> ReadyModel:
     """Prepare a model for scoring; with ``choice.own``, statistics come from the cases that can be read.
+
+    ``true_spacing``: as of `score_cases`.
 
     Raises:
         ConfigError: as `fedshift.inference.model.make_ready`.
         DataError: none of the cases can be read.
     """
-    return ready_from(model, [partial(_image_of, case) for case in cases], choice, device=device)
+    readers = [partial(_image_of, case) for case in cases]
+    return ready_from(model, readers, choice, device=device, true_spacing=true_spacing)
 
 
 def _image_of(case: CaseFiles) -> tuple[Scan, np.ndarray]:
@@ -139,14 +146,15 @@ def _sequences(decoded: Decoded) -> np.ndarray:
     return np.stack([image.voxels for image in decoded.images])
 
 
-def _scored(model: Model, ready: ReadyModel, case: CaseFiles, tolerance: float) -> Scored:
+def _scored(model: Model, ready: ReadyModel, case: CaseFiles, tolerance: float, *, true_spacing: bool) -> Scored:
     decoded, classes = _decoded(case), model.header.job.task.classes
     scan = decoded.image
-    predicted = predict_mask(model, ready, scan, _sequences(decoded))
+    spacing = known_spacing(scan, true=true_spacing)
+    predicted = predict_mask(model, ready, scan, _sequences(decoded), spacing=spacing)
     assert case.labels is not None
     numbers = {name: classes.index(name) for name in case.labels.annotated or classes[1:]}
     scores = scores_by_class(predicted, decoded.mask.voxels, numbers, scan.spacing[::-1], tolerance=tolerance)
-    return Scored(case.id, case.image, scores, known_spacing=not is_dummy(scan))
+    return Scored(case.id, case.image, scores, known_spacing=spacing is not None)
 
 
 def summary(scored: Sequence[Scored], classes: Sequence[str], *, seed: int = 0) -> dict[str, Distribution]:

@@ -16,7 +16,7 @@ from fedshift.data.scans import Scan
 from fedshift.data.series import is_dicom
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
 from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready
-from fedshift.inference.plausible import check_positions, check_scan, check_volume, read_tags
+from fedshift.inference.plausible import check_positions, check_scan, check_volume, read_tags, without_spacing
 from fedshift.inference.sequences import case_of, read_case
 from fedshift.inference.slicewise import batches, probabilities, to_network, to_scan
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
@@ -58,7 +58,14 @@ class Segmenter(Protocol):
         """Whether it was trained on intensities below 0, such as CT."""
         ...
 
-    def mask(self, scan: Scan, voxels: np.ndarray, certainty: np.ndarray) -> np.ndarray:
+    @property
+    def resamples_by_matrix(self) -> bool:
+        """As of `fedshift.inference.model.Model`."""
+        ...
+
+    def mask(
+        self, scan: Scan, voxels: np.ndarray, certainty: np.ndarray, *, spacing: Sequence[float] | None
+    ) -> np.ndarray:
         """Classes of the voxels, uint8 of ``scan.voxels``'s shape.
 
         Args:
@@ -66,6 +73,7 @@ class Segmenter(Protocol):
             voxels: all its sequences, (S, z, y, x).
             certainty: float32 of the scan's shape, filled in with the probability of each foreground voxel's class;
                 NaN where that is not known.
+            spacing: mm along z, y, x; None if the header holds a placeholder.
         """
         ...
 
@@ -175,18 +183,28 @@ def _data_suffixes(mask: Path) -> tuple[str, ...]:
     return (".raw", ".zraw") if mask.suffix == ".mhd" else ()
 
 
-def ready_for(model: Model, images: Sequence[Path], choice: Choice, *, device: str = "auto") -> ReadyModel:
+def ready_for(
+    model: Model, images: Sequence[Path], choice: Choice, *, device: str = "auto", true_spacing: bool = False
+) -> ReadyModel:
     """Prepare a model for prediction. With ``choice.own``, statistics come from the scans that can be read.
+
+    ``true_spacing``: whether their voxels of 1 x 1 x 1 mm are no placeholder.
 
     Raises:
         ConfigError: as `make_ready`.
         DataError: none of the scans can be read.
     """
-    return ready_from(model, [partial(read_case, image, model.sequences) for image in images], choice, device=device)
+    readers = [partial(read_case, image, model.sequences) for image in images]
+    return ready_from(model, readers, choice, device=device, true_spacing=true_spacing)
 
 
 def ready_from(
-    model: Model, readers: Iterable[Callable[[], tuple[Scan, np.ndarray]]], choice: Choice, *, device: str = "auto"
+    model: Model,
+    readers: Iterable[Callable[[], tuple[Scan, np.ndarray]]],
+    choice: Choice,
+    *,
+    device: str = "auto",
+    true_spacing: bool = False,
 ) -> ReadyModel:
     """`ready_for`, for scans that are read in any way: each reader gives a scan and its sequences (S, z, y, x)."""
     if not choice.own:
@@ -194,7 +212,8 @@ def ready_from(
     given, first_error = [], None
     for read in readers:
         try:
-            given += _inputs(model, *read())
+            scan, voxels = read()
+            given += _inputs(model, scan, voxels, known_spacing(scan, true=true_spacing))
         except DataError as error:  # whoever predicts reports it for this scan
             first_error = first_error or error
     if not given and first_error is not None:
@@ -202,10 +221,10 @@ def ready_from(
     return make_ready(model, choice, images=Images(given), device=device)
 
 
-def _inputs(model: Model, scan: Scan, voxels: np.ndarray) -> list[Tensor]:
+def _inputs(model: Model, scan: Scan, voxels: np.ndarray, spacing: Sequence[float] | None) -> list[Tensor]:
     """A scan as the network's images, in batches."""
     if model.patches is not None:
-        return model.patches.windows(voxels, known_spacing(scan))
+        return model.patches.windows(voxels, spacing)
     data = model.data
     slices = to_network(scan.voxels, matrix=data["matrix"], clip_above_quantile=data["clip_above_quantile"])
     return list(batches(slices, context=data["context"], scale=data["scale"]))
@@ -238,9 +257,16 @@ class ModelSegmenter:
         """Whether the task normalises fixed intensities, as CT's."""
         return self.model.data.get("normalise") == "fixed"
 
-    def mask(self, scan: Scan, voxels: np.ndarray, certainty: np.ndarray) -> np.ndarray:
+    @property
+    def resamples_by_matrix(self) -> bool:
+        """As the task's data are prepared."""
+        return self.model.resamples_by_matrix
+
+    def mask(
+        self, scan: Scan, voxels: np.ndarray, certainty: np.ndarray, *, spacing: Sequence[float] | None
+    ) -> np.ndarray:
         """`predict_mask`."""
-        return predict_mask(self.model, self.ready, scan, voxels, certainty=certainty)
+        return predict_mask(self.model, self.ready, scan, voxels, spacing=spacing, certainty=certainty)
 
 
 def segment_scans(
@@ -248,6 +274,7 @@ def segment_scans(
     paths: Mapping[Path, Mapping[str, Path]],
     *,
     origin: Origin | None = None,
+    true_spacing: bool = False,
     begin: Callable[[Path], None] = lambda image: None,
 ) -> Iterator[Segmented]:
     """Yield one result per scan, in order. A failed scan gives an error result and does not stop the rest.
@@ -256,13 +283,14 @@ def segment_scans(
         of: what makes the masks.
         paths: from `output_paths`.
         origin: what DICOM results say of the model; None if none is written.
+        true_spacing: whether voxels of 1 x 1 x 1 mm are no placeholder.
         begin: called with each scan before it is read.
     """
     for image, wanted in paths.items():
         begin(image)
         written: dict[str, Path] = {}
         try:
-            yield _segment_one(of, image, wanted, written, origin)
+            yield _segment_one(of, image, wanted, written, origin, true_spacing=true_spacing)
         except FedshiftError as error:
             for path in written.values():  # all of a scan's results, or none
                 path.unlink(missing_ok=True)
@@ -275,13 +303,19 @@ def _segment_one(
     wanted: Mapping[str, Path],
     written: dict[str, Path],
     origin: Origin | None,
+    *,
+    true_spacing: bool,
 ) -> Segmented:
     """Segment a scan; ``written`` is filled in with each file before it is written."""
     classes = of.classes
     scan, voxels = read_case(image, of.sequences)
-    remarks = [*check_positions(image), *check_scan(scan, read_tags(image), target=classes[0], signed=of.signed)]
+    spacing = known_spacing(scan, true=true_spacing)
+    remarks = list(check_positions(image))
+    if spacing is None:
+        remarks.append(without_spacing(by_matrix=of.resamples_by_matrix))
+    remarks += check_scan(scan, read_tags(image), target=classes[0], signed=of.signed)
     certainty = np.zeros(scan.voxels.shape, np.float32)
-    mask = of.mask(scan, voxels, certainty)
+    mask = of.mask(scan, voxels, certainty, spacing=spacing)
     found = {name: _found(mask == number, certainty, scan) for number, name in enumerate(classes, start=1)}
     for name in classes:
         remarks += check_volume(found[name].volume_ml, target=name)
@@ -345,18 +379,31 @@ def _write_dicom(
 
 
 def predict_mask(
-    model: Model, ready: ReadyModel, scan: Scan, voxels: np.ndarray, *, certainty: np.ndarray | None = None
+    model: Model,
+    ready: ReadyModel,
+    scan: Scan,
+    voxels: np.ndarray,
+    *,
+    spacing: Sequence[float] | None,
+    certainty: np.ndarray | None = None,
 ) -> np.ndarray:
     """Predict the class of each voxel of a scan: uint8, same shape as ``scan.voxels``.
 
-    ``voxels`` are of all its sequences, (S, z, y, x). ``certainty`` (float32, of the scan's shape) is filled in
-    with the probability of each foreground voxel's class.
+    ``voxels`` are of all its sequences, (S, z, y, x), and ``spacing`` their size in mm along z, y, x, None if it is not
+    known. ``certainty`` (float32, of the scan's shape) is filled in with the probability of each foreground voxel's
+    class.
     """
-    return outline(model, ready, scan, voxels, certainty=certainty)[0]
+    return outline(model, ready, scan, voxels, spacing=spacing, certainty=certainty)[0]
 
 
 def outline(
-    model: Model, ready: ReadyModel, scan: Scan, voxels: np.ndarray, *, certainty: np.ndarray | None = None
+    model: Model,
+    ready: ReadyModel,
+    scan: Scan,
+    voxels: np.ndarray,
+    *,
+    spacing: Sequence[float] | None,
+    certainty: np.ndarray | None = None,
 ) -> tuple[np.ndarray, float | None]:
     """The mask of `predict_mask`, and the model's confidence in it; None if nothing was found."""
     data, precision = model.data, model.header.job.task.schedule.precision
@@ -367,7 +414,7 @@ def outline(
                 logits: Tensor = ready.predictor(x.to(ready.device))
             return logits
 
-        by_class = model.patches.probabilities(forward, voxels, known_spacing(scan))
+        by_class = model.patches.probabilities(forward, voxels, spacing)
         return model.patches.on_scan(by_class, scan.voxels.shape, certainty=certainty), confidence(by_class)
     found = probabilities(
         scan.voxels,

@@ -11,7 +11,7 @@ worth a look.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, sqrt
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class Compared:
 
     ``distances``: aspect -> distance from the nearest training site, and the model's doubt. ``differs``: aspects beyond
     their limit, the farthest first. ``distance``: the largest distance in multiples of its limit. With an ``error``
-    nothing else is known.
+    nothing else is known. ``known_spacing``: whether it has a voxel size; without one, what needs it is not compared.
     """
 
     image: Path
@@ -65,6 +65,7 @@ class Compared:
     distance: float = 0.0
     volume_ml: float = 0.0
     confidence: float | None = None
+    known_spacing: bool = True
     error: str | None = None
 
 
@@ -94,23 +95,27 @@ def compare_scans(
     references: Sequence[Reference],
     images: Sequence[Path],
     *,
+    true_spacing: bool = False,
     begin: Callable[[Path], None] = lambda image: None,
 ) -> Iterator[Compared]:
     """Yield one result for each scan, in order; one that cannot be read has an error.
 
-    ``begin`` is called with each scan before it is read.
+    ``true_spacing``: whether voxels of 1 x 1 x 1 mm are no placeholder. ``begin`` is called with each scan before it is
+    read.
     """
     usual = limits(references)
     for image in images:
         begin(image)
         try:
             scan, voxels = read_case(image, model.sequences)
-            mask, confidence = outline(model, ready, scan, voxels)
+            spacing = known_spacing(scan, true=true_spacing)
+            mask, confidence = outline(model, ready, scan, voxels, spacing=spacing)
         except FedshiftError as error:
             yield Compared(image, error=str(error))
             continue
-        told = fingerprint_of(model, references, voxels, mask, known_spacing(scan))
-        yield judged(image, told, confidence, references, usual, volume_ml=volume_ml(mask, scan))
+        told = fingerprint_of(model, references, voxels, mask, spacing)
+        found = judged(image, told, confidence, references, usual, volume_ml=volume_ml(mask, scan))
+        yield replace(found, known_spacing=spacing is not None)
 
 
 def fingerprint_of(
