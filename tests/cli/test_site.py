@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
 import shutil
 import socket
@@ -27,6 +28,7 @@ from fedshift.federation.site.site import Site
 from fedshift.flare import codec
 from fedshift.flare.dry_run import Sent, contents, dry_run
 from fedshift.flare.export import write_job
+from fedshift.flare.store import hold, jobs_folder
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
 
@@ -153,6 +155,20 @@ def test_init_refuses_data_that_are_not_the_sites_own(
     assert tree(kit) == before
 
 
+def test_a_folder_above_the_sites_is_noticed(
+    kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = data[NAME]
+    for folder, said in (
+        (own.parent, rf"holds no manifest\.json: did you mean {own}\?"),
+        (own.parent.parent, rf"holds no manifest\.json: did you mean {own}\?"),
+        (own.parent / "caltech" / "arrays", "no folder|does not exist: prepare the site"),
+        (own.parent / "nowhere", r"nowhere is no folder: name the site's prepared one, such as DATA/prostate/amazon"),
+    ):
+        assert site("init", kit, "--data", folder) == 2
+        assert re.search(said, " ".join(capsys.readouterr().err.split())), folder
+
+
 def test_the_phantom_is_taken_if_it_is_asked_for_and_named(
     kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,8 +188,19 @@ def test_a_kit_is_given_what_is_its_own(
         port = listening.getsockname()[1]
         config = server / "startup" / "fed_server.json"
         config.write_text(config.read_text(encoding="utf-8").replace(":8002", f":{port}"), encoding="utf-8")
-        assert site("init", server) == 0
-        assert f"{port} cannot be used" in capsys.readouterr().out
+        assert site("init", server) == 1
+        told = " ".join(capsys.readouterr().out.split())
+        assert f"error port: {port} cannot be used (Address already in use), and not because this kit's server" in told
+        own = hold(jobs_folder(server))
+        assert own is not None
+        assert site("check", server) == 0, "its own server is no fault"
+        assert f"this kit's server runs already (process {os.getpid()})" in capsys.readouterr().out
+        own.close()
+        (server / "pid.fl").write_text(f"{os.getpid()}\n", encoding="utf-8")
+        assert site("check", server) == 0, "nor is one that was started before servers locked their store"
+        (server / "pid.fl").write_text("4194304\n", encoding="utf-8")
+        assert site("check", server) == 1, "the process is gone"
+        capsys.readouterr()
     assert site("check", server) == 0
     assert f"{port} is free" in capsys.readouterr().out
     assert not (server / "local" / "fedshift.yaml").exists()
@@ -240,6 +267,25 @@ def test_a_site_whose_data_do_not_pass_the_check_is_not_ready(
     shutil.rmtree(data[NAME])
     assert site("check", kit) == 1
     assert "holds no manifest.json" in capsys.readouterr().out
+
+
+def test_a_policy_under_which_next_to_nothing_leaves_is_told(
+    kit: Path, data: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert site("init", kit, "--data", data[NAME]) == 0
+    assert "min_cases" not in capsys.readouterr().out
+    settings = kit / "local" / "fedshift.yaml"
+    text = settings.read_text(encoding="utf-8")
+    settings.write_text(text.replace("min_cases: 1 ", "min_cases: 50 "), encoding="utf-8")
+    trained = len(read_manifest(data[NAME]).by_split("train"))
+    assert 0 < trained < 50
+    assert site("check", kit) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"note policy: min_cases 50, and this site has {trained} training pictures of shapes: only the" in told
+    for methods, code, said in (("fedfa", 2, r"privacy\.min_cases: 50"), ("fedavg", 0, "")):
+        write_job(job(methods=methods), tmp_path / methods, production=True)
+        assert site("dry-run", kit, tmp_path / methods) == code, "what the note says is so"
+        assert re.search(said, capsys.readouterr().err)
 
 
 def test_an_expired_certificate_is_told_before_the_server_refuses_it(
@@ -356,9 +402,14 @@ def test_clocks_that_disagree_with_certificates_are_named(
 # --- dry-run ------------------------------------------------------------------------------------------------
 
 
-def job(*options: str, sites: tuple[str, ...] = (NAME, *OTHERS), held_out: tuple[str, ...] = ()) -> JobSpec:
+def job(
+    *options: str,
+    sites: tuple[str, ...] = (NAME, *OTHERS),
+    held_out: tuple[str, ...] = (),
+    methods: str = "fedfa+fedrdn",
+) -> JobSpec:
     """A job with FedFA and FedRDN for these sites."""
-    raw = small_image_job("fedfa+fedrdn", "schedule.rounds=2", *options).dump()
+    raw = small_image_job(methods, "schedule.rounds=2", *options).dump()
     raw["task"] |= {"sites": sites, "held_out": held_out}
     raw["federation"]["min_sites"] = len(sites)
     return JobSpec.parse(raw, where="test")

@@ -21,7 +21,7 @@ from fedshift.reporting.watch.moment import Moment
 from fedshift.schema.results import read_results
 
 from .console import Console
-from .deployed import LEAD, SERVER, Deployed
+from .deployed import LEAD, SERVER, Deployed, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -196,6 +196,33 @@ def test_a_job_by_command_is_downloaded_by_command_and_in_the_console(
     assert results.final is not None and set(results.final.best.sites) == {"A", "B", "C"}
     for name in ("best_global_model.pt", "last_global_model.pt"):
         assert (by_console / name).is_file()
+
+
+def test_a_job_submitted_twice_runs_once_at_a_time_and_is_watched_from_its_first_second(
+    day: Day, federation: Deployed, tmp_path: Path
+) -> None:
+    folder = write_job(small_image_job("fedavg", "schedule.rounds=2"), tmp_path / "twice", production=True)
+    first, second = (federation.submit(folder) for _ in range(2))
+    source = WatchedJob(federation.kits / LEAD, user=LEAD, job_id=first)
+    problems, states = set[str](), set[tuple[str, str]]()
+
+    def both_ended() -> bool:
+        problems.add(source.read().problem)
+        states.add((federation.status(first), federation.status(second)))
+        return all(federation.status(job_id).startswith("FINISHED") for job_id in (first, second))
+
+    wait_for(both_ended, 300, "both jobs' ends")
+    source.close()
+    assert problems == {""}, "a job that begins is no problem of the server's"
+    assert ("RUNNING", "SUBMITTED") in states and ("RUNNING", "RUNNING") not in states
+    assert federation.status(first) == federation.status(second) == "FINISHED:COMPLETED"
+
+
+@pytest.mark.parametrize("asked", ["nope", "00000000-0000-4000-8000-000000000000"])
+def test_a_job_that_there_is_not_is_named(asked: str, day: Day, federation: Deployed) -> None:
+    source = WatchedJob(federation.kits / LEAD, user=LEAD, job_id=asked)
+    assert source.read().problem.startswith(f"the server knows no job {asked}: see 'nvflare job list")
+    source.close()
 
 
 def test_nothing_that_a_coordinator_does_is_dropped(day: Day, federation: Deployed) -> None:

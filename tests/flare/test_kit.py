@@ -314,6 +314,30 @@ def test_loosened_settings_are_found(site: kits.Kit) -> None:
     assert [fault.grave for fault in kits.faults(site)] == [False, False]
 
 
+def test_a_servers_kit_that_was_copied_is_found(server: kits.Kit, tmp_path: Path) -> None:
+    """Its server would work in the store of the first one, whose running jobs it would end."""
+    assert not list(kits.faults(server))
+    copy = kits.open_kit(Path(shutil.copytree(server.folder, tmp_path / "copy")))
+    found = list(kits.faults(copy))
+    assert [fault.grave for fault in found] == [True, True]
+    for what, fault in zip(("jobs", "snapshots"), found, strict=True):
+        assert f"keeps {what} in {server.folder}/store/{what}, not in this kit: it was moved" in fault.sentence
+        assert f"run 'fedshift site init {copy.folder}' with --force" in fault.sentence
+    kits.lay(kits.local_files(copy), copy.local, force=True)
+    assert not list(kits.faults(copy))
+    (tmp_path / "link").symlink_to(copy.folder)
+    assert not list(kits.faults(kits.open_kit(tmp_path / "link"))), "the same kit, by another way"
+
+
+def test_one_job_runs_at_a_time_and_more_are_noticed(server: kits.Kit) -> None:
+    path = server.local / "resources.json"
+    text = path.read_text(encoding="utf-8")
+    assert '"max_jobs": 1' in text
+    path.write_text(text.replace('"max_jobs": 1', '"max_jobs": 4'), encoding="utf-8")
+    (fault,) = kits.faults(server)
+    assert not fault.grave and "lets 4 jobs run at a time" in fault.sentence
+
+
 # --- the files ----------------------------------------------------------------------------------------------
 
 

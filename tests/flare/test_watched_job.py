@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from reporting.watch.standin import progress_at
 
@@ -23,6 +24,7 @@ class Standin:
         self.jobs: list[dict[str, Any]] = []
         self.progress: Progress | None = None
         self.fault: Exception | None = None
+        self.no_stats: Exception | None = None
         self.asked = self.connected = self.closed = 0
 
     def __call__(self) -> Standin:
@@ -38,10 +40,15 @@ class Standin:
         return self.jobs
 
     def get_job_meta(self, job_id: str) -> dict[str, Any]:
-        return next(job for job in self.list_jobs() if job["job_id"] == job_id)
+        for job in self.list_jobs():
+            if job["job_id"] == job_id:
+                return job
+        raise JobNotFound(f"no such job: {job_id}")
 
     def show_stats(self, job_id: str, target_type: str) -> dict[str, Any]:
         assert target_type == "server"
+        if self.no_stats is not None:
+            raise self.no_stats
         return {"server": collected(self.progress)}
 
     def close(self) -> None:
@@ -71,6 +78,7 @@ def test_the_progress_in_the_statistics_is_short_however_long_the_run() -> None:
     assert again is not None and again.history[-1] == progress.history[-1] and again.history[0] == progress.history[0]
     assert again.site_scores == progress.site_scores and again.refused == progress.refused[-5:]
     assert progress_in({"server": collected(None)}) is None
+    assert progress_in({"server": {}}) is None, "a job's process that is starting"
     for told in ({"fedshift": {"round": "1 of 2"}}, {"fedshift watch": {"progress.json": '{"schema": 2}'}}):
         with pytest.raises(ConfigError, match="tells no progress"):
             progress_in({"server": told})
@@ -117,3 +125,31 @@ def test_a_job_that_was_asked_for_stays(tmp_path: Any) -> None:
     source = WatchedJob(tmp_path, user="lead@hub.org", job_id="id-1", connect=server)
     moment = source.read()
     assert moment.ended and moment.failed and moment.progress is None and "FINISHED:ABORTED" in moment.waits_for
+
+
+def test_a_job_whose_process_does_not_answer_yet_is_no_fault_of_the_server(tmp_path: Any) -> None:
+    """FLARE then says that there is no such job, for half a minute after it was submitted."""
+    now, server = [0.0], Standin()
+    server.jobs, server.no_stats = [job(1, "RUNNING")], JobNotFound("no such job: id-1")
+    source = WatchedJob(tmp_path, user="lead@hub.org", connect=server, clock=lambda: now[0])
+    starting = source.read()
+    assert starting.waits_for == "the job's first round has not begun" and not starting.problem
+    server.no_stats = JobNotRunning("job id-1 is not running")
+    assert "does not run: it ends, or waits for a site" in source.read().waits_for
+    server.no_stats, server.progress = None, progress_at(5)
+    assert source.read().progress is not None
+    for server.no_stats in (JobNotFound("no such job: id-1"), JobNotRunning("job id-1 is not running")):
+        now[0] += 7
+        later = source.read()
+        assert later.progress is not None and later.progress.round == 5 and not later.problem
+        assert later.news_age == now[0], "how old the news is, is told"
+    assert server.connected == 1
+
+
+def test_a_job_that_the_server_does_not_know_is_named(tmp_path: Any) -> None:
+    server = Standin()
+    server.jobs = [job(1, "RUNNING")]
+    source = WatchedJob(tmp_path, user="lead@hub.org", job_id="nope\x1b[2J", connect=server)
+    problem = source.read().problem
+    assert problem.startswith("the server knows no job nope") and "nvflare job list" in problem
+    assert "cannot be asked" not in problem and "\x1b" not in problem

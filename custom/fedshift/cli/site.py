@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import platform
 import shutil
 import socket
@@ -138,11 +140,18 @@ def _own_data(kit: Kit, folder: Path, *, phantom: bool) -> Manifest:
     """The manifest of data that are this site's, and not simulated unless that is meant.
 
     Raises:
-        ConfigError: another site's, or simulated.
+        ConfigError: another site's, or simulated; or the folder is not there, or is one above the site's.
     """
     from fedshift.schema.errors import ConfigError
-    from fedshift.schema.manifest import read_manifest
+    from fedshift.schema.manifest import FILE_NAME, read_manifest
 
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder: name the site's prepared one, such as DATA/prostate/{kit.name}")
+    if not (folder / FILE_NAME).is_file():
+        below = (folder / kit.name, *sorted(other / kit.name for other in folder.iterdir()))
+        meant = [str(other) for other in below if (other / FILE_NAME).is_file()]
+        if meant:
+            raise ConfigError(f"{folder} holds no {FILE_NAME}: did you mean {' or '.join(meant)}?")
     manifest = read_manifest(folder)
     if manifest.site != kit.name:
         raise ConfigError(f"{folder} holds data of site {manifest.site}, the kit is of site {kit.name}: name its own")
@@ -237,8 +246,15 @@ def _about_data(kit: Kit) -> Iterator[Remark]:
         yield Remark("ok", "data", text)
         if manifest.kind == "phantom":
             yield Remark("warning", "data", "they are simulated, not a hospital's: for trying things out only")
-        if not manifest.by_split("train"):
+        trained = len(manifest.by_split("train"))
+        if not trained:
             yield Remark("note", "data", "none to train on: jobs must hold this site out (fedshift job --held-out)")
+        elif privacy is not None and privacy.train and trained < privacy.min_cases:
+            text = (
+                f"min_cases {privacy.min_cases}, and this site has {trained} training {what} of {dataset}: only the "
+                "network, losses and scores leave, and a job whose methods send more is refused"
+            )
+            yield Remark("note", "policy", text)
 
 
 def _about_ledger(kit: Kit) -> Iterator[Remark]:
@@ -311,9 +327,32 @@ def _about_port(kit: Kit) -> Remark:
     try:
         socket.create_server(("", kit.port)).close()
     except OSError as error:
-        text = f"{kit.port} cannot be used ({error.strerror}): does this server run already?"
-        return Remark("note", "port", text)
+        text = f"{kit.port} cannot be used ({os.strerror(error.errno) if error.errno else error})"
+        if error.errno != errno.EADDRINUSE:
+            return Remark("note", "port", text)
+        process = _own_server(kit)
+        if process:
+            return Remark("note", "port", f"{text}: this kit's server runs already (process {process})")
+        text += ", and not because this kit's server runs: end what listens there, perhaps the server of another kit"
+        return Remark("error", "port", text)
     return Remark("ok", "port", f"{kit.port} is free")
+
+
+def _own_server(kit: Kit) -> str | None:
+    """The process of the server that was started from this kit, in whatever way; None if there is none."""
+    from fedshift.flare.store import holder
+
+    process = holder(kit.folder)
+    if process is not None:
+        return process
+    try:  # of a server that was started before servers locked their store
+        number = (kit.folder / "pid.fl").read_text(encoding="utf-8").strip()
+        os.kill(int(number), 0)
+    except PermissionError:
+        return number
+    except (OSError, ValueError):
+        return None
+    return number
 
 
 # --- dry-run ------------------------------------------------------------------------------------------------

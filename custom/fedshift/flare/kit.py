@@ -27,6 +27,7 @@ from nvflare.private.fed.utils.site_config import project_site_config
 from fedshift.data.locate import SITE_FILE
 from fedshift.flare.export import client_config, server_config
 from fedshift.flare.log_lines import OneEntry
+from fedshift.flare.store import is_at, jobs_folder, snapshots_folder
 from fedshift.flare.survey import job as survey_job
 from fedshift.schema.errors import ConfigError
 
@@ -36,8 +37,8 @@ STARTUP: dict[Role, str] = {"site": "fed_client.json", "server": "fed_server.jso
 CERTIFICATE: dict[Role, str] = {"site": "client", "server": "server"}
 ALLOWED = "class_allow_list"
 STREAMING = "allow_log_streaming"
-STORE = "store"
-"""Folder in a server's kit for jobs and results; FLARE's default is one folder for the whole machine."""
+ONE_JOB = 1
+"""Jobs that run at a time: each needs a site's memory and processors. FLARE's default for kits is 4."""
 
 RESOURCES, AUTHORIZATION, LOGS = "resources.json", "authorization.json", "log_config.json"
 LAUNCHERS = {
@@ -275,7 +276,6 @@ def resources(kit: Kit) -> dict[str, Any]:
     content = read_json(kit.local / f"{RESOURCES}.default")
     content["class_list_enforcement_mode"] = "enforce"
     content[ALLOWED] = list(components(kit.role))
-    store = kit.folder.absolute() / STORE
     try:
         named = {component["id"]: component for component in content["components"]}
         launcher = named["process_launcher"]
@@ -285,8 +285,10 @@ def resources(kit: Kit) -> dict[str, Any]:
             content[STREAMING] = False
             content["client"]["communication_timeout"] = SILENCE
         else:
-            content["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(store / "snapshots")
-            named["job_manager"]["args"]["uri_root"] = str(store / "jobs")
+            folder = kit.folder.absolute()
+            content["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(snapshots_folder(folder))
+            named["job_manager"]["args"]["uri_root"] = str(jobs_folder(folder))
+            named["job_scheduler"]["args"]["max_jobs"] = ONE_JOB
             content["components"].remove(named["log_receiver"])  # which would write files that others name
             content["components"].append(READMISSION)
             content["app_validator"] = VALIDATOR
@@ -383,6 +385,8 @@ def faults(kit: Kit) -> Iterator[Fault]:
 def _resource_faults(kit: Kit) -> Iterator[Fault]:
     path = kit.local / RESOURCES
     content = read_json(path)
+    if kit.role == "server":
+        yield from _server_faults(kit, path, content)
     allowed, ours = content.get(ALLOWED), components(kit.role)
     named = content.get("components")
     guarded = isinstance(named, list) and GUARD in named
@@ -409,6 +413,43 @@ def _resource_faults(kit: Kit) -> Iterator[Fault]:
     for value in _values(registered(kit)):
         if value.startswith("/"):
             yield Fault(f"{path} tells the server of {value} when the site registers: keep paths in {SITE_FILE}")
+
+
+def _server_faults(kit: Kit, path: Path, content: Mapping[str, Any]) -> Iterator[Fault]:
+    """A store of another kit, whose jobs this server would take for its own, and jobs that run side by side."""
+    manager, scheduler = (_arguments(content.get("components"), name) for name in ("job_manager", "job_scheduler"))
+    persistor = content.get("snapshot_persistor")
+    storage = _at(_at(persistor, "args"), "storage")
+    for what, place, own in (
+        ("jobs", manager.get("uri_root"), jobs_folder(kit.folder)),
+        ("snapshots", _at(_at(storage, "args"), "root_dir"), snapshots_folder(kit.folder)),
+    ):
+        if isinstance(place, str) and not is_at(kit.folder.absolute() / place, own):
+            yield Fault(
+                f"{path} keeps {what} in {place}, not in this kit: it was moved or copied, and its server would meddle "
+                f"with the jobs of another: run 'fedshift site init {kit.folder}' with --force"
+            )
+    most = scheduler.get("max_jobs", ONE_JOB)
+    if most != ONE_JOB:
+        yield Fault(
+            f"{path} lets {most} jobs run at a time, and each takes a site's memory: set max_jobs to {ONE_JOB} unless "
+            "that is meant",
+            grave=False,
+        )
+
+
+def _arguments(components: Any, name: str) -> dict[str, Any]:
+    """Arguments of a component of ``resources.json``; empty if it has none."""
+    for component in components if isinstance(components, list) else ():
+        if _at(component, "id") == name:
+            found = _at(component, "args")
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _at(content: Any, key: str) -> Any:
+    """What an object has under a key; None if it is no object."""
+    return content.get(key) if isinstance(content, dict) else None
 
 
 def _authorization_faults(kit: Kit) -> Iterator[Fault]:

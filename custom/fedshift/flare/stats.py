@@ -45,9 +45,13 @@ def add_progress(event_type: str, fl_ctx: FLContext, progress: Callable[[], Prog
 def progress_in(stats: Mapping[str, Any]) -> Progress | None:
     """The progress in the server's answer to ``show_stats``; None before the run has begun.
 
+    An answer without any group comes from a job's process that is starting or ending.
+
     Raises:
         ConfigError: the job's server sends none: it runs another version, or the job is not one of fedshift's.
     """
+    if not any(stats.values()):
+        return None
     for groups in stats.values():
         text = groups.get(WATCHED, {}).get(FILE_NAME) if isinstance(groups, dict) else None
         if text is not None:

@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from fedshift.flare.stats import progress_in
@@ -89,17 +90,33 @@ class WatchedJob:
         status, name = str(job.get("status", "")), one_line(job.get("name") or job.get("job_name") or "")
         self._where = f"job {self._job_id} ({name}), as {self._user} sees it"
         if status == RUNNING:
-            progress = progress_in(self._session.show_stats(self._job_id, "server"))
-            if progress is None:
-                return Moment(where=self._where, waits_for="the job's first round has not begun")
-            self._last = progress, self._clock()
-            return Moment.of(progress, where=self._where, news_age=0.0)
+            return self._running(self._session)
         if not status.startswith(FINISHED):
             return Moment(where=self._where, waits_for=f"the job is {one_line(status).lower()}")
         return self._ended(status)
 
+    def _running(self, session: Session) -> Moment:
+        """A job that runs, as far as the server knows: its process may not answer yet, or not any more."""
+        waits_for = "the job's first round has not begun"
+        try:
+            progress = progress_in(session.show_stats(self._job_id, "server"))
+        except JobNotFound:  # FLARE's word for a process that does not answer
+            progress = None
+        except JobNotRunning:
+            progress, waits_for = None, "the job's process does not run: it ends, or waits for a site to come back"
+        if progress is not None:
+            self._last = progress, self._clock()
+        if self._last is None:
+            return Moment(where=self._where, waits_for=waits_for)
+        progress, seen = self._last
+        return Moment.of(progress, where=self._where, news_age=self._clock() - seen)
+
     def _job(self, session: Session) -> dict[str, Any] | None:
-        """What FLARE says of the job; which one that is may change while none was asked for and it does not run."""
+        """What FLARE says of the job; which one that is may change while none was asked for and it does not run.
+
+        Raises:
+            ConfigError: the server does not know the job that was asked for.
+        """
         if self._asked is None:
             jobs = sorted(session.list_jobs(), key=lambda job: str(job.get("submit_time", "")))
             if not jobs:
@@ -108,7 +125,12 @@ class WatchedJob:
             if newest["job_id"] != self._job_id:
                 self._job_id, self._last = str(newest["job_id"]), None
             return dict(newest)
-        return dict(session.get_job_meta(self._asked))
+        try:
+            return dict(session.get_job_meta(self._asked))
+        except JobNotFound:
+            raise ConfigError(
+                f"the server knows no job {one_line(self._asked)}: see 'nvflare job list --startup-kit KIT'"
+            ) from None
 
     def _ended(self, status: str) -> Moment:
         """A job that is over, which FLARE has no statistics of: the last progress that was seen of it."""

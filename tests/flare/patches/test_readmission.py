@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 from nvflare.apis.client import Client
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import RunProcessKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.job_def import Job, JobMetaKey, RunStatus
 from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.fuel.common.exit_codes import ProcessExitCode
@@ -23,6 +25,7 @@ from nvflare.private.admin_defs import ReturnCode
 from nvflare.private.defs import ERROR_MSG_PREFIX, CellMessageHeaderKeys, JobFailureMsgKey
 from nvflare.private.fed.server.fed_server import FederatedServer
 
+from fedshift.flare import store
 from fedshift.flare.patches import patch
 from fedshift.flare.patches.readmission import INTERVAL, LACKS_APP, STILL_RUNS, Admission, Readmission, update_clients
 from fedshift.schema.job import FILE_NAME
@@ -57,8 +60,8 @@ class Server:
     def stop_run(self, job_id: str, context: Any) -> None:
         self.done.append(("job stopped",))
 
-    def reported(self, code: Any) -> list[tuple[str, ...]]:
-        payload = {JobFailureMsgKey.JOB_ID: "job", JobFailureMsgKey.CODE: code}
+    def reported(self, code: Any, reason: str | None = None) -> list[tuple[str, ...]]:
+        payload = {JobFailureMsgKey.JOB_ID: "job", JobFailureMsgKey.CODE: code, JobFailureMsgKey.REASON: reason}
         FederatedServer.process_job_failure(self, Message({CellMessageHeaderKeys.TOKEN: "t"}, payload))
         return self.done
 
@@ -82,6 +85,10 @@ def test_one_site_does_not_end_the_job_by_saying_that_it_has_failed(
     caplog.clear()
     assert Server().reported(code) == [("ended", "UCL")]
     assert ("its log has the reason" in caplog.text) is (code != JobReturnCode.ABORTED)
+    if code != JobReturnCode.ABORTED:
+        assert "part of job 'job': its log has the reason" in caplog.text, "no reason is not one called None"
+        Server().reported(code, "out of\nmemory")
+        assert r"part of job 'job' ('out of\nmemory'): its log has the reason" in caplog.text
 
 
 class Engine:
@@ -102,6 +109,7 @@ class Engine:
         self.deployed: object = SimpleNamespace(get_header=lambda key, default: default, body="deployed")
         self.done: list[tuple[str, ...]] = []
         self.job_runner = self.server = self.admin_server = self
+        self.uri_root = str(store.jobs_folder(folder))
         self._folder, self._restored = folder, restored
 
     def context(self) -> Any:
@@ -109,6 +117,9 @@ class Engine:
 
     def get_app_config_dir(self, job_id: str) -> str:
         return str(self._folder / job_id)
+
+    def get_root_dir(self) -> str:
+        return str(self._folder)
 
     def get_component(self, name: str) -> Engine:
         return self
@@ -285,6 +296,32 @@ def test_a_job_that_cannot_go_on_after_the_server_was_stopped_is_left(
     abandoned = [("status", str(RunStatus.ABANDONED))]
     assert engine.done == (abandoned if how in ("nothing left", "not restored") else [])
     assert not engine.run_processes
+
+
+def test_a_job_in_the_store_of_another_kit_is_left_as_it_is(
+    admission: Admission, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it left to continue from is in that kit."""
+    engine = Engine(tmp_path / "copy")
+    engine.uri_root = str(store.jobs_folder(tmp_path / "first"))
+    admission.look_back(engine.context())
+    admission.look(engine, engine.context())
+    assert not engine.done and not engine.run_processes
+    assert "job job-1 ran in a server whose store this is" in caplog.text and "--force" in caplog.text
+
+
+def test_a_server_does_not_start_in_a_store_that_another_one_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(store, "PATIENCE", 0.0)
+    monkeypatch.setattr("fedshift.flare.patches.readmission.PATCH", SimpleNamespace(fits=lambda: False))
+    engine, first, second = Engine(tmp_path), Readmission(), Readmission()
+    first.handle_event(EventType.SYSTEM_BOOTSTRAP, engine.context())
+    with pytest.raises(UnsafeComponentError, match="in use by another server"):
+        second.handle_event(EventType.SYSTEM_BOOTSTRAP, engine.context())
+    assert "in use by another server" in caplog.text and not engine.done
+    del first
+    second.handle_event(EventType.SYSTEM_BOOTSTRAP, engine.context())
 
 
 def test_the_jobs_process_takes_over_who_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:

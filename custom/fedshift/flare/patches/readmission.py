@@ -1,14 +1,17 @@
 """Sites that start late or come back join a running job, and jobs that a stopped server left unfinished continue.
 
 NVFlare 2.9: a site takes part in a job only if it was connected when the job started. A job that runs when the server
-is stopped shows as running for ever and cannot be aborted, deleted or downloaded.
-Cost: the site's data for the rest of the run; with a stopped server the whole run.
+is stopped shows as running for ever and cannot be aborted, deleted or downloaded. A server works in a store that
+another one uses, and waits for a port that another one has.
+Cost: the site's data for the rest of the run; with a stopped server the whole run; with two servers the jobs of one.
 Instead: `Readmission`, a component of the server's ``local/resources.json``, lives in the server's parent process. When
 a site is connected that a running job names and that does not take part in it, it starts the job there: a restarted
 site continues from its state, a late one begins. A job that ran when the server was stopped is started again under the
 same id as soon as one of its sites is connected; its workflow continues after the last closed round. `update_clients`
 tells the job's own process at the server who takes part now. A site that reports that its part has failed is noted, and
-ends nothing: NVFlare would end the job for all. tests/flare/test_deployed_faults.py runs all this.
+ends nothing: NVFlare would end the job for all. Jobs that a stopped server left are given up here, so a server does not
+start in a store that another one uses (`fedshift.flare.store`), and gives up none in a store that is not its kit's.
+tests/flare/test_deployed_faults.py runs all this.
 Fixed in NVFlare when: a site that is killed and restarted during a job takes part in its next round.
 """
 
@@ -19,13 +22,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import RunProcessKey, SystemComponents
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.job_def import Job, JobMetaKey, RunStatus
 from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.apis.job_scheduler_spec import DispatchInfo
@@ -34,6 +38,8 @@ from nvflare.private.admin_defs import MsgHeader, ReturnCode
 from nvflare.private.defs import ERROR_MSG_PREFIX, JobFailureMsgKey
 
 from fedshift.flare.patches.patch import Patch, find
+from fedshift.flare.store import hold, is_at, jobs_folder
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import FILE_NAME
 
 log = logging.getLogger("fedshift")
@@ -81,15 +87,30 @@ class Readmission(FLComponent):
             _note_failures()
         self._stop = threading.Event()
         self._admission = Admission()
+        self._store: IO[str] | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Start and stop with the server."""
-        if event_type == EventType.SYSTEM_START and PATCH.fits():
+        """Start and stop with the server.
+
+        Raises:
+            UnsafeComponentError: another server uses the store; NVFlare then ends the process.
+        """
+        if event_type == EventType.SYSTEM_BOOTSTRAP:  # in the server's own process only, before it asks for jobs
+            self._hold_store(fl_ctx)
+        elif event_type == EventType.SYSTEM_START and PATCH.fits():
             self._admission.look_back(fl_ctx)
             engine = fl_ctx.get_engine()
             threading.Thread(target=self._run, args=(engine,), name="readmission", daemon=True).start()
         elif event_type == EventType.SYSTEM_END:
             self._stop.set()
+
+    def _hold_store(self, fl_ctx: FLContext) -> None:
+        manager = fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER)
+        try:
+            self._store = hold(Path(manager.uri_root))
+        except ConfigError as error:
+            log.error("%s", error)
+            raise UnsafeComponentError(str(error)) from None
 
     def _run(self, engine: Any) -> None:
         while not self._stop.wait(INTERVAL):
@@ -112,8 +133,12 @@ class Admission:
         self._refusals: dict[tuple[str, str], tuple[int, float]] = {}
 
     def look_back(self, fl_ctx: FLContext) -> None:
-        """Find jobs that ran when the server was stopped: keep those that can continue, abandon the others."""
+        """Find jobs that ran when the server was stopped: keep those that can continue, abandon the others.
+
+        In a store that is not this kit's nothing is abandoned: what the jobs left is then in another kit.
+        """
         manager = fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER)
+        own = is_at(manager.uri_root, jobs_folder(Path(fl_ctx.get_workspace().get_root_dir())))
         for job in manager.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
             if (Path(fl_ctx.get_workspace().get_app_config_dir(job.job_id)) / FILE_NAME).is_file():
                 log.warning(
@@ -121,6 +146,13 @@ class Admission:
                     job.job_id,
                 )
                 self._left[job.job_id] = job
+            elif not own:
+                log.error(
+                    "job %s ran in a server whose store this is, %s, and which is not this kit's: it is left as it is. "
+                    "Run 'fedshift site init' with --force",
+                    job.job_id,
+                    manager.uri_root,
+                )
             else:
                 log.error("job %s ran when the server was stopped and left nothing to continue from", job.job_id)
                 manager.set_status(job.job_id, RunStatus.ABANDONED, fl_ctx)
@@ -231,9 +263,14 @@ def _note_failures() -> None:
         told = request.payload
         if isinstance(told, dict):
             if told.get(JobFailureMsgKey.CODE) not in (JobReturnCode.SUCCESS, JobReturnCode.ABORTED):
-                job, reason = (str(told.get(key))[:80] for key in (JobFailureMsgKey.JOB_ID, JobFailureMsgKey.REASON))
-                site = str(request.get_header(MessageHeaderKey.ORIGIN))[:80]
-                log.warning("site %a has ended its part of job %a (%a): its log has the reason", site, job, reason)
+                job, site = told.get(JobFailureMsgKey.JOB_ID), request.get_header(MessageHeaderKey.ORIGIN)
+                reason = told.get(JobFailureMsgKey.REASON)
+                log.warning(
+                    "site %a has ended its part of job %a%s: its log has the reason",
+                    str(site)[:80],
+                    str(job)[:80],
+                    "" if reason is None else f" ({str(reason)[:80]!a})",
+                )
             request.payload = told | {JobFailureMsgKey.CODE: JobReturnCode.SUCCESS}
         return original(self, request)
 
