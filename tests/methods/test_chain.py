@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import Samples, make_context
+from conftest import Samples, make_context, small_image_job
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.site import local_training
 from fedshift.methods import base
 from fedshift.methods.chain import ClientChain
 from fedshift.schema.messages import Arrays
+from fedshift.schema.optimizer import OptimizerSpec
 
 
 class Recorder(base.Client[Any]):
@@ -123,3 +129,26 @@ def test_a_method_that_cannot_attach_leaves_nothing_of_the_others_in_the_network
     for handle in handles:
         handle.remove()
     assert net(torch.ones(1)).tolist() == [1]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfa", "harmofl", "scaffold"])
+def test_a_round_leaves_nothing_to_the_search_for_cycles(
+    method: str, three_image_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large network's momentum of every site and round stayed in memory until Python looked for cycles."""
+    made: list[weakref.ref[torch.optim.Optimizer]] = []
+    real = local_training.make_optimizer
+
+    def make(net: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
+        optimizer = real(net, spec)
+        made.append(weakref.ref(optimizer))
+        return optimizer
+
+    monkeypatch.setattr(local_training, "make_optimizer", make)
+    gc.collect()
+    gc.disable()
+    try:
+        run_in_process(small_image_job(method), three_image_sites, tmp_path / "run")
+        assert len(made) >= 3 and [optimizer() for optimizer in made] == [None] * len(made)
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor, nn
@@ -19,7 +20,10 @@ class ClientChain:
         """Make the halves. They change ``state``, the ``methods`` part of the site's state, in place."""
         self._halves = [(m.client(), Context(run, m.name, state.setdefault(m.name, {}))) for m in methods]
         self._owner = next((pair for pair in self._halves if "step" in pair[0].owns), None)
-        run.normalise = self.inputs
+        # A chain holds its run, so the run must not hold the chain: Python would free a cycle, with a round's optimiser
+        # and weights in it, only when it next looks for cycles.
+        chain = weakref.proxy(self)
+        run.normalise = lambda x, *, training: chain.inputs(x, training=training)
 
     def attach(self, net: nn.Module) -> list[RemovableHandle]:
         """Insert every method's layers. The caller removes the handles after the task."""
