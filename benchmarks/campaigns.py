@@ -19,9 +19,8 @@ class Cell:
 class Campaign:
     """Runs that belong into one table. ``cost`` orders campaigns, the longest runs first.
 
-    ``jobs`` begins the names of its jobs, by default the campaign's own name does; ``prepare`` are the words after
-    ``fedshift data prepare`` that made the data, ``differences`` are those from the paper, and ``outcome`` is what the
-    runs show, and what they do not.
+    ``prepare`` are the words after ``fedshift data prepare`` that made the data, ``differences`` are those from the
+    paper, and ``outcome`` is what the runs show, and what they do not.
     """
 
     what: str
@@ -32,7 +31,6 @@ class Campaign:
     sites: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0,)
     cost: int = 1
-    jobs: str = ""
     prepare: str = ""
     differences: str = ""
     outcome: str = ""
@@ -42,52 +40,6 @@ NORMALISED = "augmentation+fedrdn"
 """PACS: normalised with ImageNet's numbers after the augmentation, see apps/pacs.yaml."""
 
 CAMPAIGNS = {
-    "office_fedrdn": Campaign(
-        what="Office-Caltech 10 by FedRDN's protocol at 128 pixels: the papers' test lists, 62 training images a site, "
-        "AlexNet with layers of 1024, SGD 0.01 with momentum 0.9, 60 of its 100 rounds of 5 epochs, flips and "
-        "rotations (FedRDN, Table 1).",
-        task="office_caltech",
-        protocol="fedrdn",
-        options=(
-            "data.size=128",
-            "network.options.hidden=1024",
-            "schedule.rounds=60",
-            "schedule.precision=bf16",
-        ),
-        cells=(
-            Cell("FedAvg", "augmentation", paper=62.51),
-            Cell("FedRDN", "augmentation+fedrdn", paper=69.80),
-            Cell("FedFA + FedRDN", "augmentation+fedfa+fedrdn", paper=73.38),
-            Cell("FedFA", "augmentation+fedfa", paper=70.11),
-            Cell("FedBN", "augmentation+fedbn", paper=70.65),
-        ),
-        cost=5,
-        prepare="office_caltech --source DIR --split papers --size 128,256",
-        differences="Differences from the paper: 60 of 100 rounds, pictures of 128 in place of 256 pixels, AlexNet's "
-        "hidden layers of 1024 in place of 4096, bf16, one seed. Its code selects the round by the test accuracy "
-        "itself, here it is selected on validation images (the papers' 307/360/50/95); its 62 images are the first of "
-        "the list, here they are drawn by seed; statistics are measured on images that are not augmented.",
-        outcome="As in the paper, FedRDN is far above FedAvg, with gains at every site and most at dslr, FedBN is "
-        "nearly as good, and FedFA is above FedAvg, by less than there. FedFA with FedRDN is not above FedRDN alone "
-        "here. One of dslr's 32 test images is 3 points, so a mean over the sites moves by one with it.",
-    ),
-    "office_fedrdn_256": Campaign(
-        what="Office-Caltech 10 by FedRDN's protocol with its own pictures and network, cut to 20 of its 100 rounds: "
-        "the papers' test lists, 62 training images a site, 256 pixels, AlexNet of FedBN with layers of 4096, SGD 0.01 "
-        "with momentum 0.9, 5 epochs a round, flips and rotations (FedRDN, Table 1).",
-        task="office_caltech",
-        protocol="fedrdn",
-        jobs="office_fedrdn",
-        options=("schedule.rounds=20", "schedule.precision=bf16"),
-        cells=(
-            Cell("FedAvg", "augmentation", paper=62.51),
-            Cell("FedRDN", "augmentation+fedrdn", paper=69.80),
-        ),
-        cost=6,
-        prepare="office_caltech --source DIR --split papers",
-        differences="Differences from the paper: 20 of 100 rounds, bf16, one seed, and as for office_fedrdn.",
-        outcome="As in the paper, FedRDN is far above FedAvg, at every site; in one process.",
-    ),
     "office_fedfa": Campaign(
         what="Office-Caltech 10 by FedFA's protocol, cut to 40 of its 400 rounds and 128 pixels: all training images, "
         "FedFA's AlexNet, SGD 0.01 without momentum, one epoch a round (FedFA, Table 1).",

@@ -3,7 +3,7 @@
 The data are downloads of your own, prepared below one root with ``fedshift data prepare`` (Office-Caltech 10 with
 ``--split papers``). Then, for all campaigns or those named::
 
-    python benchmarks/real_images.py --data ROOT --work WORK [--parallel 4] [office_fedrdn digits …]
+    python benchmarks/real_images.py --data ROOT --work WORK [--parallel 4] [office_fedfa digits …]
     python benchmarks/real_images.py --table
 
 Every run is a process of its own, in which all sites train in turn (the same weights as under FLARE, see
@@ -49,7 +49,7 @@ class Run:
     @property
     def name(self) -> str:
         """Also the run's folder."""
-        words = f"{CAMPAIGNS[self.campaign].jobs or self.campaign} {self.cell.name} seed{self.seed}"
+        words = f"{self.campaign} {self.cell.name} seed{self.seed}"
         return "_".join(re.findall(r"[A-Za-z0-9_-]+", words))
 
     @property

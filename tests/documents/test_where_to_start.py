@@ -37,6 +37,17 @@ def test_the_figures_of_three_seeds_are_those_of_the_table() -> None:
     assert f"{values['FedFA + FedRDN', 'BIDMC']} and {values['FedAvg', 'BIDMC']}. That is one test patient" in PAGE
 
 
+def test_the_figures_on_pictures_are_those_of_the_table() -> None:
+    with (RESULTS / "claims" / "office_caltech" / "table.csv").open(encoding="utf-8", newline="") as file:
+        values = {(row["method"], row["column"]): float(row["value"]) for row in csv.DictReader(file)}
+    rdn, bn, fa, avg = (f"{values[name, 'average']:.1f}" for name in ("FedRDN", "FedBN", "FedFA", "FedAvg"))
+    p_rdn, p_bn, p_fa = (values[name, "p-value against FedAvg"] for name in ("FedRDN", "FedBN", "FedFA"))
+    assert f"[{rdn}, {bn} and {avg}](" in PAGE and f"p = {p_rdn:.3f} and {p_bn:.3f} |" in PAGE
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"[FedRDN {rdn}, FedBN {bn} and FedFA {fa}]" in readme and f"above FedAvg's {avg}" in readme
+    assert max(p_rdn, p_bn, p_fa) < 0.03 and "p < 0.03" in readme
+
+
 def test_the_figures_of_a_new_hospital_are_those_of_the_table() -> None:
     table = (RESULTS / "new_site_statistics.md").read_text(encoding="utf-8")
     told = PAGE.partition("## A new hospital and FedRDN")[2].partition("\n## ")[0]
