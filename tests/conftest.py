@@ -282,12 +282,15 @@ class Samples:
     ) -> None:
         self.x = torch.as_tensor(x)
         self.y = torch.zeros(len(self.x), dtype=torch.int64) if y is None else torch.as_tensor(y)
-        self.n_train = len(self.x)
+        self.n_train = self.n_images = len(self.x)
         self._validation = validation
 
     def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         index = torch.arange(len(self.x)) if order is None else torch.randperm(len(self.x), generator=order)
         yield from zip(self.x[index].split(2), self.y[index].split(2), strict=True)
+
+    def images_alone(self, order: torch.Generator | None = None) -> Iterator[torch.Tensor]:
+        return (x for x, _ in self.chunks(order))
 
     def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield from () if self._validation is None else self._validation.chunks()

@@ -50,10 +50,10 @@ def write_task(path: Path, *, data: str, schedule: str) -> Path:
     return path
 
 
-def blob_job(folder: Path, *options: str) -> JobSpec:
-    """FedAvg on `BLOBS`, whose file is written into ``folder``."""
+def blob_job(folder: Path, *options: str, methods: str = "fedavg") -> JobSpec:
+    """Methods on `BLOBS`, whose file is written into ``folder``."""
     (folder / "blobs.yaml").write_text(BLOBS, encoding="utf-8")
-    return resolve(str(folder / "blobs.yaml"), "fedavg", options=options, seed=1)
+    return resolve(str(folder / "blobs.yaml"), methods, options=options, seed=1)
 
 
 def make_volume_site(

@@ -38,6 +38,7 @@ NETWORKS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 """The papers' U-Net as demos have it, and the network of the hippocampus task."""
 CLASSES = 3
+NEAREST = {"downsample_mode": "nearest-exact"}
 
 
 def now() -> float:
@@ -56,7 +57,7 @@ def transforms(dims: int) -> list[dict[str, Any]]:
         ("RandGaussianSmooth", {"prob": 0.1, "sigma_x": [0.5, 1.0], "sigma_y": [0.5, 1.0], "sigma_z": [0.5, 1.0]}),
         ("RandScaleIntensity", {"prob": 0.15, "factors": 0.25}),
         ("RandScaleIntensityFixedMean", {"prob": 0.15, "factors": 0.25, "preserve_range": True}),
-        ("RandSimulateLowResolution", {"prob": 0.125, "zoom_range": [0.5, 1.0]}),
+        ("RandSimulateLowResolution", {"prob": 0.125, "zoom_range": [0.5, 1.0], **NEAREST}),
         ("RandAdjustContrast", {"prob": 0.1, "invert_image": True, **gamma}),
         ("RandAdjustContrast", {"prob": 0.3, **gamma}),
         *(("RandFlip", {"prob": 0.5, "spatial_axis": axis}) for axis in range(dims)),

@@ -11,9 +11,11 @@ import torch
 from conftest import make_context, small_job
 from torch import Tensor, nn
 from torch.nn import functional
+from volumesites import blob_job
 
 from fedshift.federation.in_process import run_in_process
 from fedshift.methods import augmentation, base
+from fedshift.schema.errors import ConfigError
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -36,6 +38,24 @@ def ramps(count: int, size: int) -> Tensor:
     """Images whose two channels hold each pixel's x and y, from -1 to 1 at the outline."""
     at = (torch.arange(size) + 0.5) / size * 2 - 1
     return torch.stack([at.expand(size, size), at[:, None].expand(size, size)])[None].repeat(count, 1, 1, 1)
+
+
+# --- what is refused of patches -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("augmentation.level=moderate", "level moderate .* data.normalise volume .*percentile"),
+        ("augmentation.level=none augmentation.rotation=30 data.normalise=volume", "rotation .* data.normalise volume"),
+        ("augmentation.level=weak data.mirror=[0]", "left and right.*augmentation.flip=0"),
+    ],
+)
+def test_what_does_not_fit_volumes_is_refused(options: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        blob_job(tmp_path, *options.split(), methods="augmentation")
+    mended = [option.replace("mirror=[0]", "mirror=[0,1]") for option in options.split() if "normalise" not in option]
+    assert "augmentation" in blob_job(tmp_path, *mended, "data.normalise=percentile", methods="augmentation").methods
 
 
 # --- identities ---------------------------------------------------------------------------------------

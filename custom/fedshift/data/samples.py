@@ -55,6 +55,21 @@ class Samples(ABC):
         for start in range(0, self.n_train, size):
             yield self.train_samples(index[start : start + size])
 
+    @property
+    def n_images(self) -> int:
+        """Number of images that `images_alone` gives."""
+        return self.n_train
+
+    def image_samples(self, index: np.ndarray) -> Tensor:
+        """Images (B, C, *spatial) as evaluation passes them to the network, for indices in 0 … n_images - 1."""
+        return self.train_samples(index)[0]
+
+    def images_alone(self, order: torch.Generator | None = None) -> Iterator[Tensor]:
+        """The training images as evaluation passes them to the network, as `chunks`. Targets have no part in them."""
+        index = np.arange(self.n_images) if order is None else torch.randperm(self.n_images, generator=order).numpy()
+        for start in range(0, self.n_images, self.chunk):
+            yield self.image_samples(index[start : start + self.chunk])
+
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All validation samples, as `chunks` gives those of training and in order; by default there are none."""
         yield from ()

@@ -135,6 +135,15 @@ class Images:
             picked = [places[number] for number in shuffled[start : start + size]]
             yield torch.stack([batch[row] for batch, row in picked]), torch.zeros(len(picked), dtype=torch.int64)
 
+    @property
+    def n_images(self) -> int:
+        """All."""
+        return self.n_train
+
+    def images_alone(self, order: torch.Generator | None = None) -> Iterator[Tensor]:
+        """Yield the images of `chunks`."""
+        return (x for x, _ in self.chunks(order))
+
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield nothing: images for prediction have no targets."""
         yield from ()

@@ -48,6 +48,8 @@ AREA, ASPECT, TRIES = (0.7, 1.0), (3 / 4, 4 / 3), 10
 JITTER, HUE, GREY = 0.3, 0.3, 0.1
 KERNEL, SIGMA = 5, (0.1, 2.0)
 LUMA = (0.299, 0.587, 0.114)
+SHIFTING = ("volume", "fixed")
+"""Values of ``data.normalise`` after which black is not 0."""
 
 
 class Config(Strict):
@@ -153,13 +155,30 @@ class Client(base.Client[Config]):
     """Augments every training batch before normalisation."""
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
-        """Refuse shifted intensities: colour factors and the fill of rotations assume that black is 0."""
-        mean = job.task.data.get("mean", (0.0,))
-        if any(mean) and (self.config.level == "moderate" or self.config.rotation):
+        """Refuse shifted intensities, and flips where a task tells left from right.
+
+        Colour factors and the fill of rotations assume that black is 0.
+        """
+        data = job.task.data
+        if self.config.level == "moderate" or self.config.rotation:
             which = "level moderate" if self.config.level == "moderate" else "rotation"
+            need = f"method augmentation: {which} needs images whose black is 0, and"
+            if any(data.get("mean", (0.0,))):
+                raise ConfigError(
+                    f"{need} data.mean shifts it: leave out data.mean and data.std, and normalise after the "
+                    "augmentation with fedrdn.mode=fixed"
+                )
+            normalise = data.get("normalise", "volume")
+            if "patch" in data and normalise in SHIFTING:
+                raise ConfigError(
+                    f"{need} data.normalise {normalise} shifts it: use the task's own augmentation "
+                    "(data.augmentation=light or strong), or data.normalise=percentile"
+                )
+        mirror = data.get("mirror")
+        if self._flip and mirror is not None and len(data["patch"]) - 1 not in mirror:
             raise ConfigError(
-                f"method augmentation: {which} needs images whose black is 0, and data.mean shifts it: leave out "
-                "data.mean and data.std, and normalise after the augmentation with fedrdn.mode=fixed"
+                "method augmentation: it swaps left and right, which data.mirror leaves out because classes differ in "
+                "the side: set augmentation.flip=0"
             )
 
     def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
@@ -181,10 +200,15 @@ class Client(base.Client[Config]):
             x = self._blur(x, ctx)
         return base.Batch(x, y)
 
+    @property
+    def _flip(self) -> float:
+        """Probability of a flip."""
+        own = 0.0 if self.config.level == "none" else FLIP
+        return own if self.config.flip is None else self.config.flip
+
     def _move(self, batch: base.Batch, ctx: base.Context) -> tuple[Tensor, Tensor]:
         config, count = self.config, len(batch.x)
-        own = 0.0 if config.level == "none" else FLIP
-        flip = own if config.flip is None else config.flip
+        flip = self._flip
         if config.level == "none" and not config.rotation and not flip:
             return batch.x, batch.y
         rng = ctx.rng("place")

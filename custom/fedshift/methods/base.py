@@ -112,7 +112,21 @@ class TrainingSamples(Protocol):
     def chunks(self, order: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield training images (B, C, *spatial) float32 and targets (see `Batch`) without augmentation.
 
+        Patches of volumes are drawn as in training, more often where there is something to segment.
+
         In order, class after class or case after case; where a batch's own statistics matter, shuffle by ``order``.
+        """
+        ...
+
+    @property
+    def n_images(self) -> int:
+        """Number of images that `images_alone` gives."""
+        ...
+
+    def images_alone(self, order: torch.Generator | None = None) -> Iterator[Tensor]:
+        """Yield training images as evaluation passes them to the network: of volumes all windows side by side.
+
+        For statistics of images. What `chunks` gives depends on the targets, which a site does not have for new scans.
         """
         ...
 

@@ -12,6 +12,8 @@ Deviations from the paper:
 - The paper prints Σ_i without 1/n_k; its code divides by n_k, as done here.
 - Statistics come from un-augmented training images in float64; the code uses augmented ones.
 - Random normalisation follows the geometric augmentation, as in the code.
+- Of volumes that are larger than the network's patch an image is a window, side by side as in evaluation. Patches of
+  training are more often where there is something to segment, and a new site has no labels.
 
 Variants:
 
@@ -102,11 +104,11 @@ class Client(base.Client[Config]):
         if self.config.mode == "fixed":
             return {}
         sums: list[tuple[Tensor, Tensor]] = []
-        for chunk, _ in data.chunks():
+        for chunk in data.images_alone():
             mean, std = image_statistics(chunk)
             sums.append((mean.sum(0), std.sum(0)))
-        own_mean = torch.stack([s[0] for s in sums]).sum(0) / data.n_train
-        own_std = torch.stack([s[1] for s in sums]).sum(0) / data.n_train
+        own_mean = torch.stack([s[0] for s in sums]).sum(0) / data.n_images
+        own_std = torch.stack([s[1] for s in sums]).sum(0) / data.n_images
         if float(own_std.min()) < SMALLEST_STD:
             raise DataError(
                 f"site {ctx.run.site}: a channel of the training images is constant, so FedRDN cannot normalise "

@@ -112,10 +112,10 @@ class Client(base.Client[Config]):
         """A_k, summed in float64."""
         dc = self.config.variant == "released"
         total: Tensor | float = 0.0
-        for x, _ in data.chunks():
+        for x in data.images_alone():
             part = amplitude(x).double().sum(0)
             total = total + (part.flatten(1)[:, :1, None] if dc else part)
-        return {"amplitude": cast(Tensor, total / data.n_train).float().numpy()}
+        return {"amplitude": cast(Tensor, total / data.n_images).float().numpy()}
 
     def receive(self, arrays: Arrays, ctx: base.Context) -> None:
         """The shared amplitude A."""

@@ -60,10 +60,27 @@ class SiteData(Samples):
         """Which case each sample of a subset is of, (n,); every picture is a case."""
         return self.members(subset)
 
+    def windows(self, index: np.ndarray, subset: Subset) -> Tensor:
+        """Images (B, C, *spatial) as evaluation passes them to the network, by their place among `window_cases`."""
+        return self.images(self.members(subset)[index])
+
+    def window_cases(self, subset: Subset) -> np.ndarray:
+        """Which case each of the `windows` is of, (n,)."""
+        return self.cases(subset)
+
     @property
     def n_train(self) -> int:
         """Training samples."""
         return self.count("train")
+
+    @property
+    def n_images(self) -> int:
+        """Windows of the training split."""
+        return len(self.window_cases("train"))
+
+    def image_samples(self, index: np.ndarray) -> Tensor:
+        """Windows of the training split by their place."""
+        return self.windows(index, "train")
 
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
         """Training samples by their place among them."""
@@ -122,6 +139,15 @@ class Everything(Samples):
     def train_samples(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
         """By their place."""
         return self._data.samples(index, "all")
+
+    @property
+    def n_images(self) -> int:
+        """Windows of all cases."""
+        return len(self._data.window_cases("all"))
+
+    def image_samples(self, index: np.ndarray) -> Tensor:
+        """Windows by their place."""
+        return self._data.windows(index, "all")
 
     @property
     def chunk(self) -> int:

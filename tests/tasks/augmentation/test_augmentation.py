@@ -23,9 +23,9 @@ CHANCES = ("rotate", "scale", "noise", "blur", "brightness", "contrast", "low", 
 NOTHING = replace(STRONG, **dict.fromkeys(CHANCES, 0.0), part=1.0)
 
 
-def only(patch: tuple[int, ...], *, sequences: int = 1, **change: Any) -> WholeBatches:
-    preset = replace(NOTHING, **change)
-    return WholeBatches(preset, patch=patch, sequences=sequences, mirror=tuple(range(len(patch))))
+def only(patch: tuple[int, ...], *, sequences: int = 1, nonzero: bool = False, **change: Any) -> WholeBatches:
+    preset, axes = replace(NOTHING, **change), tuple(range(len(patch)))
+    return WholeBatches(preset, patch=patch, sequences=sequences, mirror=axes, nonzero=nonzero)
 
 
 def smooth(count: int, size: tuple[int, ...], *, channels: int = 1, seed: int = 0) -> Tensor:
@@ -139,6 +139,35 @@ def test_only_the_axes_named_are_mirrored(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(x, images.flip(2))
 
 
+@pytest.mark.parametrize("patch", [(32, 32), (24, 24, 24)])
+def test_low_resolution_does_not_move_the_image(patch: tuple[int, ...]) -> None:
+    """Its mask stays where it is. Torch's ``nearest``, the first voxel of each group, moves it by 0.6 voxels."""
+    images = torch.stack(torch.meshgrid(*map(torch.arange, patch), indexing="ij")).float().expand(64, -1, *patch)
+    x, _ = only(patch, low=1.0)(images.contiguous(), images[:, 0].long(), seeds=numbered(64))
+    inner = tuple(side - 8 for side in patch)
+    moved = (geometry.centre(x, inner) - geometry.centre(images, inner)).mean()
+    assert not torch.equal(x, images) and abs(moved) < 0.1
+
+
+def test_low_resolution_of_a_flat_volume_stays_within_its_slices() -> None:
+    images = torch.arange(4.0)[:, None, None].expand(8, 1, 4, 16, 16).contiguous()
+    x, _ = only((4, 16, 16), low=1.0)(images, images[:, 0].long(), seeds=numbered(8))
+    assert torch.equal(x, images)
+    images = smooth(8, (4, 16, 16))
+    assert not torch.equal(only((4, 16, 16), low=1.0)(images, images[:, 0].long(), seeds=numbered(8))[0], images)
+
+
+@pytest.mark.parametrize("nonzero", [True, False])
+def test_what_was_not_scanned_stays_0_if_the_task_leaves_it_out(nonzero: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRESETS, "still", replace(STRONG, rotate=0.0, scale=0.0))
+    images = smooth(64, (16, 16))
+    images[..., :6, :] = 0
+    augment = make_augmentation("still", dims=2, patch=(16, 16), mirror=[1], nonzero=nonzero)
+    assert augment is not None
+    x, _ = augment(images, images[:, 0].long(), seeds=numbered(64))
+    assert (x[..., :6, :] == 0).all() == nonzero
+
+
 def test_sequences_change_apart_and_neighbouring_slices_alike() -> None:
     images = torch.ones(16, 6, 8, 8)
     x, _ = only((8, 8), sequences=2, brightness=1.0)(images, images[:, 0].long(), seeds=numbered(16))
@@ -160,6 +189,7 @@ def test_gamma_keeps_mean_and_deviation() -> None:
 DRAWS = 300
 FULL = {"prob": 1.0}
 TURN_2D, TURN_3D = {"rotate_range": [float(np.pi)]}, {"rotate_range": [float(np.pi / 6)] * 3}
+LOW = {"zoom_range": [0.5, 1.0], "downsample_mode": "nearest-exact"}
 PAIRS: dict[str, tuple[dict[str, Any], Callable[[int], tuple[str, dict[str, Any]]]]] = {
     "rotate": ({"rotate": 1.0}, lambda dims: ("RandAffine", TURN_2D if dims == 2 else TURN_3D)),
     "noise": ({"noise": 1.0}, lambda _: ("RandGaussianNoise", {"std": 0.1})),
@@ -172,7 +202,7 @@ PAIRS: dict[str, tuple[dict[str, Any], Callable[[int], tuple[str, dict[str, Any]
         {"contrast": 1.0},
         lambda _: ("RandScaleIntensityFixedMean", {"factors": 0.25, "preserve_range": True}),
     ),
-    "low": ({"low": 1.0}, lambda _: ("RandSimulateLowResolution", {"zoom_range": [0.5, 1.0]})),
+    "low": ({"low": 1.0}, lambda _: ("RandSimulateLowResolution", LOW)),
     "inverted": (
         {"inverted": 1.0},
         lambda _: ("RandAdjustContrast", {"gamma": [0.7, 1.5], "retain_stats": True, "invert_image": True}),

@@ -10,6 +10,7 @@ import torch
 from conftest import train_batches
 from volumesites import CLASSES, make_volume_site
 
+from fedshift.data.resampled import ResampledVolumes
 from fedshift.data.samples import Union
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
@@ -84,6 +85,37 @@ def test_patches_for_statistics_are_the_same_every_time_and_have_no_place_in_com
     assert torch.equal(x[4], one[0]) and len(x) == opened.n_train
     every = Everything(opened)
     assert every.n_train == 12 and every.train_samples(np.arange(12))[0].shape == (12, 1, 8, 16, 16)
+
+
+WIDE_3D = {"patch": [8, 16, 16], "normalise": "none", "foreground": 1.0}
+WIDE_2D = {"dims": 2, "patch": [16, 12], "context": 3, "normalise": "none", "foreground": 1.0}
+
+
+@pytest.mark.parametrize("data", [WIDE_3D, WIDE_2D, {**WIDE_3D, "patch": [16, 24, 32]}])
+def test_images_for_statistics_are_the_windows_of_inference(tmp_path: Path, data: dict[str, object]) -> None:
+    """So a site that trained and one that has scans alone (``predict --statistics own``) measure the same."""
+    made = task(data)
+    opened = made.open(make_volume_site(tmp_path, "A", cases=5), "A")
+    windows, cases = torch.cat(list(opened.images_alone())), opened.window_cases("train")
+    assert opened.n_images == len(windows) == len(cases) and set(cases) == set(opened.members("train"))
+    for case in opened.members("train").tolist():
+        volume = np.array(opened.volumes.images(case))
+        seen = torch.cat(made.windows(volume, opened.manifest.cases[case].spacing))
+        torch.testing.assert_close(windows[cases == case], seen, rtol=0, atol=0)
+    shuffled = torch.cat(list(opened.images_alone(torch.Generator().manual_seed(3))))
+    assert not torch.equal(shuffled, windows)
+    assert torch.equal(shuffled.flatten(1).sum(1).sort()[0], windows.flatten(1).sum(1).sort()[0])
+
+
+def test_labels_decide_nothing_of_images_for_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the score of a site that only evaluates would depend on its masks, by way of FedRDN's normalisation."""
+    opened = task(WIDE_3D).open(make_volume_site(tmp_path, "A"), "A")
+    before, drawn = torch.cat(list(opened.images_alone())), torch.cat([x for x, _ in opened.chunks()])
+    every = torch.cat(list(Everything(opened).images_alone()))
+    monkeypatch.setattr(ResampledVolumes, "places", lambda *_: np.zeros((0, 3), np.int64))
+    assert torch.equal(torch.cat(list(opened.images_alone())), before)
+    assert torch.equal(torch.cat(list(Everything(opened).images_alone())), every) and len(every) > len(before)
+    assert not torch.equal(torch.cat([x for x, _ in opened.chunks()]), drawn)
 
 
 def test_with_foreground_1_the_patch_has_a_voxel_of_a_class_in_its_middle(tmp_path: Path) -> None:

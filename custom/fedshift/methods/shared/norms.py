@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -41,17 +41,18 @@ def norm_keys(net: nn.Module, norms: Norms) -> frozenset[str]:
     return frozenset(key for _, module, keys in own_keys(net) if is_norm(module, norms) for key in keys)
 
 
-def trainable_chunks(data: TrainingSamples, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """As `TrainingSamples.chunks`, without a last one of one sample where others are larger.
+def trainable(chunks: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+    """Chunks without a last one of one sample where others are larger; images come first in each.
 
     One image has no variance after pooling, and batch norm refuses it. Chunks of large patches have one sample each,
     whose voxels are enough.
     """
     largest = 0
-    for x, y in data.chunks(order):
-        largest = max(largest, len(x))
-        if len(x) > 1 or largest == 1:
-            yield x, y
+    for chunk in chunks:
+        size = len(chunk[0])
+        largest = max(largest, size)
+        if size > 1 or largest == 1:
+            yield chunk
 
 
 @torch.no_grad()
@@ -70,7 +71,8 @@ def re_estimate(net: nn.Module, data: TrainingSamples, run: Run) -> None:
         norm.train()
     seen = 0
     try:
-        for x, _ in trainable_chunks(data, generator(run.seed, run.site, run.round, "running statistics")):
+        order = generator(run.seed, run.site, run.round, "running statistics")
+        for (x,) in trainable((x,) for x in data.images_alone(order)):
             seen += len(x)
             for norm in norms:
                 norm.momentum = len(x) / seen  # a mean over images so far; the first chunk replaces what was there

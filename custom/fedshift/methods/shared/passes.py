@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift.methods.base import Run, TrainingSamples
-from fedshift.methods.shared.norms import is_norm, trainable_chunks
+from fedshift.methods.shared.norms import is_norm, trainable
 from fedshift.schema.seeding import derive_seed, generator, global_states, seeded_global, set_global_states
 from fedshift.tasks.losses import Logits
 
@@ -78,7 +78,7 @@ def gradient_over(
     run.replay = True  # layers of other methods must not update their running values
     try:
         with frozen_statistics(run.net), seeded_global(derive_seed(run.seed, run.site, run.round, f"{method}.layers")):
-            for x, y in trainable_chunks(data, generator(run.seed, run.site, run.round, f"{method}.order")):
+            for x, y in trainable(data.chunks(generator(run.seed, run.site, run.round, f"{method}.order"))):
                 logits = run.net(run.normalise(x.to(wanted[0].device), training=True))
                 loss = run.objective(logits, y.to(wanted[0].device)) * len(x)
                 for sum_, part in zip(total, torch.autograd.grad(loss, wanted, allow_unused=True), strict=True):

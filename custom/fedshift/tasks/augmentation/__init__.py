@@ -44,7 +44,13 @@ class Augmentation(Protocol):
 
 
 def make_augmentation(
-    spec: Spec, *, dims: int, patch: Sequence[int], sequences: int = 1, mirror: Sequence[int] | None = None
+    spec: Spec,
+    *,
+    dims: int,
+    patch: Sequence[int],
+    sequences: int = 1,
+    mirror: Sequence[int] | None = None,
+    nonzero: bool = False,
 ) -> Augmentation | None:
     """The augmentation that a task names; None for ``none``.
 
@@ -56,6 +62,7 @@ def make_augmentation(
             alike for the neighbouring slices of one.
         mirror: axes that a preset may mirror, from 0; None for all. Leave out left and right where classes differ in
             the side.
+        nonzero: voxels that are 0, beyond what was scanned, stay 0 with a preset.
 
     Raises:
         ConfigError: no such preset or transform, or an option that does not exist or does not fit.
@@ -74,5 +81,5 @@ def make_augmentation(
         axes = tuple(range(dims)) if mirror is None else tuple(mirror)
         if any(axis not in range(dims) for axis in axes):
             raise ConfigError(f"axes to mirror are some of 0 to {dims - 1}, not {list(axes)}")
-        return WholeBatches(PRESETS[spec], patch=tuple(patch), sequences=sequences, mirror=axes)
+        return WholeBatches(PRESETS[spec], patch=tuple(patch), sequences=sequences, mirror=axes, nonzero=nonzero)
     return Listed(spec, patch=patch)

@@ -59,12 +59,19 @@ def gamma(rows: Tensor, gammas: Tensor, *, inverted: bool) -> Tensor:
     return rows.neg_() if inverted else rows
 
 
-def low_resolution(rows: Tensor, zooms: Tensor) -> Tensor:
-    """Fewer voxels by the nearest, then as many as before, linearly (``RandSimulateLowResolution``)."""
+def low_resolution(rows: Tensor, zooms: Tensor, *, flat: bool = False) -> Tensor:
+    """Fewer voxels, by the one nearest to each centre, then as many as before, linearly.
+
+    ``RandSimulateLowResolution`` with ``downsample_mode: nearest-exact``: with MONAI's default the image would move by
+    up to a voxel, and its mask would not. ``flat``: within the slices only.
+    """
     size = rows.shape[2:]
     linear = "bilinear" if len(size) == 2 else "trilinear"
     changed = []
     for row, zoom in zip(rows, zooms.tolist(), strict=True):
         fewer = [max(round(side * zoom), 1) for side in size]
-        changed.append(functional.interpolate(functional.interpolate(row[None], fewer), size, mode=linear))
+        if flat:
+            fewer[0] = size[0]
+        coarse = functional.interpolate(row[None], fewer, mode="nearest-exact")
+        changed.append(functional.interpolate(coarse, size, mode=linear))
     return torch.cat(changed)

@@ -19,9 +19,9 @@ class Preset:
 
     Rotation (degrees) and scaling; Gaussian noise (its standard deviation is drawn up to ``noise_std``, in units of the
     normalised intensities); blur (standard deviation in voxels, for each axis); brightness (a factor); contrast (a
-    factor around the mean, clipped to the old range); low resolution (a factor for the number of voxels on each axis:
-    nearest down, linear up); gamma of inverted and of plain intensities (mean and deviation kept); mirroring of each
-    axis.
+    factor around the mean, clipped to the old range); low resolution (a factor for the number of voxels on each axis,
+    of flat volumes within their slices only: nearest down, linear up); gamma of inverted and of plain intensities
+    (mean and deviation kept); mirroring of each axis.
 
     ``part``: the probability that blur and low resolution meet a sequence of a chosen sample.
     """

@@ -33,9 +33,12 @@ def within(uniform: Tensor, limits: Range) -> Tensor:
 class WholeBatches:
     """A preset; see `fedshift.tasks.augmentation.Augmentation`."""
 
-    def __init__(self, preset: Preset, *, patch: tuple[int, ...], sequences: int, mirror: tuple[int, ...]) -> None:
-        """``mirror``: the axes that may be mirrored."""
+    def __init__(
+        self, preset: Preset, *, patch: tuple[int, ...], sequences: int, mirror: tuple[int, ...], nonzero: bool
+    ) -> None:
+        """``mirror``: the axes that may be mirrored. ``nonzero``: voxels that are 0 stay 0."""
         self._preset, self._patch, self._sequences, self._mirror = preset, patch, sequences, mirror
+        self._nonzero, self._flat = nonzero, geometry.flat(patch)
         self.margin = geometry.margin(patch, preset)
 
     def __call__(self, images: Tensor, labels: Tensor, *, seeds: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,7 +49,10 @@ class WholeBatches:
         images, labels = self._move(images, labels, drawn[:, :MOVES])
         chances = torch.unflatten(drawn[:, MOVES:], 1, (CHANGES, -1))
         rows = torch.unflatten(images, 1, (self._sequences, -1)).flatten(0, 1)  # a view: a sequence of a sample
+        outside = rows == 0 if self._nonzero else None
         self._change(rows, chances, streams)
+        if outside is not None:
+            rows[outside] = 0
         return images, labels
 
     def _move(self, images: Tensor, labels: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,7 +88,7 @@ class WholeBatches:
             (lambda some, v: intensity.blur(some, v[:, : some.dim() - 2]), preset.blur, preset.sigmas, preset.part),
             (lambda some, v: some * intensity.column(v[:, 0], some), preset.brightness, preset.factors, 1),
             (lambda some, v: intensity.contrast(some, v[:, 0]), preset.contrast, preset.contrasts, 1),
-            (lambda some, v: intensity.low_resolution(some, v[:, 0]), preset.low, preset.zooms, preset.part),
+            (self._low_resolution, preset.low, preset.zooms, preset.part),
             (lambda some, v: intensity.gamma(some, v[:, 0], inverted=True), preset.inverted, preset.gammas, 1),
             (lambda some, v: intensity.gamma(some, v[:, 0], inverted=False), preset.gamma, preset.gammas, 1),
         )
@@ -91,6 +97,9 @@ class WholeBatches:
             if len(index):
                 there = index.to(rows.device)
                 rows[there] = change(rows[there], values)
+
+    def _low_resolution(self, rows: Tensor, values: Tensor) -> Tensor:
+        return intensity.low_resolution(rows, values[:, 0], flat=self._flat)
 
     def _chosen(self, drawn: Tensor, probability: float, limits: Range, *, part: float = 1.0) -> tuple[Tensor, Tensor]:
         """Numbers of the rows that a change meets, (n,), and `VALUES` for each, (n, 3)."""

@@ -64,6 +64,7 @@ class Task:
                 patch=self._data.patch,
                 sequences=max(len(self._data.sequences), 1),
                 mirror=self._data.mirror,
+                nonzero=self._data.nonzero,
             )
 
     def _make_loss(self, annotated: tuple[int, ...] | None) -> Callable[[Logits, Tensor], Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -145,6 +146,7 @@ class Patches(SiteData):
         splits = np.array(case_splits(cases, site=site, fold=spec.fold))
         self._members: dict[Subset, np.ndarray] = {part: np.flatnonzero(splits == part) for part in get_args(Split)}
         self._members["all"] = np.arange(len(cases))
+        self._places: dict[Subset, list[tuple[int, tuple[int, ...]]]] = {}
 
     def members(self, subset: Subset) -> np.ndarray:
         """Case numbers, ascending."""
@@ -182,6 +184,30 @@ class Patches(SiteData):
         """Patches of a subset."""
         return len(self.members(subset)) * self._spec.samples_per_case
 
+    def window_cases(self, subset: Subset) -> np.ndarray:
+        """The case of each window of the sliding window without overlap."""
+        return np.array([case for case, _ in self._windows(subset)], dtype=np.int64)
+
+    def windows(self, index: np.ndarray, subset: Subset) -> Tensor:
+        """Those windows; labels decide where a patch of `samples` is, and not here."""
+        chosen = [self._windows(subset)[number] for number in index.tolist()]
+        return torch.stack([self._image(case, start, margin=(0,) * AXES) for case, start in chosen])
+
+    def _windows(self, subset: Subset) -> list[tuple[int, tuple[int, ...]]]:
+        """Case and first voxel of each."""
+        if subset not in self._places:
+            cases = self.members(subset).tolist()
+            self._places[subset] = [(case, start) for case in cases for start in self._grid(self.volumes.shapes[case])]
+        return self._places[subset]
+
+    def _grid(self, shape: np.ndarray) -> list[tuple[int, ...]]:
+        """First voxels of windows that cover a volume, the last of each axis moved back to its end."""
+        starts = []
+        for side, length in zip(self._spec.window, shape.tolist(), strict=True):
+            free = length - side
+            starts.append([-(-free // 2)] if free < 0 else [*range(0, free, side), free])
+        return list(product(*starts))
+
     @property
     def n_train(self) -> int:
         """Patches in an epoch."""
@@ -213,17 +239,25 @@ class Patches(SiteData):
 
     def _patch(self, case: int, seed: int, margin: Sequence[int]) -> tuple[Tensor, Tensor]:
         start = self._place(case, np.random.default_rng(seed))
-        first = tuple(at - more // 2 for at, more in zip(start, margin, strict=True))
-        size = tuple(side + more for side, more in zip(self._spec.window, margin, strict=True))
-        labels = cut(self.volumes.labels(case), first, size)
+        labels = cut(self.volumes.labels(case), *self._box(start, margin))
+        return self._image(case, start, margin=margin), torch.from_numpy(
+            (labels if self._spec.dims == AXES else labels[0]).astype(np.int64)
+        )
+
+    def _image(self, case: int, start: Sequence[int], *, margin: Sequence[int]) -> Tensor:
+        first, size = self._box(start, margin)
+        volume = self.volumes.images(case)
         if self._spec.dims == AXES:
-            images = cut(self.volumes.images(case), first, size)
+            images = cut(volume, first, size)
         else:
-            volume = self.volumes.images(case)
             slices = neighbours(np.array([start[0]]), self._spec.context, volume.shape[1])[0]
-            images = cut(volume[:, slices], (0, *first[1:]), (len(slices), *size[1:]))
-            images, labels = images.reshape(-1, *size[1:]), labels[0]
-        return torch.from_numpy(images.astype(np.float32)), torch.from_numpy(labels.astype(np.int64))
+            images = cut(volume[:, slices], (0, *first[1:]), (len(slices), *size[1:])).reshape(-1, *size[1:])
+        return torch.from_numpy(images.astype(np.float32))
+
+    def _box(self, start: Sequence[int], margin: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """First voxel and size of a patch with its margin."""
+        first = tuple(at - more // 2 for at, more in zip(start, margin, strict=True))
+        return first, tuple(side + more for side, more in zip(self._spec.window, margin, strict=True))
 
     def _place(self, case: int, rng: np.random.Generator) -> tuple[int, ...]:
         """The first voxel of a patch; below 0 where the volume is smaller than the patch."""

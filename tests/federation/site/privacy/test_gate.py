@@ -172,7 +172,7 @@ def test_cases_are_counted_and_not_slices(tmp_path: Path) -> None:
     data = make_site(tmp_path, "HK", cases=4, depth=8)
     task = build_task(small_job("fedrdn"))
     population = Population.of(task.open(data, "HK"), dense=True)  # type: ignore[arg-type]
-    assert (population.cases, population.largest) == (2, population.images // 2)
+    assert (population.cases, population.share) == (2, 0.5)
     site = Site(small_job("fedrdn"), "HK", data=data, state=tmp_path / "s", privacy=policy(min_cases=3))
     with pytest.raises(PolicyError, match=r"fewer training cases .*privacy\.min_cases: 3"):
         site.statistics()
@@ -265,7 +265,7 @@ def test_noise_on_image_statistics_has_the_stated_deviation(
     plain = Site(job, "A", data=data, state=tmp_path / "plain").statistics().arrays["fedrdn"]
     rules = policy(statistics={"epsilon": 3, "delta": 1e-5})
     population = Population.of(build_task(job).open(data, "A"), dense=False)  # type: ignore[arg-type]
-    share = population.largest / population.images
+    share = population.share
     sensitivity = share * math.sqrt(sum(array.size for array in plain.values()))
     expected = noise_multiplier(3, 1e-5, 1) * sensitivity
     gone: dict[str, list[np.ndarray]] = {"mean": [], "std": []}
@@ -296,7 +296,7 @@ def test_one_case_cannot_move_image_statistics_by_more_than_the_noise_is_made_fo
         read_manifest(data).model_copy(update={"arrays": {"32": hashes}}).write(data)
         sent.append(Site(job, "HK", data=data, state=tmp_path / f"{name} state").statistics().arrays["fedrdn"])
     population = Population.of(build_task(job).open(data, "HK"), dense=True)  # type: ignore[arg-type]
-    share = population.largest / population.images
+    share = population.share
     moved_mean, moved_std = (np.abs(sent[0][name] - sent[1][name]) for name in ("mean", "std"))
     assert moved_std.max() == pytest.approx(share * 0.5), "half black, half white is the most there is"
     in_ranges = math.sqrt(float((moved_mean**2).sum() + ((moved_std / 0.5) ** 2).sum()))

@@ -52,23 +52,24 @@ Group = Literal["images", "features"]
 
 @dataclass(frozen=True)
 class Population:
-    """Counts of a site's training split. ``largest`` is the largest number of images of one case."""
+    """Counts of a site's training split. ``share``: the largest case's share of the images that statistics are of."""
 
     images: int
     cases: int
-    largest: int
+    share: float
     fewest_of_a_class: int
     """The smallest number of images of a class that occurs; the number of cases if labels are per pixel."""
 
     @classmethod
     def of(cls, data: SiteData, *, dense: bool) -> Population:
         """Count the training split of ``data``; ``dense`` is the task's (`fedshift.tasks.base.Task.dense`)."""
-        counts = np.unique(data.cases("train"), return_counts=True)[1]
+        counts = np.unique(data.window_cases("train"), return_counts=True)[1]
+        share = float(counts.max() / counts.sum()) if len(counts) else 0.0
         fewest = len(counts)
         if not dense and data.n_train:
             labels = data.labels(data.members("train"))
             fewest = int(np.unique(labels.numpy(), return_counts=True)[1].min())
-        return cls(data.n_train, len(counts), int(counts.max(initial=0)), fewest)
+        return cls(data.n_train, len(counts), share, fewest)
 
 
 class Budget:
@@ -220,7 +221,7 @@ class Gate:
         return json.dumps(
             {
                 "statistics": statistics and policy.statistics and [statistics.multiplier, policy.statistics.clip],
-                "share": self._share,
+                "share": self._population.share,
                 "weights": weights and policy.weights and [weights.multiplier, policy.weights.clip],
                 "steps": steps and astuple(steps),
             }
@@ -320,7 +321,7 @@ class Gate:
             assert self._statistics is not None and policy.statistics is not None
             mechanism, delta = Mechanism(self._statistics.multiplier), self._statistics.delta
             if group == "images":
-                moved = self._share * sqrt(elements)
+                moved = self._population.share * sqrt(elements)
                 last = self._enter("image statistics", moved, "intensity ranges", mechanism, delta, update, permit)
             else:
                 assert policy.statistics.clip is not None
@@ -367,11 +368,6 @@ class Gate:
             question=permit,
         )
         return self._ledger.record(release, budget=self._policy.budget, site=self._site)
-
-    @property
-    def _share(self) -> float:
-        """The largest case's share of the training images."""
-        return self._population.largest / self._population.images
 
     def _require_finite(self, broadcast: Broadcast) -> None:
         """Refuse NaN and infinity in what was received: changes are measured against it, and could not be clipped."""
@@ -449,7 +445,7 @@ class Gate:
         """Add noise to means over images of numbers that lie in a range."""
         low, high = self._task.intensities
         elements = sum(array.size for array in members.values())
-        deviation = budget.multiplier * self._share * sqrt(elements)  # in ranges
+        deviation = budget.multiplier * self._population.share * sqrt(elements)  # in ranges
         result = {}
         for (method, name), array in members.items():
             if self._specs[method][name].mean_of == "intensities":
