@@ -78,6 +78,37 @@ def test_statistics_of_the_scored_scans_are_taken_whatever_their_files_are_calle
     assert len(own) == len(other) and own != other
 
 
+def test_sequences_go_by_name_in_any_case_and_by_number_where_they_have_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites, model, _ = train(tmp_path, IN_3D, "fedavg")
+
+    def score(layout: str, *names: str) -> int:
+        """Evaluate cases whose T2, ADC and mask are called so, below a folder for each."""
+        for file in (sites["B"] / "volumes").glob("case*_mask.nii.gz"):
+            case = file.name.removesuffix("_mask.nii.gz")
+            for part, name in zip(("0000", "0001", "mask"), (*names, "mask"), strict=True):
+                copy = tmp_path / layout / "cases" / case / f"{name}.nii.gz"
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file.with_name(f"{case}_{part}.nii.gz"), copy)
+        labels = ["--label", "left=1", "--label", "right=2"]
+        return evaluate(model, "--source", tmp_path / layout / "cases", *labels, "--out", tmp_path / layout / "out")
+
+    assert score("named", "T2", "ADC") == 0
+    assert score("lower", "t2", "adc") == 0
+    assert score("numbers", "0000", "0001") == 0
+    assert score("swapped", "adc", "t2") == 0
+    named, lower, numbers, swapped = (
+        [(row["case"], row["dice"]) for row in rows(tmp_path / layout / "out")]
+        for layout in ("named", "lower", "numbers", "swapped")
+    )
+    assert named == lower == numbers != swapped
+    capsys.readouterr()
+    assert score("others", "T2w", "ADC") == 2
+    said = capsys.readouterr().err
+    assert "has ADC, T2w, and the model takes T2, ADC: say which files are which with --sequence T2=PATTERN" in said
+
+
 def test_a_model_of_slices_finds_balls(balls: Path) -> None:
     model = brightness_model(balls / "model.pt")
     assert evaluate(model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out") == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import tracemalloc
 from collections.abc import Sequence
 from math import exp, sqrt
@@ -20,10 +21,10 @@ from fedshift.cli import main
 from fedshift.data.fingerprint import fingerprint
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import header_of, read_model_file
-from fedshift.inference.drift.compare import Compared, limits
+from fedshift.inference.drift.compare import FALSE_ALARMS, Compared, limits
 from fedshift.inference.drift.months import scans_by_month
 from fedshift.inference.drift.own import folder_reference
-from fedshift.inference.drift.verdict import Month, sentence
+from fedshift.inference.drift.verdict import CHANCE, Month, sentence, since
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.schema.errors import DataError
 from fedshift.schema.fingerprint import Fingerprint
@@ -86,12 +87,14 @@ def test_a_new_scanner_is_found_named_and_dated(run: Path, tmp_path: Path, capsy
     assert main(quiet) == 0
     assert "No change" in capsys.readouterr().out
 
+    (scans / "2026-04" / "CT").mkdir(parents=True)
     write_scans(scans / "2026-03 new scanner", [f"c{n}.nii.gz" for n in range(5)], seed=7, noise=45.0, mm=1.6)
     (scans / "2026-03 new scanner" / "=broken.nii.gz").write_bytes(b"")
     assert main([*quiet, "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().out
     assert "Since 2026-03 the scans differ from those that the model was trained on in" in said
     assert "5 of 5 are flagged, where about 0.25 would be by chance; look first at c" in said
+    assert "no scan yet, and left out: 2026-04" in said
     assert "trained on simulated data (phantom)" in said and "not a medical device" in said
     with (tmp_path / "out" / "drift.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -102,7 +105,7 @@ def test_a_new_scanner_is_found_named_and_dated(run: Path, tmp_path: Path, capsy
     assert "is an empty file" in rows[12]["error"] and not rows[12]["distance"]
     record = json.loads((tmp_path / "out" / "drift.json").read_text(encoding="utf-8"))
     assert [month["changed"] for month in record["months"]] == [False, False, True]
-    assert record["said"] in said and record["compared_with"] == ["A", "B"]
+    assert record["since"] == "2026-03" and record["said"] in said and record["compared_with"] == ["A", "B"]
     assert main([*quiet, "--out", str(tmp_path / "out")]) == 2
     assert "already exists" in capsys.readouterr().err
 
@@ -142,6 +145,19 @@ def test_scans_are_of_the_month_of_their_folder_or_else_of_their_file(tmp_path: 
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no scan"):
         scans_by_month(tmp_path / "empty")
+
+
+def test_a_month_whose_folder_is_still_empty_has_no_scans(tmp_path: Path) -> None:
+    write_scans(tmp_path / "2026-01", ["a.nii.gz"], seed=1)
+    (tmp_path / "2026-02" / "CT").mkdir(parents=True)
+    (tmp_path / "2026-02" / ".DS_Store").write_text("", encoding="utf-8")
+    assert {month: len(found) for month, found in scans_by_month(tmp_path).items()} == {"2026-01": 1, "2026-02": 0}
+    (tmp_path / "2026-02" / "CT" / "notes.txt").write_text("", encoding="utf-8")
+    with pytest.raises(DataError, match="2026-02 holds no scan"):
+        scans_by_month(tmp_path)
+    (tmp_path / "new" / "2026-03").mkdir(parents=True)
+    with pytest.raises(DataError, match="new holds no scan"):
+        scans_by_month(tmp_path / "new")
 
 
 @pytest.mark.parametrize("name", ["100512", "20451234", "1989-12", "2026-13", "2026-02-30", "20260312345", "2999-01"])
@@ -186,6 +202,57 @@ def scans(*flagged: bool) -> list[Compared]:
 )
 def test_the_sentence_says_what_since_when_and_which(months: dict[str, list[Compared]], said: str) -> None:
     assert said in sentence([Month(name, found) for name, found in months.items()])
+
+
+def by_month(text: str) -> list[Month]:
+    """Months with so many flagged scans of so many: ``1/1 0/6``."""
+    counts = [[int(number) for number in part.split("/")] for part in text.split()]
+    return [
+        Month(f"2026-{number:02}", scans(*[True] * flagged, *[False] * (read - flagged)))
+        for number, (flagged, read) in enumerate(counts, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("months", "said"),
+    [
+        ("1/1 1/1 1/1 1/1 1/1 1/1", "Since 2026-01 .*: 6 of 6 are flagged, where about 0.3 would be by chance; look"),
+        ("0/3 0/3 1/3 1/3 1/3 1/3 1/3 1/3", "Since 2026-03 .*: 6 of 18 are flagged, where"),
+        ("0/3 1/3 0/3 1/3 0/3 1/3", "No change beyond chance: 3 of 18 scans are flagged"),
+        ("1/1 0/1 0/1 0/1 0/1 1/1", "No change beyond chance: 2 of 6 scans are flagged"),
+        ("1/1 1/1 1/1 1/1 0/1 0/1", r"Since 2026-01 .*: 4 of 6 are flagged \(the last in 2026-04\), where"),
+        ("6/6 1/1 1/1 1/1", "Since 2026-01 .*: 9 of 9 are flagged"),
+        ("1/1 1/1 1/1 6/6", "Since 2026-01 .*: 9 of 9 are flagged"),
+        ("6/6 1/1 6/6", "Since 2026-01 .*: 13 of 13 are flagged"),
+        ("6/6 0/1 0/1 6/6", "Since 2026-04 .*: 6 of 6 are flagged, .*; those of 2026-01 differ too; look first at"),
+        ("0/6 6/6 1/6 6/6", "Since 2026-04 .*: 6 of 6 are flagged, .*; those of 2026-02 differ too; look first at"),
+        ("0/6 6/6 1/1", "The scans of 2026-02 differ .*; later: 1 of 1 flagged, too few to tell; look first at"),
+        ("0/6 6/6 0/6", "The scans of 2026-02 differ .* in .*, and later ones do not; look first at"),
+        ("0/6 6/6 1/6", "The scans of 2026-02 differ .*; of later ones 1 of 6 is flagged, which may be chance; look"),
+    ],
+)
+def test_months_that_tell_too_little_are_taken_together(months: str, said: str) -> None:
+    assert re.search(said, sentence(by_month(months)))
+
+
+def test_one_flagged_scan_in_every_month_is_a_change_for_the_monthly_job(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for month in (1, 2, 3):
+        write_scans(tmp_path / "scans" / f"2026-{month:02}", ["a.nii.gz"], seed=month, noise=45.0, mm=1.6)
+    assert main(["drift", str(run / BEST), str(tmp_path / "scans"), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().out
+    assert "Since 2026-01 the scans differ" in said and said.count("with others") == 3
+    record = json.loads((tmp_path / "out" / "drift.json").read_text(encoding="utf-8"))
+    assert record["since"] == "2026-01" and not any(month["changed"] for month in record["months"])
+
+
+@pytest.mark.parametrize(("months", "each"), [(2, 1), (12, 1), (12, 6), (24, 12)])
+def test_runs_of_months_are_seldom_false_alarms(months: int, each: int) -> None:
+    drawn = np.random.default_rng(0).binomial(each, FALSE_ALARMS, (1000, months))
+    folders = [by_month(" ".join(f"{flagged}/{each}" for flagged in folder)) for folder in drawn]
+    quiet = [folder for folder in folders if not any(month.changed for month in folder)]
+    assert sum(bool(since(folder)) for folder in quiet) <= CHANCE * len(folders)
 
 
 def test_confidence_is_that_of_what_is_found() -> None:

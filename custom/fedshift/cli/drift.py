@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.inference import segment
     from fedshift.inference.drift.compare import FEWEST, compare_scans, limits
     from fedshift.inference.drift.months import scans_by_month
-    from fedshift.inference.drift.verdict import Month, sentence
+    from fedshift.inference.drift.verdict import Month, sentence, since
     from fedshift.inference.model import open_model
     from fedshift.inference.sequences import first_files
     from fedshift.schema.errors import ConfigError
@@ -71,9 +71,12 @@ def run(args: argparse.Namespace) -> int:
     )
     if written is not None and not args.force:
         raise ConfigError(f"{written} already exists: name another folder with --out, or replace it with --force")
-    images = {month: first_files(found, model.sequences) for month, found in scans_by_month(args.folder).items()}
+    by_month = scans_by_month(args.folder)
+    images = {month: first_files(found, model.sequences) for month, found in by_month.items() if found}
     for line in describe(model):
         print(line)
+    if len(images) < len(by_month):
+        print(f"no scan yet, and left out: {', '.join(month for month in by_month if month not in images)}")
     every, true = [one for found in images.values() for one in found], args.true_spacing
     ready = segment.ready_for(model, every, choice(args), device=args.device, true_spacing=true)
     print_statistics(ready)
@@ -92,15 +95,15 @@ def run(args: argparse.Namespace) -> int:
     lost = sum(not scan.known_spacing for month in months for scan in month.scans)
     if lost:
         print(_without_spacing(model, lost, len(every)))
-    said = sentence(months)
+    said, run = sentence(months), since(months)
     print(f"\n{said}\n")
-    console.print(_by_month(months))
+    console.print(_by_month(months, run))
     console.print(_by_scan(months))
     if args.out is not None:
-        _write(args.out, months, said, model=model, sites=list(references), usual=usual)
+        _write(args.out, months, run, said, model=model, sites=list(references), usual=usual)
         print(f"every scan: {args.out / TABLE}; all of it: {args.out / RECORD}")
     failed = sum(scan.error is not None for month in months for scan in month.scans)
-    return int(failed > 0 or any(month.changed for month in months))
+    return int(failed > 0 or bool(run) or any(month.changed for month in months))
 
 
 def _references(model: Model, ready: ReadyModel, folders: Sequence[Path]) -> dict[str, Reference]:
@@ -140,7 +143,7 @@ def _without_spacing(model: Model, lost: int, scans: int) -> str:
     )
 
 
-def _by_month(months: Sequence[Month]) -> Table:
+def _by_month(months: Sequence[Month], run: Sequence[Month]) -> Table:
     from rich.table import Table
 
     from fedshift.inference.drift.compare import NOUNS
@@ -150,9 +153,16 @@ def _by_month(months: Sequence[Month]) -> Table:
         table.add_column(name, justify="right" if name in ("scans", "flagged") else "left")
     for month in months:
         aspects = ", ".join(NOUNS[key] for key in month.aspects[:3])
-        changed = "yes" if month.changed else "no"
-        table.add_row(month.name, str(len(month.read)), str(len(month.flagged)), changed, aspects)
+        table.add_row(month.name, str(len(month.read)), str(len(month.flagged)), _changed(month, run), aspects)
     return table
+
+
+def _changed(month: Month, run: Sequence[Month]) -> str:
+    if month.changed:
+        return "yes"
+    if month.name in [one.name for one in run]:
+        return "with others"
+    return "no" if month.tells else "too few scans"
 
 
 def _by_scan(months: Sequence[Month]) -> Table:
@@ -190,7 +200,16 @@ def _said(scan: Compared, key: str) -> str:
     return f"{key} {scan.distances[key]:.2g} {unit}"
 
 
-def _write(out: Path, months: Sequence[Month], said: str, *, model: Model, sites: Sequence[str], usual: Limits) -> None:
+def _write(
+    out: Path,
+    months: Sequence[Month],
+    run: Sequence[Month],
+    said: str,
+    *,
+    model: Model,
+    sites: Sequence[str],
+    usual: Limits,
+) -> None:
     """Write a row for each scan, and all of it as JSON."""
     from fedshift.cli.predict import safe_cell
     from fedshift.inference.drift.compare import FALSE_ALARMS
@@ -216,6 +235,7 @@ def _write(out: Path, months: Sequence[Month], said: str, *, model: Model, sites
     content = {
         "schema": 1,
         "said": said,
+        "since": run[0].name if run else None,
         "model": model.path.name,
         "job": model.header.job.name,
         "kind": model.header.kind,

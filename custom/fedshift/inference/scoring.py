@@ -12,7 +12,7 @@ import numpy as np
 from fedshift.data.casefiles import CaseFiles, Decoded, known_spacing, read_case
 from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.labels import settle_labels
-from fedshift.data.pairing import ScanSet
+from fedshift.data.pairing import UNNAMED, ScanSet
 from fedshift.data.scans import Scan
 from fedshift.inference.model import Choice, Model, ReadyModel
 from fedshift.inference.segment import predict_mask, ready_from
@@ -69,15 +69,24 @@ def labelled_cases(
 
 
 def _with_sequences(case: CaseFiles, wanted: Sequence[str]) -> CaseFiles:
-    """The case with the model's sequences, in the model's order."""
+    """The case with the model's sequences, in the model's order; those without names are taken to be in it."""
     if len(case.images) != max(len(wanted), 1):
         raise ConfigError(
             f"{case.image}: case {case.id} has {len(case.images)} sequence(s), and the model takes "
             f"{', '.join(wanted) or 'one'}: name them with --sequence"
         )
-    if not case.sequences or set(case.sequences) != set(wanted):
+    if not wanted or all(UNNAMED.fullmatch(name) for name in case.sequences):
         return case
-    order = [case.sequences.index(name) for name in wanted]
+    known, names = list(case.sequences), list(wanted)
+    if set(known) != set(names):
+        known, names = [name.lower() for name in known], [name.lower() for name in names]
+    if sorted(known) != sorted(names):
+        example = " ".join(f"--sequence {name}=PATTERN" for name in wanted)
+        raise ConfigError(
+            f"{case.image}: case {case.id} has {', '.join(case.sequences)}, and the model takes {', '.join(wanted)}: "
+            f"say which files are which with {example} and --masks"
+        )
+    order = [known.index(name) for name in names]
     channels = case.channels or (None,) * len(order)
     return replace(
         case,

@@ -6,6 +6,7 @@ import re
 from datetime import UTC, date, datetime
 from pathlib import Path
 
+from fedshift.data.pairing import visible
 from fedshift.data.scan_folders import scans_in
 from fedshift.schema.errors import ConfigError, DataError
 
@@ -16,14 +17,14 @@ FIRST_YEAR = 1990
 
 
 def scans_by_month(folder: Path) -> dict[str, list[Path]]:
-    """Month (``2026-03``) -> its scans, in the order of time.
+    """Month (``2026-03``) -> its scans, in the order of time; none for a month whose folder is still empty.
 
     Scans in a sub-folder whose name begins with a month are of that month. All others are of the month in which the
     file, or the folder of a DICOM series, was last changed (UTC).
 
     Raises:
         ConfigError: no such folder.
-        DataError: there is no scan in it.
+        DataError: there is no scan in it, or a month's folder holds other files only.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: name one with scans, or with a sub-folder for each month")
@@ -34,17 +35,22 @@ def scans_by_month(folder: Path) -> dict[str, list[Path]]:
         if entry.is_dir() and (month := _month(entry.name, until=datetime.now(UTC).year + 1)) is not None
     }
     for entry, month in dated.items():
-        months.setdefault(month, []).extend(scans_in([entry]))
+        months.setdefault(month, []).extend([] if _is_empty(entry) else scans_in([entry]))
     try:
         others = [scan for scan in scans_in([folder]) if not dated.keys() & {scan, *scan.parents}]
     except DataError:
-        if not dated:
+        if not any(months.values()):
             raise
         others = []
     for scan in others:
         month = datetime.fromtimestamp(scan.stat().st_mtime, UTC).strftime("%Y-%m")
         months.setdefault(month, []).append(scan)
     return dict(sorted(months.items()))
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether there is no file in a folder or below it, hidden ones left aside."""
+    return all(entry.is_dir() and _is_empty(entry) for entry in visible(folder))
 
 
 def _month(name: str, *, until: int) -> str | None:
