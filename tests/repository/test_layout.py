@@ -79,6 +79,7 @@ ELSEWHERE = {
     "flare/patches/simulator_sleeps": "flare/patches/test_simulator_workers.py",
     "flare/pieces/wire": "flare/pieces/test_server_end.py",
     "flare/run_folders": "flare/test_simulator_state.py",
+    "flare/simulated": "flare/test_simulate.py",
     "flare/simulator": "cli/test_run.py",
     "flare/simulator_process": "cli/test_run.py",
     "flare/start": "cli/test_run.py",

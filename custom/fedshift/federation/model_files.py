@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 import fedshift
-from fedshift.federation.tensor_files import read_tensors, write_tensors
+from fedshift.federation.tensor_files import read_tensors, to_arrays, to_tensors, write_tensors
 from fedshift.schema.errors import ConfigError, FedshiftError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.lineage import MODEL_FORMAT, MODEL_SCHEMA, Lineage
@@ -125,16 +124,6 @@ def read_model(path: Path, *, round_: int) -> tuple[Weights, MethodArrays]:
     if content["round"] != round_:
         raise ConfigError(f"{path} is the model of round {content['round']}, not {round_}: start the run anew")
     return to_arrays(content["weights"]), {name: to_arrays(tensors) for name, tensors in content["methods"].items()}
-
-
-def to_arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """Tensors of a file as numpy arrays that share their memory."""
-    return {key: value.numpy() for key, value in tensors.items()}
-
-
-def to_tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
-    """Numpy arrays as tensors that share their memory, for `torch.save`."""
-    return {key: torch.from_numpy(np.asarray(value)) for key, value in arrays.items()}
 
 
 def read_model_file(path: Path) -> dict[str, Any]:

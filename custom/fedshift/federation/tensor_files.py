@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fedshift.schema.errors import ConfigError
 
@@ -32,6 +35,16 @@ def read_tensors(path: Path, remedy: str) -> Any:
 def first_words(error: Exception) -> str:
     """The first sentence of an error's message, or the name of its type if there is no message."""
     return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+
+
+def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Tensors of a file as numpy arrays that share their memory."""
+    return {key: value.numpy() for key, value in tensors.items()}
+
+
+def to_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Numpy arrays as tensors that share their memory, for `torch.save`."""
+    return {key: torch.from_numpy(np.asarray(value)) for key, value in arrays.items()}
 
 
 def write_tensors(content: dict[str, Any], path: Path) -> None:

@@ -29,6 +29,7 @@ from fedshift.flare.patches.send_window import limit
 from fedshift.flare.pieces.arrays_file import NotInFileError
 from fedshift.flare.pieces.site_end import GivenUpError, SiteEnd, ask_server
 from fedshift.flare.run_folders import SITES
+from fedshift.flare.simulated import client_is_simulated
 from fedshift.flare.simulator_state import take_site_back
 from fedshift.flare.stats import SiteWork, add_stats
 from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
@@ -63,7 +64,7 @@ class FedshiftExecutor(Executor):
         The arrays of a large task are fetched before FLARE's filters see it, and those of a large answer are sent after
         they have.
         """
-        if event_type == EventType.START_RUN and not is_simulator(fl_ctx):
+        if event_type == EventType.START_RUN and not client_is_simulated(fl_ctx):
             self._hold_tasks(fl_ctx)
         elif event_type == EventType.BEFORE_TASK_DATA_FILTER:
             self._fetch(fl_ctx.get_prop(FLContextKey.TASK_DATA))
@@ -75,14 +76,14 @@ class FedshiftExecutor(Executor):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Do a task for each of this client's sites that the task names. A failure is answered with a sentence."""
-        if not is_simulator(fl_ctx):
+        if not client_is_simulated(fl_ctx):
             patches.require_protection()
         release()  # memory of the last answer
         if self._gave_up:
             return make_reply(ReturnCode.TASK_ABORTED)
         broadcast = codec.decode_task(shareable)
         client = fl_ctx.get_identity_name()
-        hosted = hosts(self._read_job(fl_ctx)).get(client, ()) if is_simulator(fl_ctx) else (client,)
+        hosted = hosts(self._read_job(fl_ctx)).get(client, ()) if client_is_simulated(fl_ctx) else (client,)
         asked = [name for name in hosted if name in broadcast.sites]
         self._work.begin(task_name, broadcast.round)
         self._update = f"the update of round {broadcast.round}"
@@ -115,7 +116,7 @@ class FedshiftExecutor(Executor):
             log.exception("site %s, task %s failed", name, task_name)
             failure = error
             reason = f"{type(error).__name__} (the site's log has the details)"
-        if not is_simulator(fl_ctx) and not isinstance(failure, PolicyError):
+        if not client_is_simulated(fl_ctx) and not isinstance(failure, PolicyError):
             # The sentence may name files and folders, which must not leave a hospital.
             reason = f"{type(failure).__name__} (the site's log says more)"
         return codec.Answer(codec.Failure(name, broadcast.round, reason))
@@ -171,7 +172,7 @@ class FedshiftExecutor(Executor):
         if job.federation.encryption == "masks" and name in job.task.sites:
             from fedshift.flare.kit_identity import site_masks
 
-            return site_masks(job, name, folder=state / name, fl_ctx=fl_ctx, simulated=is_simulator(fl_ctx))
+            return site_masks(job, name, folder=state / name, fl_ctx=fl_ctx, simulated=client_is_simulated(fl_ctx))
         if job.federation.encryption == "ckks" and self._encryption is None:
             from fedshift.federation.encryption.site import SiteEncryption
             from fedshift.flare.keys import SITE_KEYS, read_keys
@@ -183,13 +184,13 @@ class FedshiftExecutor(Executor):
     def _open(self, name: str, fl_ctx: FLContext) -> Site:
         workspace, job_id = fl_ctx.get_workspace(), fl_ctx.get_job_id()
         job, local = self._read_job(fl_ctx), Path(workspace.get_site_config_dir())
-        data = find_site(job.task.dataset, name, local=local, simulator=is_simulator(fl_ctx))
+        data = find_site(job.task.dataset, name, local=local, simulator=client_is_simulated(fl_ctx))
         state = Path(workspace.get_run_dir(job_id)) / SITES
-        if is_simulator(fl_ctx):
+        if client_is_simulated(fl_ctx):
             take_site_back(name, state)
         settings, beside = read_settings(local), next(iter(self._sites.values()), None)
         device, workers = settings.device, None
-        if is_simulator(fl_ctx):
+        if client_is_simulated(fl_ctx):
             clients = list(hosts(job))
             device = spread(device, clients.index(fl_ctx.get_identity_name()))
             if WORKERS not in os.environ:  # FLARE's own command does not say how many sites work at a time
@@ -202,12 +203,12 @@ class FedshiftExecutor(Executor):
             device=device,
             beside=beside,
             privacy=settings.privacy,
-            ledger=None if is_simulator(fl_ctx) else local,
+            ledger=None if client_is_simulated(fl_ctx) else local,
             # With masks an answer stays what it was, also where a GPU would train to another.
-            keep_answers=not is_simulator(fl_ctx) or job.federation.encryption == "masks",
+            keep_answers=not client_is_simulated(fl_ctx) or job.federation.encryption == "masks",
             workers=workers,
             tell=site_reference,
-            share_cases=is_simulator(fl_ctx) or (settings.privacy is not None and settings.privacy.case_scores),
+            share_cases=client_is_simulated(fl_ctx) or (settings.privacy is not None and settings.privacy.case_scores),
             encryption=self._encryption_of(name, state, fl_ctx),
         )
         if site.info().kind == "phantom":
@@ -218,8 +219,3 @@ class FedshiftExecutor(Executor):
 def job_of(fl_ctx: FLContext) -> JobSpec:
     """The job that FLARE has deployed at this party."""
     return read_job(Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / FILE_NAME)
-
-
-def is_simulator(fl_ctx: FLContext) -> bool:
-    """Whether a client runs in FLARE's simulator, and not at a provisioned site."""
-    return bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False))

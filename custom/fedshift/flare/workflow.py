@@ -23,7 +23,6 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.fuel.sec.audit import AuditService
-from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedshift.data.local_sites import find_sites
 from fedshift.federation.server.coordinator import Coordinator
@@ -46,6 +45,7 @@ from fedshift.flare.pieces.arrays_file import NotInFileError
 from fedshift.flare.pieces.server_end import ServerEnd
 from fedshift.flare.round_answers import RoundAnswers
 from fedshift.flare.round_deadline import RoundDeadline
+from fedshift.flare.simulated import server_is_simulated
 from fedshift.flare.simulator_state import take_server_back
 from fedshift.flare.stats import add_progress, add_stats, server_stats
 from fedshift.reporting.events import Events
@@ -99,7 +99,7 @@ class FedshiftWorkflow(Controller):
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Find the aggregator; in FLARE's simulator, replace its way to start workers before there are any."""
-        if _simulated(fl_ctx):
+        if server_is_simulated(fl_ctx):
             use_in_bare_simulator(_libraries(fl_ctx))
         self._aggregator: FedshiftAggregator = self._engine.get_component(self._aggregator_id)
         if not isinstance(self._aggregator, FedshiftAggregator):
@@ -114,14 +114,14 @@ class FedshiftWorkflow(Controller):
         recent = RecentLog()
         progress = self._progress = ProgressFile(folder, recent=recent)
         ended = threading.Event()
-        if not _simulated(fl_ctx):
+        if not server_is_simulated(fl_ctx):
             threading.Thread(target=self._admit, args=(fl_ctx.get_job_id(), ended), daemon=True).start()
         try:
             self._run(folder, progress, abort_signal, fl_ctx)
         except Stopped as error:
             progress.fail(str(error))
             # An administrator's abort is no error; in the simulator nobody aborts but a dying process.
-            if _simulated(fl_ctx):
+            if server_is_simulated(fl_ctx):
                 self.system_panic(str(error), fl_ctx)
         except FedshiftError as error:
             self._fail(str(error), progress, fl_ctx)
@@ -156,7 +156,7 @@ class FedshiftWorkflow(Controller):
 
     def _run(self, folder: Path, progress: ProgressFile, abort_signal: Signal, fl_ctx: FLContext) -> None:
         job = job_of(fl_ctx)
-        if _simulated(fl_ctx):
+        if server_is_simulated(fl_ctx):
             find_sites(job)
             take_server_back(folder)
         else:
@@ -169,7 +169,7 @@ class FedshiftWorkflow(Controller):
         limit(clients=len(hosts(job)))
         limits = MessageLimits.of(job)
         limits.hold_answers()
-        if not _simulated(fl_ctx):
+        if not server_is_simulated(fl_ctx):
             self._pieces = ServerEnd(folder, largest=limits.answer, on_told=self._show)
             self._pieces.register(fl_ctx.get_engine().get_cell())
         aggregator, federation = self._aggregator, job.federation
@@ -323,11 +323,6 @@ def _audit(job_id: str, fault: Rejection, round_: int) -> None:
     """Write a line to FLARE's audit log of the job; the simulator keeps none."""
     message = f"round {round_}: site {fault.site} is left out: {fault.key}: {fault.reason}"
     AuditService.add_job_event(job_id=job_id, task_name="fedshift.guard", task_id=str(round_), msg=message)
-
-
-def _simulated(fl_ctx: FLContext) -> bool:
-    # SIMULATE_MODE, which clients have, is not set at the simulator's server.
-    return bool(fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME)
 
 
 def _libraries(fl_ctx: FLContext) -> tuple[str, ...]:

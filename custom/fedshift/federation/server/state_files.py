@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedshift.federation.model_files import to_arrays, to_tensors
-from fedshift.federation.tensor_files import read_tensors, write_tensors
+from fedshift.federation.tensor_files import read_tensors, to_arrays, to_tensors, write_tensors
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import MethodArrays, Weights
 

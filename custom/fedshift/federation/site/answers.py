@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.federation.tensor_files import first_words, write_tensors
+from fedshift.federation.tensor_files import first_words, to_arrays, write_tensors
 from fedshift.schema.compression import Packed
 from fedshift.schema.messages import Broadcast, Update
 
@@ -41,9 +41,9 @@ class AnswerStore:
             self._kept = kept.pop("task")
             if self._kept != task:
                 return None
-            arrays = {method: _arrays(named) for method, named in kept.pop("arrays").items()}
-            packed = {key: Packed(**_arrays(parts)) for key, parts in kept.pop("packed", {}).items()}
-            return Update(weights=_arrays(kept.pop("weights")), arrays=arrays, packed=packed, **kept)
+            arrays = {method: to_arrays(named) for method, named in kept.pop("arrays").items()}
+            packed = {key: Packed(**to_arrays(parts)) for key, parts in kept.pop("packed", {}).items()}
+            return Update(weights=to_arrays(kept.pop("weights")), arrays=arrays, packed=packed, **kept)
         except Exception as error:  # torch raises many types for a damaged file
             log.warning("%s cannot be read (%s): the round is trained again", self._path, first_words(error))
             return None
@@ -85,7 +85,3 @@ def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 def _parts(packed: Packed) -> dict[str, Tensor]:
     scale = {} if packed.scale is None else {"scale": packed.scale}
     return _tensors({"codes": packed.codes, **scale})
-
-
-def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    return {key: value.numpy() for key, value in tensors.items()}

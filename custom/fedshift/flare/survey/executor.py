@@ -7,7 +7,6 @@ from pathlib import Path
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
@@ -16,6 +15,7 @@ from fedshift.data.locate import find_site, read_settings
 from fedshift.federation.survey.site import answer
 from fedshift.flare import codec, patches
 from fedshift.flare.patches.incoming_streams import USUAL, allow
+from fedshift.flare.simulated import client_is_simulated
 from fedshift.flare.survey.job import read_survey_spec
 from fedshift.schema.errors import ConfigError, FedshiftError, PolicyError
 from fedshift.schema.fingerprint import Fingerprint, SurveySpec
@@ -29,12 +29,12 @@ class SurveyExecutor(Executor):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Before the task comes, limit what comes."""
-        if event_type == EventType.START_RUN and not _simulated(fl_ctx):
+        if event_type == EventType.START_RUN and not client_is_simulated(fl_ctx):
             allow(lambda channel, topic: USUAL)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Answer. What goes wrong is answered with a sentence; its details stay in the site's log."""
-        simulated, name = _simulated(fl_ctx), fl_ctx.get_identity_name()
+        simulated, name = client_is_simulated(fl_ctx), fl_ctx.get_identity_name()
         if not simulated:
             patches.require_protection()
         try:
@@ -62,7 +62,3 @@ def _told(name: str, fl_ctx: FLContext, *, simulated: bool) -> Fingerprint:
     spec, local = spec_of(fl_ctx), Path(fl_ctx.get_workspace().get_site_config_dir())
     folder = find_site(spec.dataset, name, local=local, simulator=simulated)
     return answer(folder, name, read_settings(local).privacy, ledger=None if simulated else local)
-
-
-def _simulated(fl_ctx: FLContext) -> bool:
-    return bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False))

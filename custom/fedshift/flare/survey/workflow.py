@@ -11,12 +11,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
-from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedshift.federation.survey.collect import Answers
 from fedshift.flare import codec, patches
 from fedshift.flare.patches.incoming_streams import USUAL, allow
 from fedshift.flare.patches.simulator_workers import use_in_bare_simulator
+from fedshift.flare.simulated import server_is_simulated
 from fedshift.flare.survey.executor import spec_of
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.messages import Broadcast
@@ -31,7 +31,7 @@ class SurveyWorkflow(Controller):
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """In FLARE's simulator, replace its way to start workers before there are any."""
-        if _simulated(fl_ctx):
+        if server_is_simulated(fl_ctx):
             use_in_bare_simulator()
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
@@ -55,7 +55,7 @@ class SurveyWorkflow(Controller):
         log.warning("site %s answered after the survey had ended", getattr(client, "name", "?"))
 
     def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        if not _simulated(fl_ctx):
+        if not server_is_simulated(fl_ctx):
             patches.require_protection()
             allow(lambda channel, topic: USUAL)
         spec = spec_of(fl_ctx)
@@ -93,7 +93,3 @@ class SurveyWorkflow(Controller):
         except Exception as error:  # a malformed answer must not end the survey
             log.exception("the answer of %s cannot be read", site)
             self._answers.refuse(site, f"its answer cannot be read ({type(error).__name__})")
-
-
-def _simulated(fl_ctx: FLContext) -> bool:
-    return bool(fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME)
