@@ -41,18 +41,67 @@ def test_a_data_set_becomes_a_plan_and_a_map(home: Path, capsys: pytest.CaptureF
     assert set(survey.sites) == {"A", "B", "C"}, "a newcomer is no part of the survey"
     assert main(["survey", str(out / "survey.json"), "--sites", "A,C", "--out", "again"]) == 0
     again = yaml.safe_load((home / "again" / "organ.yaml").read_text(encoding="utf-8"))
-    assert (again["sites"], again["held_out"]) == (["A", "C"], ["B"])
+    assert again["sites"] == ["A", "C"] and "held_out" not in again
+    assert read_survey(home / "again") == survey, "the answers of sites that are left out stay"
 
 
-def test_a_plan_that_was_changed_by_hand_is_kept(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["survey", "organ"]) == main(["survey", "organ"]) == 0
-    plan = home / "surveys" / "organ" / "organ.yaml"
+def test_a_plan_that_was_changed_by_hand_is_kept_and_another_is_replaced(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["survey", "organ", "--memory", "4"]) == main(["survey", "organ", "--memory", "4"]) == 0
+    plan, survey = (home / "surveys" / "organ" / name for name in ("organ.yaml", "survey.json"))
+    first = plan.read_text(encoding="utf-8")
+    assert main(["survey", str(survey), "--memory", "8"]) == 0, "as docs/survey.md has it"
     text = plan.read_text(encoding="utf-8")
-    plan.write_text(text.replace("rounds: 100", "rounds: 7"), encoding="utf-8")
-    assert main(["survey", "organ"]) == 2
-    assert "is there with other contents" in capsys.readouterr().err
-    assert main(["survey", "organ", "--force"]) == 0
+    assert "of 4 GB" in first and "of 8 GB" in text
+    changed = text.replace("rounds: 100", "rounds: 7")
+    plan.write_text(changed, encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr("fedshift.cli.survey._asked", lambda *_: pytest.fail("a site was asked"))
+        for what in ("organ", str(survey)):
+            assert main(["survey", what]) == 2
+            assert "is not as 'fedshift survey' wrote it" in capsys.readouterr().err
+    assert plan.read_text(encoding="utf-8") == changed
+    assert main(["survey", str(survey), "--force"]) == 0
     assert plan.read_text(encoding="utf-8") == text
+
+
+def test_answers_and_map_stay_where_nothing_can_be_planned(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["survey", "organ", "--patch", "512,512,512", "--memory", "1"]) == 2
+    out = home / "surveys" / "organ"
+    said = capsys.readouterr()
+    assert "fits, or give more with --memory" in said.err
+    assert "survey: " + str(Path("surveys") / "organ" / "survey.json") in said.out and "plan:   none" in said.out
+    assert sorted(path.name for path in out.iterdir()) == ["shift.html", "survey.json"]
+    assert main(["survey", str(out / "survey.json")]) == 0
+
+
+def test_answers_stay_where_a_newcomer_cannot_be_placed(home: Path) -> None:
+    assert main(["survey", "organ", "--place", "data/organ/A"]) == 2
+    assert set(read_survey(home / "surveys" / "organ").sites) == {"A", "B", "C"}
+
+
+def test_a_mistyped_site_of_a_survey_made_before_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    survey = survey_of(home)
+    for option in ("--held-out", "--sites"):
+        assert main(["survey", survey, option, "CC"]) == 2
+        assert "has no site 'CC'; did you mean 'C'?" in capsys.readouterr().err
+    assert main(["survey", survey, "--sites", "A", "--held-out", "B", "--out", "again"]) == 0
+    again = yaml.safe_load((home / "again" / "organ.yaml").read_text(encoding="utf-8"))
+    assert (again["sites"], again["held_out"]) == (["A"], ["B"])
+    assert "On the map only, and not in the plan: B." in capsys.readouterr().out.replace("\n", " ")
+
+
+def survey_of(home: Path) -> str:
+    """Path of a survey of all sites."""
+    assert main(["survey", "organ"]) == 0
+    return str(home / "surveys" / "organ" / "survey.json")
+
+
+def test_ct_that_is_not_taken_for_ct_is_said(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    survey_site(home / "data", "A", (1, 2, 3), dataset="both", sequences=("CT", "PET"))
+    assert main(["survey", "both"]) == 0
+    assert "nnU-Net would clip CT by its rule for CT" in capsys.readouterr().out
 
 
 def test_a_site_without_an_answer_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,8 +127,8 @@ def test_a_site_that_tells_of_its_cases_with_noise_is_one_of_the_sites(home: Pat
     [
         (["orgam"], "no task and no prepared data set 'orgam'; did you mean 'organ'"),
         (["organ", "--memory", "0"], "--memory must be more than 0"),
+        (["organ", "--memory", "inf"], "--memory must be more than 0"),
         (["organ", "--memory", "0.01"], "no plan fits into 0.01 GB"),
-        (["organ", "--patch", "a,b"], "--patch 'a,b' is not a list"),
         (["organ", "--patch", "512,512,512"], "fits, or give more with --memory"),
         (["organ", "--place", "data/organ/A"], "is site A, which the survey has already"),
         (["missing.json"], "missing.json cannot be read"),
@@ -89,6 +138,28 @@ def test_what_does_not_fit_is_a_sentence(
     home: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["survey", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--patch", "a,b"], "--patch 'a,b' is not a list"),
+        (["--patch", "64,64"], "--patch needs 3 numbers"),
+        (["--patch", "64,64,64", "--dims", "2"], "--patch needs 2 numbers"),
+        (["--patch", "0,64,64"], "--patch needs 3 numbers of voxels from 1"),
+        (["--name", "../other"], "--name '../other' is no name of a task"),
+    ],
+)
+def test_options_are_looked_at_before_a_site_is_asked(
+    home: Path,
+    arguments: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("fedshift.cli.survey._asked", lambda *_: pytest.fail("a site was asked"))
+    assert main(["survey", "organ", *arguments]) == 2
     assert sentence in capsys.readouterr().err
 
 

@@ -25,6 +25,12 @@ def test_tables_and_reports_have_the_same_unit_and_direction() -> None:
     assert known_score("a score that nobody knows") is None
 
 
+def test_what_a_score_means_is_said_once_and_not_for_each_class() -> None:
+    for name in SCORES:
+        assert metric(name).meaning == SCORES[name].meaning
+        assert metric(f"{name} left").meaning == ""
+
+
 @pytest.mark.parametrize("name", ["accuracy", "hd95", "surface_dice", "volume_difference"])
 def test_a_table_says_where_the_voxel_size_is_unknown(name: str) -> None:
     comparison = made({("X",): [{"A": 0.5, "B": 0.3}]}, metric=name)

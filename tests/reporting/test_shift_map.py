@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from surveysites import survey_site
 
 from fedshift.data.fingerprint import counts_only, fingerprint
-from fedshift.federation.survey.shift import ASPECTS, shift_map
+from fedshift.federation.survey.shift import ASPECTS, SPACING, shift_map
 from fedshift.federation.survey.suggestions import suggestions
 from fedshift.reporting.report import page
 from fedshift.reporting.report.section import Table, Tables
 from fedshift.reporting.shift_map import MAX_SITES, chapter
-from fedshift.reporting.shift_table import map_tables, pair_table, sites_table, suggestion_lines
+from fedshift.reporting.shift_table import intensity_rows, map_tables, pair_table, sites_table, suggestion_lines
 from fedshift.schema.fingerprint import Fingerprint
 
 
@@ -64,8 +67,10 @@ def test_every_pair_is_in_the_map(told: list[Fingerprint]) -> None:
     found = shift_map(told)
     made = chapter(found, told, [], dataset="organ", command="x")
     blocks = next(section for section in made.sections if section.id == "map").blocks
-    overall, *_ = [block for block in blocks if isinstance(block, Table)]
+    overall, legend = [block for block in blocks if isinstance(block, Table)]
     assert [row[0] for row in overall.rows] == ["A", "B", "C"]
+    assert len(legend.rows) == len(ASPECTS)
+    assert [SPACING.title + " (octaves)", SPACING.means, "0.15", "0.5"] in [list(row) for row in legend.rows]
     (squares,) = [block for block in blocks if isinstance(block, Tables)]
     known = [aspect for aspect in ASPECTS if found.largest(aspect) is not None]
     assert [table.caption.partition(" (")[0] for table in squares.tables] == [aspect.title for aspect in known]
@@ -75,7 +80,7 @@ def test_many_sites_are_shown_by_their_farthest_pairs(told: list[Fingerprint]) -
     many = [told[number % 3].model_copy(update={"site": f"S{number:02d}"}) for number in range(MAX_SITES + 1)]
     found = shift_map(many)
     made = chapter(found, many, [], dataset="organ", command="x")
-    (table,) = [b for s in made.sections if s.id == "map" for b in s.blocks if isinstance(b, Table)]
+    table, _ = [b for s in made.sections if s.id == "map" for b in s.blocks if isinstance(b, Table)]
     assert table.caption == "The 20 pairs that differ most of 465"
     assert len(list(map_tables(found))) == 1, "too wide for a terminal"
 
@@ -93,3 +98,18 @@ def test_the_terminal_has_the_same_numbers(told: list[Fingerprint]) -> None:
     distance = found.overall("A", "B")
     assert f" {distance:.2f} " in text
     assert "3 x 1.2 x 1.2" in text and "not known" in text
+
+
+def test_an_unknown_distance_is_not_like_that_of_a_site_from_itself(told: list[Fingerprint]) -> None:
+    found = shift_map(told[:2])
+    found = replace(found, distances={key: dict.fromkeys(of) for key, of in found.distances.items()})
+    console = Console(width=160, record=True)
+    console.print(next(map_tables(found)))
+    text = console.export_text()
+    assert text.count("–") == text.count("·") == 2
+
+
+def test_bright_intensities_are_written_without_an_exponent(tmp_path: Path) -> None:
+    bright = fingerprint(survey_site(tmp_path, "bright", (1, 2, 3), gain=200.0))
+    shown = intensity_rows(bright, bright)["image", "core"][0]
+    assert re.fullmatch(r"\d\d,\d{3} ± \d,\d{3}", shown), shown

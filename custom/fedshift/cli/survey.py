@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def add_parsers(subparsers: Any) -> None:
         metavar="JOB_OR_TASK",
         help="a task, a prepared data set, a .yaml file or a job folder; or a survey.json that was made before",
     )
-    parser.add_argument("--sites", metavar="A,B", help="plan for these sites only")
+    parser.add_argument("--sites", metavar="A,B", help="ask, show and plan for these sites only")
     parser.add_argument("--held-out", metavar="A,B", help="sites that are on the map and not in the plan")
     parser.add_argument(
         "--place", type=Path, action="append", default=[], metavar="DIR", help="a newcomer's prepared folder, likewise"
@@ -48,7 +49,7 @@ def add_parsers(subparsers: Any) -> None:
     parser.add_argument("--patch", metavar="N,N,N", help="a patch of your own, in voxels")
     parser.add_argument("--name", help="of the planned task (default: the data set's)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: surveys/<data set>")
-    parser.add_argument("--force", action="store_true", help="replace a task file that was changed")
+    parser.add_argument("--force", action="store_true", help="replace a task file that was changed by hand")
     add_phantom(parser)
     parser.set_defaults(func=execute)
 
@@ -58,53 +59,69 @@ def execute(args: argparse.Namespace) -> int:
     from fedshift.federation.survey.shift import shift_map
     from fedshift.federation.survey.suggestions import suggestions
 
-    if args.memory <= 0:
-        raise ConfigError(f"--memory must be more than 0 gigabytes, not {args.memory:g}")
-    survey = _earlier(args)
-    if survey is None:
-        spec = _question(args)
-        if args.job is not None:
-            return _write_job(spec, args)
-        make_folder(_out(spec, args))
-        survey = _asked(spec, args)
-    out = _out(survey.spec, args)
+    patch = _checked(args)
+    earlier = _earlier(args)
+    spec = _question(args) if earlier is None else _narrowed(earlier.spec, args)
+    if args.job is not None:
+        return _write_job(spec, args)
+    out = args.out or Path("surveys") / spec.dataset
+    path = out / f"{args.name or spec.dataset}.yaml"
+    make_folder(out)
+    _check_replaceable(path, args)
+    whole = _asked(spec, args, out) if earlier is None else earlier
+    written = whole.write(out)  # before anything can fail: to ask again would be another release of a site's
+    survey = whole.of(spec)
     newcomers = [_newcomer(folder, survey) for folder in args.place]
     everyone = [*survey.sites.values(), *newcomers]
     placed = [*survey.spec.held_out, *(one.site for one in newcomers)]
-    plan = _plan(survey, args, out)
     found = shift_map(everyone, placed=placed)
     made = suggestions(found, everyone)
-    survey.write(out)
     _print_map(everyone, found, made, survey)
-    page = _write_page(found, everyone, made, survey, plan, out)
     print()
-    for what, path in (("plan", plan), ("map", page), ("survey", out / "survey.json")):
-        print(f"{what + ':':<8}{path or 'none, see above'}")
+    plan = None
+    try:
+        plan = _plan(survey, args, patch, path)
+    finally:
+        page = _write_page(found, everyone, made, survey, plan, out)
+        for what, file in (("plan", plan), ("map", page), ("survey", written)):
+            print(f"{what + ':':<8}{file or 'none'}")
     if plan is not None:
         print(f"\nfedshift job fedavg {shlex.quote(str(plan))}")
     return 1 if survey.refused else 0
 
 
+def _checked(args: argparse.Namespace) -> list[int] | None:
+    """The patch that is asked for; options that no survey can make right are refused before a site is asked."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from fedshift.federation.planning.plan import check_patch
+    from fedshift.schema.names import Name
+
+    if not 0 < args.memory < math.inf:
+        raise ConfigError(f"--memory must be more than 0 gigabytes, not {args.memory:g}")
+    try:
+        TypeAdapter(Name | None).validate_python(args.name)
+    except ValidationError:
+        raise ConfigError(f"--name {args.name!r} is no name of a task: give letters, digits and _ . - alone") from None
+    if args.patch is None:
+        return None
+    patch = _numbers(args.patch)
+    check_patch(patch, args.dims)
+    return patch
+
+
 def _earlier(args: argparse.Namespace) -> Survey | None:
     """A survey that was made before, if the command names one."""
-    from fedshift.schema.fingerprint import FILE_NAME, SurveySpec, read_survey
+    from fedshift.schema.fingerprint import FILE_NAME, read_survey
 
     path = Path(args.what)
-    if path.suffix != ".json" and not (path / FILE_NAME).is_file():
-        return None
-    survey = read_survey(path)
-    if args.sites or args.held_out:
-        chosen = names(args.sites) or [
-            site for site in survey.spec.everyone if site not in (names(args.held_out) or [])
-        ]
-        for site in chosen:
-            if site not in survey.spec.everyone:
-                raise ConfigError(f"{path} has no site {site!r}: it has {', '.join(survey.spec.everyone)}")
-        others = tuple(site for site in survey.spec.everyone if site not in chosen)
-        raw = survey.spec.model_dump(by_alias=True) | {"sites": chosen, "held_out": others}
-        spec = SurveySpec.parse(raw, where=str(path))
-        survey = survey.model_copy(update={"spec": spec})
-    return survey
+    return read_survey(path) if path.suffix == ".json" or (path / FILE_NAME).is_file() else None
+
+
+def _narrowed(spec: SurveySpec, args: argparse.Namespace) -> SurveySpec:
+    from fedshift.federation.survey.question import narrowed
+
+    return narrowed(spec, sites=names(args.sites), held_out=names(args.held_out), where=args.what)
 
 
 def _question(args: argparse.Namespace) -> SurveySpec:
@@ -115,9 +132,14 @@ def _question(args: argparse.Namespace) -> SurveySpec:
     return question(what, sites=names(args.sites), held_out=names(args.held_out))
 
 
-def _out(spec: SurveySpec, args: argparse.Namespace) -> Path:
-    """Where plan, map and answers go."""
-    return args.out or Path("surveys") / spec.dataset
+def _check_replaceable(path: Path, args: argparse.Namespace) -> None:
+    """Before a site is asked, see that the plan may be written."""
+    from fedshift.federation.planning.task_file import is_unchanged
+
+    if path.is_file() and not args.force and not is_unchanged(path):
+        raise ConfigError(
+            f"{path} is not as 'fedshift survey' wrote it: keep it by another --name or --out, or replace it by --force"
+        )
 
 
 def _write_job(spec: SurveySpec, args: argparse.Namespace) -> int:
@@ -129,7 +151,7 @@ def _write_job(spec: SurveySpec, args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(spec: SurveySpec, args: argparse.Namespace) -> Survey:
+def _asked(spec: SurveySpec, args: argparse.Namespace, out: Path) -> Survey:
     """Ask every site, through FLARE's simulator or in this process."""
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
@@ -142,7 +164,7 @@ def _asked(spec: SurveySpec, args: argparse.Namespace) -> Survey:
         if args.flare:
             from fedshift.flare.survey.simulate import simulate_survey
 
-            return simulate_survey(spec, _out(spec, args) / LOG)
+            return simulate_survey(spec, out / LOG)
         return survey_in_process(
             spec, data, progress=lambda site, case: bar.update(task, description=f"{site}: {case}")
         )
@@ -159,10 +181,10 @@ def _newcomer(folder: Path, survey: Survey) -> Fingerprint:
     return answer(folder, site)
 
 
-def _plan(survey: Survey, args: argparse.Namespace, out: Path) -> Path | None:
+def _plan(survey: Survey, args: argparse.Namespace, patch: Sequence[int] | None, path: Path) -> Path | None:
     """Write the planned task file; None if no site tells enough."""
     from fedshift.federation.planning.plan import make_plan
-    from fedshift.federation.planning.task_file import task_file
+    from fedshift.federation.planning.task_file import ct_note, task_file
     from fedshift.federation.survey.merge import merge
     from fedshift.schema.files import write_text
 
@@ -170,18 +192,11 @@ def _plan(survey: Survey, args: argparse.Namespace, out: Path) -> Path | None:
         print("No plan: no site tells the size of its voxels and volumes.", file=sys.stderr)
         return None
     pooled = merge(survey.planned)
-    patch = None if args.patch is None else _numbers(args.patch)
     surveyed = sum(one.surveyed > 0 for one in survey.planned)  # with noise, cases count and tell no sizes
     plan = make_plan(pooled, sites=surveyed, dims=args.dims, memory=args.memory, patch=patch)
-    name = args.name or survey.spec.dataset
-    text = task_file(plan, pooled, survey.spec, name=name)
-    path = out / f"{name}.yaml"
-    if path.is_file() and path.read_text(encoding="utf-8") != text and not args.force:
-        raise ConfigError(
-            f"{path} is there with other contents: look at it, then use --force, or another --name or --out"
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(path, text)
+    write_text(path, task_file(plan, survey.planned, survey.spec, name=path.stem))
+    if note := ct_note(survey.planned):
+        print(f"Each volume is brought to mean 0 and standard deviation 1. {note}\n")
     return path
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Unit = Literal["%", "mm", "ml", ""]
@@ -53,8 +53,10 @@ SCORES = {
 
 
 def known_score(name: str) -> KnownScore | None:
-    """What is known of a score, which may be one class's (``dice Anterior``)."""
-    return SCORES.get(name.partition(" ")[0])
+    """What is known of a score; one class's (``dice Anterior``) has no meaning beside that of all classes."""
+    score, of_class, _ = name.partition(" ")
+    known = SCORES.get(score)
+    return replace(known, meaning="") if known is not None and of_class else known
 
 
 def needs_voxel_size(name: str) -> bool:
@@ -63,4 +65,4 @@ def needs_voxel_size(name: str) -> bool:
     These are lengths and volumes, and surface Dice, whose tolerance is in mm.
     """
     score = known_score(name)
-    return score is not None and (score.unit in ("mm", "ml") or score is SCORES["surface_dice"])
+    return score is not None and (score.unit in ("mm", "ml") or score.title == SCORES["surface_dice"].title)

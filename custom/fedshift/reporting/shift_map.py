@@ -108,20 +108,30 @@ def _map(found: ShiftMap) -> Section:
     unknown = [aspect.title.lower() for aspect in ASPECTS if found.largest(aspect) is None]
     if unknown:
         blocks.append(Text(f"Not known: {', '.join(unknown)}."))
-    units = "; ".join(
-        f"{aspect.title.lower()}: {aspect.means} (worth a look from {aspect.worth:g}, large from {aspect.large:g})"
-        for aspect in ASPECTS
-    )
-    blocks.append(
-        Text(f"What the numbers are. {units[0].upper()}{units[1:]}. The limits are rules of thumb, no tests.")
-    )
+    blocks.append(_legend())
     return Section(
         "map",
         "How far the sites are from each other",
         "The darker, the farther. First all aspects together, where 1 is large in every aspect, then each aspect in "
-        "its own unit. Distances of distributions are Wasserstein's: how far the mass has to go.",
+        "its own unit. Distances of distributions are Wasserstein's: how far the mass has to go. The limits in the "
+        "last table are rules of thumb, no tests.",
         blocks,
     )
+
+
+def _legend() -> Table:
+    """What each aspect's number is."""
+    columns = [
+        Column("aspect", numeric=False),
+        Column("what it is", numeric=False),
+        Column("worth a look from"),
+        Column("large from"),
+    ]
+    rows: list[Row] = [
+        [f"{aspect.title} ({aspect.unit})", aspect.means, f"{aspect.worth:g}", f"{aspect.large:g}"]
+        for aspect in ASPECTS
+    ]
+    return Table(columns, rows, caption="What the numbers are")
 
 
 def _overall(found: ShiftMap) -> Table:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedshift.federation.survey.numbers import medians, quantile
+from fedshift.federation.survey.numbers import medians, plain, quantile, spread
 from fedshift.federation.survey.shift import ASPECTS, MOST_TIMES, Aspect, Level, Pair, ShiftMap
 from fedshift.federation.survey.suggestions import Suggestion
 from fedshift.reporting.table import PHANTOM_NOTE
@@ -73,7 +73,8 @@ def _square(found: ShiftMap) -> Table:
         cells: list[RenderableType] = []
         for other in found.sites:
             value = None if site == other else found.overall(site, other)
-            cells.append(Text("·" if value is None else f" {value:.2f} ", style=_warmth(value)))
+            text = "·" if site == other else "–" if value is None else f" {value:.2f} "
+            cells.append(Text(text, style=_warmth(value)))
         table.add_row(escape(site), *cells)
     return table
 
@@ -134,14 +135,12 @@ def pair_table(found: ShiftMap, pair: Pair, fingerprints: Sequence[Fingerprint])
 
 def intensity_rows(one: Fingerprint, other: Fingerprint) -> dict[tuple[str, str], tuple[str, str]]:
     """(Sequence, place) → mean and standard deviation at each of two sites."""
-    from fedshift.federation.survey.numbers import spread
-
     rows = {}
     for sequence in one.intensities:
         for place, mine in one.intensities[sequence].items():
             theirs = other.intensities.get(sequence, {}).get(place)
             if theirs is not None and mine.values and theirs.values:
-                a, b = (f"{spread(of).mean:.4g} ± {spread(of).deviation:.4g}" for of in (mine, theirs))
+                a, b = (f"{plain(spread(of).mean)} ± {plain(spread(of).deviation)}" for of in (mine, theirs))
                 rows[sequence, place] = (a, b)
     return rows
 

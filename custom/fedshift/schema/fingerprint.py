@@ -178,6 +178,14 @@ class Survey(Strict):
         """Answers of the sites that a plan is for."""
         return [self.sites[site] for site in self.spec.sites if site in self.sites]
 
+    def of(self, spec: SurveySpec) -> Survey:
+        """The answers of the sites of ``spec`` alone."""
+        return Survey(
+            spec=spec,
+            sites={site: self.sites[site] for site in spec.everyone if site in self.sites},
+            refused={site: self.refused[site] for site in spec.everyone if site in self.refused},
+        )
+
     def write(self, folder: Path) -> Path:
         """Write ``survey.json``; returns its path."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from surveysites import survey_site
 
 from fedshift.data.fingerprint import fingerprint
 from fedshift.federation.survey.collect import Answers, survey_in_process
-from fedshift.federation.survey.question import question
+from fedshift.federation.survey.question import narrowed, question
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import SurveySpec, read_survey
 from fedshift.schema.policy import Policy
@@ -81,10 +82,47 @@ def test_whom_a_task_a_file_or_a_data_set_asks(tmp_path: Path, monkeypatch: pyte
     file = tmp_path / "mine.yaml"
     file.write_text("dataset: organ\nsites: [A]\nheld_out: [B]\n", encoding="utf-8")
     assert question(str(file)).everyone == ("A", "B")
+    assert question("organ", sites=["B"]).everyone == ("B",)
     for task, sites, reason in (
         ("orgam", {}, "no task and no prepared data set 'orgam'.* 'organ'"),
         ("organ", {"sites": ["D"]}, "no site 'D'"),
+        ("organ", {"sites": ["A", "B"], "held_out": ["B"]}, "B is named twice"),
         ("organ", {"held_out": ["A", "B"]}, "no site to plan for"),
     ):
         with pytest.raises(ConfigError, match=reason):
             question(task, **sites)
+
+
+SITES, HELD_OUT = ("north", "south", "east"), ("west", "far")
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({}, (SITES, HELD_OUT)),
+        ({"held_out": ["east"]}, (("north", "south", "west", "far"), ("east",))),
+        ({"held_out": []}, ((*SITES, *HELD_OUT), ())),
+        ({"sites": ["south", "north"]}, (("north", "south"), HELD_OUT)),
+        ({"sites": ["north", "west"]}, (("north", "west"), ("far",))),
+        ({"sites": ["north", "south"], "held_out": ["east"]}, (("north", "south"), ("east",))),
+        ({"sites": ["nort"]}, "no site 'nort'; did you mean 'north'"),
+        ({"held_out": ["eats"]}, "no site 'eats'; did you mean 'east'"),
+        ({"sites": ["north"], "held_out": ["north"]}, "north is named twice"),
+        ({"held_out": [*SITES, *HELD_OUT]}, "leaves no site to plan for"),
+    ],
+)
+def test_options_mean_the_same_for_a_task_and_for_a_survey_made_before(
+    tmp_path: Path, earlier: bool, asked: dict[str, list[str]], found: tuple[tuple[str, ...], ...] | str
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"dataset": "organ", "sites": [*SITES], "held_out": [*HELD_OUT]}), encoding="utf-8")
+
+    def chosen() -> SurveySpec:
+        return narrowed(question(str(file)), **asked, where="survey.json") if earlier else question(str(file), **asked)
+
+    if isinstance(found, str):
+        with pytest.raises(ConfigError, match=found):
+            chosen()
+    else:
+        assert (chosen().sites, chosen().held_out) == found

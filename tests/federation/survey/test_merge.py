@@ -10,7 +10,7 @@ from surveysites import survey_site
 
 from fedshift.data.fingerprint import fingerprint
 from fedshift.federation.survey.merge import merge
-from fedshift.federation.survey.numbers import spread
+from fedshift.federation.survey.numbers import plain, spread
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.fingerprint import ALL
 
@@ -67,3 +67,11 @@ def test_a_class_that_one_site_does_not_outline_is_counted_over_the_others(tmp_p
     assert (both.volumes["core"].of, both.volumes["rim"].of) == (6, 3)
     assert both.annotated is None, "all classes are outlined somewhere"
     assert merge([half]).annotated == ("core",)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(24870.3, "24,870"), (999.96, "1,000"), (-3.14159, "-3.142"), (0.012344, "0.01234"), (0.5, "0.5"), (0.0, "0")],
+)
+def test_intensities_are_written_without_an_exponent(value: float, text: str) -> None:
+    assert plain(value) == text

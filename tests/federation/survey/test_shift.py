@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,15 @@ def test_what_is_not_known_is_no_distance(tmp_path: Path, sites: dict[str, Finge
     found = shift_map([sites["A"], lost])
     assert found.between(SPACING, "A", "lost") is None and found.between(VOLUME, "A", "lost") is None
     assert found.overall("A", "lost") == pytest.approx(0)
+
+
+def test_a_shift_of_appearance_names_methods_and_where_their_results_are(sites: dict[str, Fingerprint]) -> None:
+    told = [sites["A"], sites["same"]]
+    found = shift_map(told)
+    apart = replace(found, distances={**found.distances, SHAPE.key: {("A", "same"): 1.0}})
+    said = text(apart, told)
+    assert ", ".join(APPEARANCE) in said
+    assert "in fedshift's documentation, page Results." in said, "a reader of the page has no folder docs/"
 
 
 def test_the_methods_that_are_named_exist() -> None:

@@ -1,9 +1,10 @@
 """Spacing, patch, batch and network from the sum of all sites' fingerprints, by nnU-Net v2's published rules.
 
-Isensee et al., Nature Methods 2021, with the released planner (``ExperimentPlanner``). Three things differ. Nobody sees
+Isensee et al., Nature Methods 2021, with the released planner (``ExperimentPlanner``). Four things differ. Nobody sees
 the cases, so medians are of rounded numbers, and the median shape after resampling is the median extent by the spacing.
-Memory is counted for the network itself (`fedshift.federation.planning.memory`), where nnU-Net compares with a
-reference network on a GPU. And a batch is limited by a mean site's voxels, since it comes from one site.
+Volumes are not cropped to what is not 0. Memory is counted for the network itself
+(`fedshift.federation.planning.memory`), where nnU-Net compares with a reference network on a GPU. And a batch is
+limited by a mean site's voxels, since it comes from one site.
 """
 
 from __future__ import annotations
@@ -32,18 +33,20 @@ COVERED = 0.05
 LEAST_SAMPLES, MOST_SAMPLES = 4, 16
 MEMORY = 8.0
 """Gigabytes, nnU-Net's default."""
+Spacing = tuple[float | None, float, float]
+"""In mm, of slices, rows and columns; None between slices where volumes keep their own."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """What was decided, and why: ``reasons`` has a sentence for each key of the task file that it decides.
 
-    ``spacing`` is None if no case has a voxel size. ``shape`` is the median volume at that spacing, in voxels. ``need``
-    is the estimated memory of a training step, in gigabytes.
+    ``spacing`` is None if no case has a voxel size, and so is that between slices in 2D. ``shape`` is the median volume
+    at that spacing, in voxels. ``need`` is the estimated memory of a training step, in gigabytes.
     """
 
     dims: int
-    spacing: tuple[float, float, float] | None
+    spacing: Spacing | None
     shape: tuple[int, int, int]
     patch: tuple[int, ...]
     batch: int
@@ -79,9 +82,9 @@ def make_plan(
             + (pooled.withheld or "their policies put noise on statistics")
         )
     reasons: dict[str, str] = {}
-    spacing = _spacing(pooled, reasons)
+    spacing = _spacing(pooled, dims, reasons)
     shape = _shape(pooled, spacing, reasons)
-    lengths, edges = (spacing or (1.0, 1.0, 1.0))[3 - dims :], shape[3 - dims :]
+    lengths, edges = [mm or 1.0 for mm in spacing or (None,) * 3][3 - dims :], shape[3 - dims :]
     search = _Search(lengths, edges, channels=len(pooled.channels), classes=len(pooled.classes), limit=memory * GIGA)
     if patch is None:
         found, network = search.fitting()
@@ -101,7 +104,17 @@ def make_plan(
     return Plan(dims, spacing, shape, found, batch, network, samples, need, reasons)
 
 
-def _spacing(pooled: Fingerprint, reasons: dict[str, str]) -> tuple[float, float, float] | None:
+def check_patch(patch: Sequence[int], dims: int) -> None:
+    """See that a patch of one's own can be one.
+
+    Raises:
+        ConfigError: it has another number of edges, or an edge without voxels.
+    """
+    if len(patch) != dims or min(patch) < 1:
+        raise ConfigError(f"--patch needs {dims} numbers of voxels from 1, not {shown(patch)}")
+
+
+def _spacing(pooled: Fingerprint, dims: int, reasons: dict[str, str]) -> Spacing | None:
     geometry = pooled.geometry
     assert geometry is not None
     if not geometry.cases:
@@ -113,33 +126,36 @@ def _spacing(pooled: Fingerprint, reasons: dict[str, str]) -> tuple[float, float
     others = [axis for axis in range(3) if axis != worst]
     coarse = of[worst] > ANISOTROPY * max(of[axis] for axis in others)
     few = voxels[worst] * ANISOTROPY < min(voxels[axis] for axis in others)
-    known = f"median of {geometry.cases} cases at all sites"
-    if coarse and few:
+    reasons["spacing"] = f"median of {geometry.cases} cases at all sites"
+    if coarse and few and worst in range(3 - dims, 3):
         median, of[worst] = of[worst], max(quantile(geometry.spacing[worst], LOW), *(of[axis] for axis in others))
-        reasons["spacing"] = (
-            f"{known}; {_AXES[worst]} 10th percentile instead of the median {median:g}, since its voxels are more than "
+        reasons["spacing"] += (
+            f"; {_AXES[worst]} 10th percentile instead of the median {median:g}, since its voxels are more than "
             f"{ANISOTROPY:g} times longer and fewer than the others' (nnU-Net's rule for anisotropy)"
         )
-    else:
-        reasons["spacing"] = f"{known} along each axis (nnU-Net's rule; no axis is {ANISOTROPY:g} times coarser)"
+    elif dims == 3:
+        reasons["spacing"] += f" along each axis (nnU-Net's rule; no axis is {ANISOTROPY:g} times coarser)"
+    if dims == 2:
+        reasons["spacing"] += (
+            "; slices keep their own distance, since a network in 2D does not look across them (nnU-Net's rule)"
+        )
     if geometry.cases < pooled.surveyed:
         reasons["spacing"] += f"; of {pooled.surveyed - geometry.cases} cases it is not known"
     first, second, third = (float(f"{mm:.4g}") for mm in of)
-    return first, second, third
+    return first if dims == 3 else None, second, third
 
 
 _AXES = ("between slices:", "between rows:", "between columns:")
 
 
-def _shape(
-    pooled: Fingerprint, spacing: tuple[float, float, float] | None, reasons: dict[str, str]
-) -> tuple[int, int, int]:
+def _shape(pooled: Fingerprint, spacing: Spacing | None, reasons: dict[str, str]) -> tuple[int, int, int]:
     """The median volume at the plan's spacing."""
     geometry = pooled.geometry
     assert geometry is not None
     edges = medians(geometry.voxels)
     if spacing is not None:
-        edges = [mm / step for mm, step in zip(medians(geometry.extent), spacing, strict=True)]
+        known = zip(edges, medians(geometry.extent), spacing, strict=True)
+        edges = [edge if step is None else mm / step for edge, mm, step in known]
     first, second, third = (max(1, round(edge)) for edge in edges)
     reasons["shape"] = f"the median volume then has {first} x {second} x {third} voxels"
     return first, second, third
@@ -179,8 +195,7 @@ class _Search:
 
     def asked(self, patch: Sequence[int]) -> tuple[tuple[int, ...], NetworkShape]:
         """A patch of the user's own, with the smaller one that would fit in the error."""
-        if len(patch) != len(self._shape) or min(patch) < 1:
-            raise ConfigError(f"--patch needs {len(self._shape)} numbers of voxels from 1, not {shown(patch)}")
+        check_patch(patch, len(self._shape))
         found, network = self._with_network(patch)
         if self._fits(found, network):
             return found, network
@@ -208,15 +223,21 @@ class _Search:
         return topology.padded(patch), NetworkShape(topology, self._channels, self._classes)
 
     def _smaller(self, patch: tuple[int, ...], network: NetworkShape) -> tuple[tuple[int, ...], NetworkShape] | None:
-        """One step smaller along the axis that is largest beside the median volume; None if nothing is left."""
-        order = sorted(range(len(patch)), key=lambda axis: -patch[axis] / self._shape[axis])
-        for axis in order:
-            edges = list(patch)
-            edges[axis] -= network.topology.divisor[axis]
-            if edges[axis] >= LEAST_EDGE and edges[axis] < patch[axis]:
-                less, smaller = self._with_network(edges)
-                if prod(less) < prod(patch):
-                    return less, smaller
+        """One step smaller along the axis that is largest beside the median volume; None if nothing is left.
+
+        The step is that of the network for a patch which is smaller by this one's: 256 is followed by 224, whose edge
+        is halved five times, and not by 192, though 256 is halved six times and so divided by 64.
+        """
+        ratios = [edge / median for edge, median in zip(patch, self._shape, strict=True)]
+        for axis in sorted(range(len(patch)), key=lambda axis: (ratios[axis], axis), reverse=True):
+            trial, edges = list(patch), list(patch)
+            trial[axis] -= network.topology.divisor[axis]
+            if trial[axis] < LEAST_EDGE:
+                continue
+            edges[axis] -= topology_for(trial, self._spacing).divisor[axis]
+            less, smaller = self._with_network(edges)
+            if prod(less) < prod(patch):
+                return less, smaller
         return None
 
     def _need(self, patch: Sequence[int], network: NetworkShape) -> float:

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fedshift.federation.planning.plan import Plan
-from fedshift.federation.survey.merge import add_intensities
-from fedshift.federation.survey.numbers import quantile, spread
-from fedshift.schema.fingerprint import INSIDE, OUTSIDE, Fingerprint, SurveySpec
+from fedshift.federation.survey.merge import add_intensities, merge
+from fedshift.federation.survey.numbers import plain, quantile, spread
+from fedshift.schema.fingerprint import INSIDE, OUTSIDE, Fingerprint, Intensities, SurveySpec
 from fedshift.schema.job import TaskSpec
 
 WIDTH = 100
 ROUNDS = 100
-CT = "CT"
+CT = frozenset({"CT", "CTA", "CCTA", "CECT", "HRCT", "LDCT", "MDCT", "NCCT", "NECT"})
+"""Words in the name of a sequence that is CT in Hounsfield units."""
+NUCLEAR = frozenset({"PET", "SPECT"})
+"""Words in the name of a sequence that is not CT, whatever else is in it."""
 LOW, HIGH = 0.005, 0.995
 """Quantiles of intensities inside the labels to which nnU-Net clips CT."""
 FOREGROUND = 0.33
 """nnU-Net's part of the patches that are centred on foreground."""
+SEAL, SEAL_LENGTH = "# Checksum of the lines above as they were written, so that a change by hand is seen: ", 16
+"""Beginning of the last line, and how many digits of a hash follow it."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +43,33 @@ class Entry:
     reason: str = ""
 
 
-def task_file(plan: Plan, pooled: Fingerprint, spec: SurveySpec, *, name: str) -> str:
+def task_file(plan: Plan, fingerprints: Sequence[Fingerprint], spec: SurveySpec, *, name: str) -> str:
     """The text of the file; what it holds is a valid task.
 
     Args:
         plan: the plan.
-        pooled: the sum of the sites' fingerprints.
+        fingerprints: of the sites that it is for.
         spec: the survey.
         name: the task's name.
     """
-    text = "".join(f"{line}\n" for line in _lines(_entries(plan, pooled, spec, name)))
+    pooled = merge(fingerprints)
+    text = "".join(f"{line}\n" for line in _lines(_entries(plan, fingerprints, pooled, spec, name)))
     TaskSpec.parse(yaml.safe_load(text), where="the plan")
-    return _comment(_heading(pooled, spec)) + text
+    text = f"{_comment(_heading(pooled, spec))}{text}\n"
+    return f"{text}{SEAL}{_digest(text)}\n"
+
+
+def is_unchanged(path: Path) -> bool:
+    """Whether a file is as `task_file` made it."""
+    try:
+        text, seal, digest = path.read_text(encoding="utf-8").rpartition(SEAL)
+    except UnicodeDecodeError:
+        return False
+    return bool(seal) and digest.strip() == _digest(text)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:SEAL_LENGTH]
 
 
 def _heading(pooled: Fingerprint, spec: SurveySpec) -> list[str]:
@@ -60,7 +82,9 @@ def _heading(pooled: Fingerprint, spec: SurveySpec) -> list[str]:
     ]
 
 
-def _entries(plan: Plan, pooled: Fingerprint, spec: SurveySpec, name: str) -> list[Entry]:
+def _entries(
+    plan: Plan, fingerprints: Sequence[Fingerprint], pooled: Fingerprint, spec: SurveySpec, name: str
+) -> list[Entry]:
     why = plan.reasons
     held_out = [Entry("held_out", list(spec.held_out), "On the map of the survey, not in its plan.")]
     network = plan.network.options()
@@ -71,7 +95,7 @@ def _entries(plan: Plan, pooled: Fingerprint, spec: SurveySpec, name: str) -> li
         Entry("sites", list(spec.sites)),
         *(held_out if spec.held_out else []),
         Entry("classes", list(pooled.classes), _labels(pooled)),
-        Entry("data", _data(plan, pooled)),
+        Entry("data", _data(plan, fingerprints, pooled)),
         Entry(
             "network",
             [
@@ -109,7 +133,7 @@ def _entries(plan: Plan, pooled: Fingerprint, spec: SurveySpec, name: str) -> li
     ]
 
 
-def _data(plan: Plan, pooled: Fingerprint) -> list[Entry]:
+def _data(plan: Plan, fingerprints: Sequence[Fingerprint], pooled: Fingerprint) -> list[Entry]:
     why = plan.reasons
     spacing = None if plan.spacing is None else list(plan.spacing)
     context = [Entry("context", 1, "nnU-Net's; 3 adds the neighbouring slices as channels.")] if plan.dims == 2 else []
@@ -124,7 +148,7 @@ def _data(plan: Plan, pooled: Fingerprint) -> list[Entry]:
         Entry("patch", list(plan.patch), _sentence(why["patch"])),
         *context,
         *sequences,
-        *_normalisation(pooled),
+        *_normalisation(fingerprints, pooled),
         Entry("samples_per_case", plan.samples, _sentence(why["samples_per_case"])),
         Entry("foreground", FOREGROUND, "nnU-Net's part of the patches that are centred on foreground."),
         Entry("augmentation", "strong", "nnU-Net's list."),
@@ -146,20 +170,60 @@ def _labels(pooled: Fingerprint) -> str:
     return "; ".join(said) + "." if said else ""
 
 
-def _normalisation(pooled: Fingerprint) -> list[Entry]:
+def _normalisation(fingerprints: Sequence[Fingerprint], pooled: Fingerprint) -> list[Entry]:
     """How intensities are normalised, with what was found."""
     found = _found(pooled)
-    if len(pooled.channels) == 1 and CT in re.split(r"\W+", pooled.channels[0].upper()):
-        fixed = _of_foreground(pooled)
-        if fixed is not None:
-            why = (
-                "CT has a unit, so all volumes are clipped to the 0.5 and 99.5 percentiles inside the labels and "
-                "normalised by the mean and standard deviation there (nnU-Net's rule for CT). "
-                f"{found}"
-            )
-            return [Entry("normalise", "fixed", why), Entry("fixed", fixed)]
-    why = f"Each volume to mean 0 and standard deviation 1 (nnU-Net's rule for everything but CT). {found}"
-    return [Entry("normalise", "volume", why.strip())]
+    fixed = _of_foreground(fingerprints) if len(pooled.channels) == 1 and is_ct(pooled.channels[0]) else None
+    if fixed is not None:
+        inside = [one.site for one in fingerprints if _foreground(one) is not None]
+        others = [one.site for one in fingerprints if one.site not in inside]
+        of = f" at {', '.join(inside)}, since {', '.join(others)} told no intensities there" if others else ""
+        why = (
+            f"CT has a unit, so all volumes are clipped to the 0.5 and 99.5 percentiles inside the labels{of}, and "
+            f"normalised by the mean and standard deviation there (nnU-Net's rule for CT). {found}"
+        )
+        return [Entry("normalise", "fixed", why.strip()), Entry("fixed", fixed)]
+    note = ct_note(fingerprints)
+    why = "Each volume to mean 0 and standard deviation 1"
+    why += f". {note}" if note else " (nnU-Net's rule for everything but CT)."
+    return [Entry("normalise", "volume", f"{why} {found}".strip())]
+
+
+def ct_note(fingerprints: Sequence[Fingerprint]) -> str:
+    """Why the plan does not take nnU-Net's rule for CT though a sequence's name has CT in it; empty if none has."""
+    channels = fingerprints[0].channels
+    named = [name for name in channels if is_ct(name)]
+    if len(channels) > 1 and named:
+        return (
+            f"nnU-Net would clip {', '.join(named)} by its rule for CT, and fedshift has one normalisation for all "
+            "sequences of a task."
+        )
+    if named and _of_foreground(fingerprints) is None:
+        return (
+            f"nnU-Net would clip {named[0]} by what is inside the labels, and no site told enough of that: give "
+            "'normalise: fixed' and its numbers by hand."
+        )
+    like = [name for name in channels if name not in named and any(map(_like_ct, _words(name)))]
+    if like:
+        return (
+            f"{', '.join(like)} has CT in its name and is not taken for CT: if it is in Hounsfield units, name it CT "
+            "when scans are prepared, or give 'normalise: fixed' and its numbers by hand."
+        )
+    return ""
+
+
+def is_ct(sequence: str) -> bool:
+    """Whether a sequence's name says that it is CT in Hounsfield units."""
+    words = _words(sequence)
+    return bool(words & CT) and not words & NUCLEAR
+
+
+def _words(sequence: str) -> set[str]:
+    return set(re.split(r"[\W\d_]+", sequence.upper()))
+
+
+def _like_ct(word: str) -> bool:
+    return word.startswith("CT") or (word.endswith("CT") and word not in NUCLEAR)
 
 
 def _found(pooled: Fingerprint) -> str:
@@ -169,27 +233,38 @@ def _found(pooled: Fingerprint) -> str:
         inside = {place: of for place, of in places.items() if place in pooled.classes}
         if inside and OUTSIDE in places:
             of_classes = ", ".join(
-                f"{place} {spread(of).mean:.4g} ± {spread(of).deviation:.4g} (the cases' means ± "
-                f"{spread(of).between:.4g})"
+                f"{place} {plain(spread(of).mean)} ± {plain(spread(of).deviation)} (the cases' means ± "
+                f"{plain(spread(of).between)})"
                 for place, of in inside.items()
             )
-            said.append(f"{sequence}, as stored: {of_classes}; outside {spread(places[OUTSIDE]).mean:.4g}.")
+            said.append(f"{sequence}, as stored: {of_classes}; outside {plain(spread(places[OUTSIDE]).mean)}.")
     return " ".join(said)
 
 
-def _of_foreground(pooled: Fingerprint) -> dict[str, float] | None:
-    """Percentiles, mean and standard deviation inside the labels; None if no site told them."""
-    (places,) = pooled.intensities.values() or ({},)
-    classes = [of for place, of in places.items() if place in pooled.classes]
-    inside = places.get(INSIDE) or (reduce(add_intensities, classes) if classes else None)
-    if inside is None or not inside.values:
+def _of_foreground(fingerprints: Sequence[Fingerprint]) -> dict[str, float] | None:
+    """Percentiles, mean and standard deviation inside the labels of all sites; None if no site told them."""
+    told = [inside for one in fingerprints if (inside := _foreground(one)) is not None]
+    if not told:
         return None
+    inside = reduce(add_intensities, told)
     low, high = quantile(inside.values, LOW), quantile(inside.values, HIGH)
     found = spread(inside)
     if low >= high or not found.deviation:
         return None
     numbers = {"low": low, "high": high, "mean": found.mean, "std": found.deviation}
     return {key: float(f"{value:.4g}") for key, value in numbers.items()}
+
+
+def _foreground(one: Fingerprint) -> Intensities | None:
+    """What a site told of the inside of its labels: of all together, else of each class; None if of neither.
+
+    A site that outlines one class tells of that class alone, and so does one that withholds the sum over all labels,
+    whose difference from its classes would be that of a few cases. Nothing but what sites told is added up.
+    """
+    (places,) = one.intensities.values() or ({},)
+    classes = [of for place, of in places.items() if place in one.classes]
+    inside = places.get(INSIDE) or (reduce(add_intensities, classes) if classes else None)
+    return inside if inside is not None and inside.values else None
 
 
 def _sentence(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import floor, log10, sqrt
 
 import numpy as np
 
@@ -48,6 +48,15 @@ def spread(of: Intensities) -> Spread:
         deviation=sqrt(max(of.square / of.cases - mean**2, 0.0)),
         between=sqrt(max(of.squared_mean / of.cases - mean**2, 0.0)),
     )
+
+
+def plain(value: float) -> str:
+    """Four digits of a number, written without an exponent, such as ``24,870`` or ``0.01234``."""
+    if not 1e-6 < abs(value) < 1e12:
+        return f"{value:.4g}"
+    places = 3 - floor(log10(abs(value)))
+    text = f"{round(value, places):,.{max(places, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def normalised(of: Intensities) -> np.ndarray:

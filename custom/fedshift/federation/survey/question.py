@@ -33,21 +33,45 @@ def question(what: str, *, sites: Sequence[str] | None = None, held_out: Sequenc
     raw = raw.get("task", raw)
     dataset = str(raw.get("dataset") or "")
     inside, outside = (_names(raw.get(key) or [], where, key) for key in ("sites", "held_out"))
+    inside, outside = _chosen(inside, outside, sites=sites, held_out=held_out, where=where)
+    return SurveySpec.parse(
+        {"survey": f"survey_{dataset}", "dataset": dataset, "sites": inside, "held_out": outside}, where=where
+    )
+
+
+def narrowed(
+    spec: SurveySpec, *, sites: Sequence[str] | None = None, held_out: Sequence[str] | None = None, where: str
+) -> SurveySpec:
+    """Of the sites that a survey has asked, those that are wanted; ``sites`` and ``held_out`` as in `question`.
+
+    Raises:
+        ConfigError: there is no such site.
+    """
+    inside, outside = _chosen(spec.sites, spec.held_out, sites=sites, held_out=held_out, where=where)
+    return SurveySpec.parse(spec.model_dump(by_alias=True) | {"sites": inside, "held_out": outside}, where=where)
+
+
+def _chosen(
+    inside: Sequence[str],
+    outside: Sequence[str],
+    *,
+    sites: Sequence[str] | None,
+    held_out: Sequence[str] | None,
+    where: str,
+) -> tuple[list[str], list[str]]:
+    """Sites to plan for, and sites that are on the map only. Whoever is named twice stays, for the schema to refuse."""
     everyone = [*inside, *outside]
     for site in (*(sites or ()), *(held_out or ())):
         if site not in everyone:
             raise ConfigError(f"{where} has no site {site!r}{nearest(site, everyone)}")
     if held_out is not None:
-        inside, outside = [site for site in everyone if site not in held_out], list(held_out)
+        inside, outside = [site for site in everyone if site not in held_out], held_out
     if sites is not None:
-        # Whoever is named twice stays, for the schema to refuse.
-        inside = sorted((site for site in sites if site not in (held_out or ())), key=everyone.index)
-        outside = [site for site in outside if site not in sites]
+        inside = sorted(sites, key=everyone.index)
+        outside = outside if held_out is not None else [site for site in outside if site not in sites]
     if not inside:
         raise ConfigError(f"{where} leaves no site to plan for: name some with --sites")
-    return SurveySpec.parse(
-        {"survey": f"survey_{dataset}", "dataset": dataset, "sites": inside, "held_out": outside}, where=where
-    )
+    return list(inside), list(outside)
 
 
 def _read(what: str) -> tuple[dict[str, Any], str]:

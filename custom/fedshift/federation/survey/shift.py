@@ -72,13 +72,31 @@ CONTRAST = Aspect(
     0.75,
 )
 SPACING = Aspect(
-    "spacing", "Voxel size", "voxel size", "octaves", "an octave is a factor of two in mm; mean of the axes", 0.15, 0.5
+    "spacing",
+    "Voxel size",
+    "voxel size",
+    "octaves",
+    "mm between voxels; an octave is a factor of two; mean of the axes",
+    0.15,
+    0.5,
 )
 EXTENT = Aspect(
-    "extent", "Field of view", "field of view", "octaves", "a factor of two in mm; mean of the axes", 0.15, 0.5
+    "extent",
+    "Field of view",
+    "field of view",
+    "octaves",
+    "mm from end to end; an octave is a factor of two; mean of the axes",
+    0.15,
+    0.5,
 )
 VOLUME = Aspect(
-    "volume", "Label size", "the labels' size", "octaves", "a factor of two in ml; mean of the classes", 0.4, 1.0
+    "volume",
+    "Label size",
+    "the labels' size",
+    "octaves",
+    "ml of a class; an octave is a factor of two; mean of the classes",
+    0.4,
+    1.0,
 )
 PREVALENCE = Aspect(
     "prevalence",

@@ -24,7 +24,7 @@ from fedshift.federation.survey.shift import (
 )
 from fedshift.schema.fingerprint import Fingerprint
 
-PAGE = "docs/results.md"
+PAGE = "fedshift's documentation, page Results"
 """What methods gave on real data."""
 APPEARANCE = ("fedbn", "fedfa", "fedrdn", "harmofl", "mixstyle")
 """Methods on statistics of images and of features."""

@@ -40,7 +40,10 @@ def per_site(run: Run) -> Section | None:
     blocks: list[Block] = [*tables]
     known = [name for name in names if metric(name).meaning and not printed(name)]
     if known:
-        blocks.append(Text("; ".join(f"{metric(name).title}: {metric(name).meaning}" for name in known) + "."))
+        said = "; ".join(f"{metric(name).title}: {metric(name).meaning}" for name in known) + "."
+        if any(" " in name for name in plain):
+            said += " Columns with a class's name are of that class alone."
+        blocks.append(Text(said))
     unknown = sites_without_voxel_sizes(run)
     if unknown and (of_size := scores_of_voxel_size(run)):
         blocks.append(
