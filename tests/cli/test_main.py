@@ -26,6 +26,15 @@ def test_what_a_command_does_not_need_is_not_loaded(command: str) -> None:
     assert done.stdout and done.stderr.strip() == "[]"
 
 
+def test_a_relative_root_of_the_data_is_the_same_for_processes_that_work_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSHIFT_DATA", "rel/out")
+    assert cli.main(["tasks"]) == 0
+    assert os.environ["FEDSHIFT_DATA"] == str(tmp_path / "rel" / "out")
+
+
 def test_the_help_lists_every_data_set_and_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     def said(*words: str) -> str:
         with pytest.raises(SystemExit) as ended:

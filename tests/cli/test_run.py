@@ -46,7 +46,7 @@ def test_job_writes_a_folder_and_says_so(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["job", "fedrdn+fedfa", "prostate", "--seed", "3", "--out", str(out), *SHORT]) == 0
     assert str(out / "fedrdn_fedfa_prostate") in capsys.readouterr().out
     job = read_job_folder(out / "fedrdn_fedfa_prostate")
-    assert (job.seed, job.task.sites, job.federation.min_sites) == (3, ("BIDMC", "HK"), 1)
+    assert (job.seed, job.task.sites, job.federation.min_sites) == (3, ("BIDMC", "HK"), 2)
     assert main(["job", "fedavg", "prostate", "--name", "mine", "--production", "--out", str(out)]) == 0
     assert not (out / "mine" / "app" / "custom").exists()
 

@@ -91,7 +91,14 @@ def test_starting_weights_are_a_name_and_a_hash(tmp_path: Path) -> None:
 
 def test_a_part_of_the_sites_keeps_their_order() -> None:
     job = resolve("prostate", "fedavg", sites=["UCL", "BIDMC"])
-    assert job.task.sites == ("BIDMC", "UCL") and job.federation.min_sites == 1
+    assert job.task.sites == ("BIDMC", "UCL")
+
+
+@pytest.mark.parametrize(("sites", "fewest"), [(1, 1), (2, 2), (3, 2), (4, 3)])
+def test_a_federation_of_two_does_not_go_on_with_one(sites: int, fewest: int) -> None:
+    named = ["BIDMC", "UCL", "HK", "BMC"][:sites]
+    assert resolve("prostate", "fedavg", sites=named).federation.min_sites == fewest
+    assert resolve("prostate", "fedavg", options=[f"federation.sites_per_round={sites}"]).federation.min_sites == fewest
 
 
 @pytest.mark.parametrize(
@@ -285,7 +292,7 @@ def test_a_task_and_its_protocols_may_say_how_many_sites_are_drawn(tmp_path: Pat
     job = resolve(task, "fedavg")
     assert (job.federation.sites_per_round, job.federation.hosts, job.federation.min_sites) == (4, 2, 3)
     two = resolve(task, "fedavg", protocol="two", options=["federation.hosts=null"]).federation
-    assert (two.sites_per_round, two.hosts, two.min_sites) == (2, None, 1)
+    assert (two.sites_per_round, two.hosts, two.min_sites) == (2, None, 2)
     everyone = resolve(task, "fedavg", protocol="all").federation
     assert (everyone.sites_per_round, everyone.min_sites) == (None, 11)
     assert resolve(task, "fedavg", options=["federation.sites_per_round=5"]).federation.sites_per_round == 5

@@ -110,6 +110,31 @@ def test_a_case_that_lacks_a_sequence_is_refused(
     assert "whose names end in _0000 is T2" in capsys.readouterr().err
 
 
+def test_sequences_in_any_order_and_layout_give_the_same_mask(
+    tmp_path: Path, trained: Callable[..., Trained], capsys: pytest.CaptureFixture
+) -> None:
+    sites, model, _ = trained(*IN_SPACE)
+    t2, adc = image_files(sites["A"], read_manifest(sites["A"]), "case00")
+    swapped, folders = tmp_path / "set" / "imagesTr", tmp_path / "cases" / "case00"
+    for folder, names in ((swapped, ("case00_0001", "case00_0000")), (folders, ("case00_t2", "ADC"))):
+        folder.mkdir(parents=True)
+        for file, name in zip((t2, adc), names, strict=True):
+            shutil.copy(file, folder / f"{name}.nii.gz")
+    description = tmp_path / "set" / "dataset.json"
+    description.write_text('{"channel_names": {"0": "ADC", "1": "T2"}}', encoding="utf-8")
+    masks = []
+    for given, said in (
+        (t2, "_0000 = T2, _0001 = ADC (the order of the model)"),
+        (swapped, f"_0000 = ADC, _0001 = T2 ({description})"),
+        (folders.parent, "T2, ADC, by the files' names in the case's folder"),
+    ):
+        out = tmp_path / f"out{len(masks)}"
+        assert main(["predict", str(model), str(given), "--out", str(out), "--site", "A"]) == 0
+        assert f"sequences: {said}\n" in capsys.readouterr().out
+        masks.append(sitk.GetArrayFromImage(sitk.ReadImage(out / "case00_mask.nii.gz")))
+    assert masks[0].any() and all(np.array_equal(masks[0], mask) for mask in masks[1:])
+
+
 @pytest.mark.parametrize(
     ("data", "precision"), [pytest.param(IN_3D, "fp32", marks=pytest.mark.slow), (IN_2D, "bf16")], ids=["3D", "2D"]
 )

@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 from scanfiles import volume, write_dicom
+from volumesites import blob_job, make_volume_site
 
+from fedshift.data.fingerprint import fingerprint
 from fedshift.data.scans import Scan
+from fedshift.federation.model_files import add_references
 from fedshift.inference import plausible
+from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.inference.plausible import BODY_PART, MODALITY, MOST_TAG, check_scan, check_volume, read_tags
+from fedshift.inference.segment import ModelSegmenter
+from fedshift.schema.reference import Reference
 
-from .conftest import BALL
+from .conftest import BALL, save_model
 
 TURNED = (1.0, 0.0, 0.0, 0.0, 0.8, -0.6, 0.0, 0.6, 0.8)
 
@@ -37,7 +43,7 @@ def test_nothing_is_said_of_a_usual_scan() -> None:
         ({"spacing": (0.1, 0.1, 3.0)}, {}, "has a pixel size of 0.1 x 0.1 mm"),
         ({"spacing": (0.6, 0.6, 10.0)}, {}, "has a slice distance of 10 mm"),
         ({"voxels": usual().voxels[:4]}, {}, "has a number of slices of 4"),
-        ({"voxels": usual().voxels - 1000}, {}, "as CT or normalised images"),
+        ({"voxels": usual().voxels - 1000}, {}, "down to -1000: right for CT; for MRI"),
         ({"voxels": usual().voxels % 2}, {}, "is it a mask"),
         ({}, {MODALITY: "CT"}, "has modality CT, but the model was trained on MR only"),
         ({}, {BODY_PART: "BRAIN"}, "has body part BRAIN"),
@@ -51,7 +57,7 @@ def test_what_is_odd_is_said(changes: dict[str, Any], tags: dict[str, str], said
 
 
 def test_negative_intensities_of_ct_are_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    ct, said = replace(usual(), voxels=usual().voxels - 1000), "as CT or normalised images"
+    ct, said = replace(usual(), voxels=usual().voxels - 1000), "down to -1000: right for CT; for MRI"
     assert said in "".join(check_scan(ct, {}, target="liver")), "nothing says that it is CT"
     assert said in "".join(check_scan(ct, {MODALITY: "MR"}, target="liver"))
     assert list(check_scan(ct, {MODALITY: "CT"}, target="liver")) == []
@@ -61,6 +67,23 @@ def test_negative_intensities_of_ct_are_usual(monkeypatch: pytest.MonkeyPatch) -
     assert expected is not None
     monkeypatch.setattr(plausible, "expected_of", lambda _: expected.model_copy(update={"modality": "CT"}))
     assert list(check_scan(ct, {}, target="prostate")) == []
+
+
+@pytest.mark.parametrize(("sequences", "first"), [((), 0.0), ((), -2000.0), (("ADC", "T2"), -2000.0)])
+def test_a_model_may_know_that_it_was_trained_on_negative_intensities(
+    sequences: tuple[str, ...], first: float, tmp_path: Path
+) -> None:
+    site = make_volume_site(tmp_path, "A", sequences=sequences, offset=first)
+    wanted = f"data.sequences=[{','.join(reversed(sequences))}]"  # in another order than the site's
+    path = save_model(tmp_path / "model.pt", blob_job(tmp_path, *([wanted] if sequences else [])))
+
+    def signed() -> bool:
+        model = open_model(path)
+        return ModelSegmenter(model, make_ready(model, Choice())).signed
+
+    assert not signed(), "the file does not tell"
+    add_references(path, {"A": Reference(fingerprint=fingerprint(site), apart={})})
+    assert signed() is (first < 0)
 
 
 @pytest.mark.parametrize(

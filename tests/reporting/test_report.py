@@ -66,6 +66,7 @@ def test_the_report_says_what_was_run_and_what_came_out(run: Path, html: str) ->
         assert results.data[site].manifest_sha256[:12] in text
     assert f"torch {results.versions['torch']}" in text and "seed 4" in text
     assert "Sites computed on cpu, fp32, 1 thread: BIDMC, HK, UCL" in text
+    assert "sessions of one subject stay together, but nothing else tells two scans of one patient" in text
 
 
 def test_the_report_says_what_auto_was_at_each_site(run: Path, tmp_path: Path) -> None:
@@ -624,6 +625,17 @@ def test_scores_that_need_the_voxel_size_are_not_trusted_where_it_is_unknown(tmp
     text = said(results, tmp_path / "unknown")
     assert sentence in text and "Scans at B have no voxel size" in text
     assert "do not trust HD95, Surface Dice and Volume difference there" in text
+
+
+def test_a_score_is_explained_once_and_not_for_each_class(tmp_path: Path) -> None:
+    results = record({"A": [0.9, 0.8], "B": [0.9, 0.8]})
+    assert results.final is not None
+    told_of_classes = "Columns with a class's name are of that class alone."
+    assert told_of_classes not in said(results, tmp_path / "one")
+    for scores in results.final.best.sites.values():
+        scores["test"] |= {"dice left": 0.9, "dice right": 0.8}
+    text = said(results, tmp_path / "two")
+    assert told_of_classes in text and "left" in text and text.count("foreground Dice of") == 1
 
 
 def test_a_run_whose_rounds_ended_by_the_clock_is_said_not_to_repeat(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fedshift.federation.in_process import run_in_process
 from fedshift.reporting.events import scalars
 from fedshift.reporting.table import PHANTOM_NOTE, scores_table
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.results import Results, new_results, read_results
+from fedshift.schema.results import Rejection, Results, SiteRound, new_results, read_results
 
 
 @pytest.fixture
@@ -51,6 +51,20 @@ def test_a_mean_over_some_sites_says_so(results: Results) -> None:
     others = [results.final.best.sites[site]["test"]["dice"] for site in ("BIDMC", "UCL")]
     (mean,) = (line for line in text(results).splitlines() if "mean" in line)
     assert f"{50 * sum(others):.1f} (2 of 3)" in mean and "nan" not in mean
+
+
+def test_a_site_that_never_took_part_is_named_with_the_reason(results: Results) -> None:
+    assert "took no part" not in text(results)
+    for record in results.rounds:
+        record.absent = ["HK", "UCL"]
+        record.sites = {"BIDMC": record.sites["BIDMC"], "UCL": SiteRound(val={"dice": 0.5})}
+    results.rounds[0].rejected = [Rejection(site="HK", key="train", reason="its data are not there")]
+    shown = text(results)
+    assert "HK took no part: train: its data are not there." in shown
+    assert "UCL took no part: no accepted answer in time." in shown, "it only scored"
+    results.rounds[-1].absent = []
+    results.rounds[-1].sites["HK"] = results.rounds[-1].sites["BIDMC"]
+    assert "HK took no part" not in text(results), "it was left out of one round"
 
 
 def test_a_run_that_did_not_end_has_no_table() -> None:

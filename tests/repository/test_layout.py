@@ -99,7 +99,6 @@ ELSEWHERE = {
     "inference/overlay": "cli/test_predict.py",
     "inference/scoring": "cli/test_evaluate.py",
     "inference/segment": "cli/test_predict.py",
-    "inference/sequences": "inference/test_patches.py",
     "inference/slicewise": "inference/test_grid.py",
     "methods/shared/head": "methods/test_refusals.py",
     "methods/shared/prototypes": "methods/test_fedproto.py",

@@ -31,6 +31,7 @@ from fedshift.cli import (
 )
 from fedshift.cli.arguments import check_paths, chosen_device, phantom_data
 from fedshift.cli.parser import Parser
+from fedshift.data.locate import settle_root
 from fedshift.schema.errors import FedshiftError
 from fedshift.schema.names import printable
 
@@ -58,6 +59,7 @@ def _run(argv: Sequence[str] | None) -> int:
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, format="%(levelname)s %(message)s")
     try:
         check_paths(args)
+        settle_root()
         with phantom_data(getattr(args, "only_phantom", False)), chosen_device(getattr(args, "train_on", None)):
             code: int = args.func(args)
     except FedshiftError as error:

@@ -75,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
     """``fedshift predict``; exit code 1 if it failed for some of the images."""
     from fedshift.data.scan_folders import scans_in
     from fedshift.data.scans import require_text
-    from fedshift.inference.sequences import first_files
+    from fedshift.inference.sequences import first_files, in_case_folders, which_is_which
     from fedshift.schema.errors import ConfigError
+    from fedshift.schema.names import printable
 
     opened, images = _open(args), list(dict.fromkeys(args.images))
     for image in images:
@@ -87,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
     for line in opened.lines:
         print(line)
     if opened.is_segmentation:
-        images = first_files(scans_in(images), opened.sequences)
+        images = first_files(scans_in(in_case_folders(images, opened.sequences)), opened.sequences)
+        for line in which_is_which(images, opened.sequences):
+            print(printable(line))
     rows = (_segment if opened.is_segmentation else _classify)(opened, images, args)
     return _write_rows(rows, args.out, n=len(images), about=_about(opened))
 

@@ -71,6 +71,13 @@ def phantom_home(environ: Mapping[str, str] = os.environ) -> Path:
     return data_home(environ) / "phantom"
 
 
+def settle_root() -> None:
+    """Make ``$FEDSHIFT_DATA`` absolute, for processes that work in another folder than the one it was given in."""
+    named = os.environ.get(DATA)
+    if named:
+        os.environ[DATA] = str(Path(named).absolute())
+
+
 def find_site(
     dataset: str,
     site: str,

@@ -220,10 +220,10 @@ def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
 
 
 def _federation(raw: dict[str, Any], n_sites: int, *, where: str) -> FederationSpec:
-    """By default all sites but one must answer."""
+    """By default all sites but one must answer, and at least two where there are as many."""
     drawn = FederationSpec.parse({"min_sites": 1, **raw}, where=where).sites_per_round
     asked = drawn or n_sites
-    spec = FederationSpec.parse({"min_sites": max(1, asked - 1), **raw}, where=where)
+    spec = FederationSpec.parse({"min_sites": min(asked, max(2, asked - 1)), **raw}, where=where)
     for key, value, most, what in (
         ("sites_per_round", spec.sites_per_round or n_sites, n_sites, "the job has only"),
         ("hosts", spec.hosts or n_sites, n_sites, "the job has only"),

@@ -100,13 +100,13 @@ def check_scan(scan: Scan, tags: Mapping[str, str], *, target: str, signed: bool
         scan: the scan.
         tags: of `read_tags`.
         target: the foreground class.
-        signed: whether the model was trained on images below 0, such as CT.
+        signed: whether the model is known to be trained on images below 0, such as CT.
     """
     expected = expected_of(target)
     modality, body_part = tags.get(MODALITY, ""), tags.get(BODY_PART, "")
     low = float(scan.voxels.min())
     if low < MIN_INTENSITY and not signed and CT not in (modality, expected and expected.modality):
-        yield f"has intensities down to {low:g}, as CT or normalised images have: is it an unprocessed MRI scan?"
+        yield f"has intensities down to {low:g}: right for CT; for MRI, is it an unprocessed scan?"
     n_values = len(np.unique(scan.voxels))
     if n_values <= MAX_MASK_VALUES:
         yield f"has only {n_values} different intensities: is it a mask?"

@@ -16,10 +16,18 @@ from fedshift.data.scans import Scan
 from fedshift.data.series import is_dicom
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
 from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready
-from fedshift.inference.plausible import check_positions, check_scan, check_volume, read_tags, without_spacing
+from fedshift.inference.plausible import (
+    MIN_INTENSITY,
+    check_positions,
+    check_scan,
+    check_volume,
+    read_tags,
+    without_spacing,
+)
 from fedshift.inference.sequences import case_of, read_case
 from fedshift.inference.slicewise import batches, probabilities, to_network, to_scan
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
+from fedshift.schema.fingerprint import ALL
 from fedshift.tasks.evaluation.confidence import confidence
 from fedshift.tasks.precision import autocast
 
@@ -55,7 +63,7 @@ class Segmenter(Protocol):
 
     @property
     def signed(self) -> bool:
-        """Whether it was trained on intensities below 0, such as CT."""
+        """Whether it is known that it was trained on intensities below 0, such as CT."""
         ...
 
     @property
@@ -254,8 +262,11 @@ class ModelSegmenter:
 
     @property
     def signed(self) -> bool:
-        """Whether the task normalises fixed intensities, as CT's."""
-        return self.model.data.get("normalise") == "fixed"
+        """Whether the task normalises fixed intensities, as CT's, or a site has told of such in its first sequence."""
+        sites = [one.fingerprint for one in self.model.header.references.values()]
+        told = [site.intensities.get((self.sequences or site.channels)[0], {}).get(ALL) for site in sites]
+        low = min((one.values[0][0] for one in told if one is not None and one.values), default=0.0)
+        return self.model.data.get("normalise") == "fixed" or low < MIN_INTENSITY
 
     @property
     def resamples_by_matrix(self) -> bool:

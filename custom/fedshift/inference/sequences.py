@@ -1,64 +1,105 @@
-"""Cases with several sequences: a file each, ``<case>_0000.nii.gz``, ``<case>_0001.nii.gz`` and so on, as nnU-Net."""
+"""Cases with several sequences: files with numbers, as nnU-Net has them, or a folder for each case.
+
+``<case>_0000.nii.gz``, ``<case>_0001.nii.gz`` and so on are in the order that ``dataset.json`` says, in their folder or
+beside it, and without that file in the model's order. In a folder of a case, ``P1/T2.nii.gz`` or ``P1/P1_T2.nii.gz``
+and ``P1/ADC.nii.gz``, or DICOM series ``P1/T2`` and ``P1/ADC``, go by their names, whether in upper or lower case.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fedshift.data.scan_file import ScanError, suffix_of
+from fedshift.data.casefiles import ORIGIN_TOLERANCE
+from fedshift.data.described import FILE
+from fedshift.data.pairing import NUMBERED, UNNAMED, scan_files, visible
+from fedshift.data.scan_file import ScanError, reading, suffix_of
+from fedshift.data.scan_folders import MASK
 from fedshift.data.scans import Scan, read_scan, stem_of
 from fedshift.data.series import is_series
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE
 
-_NUMBERED = re.compile(r"(.+)_(\d{4})")
-SAME_MM = 1e-3
-"""Positions that differ by less are the same."""
+
+def in_case_folders(paths: Iterable[Path], sequences: Sequence[str]) -> list[Path]:
+    """The paths; in place of a folder of case folders with files, the case folders."""
+    found: list[Path] = []
+    for path in paths:
+        inside = _case_folders(path, sequences) if len(sequences) > 1 and path.is_dir() else []
+        found += inside or [path]
+    return found
 
 
 def first_files(images: Sequence[Path], sequences: Sequence[str]) -> list[Path]:
-    """Of the given files the first of each case; all of them for a model of one sequence.
+    """Of the given files the one of the model's first sequence, of each case; all of them for a model of one sequence.
 
     Raises:
-        ConfigError: a file has no number of a sequence in its name, or one of a case is missing.
+        ConfigError: a file's name does not say its sequence, a case lacks one, or ``dataset.json`` names others.
     """
     if len(sequences) < 2:
         return list(images)
-    listed = ", ".join(f"_{number:04d} is {name}" for number, name in enumerate(sequences))
     first: dict[Path, None] = {}
     for image in images:
-        found = _NUMBERED.fullmatch(stem_of(image)) if not is_series(image) else None
-        if found is None or int(found[2]) >= len(sequences):
-            raise ConfigError(f"{image}: the model takes {len(sequences)} files of a case, whose names end in {listed}")
-        first[image.with_name(f"{found[1]}_0000{suffix_of(image)}")] = None
-    for image in first:
-        missing = next((path for path in files_of(image, sequences) if not path.is_file()), None)
+        files = files_of(image, sequences)
+        missing = next((path for path in files if not path.exists() and not is_series(path)), None)
         if missing is not None:
             raise ConfigError(
-                f"{missing} does not exist, and the model takes {len(sequences)} files of a case: {listed}"
+                f"{missing} does not exist, and the model takes {len(sequences)} files of a case: "
+                f"{_numbering(image.parent, sequences).listed}"
             )
+        first[files[0]] = None
     return list(first)
 
 
+def which_is_which(images: Sequence[Path], sequences: Sequence[str]) -> Iterator[str]:
+    """Lines that say which files are taken for which sequence; none for a model of one.
+
+    ``images`` are from `first_files`.
+    """
+    if len(sequences) > 1:
+        yield from dict.fromkeys(
+            f"sequences: {_numbering(image.parent, sequences)}"
+            if _is_numbered(image)
+            else f"sequences: {', '.join(sequences)}, by the files' names in the case's folder"
+            for image in images
+        )
+
+
 def case_of(image: Path, sequences: Sequence[str]) -> Path:
-    """The path of a case's first file without the number of the sequence."""
+    """A path whose name is the case's, from any of its files."""
     if len(sequences) < 2:
         return image
-    return image.with_name(f"{stem_of(image).removesuffix('_0000')}{suffix_of(image)}")
+    if _is_numbered(image):
+        return image.with_name(f"{stem_of(image)[: -len('_0000')]}{suffix_of(image)}")
+    folder, suffix = image.parent.resolve(), suffix_of(image)
+    return folder if suffix is None or is_series(image) else folder / f"{folder.name}{suffix}"
 
 
 def files_of(image: Path, sequences: Sequence[str]) -> list[Path]:
-    """The files of the case whose first file is ``image``."""
+    """The files of a case in the order of the model's sequences, from any of them.
+
+    Raises:
+        ConfigError: as `first_files`; but a numbered file need not exist.
+    """
     if len(sequences) < 2:
         return [image]
-    case = stem_of(case_of(image, sequences))
-    return [image.with_name(f"{case}_{number:04d}{suffix_of(image)}") for number in range(len(sequences))]
+    if not _is_numbered(image):
+        return _files_by_name(image, sequences)
+    order = _numbering(image.parent, sequences)
+    case, _, number = stem_of(image).rpartition("_")
+    if int(number) not in order.names:
+        raise ConfigError(
+            f"{image}: the model takes {len(sequences)} files of a case, whose names end in {order.listed}"
+        )
+    return [image.with_name(f"{case}_{number:04d}{suffix_of(image)}") for number in order.numbers]
 
 
 def read_case(image: Path, sequences: Sequence[str]) -> tuple[Scan, np.ndarray]:
-    """The first scan of a case, and the voxels of all its sequences (S, z, y, x).
+    """The scan of a case's first sequence, and the voxels of all its sequences (S, z, y, x).
 
     Raises:
         ScanError: a file cannot be read, is the same everywhere, or lies on another grid than the first.
@@ -68,10 +109,127 @@ def read_case(image: Path, sequences: Sequence[str]) -> tuple[Scan, np.ndarray]:
     for path, scan in zip(files, scans, strict=True):
         if scan.voxels.min() == scan.voxels.max():
             raise ScanError(path, "has the same intensity everywhere", "export the scan again")
-        same = scan.voxels.shape == scans[0].voxels.shape and all(
-            np.allclose(getattr(scan, what), getattr(scans[0], what), rtol=0, atol=SAME_MM)
-            for what in ("spacing", "origin", "direction")
-        )
-        if not same:
-            raise ScanError(path, f"lies on another grid than {files[0]}", "resample it to that scan's grid")
+        differences = ", ".join(_differences(scans[0], scan))
+        if differences:
+            what = f"lies on another grid than {files[0]}: it differs in {differences}"
+            raise ScanError(path, what, "resample it to that scan's grid")
     return scans[0], np.stack([scan.voxels for scan in scans])
+
+
+@dataclass(frozen=True)
+class _Numbering:
+    """Which number of a file's name is which sequence.
+
+    Attributes:
+        names: number -> sequence, of every file that a case may have.
+        numbers: those of the model's sequences, in its order.
+        source: the file that says so; None for the model's order.
+    """
+
+    names: dict[int, str]
+    numbers: tuple[int, ...]
+    source: Path | None = None
+
+    @property
+    def listed(self) -> str:
+        """``_0000 is T2, _0001 is ADC``, of the files that are used."""
+        return ", ".join(f"_{number:04d} is {self.names[number]}" for number in sorted(self.numbers))
+
+    def __str__(self) -> str:
+        """``_0000 = T2, _0001 = ADC``, and who says so."""
+        said = ", ".join(f"_{number:04d} = {self.names[number]}" for number in sorted(self.numbers))
+        return f"{said} ({'the order of the model' if self.source is None else self.source})"
+
+
+def _numbering(folder: Path, sequences: Sequence[str]) -> _Numbering:
+    """Of the files in a folder.
+
+    Raises:
+        ConfigError: ``dataset.json`` cannot be read, or does not name the model's sequences.
+    """
+    places = (folder / FILE, folder.absolute().parent / FILE)
+    file = next((path for path in places if path.is_file()), None)
+    names = {} if file is None else _names_in(file)
+    if file is None or all(UNNAMED.fullmatch(name) for name in names.values()):
+        return _Numbering(dict(enumerate(sequences)), tuple(range(len(sequences))))
+    number_of = {name.lower(): number for number, name in names.items()}
+    if len(number_of) < len(names) or not {name.lower() for name in sequences} <= number_of.keys():
+        raise ConfigError(
+            f"{file} calls the sequences {', '.join(names.values())}, and the model takes {', '.join(sequences)}: give "
+            "them the model's names there"
+        )
+    return _Numbering(names, tuple(number_of[name.lower()] for name in sequences), file)
+
+
+def _names_in(file: Path) -> dict[int, str]:
+    """The names of the sequences in nnU-Net's ``dataset.json``, by number; empty if it names none."""
+    try:
+        with reading(file):
+            content = json.loads(file.read_text(encoding="utf-8"))
+        names = content.get("channel_names") or content.get("modality") or {}
+        return {number: str(names[key]) for number, key in sorted((int(key), key) for key in names)}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{file} cannot be parsed ({error}): correct it or remove it") from None
+
+
+def _is_numbered(image: Path) -> bool:
+    return not is_series(image) and suffix_of(image) is not None and NUMBERED.fullmatch(stem_of(image)) is not None
+
+
+def _files_by_name(image: Path, sequences: Sequence[str]) -> list[Path]:
+    """The files of the case in whose folder ``image`` is."""
+    folder, found = image.parent, _by_name(image.parent, sequences)
+    if not any(found.values()):
+        raise ConfigError(
+            f"{image}: the model takes {len(sequences)} files of a case, whose names end in "
+            f"{_numbering(folder, sequences).listed}, or, in a folder for each case, are {', '.join(sequences)}"
+        )
+    for name, files in found.items():
+        if len(files) != 1:
+            holds = f"holds {', '.join(file.name for file in files)} for {name}" if files else f"holds no {name}"
+            raise ConfigError(f"{folder} {holds}, and the model takes one file each of {', '.join(sequences)}")
+    return [files[0] for files in found.values()]
+
+
+def _by_name(folder: Path, sequences: Sequence[str]) -> dict[str, list[Path]]:
+    """Of each sequence what a folder holds under its name; the name of the folder may come before it."""
+    found: dict[str, list[Path]] = {name: [] for name in sequences}
+    called = {name.lower(): name for name in sequences}
+    before = folder.resolve().name.lower()
+    for entry in visible(folder):
+        if entry.is_dir() or suffix_of(entry) or entry.suffix.lower() == ".dcm":
+            key = stem_of(entry).lower().removeprefix(before).strip(" _.-")
+            if key in called:
+                found[called[key]].append(entry)
+    return found
+
+
+def _case_folders(folder: Path, sequences: Sequence[str]) -> list[Path]:
+    """The folders of cases in a folder; none if it is no folder of such."""
+    if scan_files(folder):
+        return []
+    folders = [entry for entry in visible(folder) if entry.is_dir()]
+    if not any(any(_by_name(entry, sequences).values()) and scan_files(entry) for entry in folders):
+        return []  # DICOM series are found in whatever folders
+    return [entry for entry in folders if any(map(_may_be_scan, visible(entry)))]
+
+
+def _may_be_scan(entry: Path) -> bool:
+    """Whether an entry of a case's folder is more than a mask that ``fedshift predict`` wrote, or a text."""
+    return entry.is_dir() or (suffix_of(entry) is not None and not stem_of(entry).endswith(MASK))
+
+
+def _differences(first: Scan, other: Scan) -> Iterator[str]:
+    """What keeps two scans from lying on one grid."""
+    if other.voxels.shape != first.voxels.shape:
+        given, wanted = (" x ".join(map(str, scan.voxels.shape[::-1])) for scan in (other, first))
+        yield f"size, {given} voxels instead of {wanted}"
+        return
+    for what, unit, tolerance in (
+        ("spacing", " mm", SPACING_TOLERANCE),
+        ("direction", "", DIRECTION_TOLERANCE),
+        ("origin", " mm", ORIGIN_TOLERANCE),
+    ):
+        gap = np.abs(np.subtract(getattr(other, what), getattr(first, what))).max()
+        if not gap <= tolerance:  # also where it is NaN
+            yield f"{what} by up to {gap:.3g}{unit} (tolerance {tolerance:g}{unit})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 
 from rich.markup import escape
@@ -139,6 +139,7 @@ def _notes(results: Results) -> list[str]:
         notes.append(f"Mean validation score of the initial weights: {_percent(fmean(start))} %.")
     if len(results.rounds) < results.job.rounds:
         notes.append(f"The run ended early, after round {len(results.rounds)} of {results.job.rounds}.")
+    notes += _without_part(results)
     notes += [f"Simulated {what}: {site_names(sites)}." for what, sites in results.simulated_sites.items()]
     notes += departure_notes(results.job)
     if final.personal and not final.fine_tuned:
@@ -155,6 +156,18 @@ def _notes(results: Results) -> list[str]:
         notes.append(f"Sites that had not trained by the best round: {site_names(final.newcomers)}.")
     notes += lineage_notes(results.job, [*results.job.held_out, *final.newcomers])
     return [*notes, *([PHANTOM_NOTE] if results.is_phantom else [])]
+
+
+def _without_part(results: Results) -> Iterator[str]:
+    """The sites that trained in none of the rounds in which they were asked, and why."""
+    trained: set[str] = set()
+    silent: dict[str, str] = {}
+    for record in results.rounds:
+        trained |= {site for site, of in record.sites.items() if of.steps and site not in record.absent}
+        silent |= {site: silent.get(site, "no accepted answer in time") for site in record.absent}
+        silent |= {fault.site: f"{fault.key}: {fault.reason}" for fault in record.rejected}
+    for site in [site for site in silent if site not in trained][:MAX_ROWS]:
+        yield f"{site} took no part: {silent[site]}."
 
 
 def _score(scores: FinalScores, site: str, split: str, metric: str) -> float | None:

@@ -12,7 +12,7 @@ from fedshift.schema.results import DataRecord, Results
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 _RULES = {
-    "case": "by case: each patient is in one split only",
+    "case": "by case; BIDS sessions of one subject stay together, but nothing else tells two scans of one patient",
     "slice-legacy": "slice-legacy: slices of one patient may be in several splits",
 }
 

@@ -1,0 +1,153 @@
+"""Which file of a case is which sequence: by number, by ``dataset.json``, or by name in a folder of the case."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import SimpleITK as sitk
+from scanfiles import write_dicom
+
+from fedshift.data.scan_file import ScanError
+from fedshift.data.scan_folders import scans_in
+from fedshift.inference.masks import mask_path
+from fedshift.inference.sequences import case_of, files_of, first_files, in_case_folders, read_case, which_is_which
+from fedshift.schema.errors import ConfigError
+
+OF = ("T2", "ADC")
+ORIGIN = (5.0, -3.0, 20.0)
+
+
+def write(path: Path, level: int, **geometry: tuple[float, ...]) -> Path:
+    """A scan whose voxels say of which file they are."""
+    image = sitk.GetImageFromArray(np.arange(level, level + 60, dtype=np.int16).reshape(3, 4, 5))
+    image.SetOrigin(geometry.get("origin", ORIGIN))
+    image.SetSpacing(geometry.get("spacing", (0.5, 0.5, 3.0)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sitk.WriteImage(image, str(path))
+    return path
+
+
+def numbered(folder: Path, count: int = 2) -> list[Path]:
+    return [write(folder / f"P1_{number:04d}.nii.gz", 1000 * number) for number in range(count)]
+
+
+def describe(path: Path, *names: str, key: str = "channel_names") -> None:
+    path.write_text(json.dumps({key: dict(enumerate(names)), "labels": {"background": 0}}), encoding="utf-8")
+
+
+def test_numbers_are_in_the_models_order(tmp_path: Path) -> None:
+    files = numbered(tmp_path)
+    assert first_files(files[::-1], OF) == files[:1] and files_of(files[1], OF) == files
+    assert case_of(files[0], OF).name == "P1.nii.gz"
+    assert list(which_is_which(files[:1], OF)) == ["sequences: _0000 = T2, _0001 = ADC (the order of the model)"]
+    describe(tmp_path / "dataset.json", "0000", "0001")
+    assert files_of(files[0], OF) == files, "numbers are no names"
+
+
+def test_one_sequence_is_any_file_and_nothing_is_said(tmp_path: Path) -> None:
+    files = numbered(tmp_path)
+    assert first_files(files, ()) == files and not list(which_is_which(files, ()))
+    assert in_case_folders([tmp_path], ()) == [tmp_path]
+
+
+@pytest.mark.parametrize("key", ["channel_names", "modality"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_description_of_the_data_set_says_which_is_which(tmp_path: Path, beside: bool, key: str) -> None:
+    files, described = numbered(tmp_path / "imagesTr", 3), tmp_path / ("" if beside else "imagesTr") / "dataset.json"
+    describe(described, "adc", "DWI", "t2", key=key)
+    assert first_files(files, OF) == [files[2]], "the case is named by its file of the model's first sequence"
+    assert files_of(files[2], OF) == [files[2], files[0]]
+    assert case_of(files[2], OF).name == "P1.nii.gz"
+    scan, voxels = read_case(files[2], OF)
+    assert scan.voxels.min() == 2000 and voxels.min((1, 2, 3)).tolist() == [2000, 0]
+    assert list(which_is_which(files[2:], OF)) == [f"sequences: _0000 = adc, _0002 = t2 ({described})"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            {"0": "T2", "1": "DWI"},
+            "calls the sequences T2, DWI, and the model takes T2, ADC: give them the model's names",
+        ),
+        ({"0": "MRI", "1": "MRI"}, "calls the sequences MRI, MRI"),
+        ({"0": "T2", "1": "ADC", "2": "t2"}, "calls the sequences T2, ADC, t2"),
+        ({"first": "T2"}, "cannot be parsed"),
+        (["T2"], "cannot be parsed"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(tmp_path: Path, content: object, said: str) -> None:
+    (tmp_path / "dataset.json").write_text(json.dumps({"channel_names": content}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"dataset.json {said}"):
+        first_files(numbered(tmp_path), OF)
+
+
+def test_a_number_that_nothing_names_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"P1_0002.nii.gz: the model takes 2 files .* _0000 is T2, _0001 is ADC$"):
+        first_files(numbered(tmp_path, 3), OF)
+
+
+def test_the_folder_of_a_case_has_a_file_for_each_sequence(tmp_path: Path) -> None:
+    t2 = [write(tmp_path / "P1" / "T2.nii.gz", 1000), write(tmp_path / "p2" / "P2_t2.nrrd", 3000)]
+    adc = [write(tmp_path / "P1" / "adc.nii.gz", 0), write(tmp_path / "p2" / "p2_ADC.nrrd", 2000)]
+    write(tmp_path / "P1" / "mask.nii.gz", 7)
+    write(tmp_path / "masks" / "P1_mask.nii.gz", 7)
+    found = first_files(scans_in(in_case_folders([tmp_path], OF)), OF)
+    assert found == t2 and [files_of(path, OF) for path in found] == [[t2[0], adc[0]], [t2[1], adc[1]]]
+    assert [mask_path(case_of(path, OF), Path("out")).name for path in found] == ["P1_mask.nii.gz", "p2_mask.nrrd"]
+    assert list(which_is_which(found, OF)) == ["sequences: T2, ADC, by the files' names in the case's folder"]
+    assert read_case(found[1], OF)[1].min((1, 2, 3)).tolist() == [3000, 2000]
+    assert first_files(scans_in(in_case_folders([tmp_path / "P1"], OF)), OF) == t2[:1], "the folder of one case"
+
+
+def test_dicom_series_go_by_their_folders(tmp_path: Path) -> None:
+    image = sitk.ReadImage(str(write(tmp_path / "image.nii.gz", 500)))
+    for name in ("ADC", "T2", "scout"):
+        write_dicom(tmp_path / "study" / "0815" / name, image)
+    study = tmp_path / "study"
+    found = first_files(scans_in(in_case_folders([study], OF)), OF)
+    assert found == [study / "0815" / "T2"]
+    assert files_of(found[0], OF) == [study / "0815" / "T2", study / "0815" / "ADC"]
+    assert mask_path(case_of(found[0], OF), Path("out")).name == "0815_mask.nii.gz"
+
+
+def test_a_case_without_its_sequences_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "P1" / "T2.nii.gz", 0)
+    with pytest.raises(ConfigError, match=r"P1 holds no ADC, and the model takes one file each of T2, ADC$"):
+        first_files([tmp_path / "P1" / "T2.nii.gz"], OF)
+    for name in ("ADC.nii.gz", "P1_adc.nrrd"):
+        write(tmp_path / "P1" / name, 1)
+    with pytest.raises(ConfigError, match=r"P1 holds ADC.nii.gz, P1_adc.nrrd for ADC, and"):
+        first_files([tmp_path / "P1" / "T2.nii.gz"], OF)
+    (tmp_path / "P1" / "P1_adc.nrrd").unlink()
+    other = write(tmp_path / "P2" / "other.nii.gz", 0)
+    with pytest.raises(ConfigError, match=f"{other}: .* or, in a folder for each case, are T2, ADC$"):
+        first_files(scans_in(in_case_folders([tmp_path], OF)), OF)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "said"),
+    [
+        ({"origin": (5.005, -3.0, 20.0)}, None),
+        ({"origin": (5.05, -3.0, 20.0)}, r"origin by up to 0.05 mm \(tolerance 0.01 mm\)"),
+        ({"spacing": (0.5, 0.6, 3.0)}, r"spacing by up to 0.1 mm"),
+    ],
+)
+def test_grids_may_differ_by_what_preparation_allows(tmp_path: Path, geometry: dict, said: str | None) -> None:
+    first = write(tmp_path / "P1_0000.nii.gz", 0)
+    write(tmp_path / "P1_0001.nii.gz", 1, **geometry)
+    if said is None:
+        assert read_case(first, OF)[1].shape == (2, 3, 4, 5)
+        return
+    with pytest.raises(ScanError, match=f"P1_0001.nii.gz lies on another grid than .*P1_0000.nii.gz: .*{said}"):
+        read_case(first, OF)
+
+
+def test_another_number_of_voxels_is_said(tmp_path: Path) -> None:
+    first = write(tmp_path / "P1_0000.nii.gz", 0)
+    sitk.WriteImage(sitk.ReadImage(str(first))[:, :3], str(tmp_path / "P1_0001.nii.gz"))
+    with pytest.raises(ScanError, match="size, 5 x 3 x 3 voxels instead of 5 x 4 x 3"):
+        read_case(first, OF)
