@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,16 +14,20 @@ from typing import Any
 import numpy as np
 
 from data_prep.volumes import LEFT_OUT, OWN, SPLIT_RULE, CaseFiles, refuse_unmatched, write_site
-from fedshift.data.check import prepared_files
+from fedshift.data.casefiles import MOST_OF_A_MASK, SWAPPED, look_swapped, read_values
+from fedshift.data.check import numbers_of_structures, prepared_files
 from fedshift.data.dicom_masks import is_dicom_mask
-from fedshift.data.labels import Labels, settle_labels
+from fedshift.data.labels import Labels, every_label, settle_labels
 from fedshift.data.pairing import ScanSet
-from fedshift.data.scans import read_scan
-from fedshift.data.scansets import gather
+from fedshift.data.scan_file import same_form
+from fedshift.data.scans import read_volumes
+from fedshift.data.scansets import gather, sequences_fault, spelled_as
 from fedshift.schema.codes import ClassCodes
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import FILE_NAME, TRUE_SPACING, Manifest, read_manifest
 from fedshift.schema.strict import nearest
+
+log = logging.getLogger(__name__)
 
 LICENCE = "property of the site, not for redistribution"
 _SAME_FOR_ALL = ("source", "orientation", "intensity", "labels", "split_rule", LEFT_OUT)
@@ -40,6 +46,7 @@ def prepare_own(
     classes: Sequence[str] | None = None,
     codes: Mapping[str, ClassCodes] = MappingProxyType({}),
     annotated: Sequence[str] | None = None,
+    wanted: Sequence[str] | None = None,
     withdraw: Sequence[str] = (),
     matrices: Sequence[int] = (),
     licence: str = LICENCE,
@@ -69,6 +76,7 @@ def prepare_own(
         classes: the classes of the task, the background first; by default those of the site or of the scans.
         codes: of the classes; structures of DICOM masks are found by them.
         annotated: the classes that the site's masks outline; None for all.
+        wanted: the sequences that the task takes, empty for one without a name; None if no task is named.
         withdraw: ids of cases to remove.
         matrices: sizes whose slices are cached now, in addition to those that the site already has.
         licence: licence terms, for the manifest.
@@ -81,15 +89,21 @@ def prepare_own(
     Raises:
         ConfigError: labels that do not fit the classes, or arguments that do not go together.
         DataError: masks missing or extra, scans with errors, a different image under a known id, an id to withdraw
-            that does not exist or still lies in ``images``, or a site with other classes or sequences.
+            that does not exist or still lies in ``images``, or a site with other classes or sequences, or without those
+            of the task.
     """
     target = root / dataset / site
     manifest = read_manifest(target) if (target / FILE_NAME).is_file() else None
     known = {case.id: case for case in manifest.cases} if manifest else {}
+    withdraw = [same_form(case) for case in withdraw]
     found = _gather(source, images, masks, sequences, manifest, target)
     if found is not None and not found.cases:
         refuse_unmatched(found.findings, site)
-    meant = _labels(found, manifest, labels, classes, annotated, target, codes)
+    stay = known.keys() - set(withdraw)
+    meant = _labels(found, manifest, labels, classes, annotated, target, codes, stay)
+    names = _names(found, manifest, wanted, target, asked=bool(sequences)) if found else ()
+    for finding in numbers_of_structures(found, labels) if found else ():
+        log.warning("%s", finding.sentence())
     given = [replace(case, labels=meant, trust_voxels=trust_voxels) for case in found.cases] if found else []
     _refuse_withdrawals(withdraw, known=list(known), given=given, target=target, images=images or source)
     kept = (
@@ -112,7 +126,7 @@ def prepare_own(
         site=site,
         kind="patients",
         labels=settled,
-        sequences=manifest.sequences if manifest else found.sequences if found else (),
+        sequences=names if found else manifest.sequences if manifest else (),
         licence=_both(manifest, licence, mixed=mixed, public=origin != OWN, ours="licence"),
         citation=_both(manifest, citation, mixed=mixed, public=origin != OWN, ours="citation"),
         matrices=sorted({*matrices, *_cached(target)}),
@@ -168,14 +182,30 @@ def _gather(
     if not found.cases and not any(finding.level == "error" for finding in found.findings):
         where = images or source
         raise DataError(f"{where} holds no scans: expected NIfTI, NRRD or MetaImage files, or DICOM sub-folders")
-    if manifest is not None and found.sequences != manifest.sequences:
-        single = len(found.sequences) < 2 and len(manifest.sequences) < 2
-        if not single:
-            raise DataError(
-                f"{target} has the sequences {', '.join(manifest.sequences) or 'one without a name'}, the scans "
-                f"{', '.join(found.sequences) or 'one without a name'}: choose the same, in this order, with --sequence"
-            )
     return found
+
+
+def _names(
+    found: ScanSet, manifest: Manifest | None, wanted: Sequence[str] | None, target: Path, *, asked: bool
+) -> tuple[str, ...]:
+    """The names of the site's sequences. One without a name gets that which is ``asked`` for.
+
+    Raises:
+        DataError: the site has others than the scans, or the task takes others.
+    """
+    names = spelled_as(found.sequences, manifest.sequences if manifest else wanted or ())
+    if manifest is not None and names != manifest.sequences:
+        have = manifest.sequences
+        if len(names) > 1 or len(have) > 1 or (names and have):
+            raise DataError(
+                f"{target} has the sequences {', '.join(have) or 'one without a name'}, the scans "
+                f"{', '.join(names) or 'one without a name'}: choose the same, in this order, with --sequence"
+            )
+        names = names if asked else have
+    names = spelled_as(names, wanted or ())
+    if wanted is not None and (fault := sequences_fault(names, wanted)):
+        raise DataError(f"{found.folder} {fault[0]}: {fault[1]}")
+    return names
 
 
 def _labels(
@@ -186,8 +216,9 @@ def _labels(
     annotated: Sequence[str] | None,
     target: Path,
     codes: Mapping[str, ClassCodes],
+    stay: Set[str],
 ) -> Labels | None:
-    """What the masks' values mean; None if there are no masks.
+    """What the masks' values mean; None if there are no masks. ``stay``: the cases that the site has and keeps.
 
     Raises:
         ConfigError: nothing says it.
@@ -198,8 +229,8 @@ def _labels(
     if manifest is not None:
         if classes is not None and tuple(classes) != manifest.classes:
             raise DataError(
-                f"{target} has the classes {', '.join(manifest.classes)}, the task {', '.join(classes)}: choose "
-                "another --site or --out, or delete the folder"
+                f"{target} has the classes {', '.join(manifest.classes)}, the task {', '.join(classes)}: delete the "
+                "folder and prepare all its cases again, or give another --out"
             )
         annotated = annotated or manifest.annotated
         classes = manifest.classes
@@ -216,12 +247,20 @@ def _labels(
     )
     if labels is None:
         raise ConfigError(_what_are_they(found, classes))
-    if manifest is not None and labels.annotated != manifest.annotated:
-        raise DataError(
-            f"{target} has masks of {', '.join(manifest.annotated or manifest.classes[1:])}, the given ones are of "
-            f"{labels.structure}: a site's masks outline the same classes, choose another --site for the others"
-        )
+    outlined = labels.annotated or labels.classes[1:]
+    if manifest is not None and outlined != (manifest.annotated or manifest.classes[1:]):
+        lacking = sorted(stay - {case.id for case in found.cases})
+        if lacking:  # their masks would outline other classes than those that are given
+            raise DataError(
+                f"{target} has masks of {', '.join(manifest.annotated or manifest.classes[1:])}, the given ones are of "
+                f"{', '.join(outlined)}, and a site's masks outline the same classes: give {lacking[0]} and all its "
+                f"other cases again, or delete the folder and prepare it again with --annotated {_listed(outlined)}"
+            )
     return labels
+
+
+def _listed(names: Sequence[str]) -> str:
+    return shlex.quote(",".join(names))
 
 
 def _what_are_they(found: ScanSet, classes: Sequence[str] | None) -> str:
@@ -233,10 +272,16 @@ def _what_are_they(found: ScanSet, classes: Sequence[str] | None) -> str:
             "--task, or each class with the names of its structures, as in --label 'prostate=Whole gland'"
         )
     for case in found.cases[:5]:
-        values.update(np.unique(read_scan(case.mask).voxels).astype(int).tolist())
+        mask = read_values(case.mask).voxels
+        found_here = np.unique(mask)
+        if found_here.size > MOST_OF_A_MASK:
+            image = read_volumes(case.image, case.channels[:1] or [None])[0].voxels
+            if look_swapped(image, mask):
+                return f"{case.mask} has {found_here.size} different values, and {case.image} only a few: {SWAPPED}"
+        values.update(found_here.astype(int).tolist())
     shown = sorted(values - {0})
     names = list(classes[1:]) if classes else ["NAME"] * len(shown)
-    example = " ".join(f"--label {name}={value}" for name, value in zip(names, shown, strict=False))
+    example = every_label(["", *names], shown)
     merged = (
         f", or merge them, as in --label {names[0]}={','.join(map(str, shown))}"
         if len(shown) > 1 and not classes

@@ -27,11 +27,23 @@ import numpy as np
 from data_prep.replace_folder import replace_folder
 from fedshift.data.arrays import build_arrays
 from fedshift.data.casefiles import CaseFiles as CaseFiles
-from fedshift.data.casefiles import Decoded, Finding, dummy_finding, is_dummy, name_fault, read_case
-from fedshift.data.check import not_outlined
+from fedshift.data.casefiles import (
+    Decoded,
+    Finding,
+    ct_finding,
+    dummy_finding,
+    is_dummy,
+    lowest_of,
+    name_fault,
+    read_case,
+    site_fault,
+)
+from fedshift.data.check import empty_splits, not_outlined
 from fedshift.data.labels import Labels, check_name
 from fedshift.data.prepared import FOLDER, mask_file, sequence_files
+from fedshift.data.scan_file import as_compared
 from fedshift.data.scans import ORIENTATION, content_hash, write_scan
+from fedshift.data.series import is_ct
 from fedshift.data.splits import subject_of
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, Split, read_manifest
@@ -245,7 +257,7 @@ def write_site(
             licence=licence,
             citation=citation,
         )
-        _warn([*unmatched, *writer.findings], cases, manifest, writer)
+        _warn([*unmatched, *writer.findings], cases, manifest, writer, target)
         arrays = {str(matrix): build_arrays(beside, manifest, matrix) for matrix in matrices}
         manifest.model_copy(update={"arrays": arrays}).write(beside)
     return target
@@ -297,6 +309,8 @@ class _Writer:
         findings: of all cases.
         indices: class indices that occur in any mask.
         dummies: cases whose header is a placeholder.
+        lowest: the lowest intensity of each case.
+        said_ct: how many cases are CT by their DICOM files.
         lost: cases that the site has already, and whose files cannot be used now.
     """
 
@@ -308,6 +322,8 @@ class _Writer:
         self.findings: list[Finding] = []
         self.indices: set[int] = set()
         self.dummies = 0
+        self.lowest: list[float] = []
+        self.said_ct = 0
         self.lost: list[str] = []
         self._seen: dict[str, str] = {}
         self._offset = 0
@@ -360,6 +376,8 @@ class _Writer:
         )
         self._offset += slices
         self.dummies += is_dummy(decoded.image)
+        self.lowest.append(lowest_of(decoded))
+        self.said_ct += is_ct(case.image)
         self.indices.update(np.flatnonzero(np.bincount(decoded.mask.voxels.ravel())).tolist())
 
     def refuse_errors(self, site: str, *, skip_damaged: bool) -> None:
@@ -377,11 +395,15 @@ class _Writer:
             raise DataError(f"site {site} was not prepared, {len(errors)} error(s) in its scans:{more}")
 
 
-def _warn(findings: Sequence[Finding], cases: Sequence[CaseFiles], manifest: Manifest, writer: _Writer) -> None:
+def _warn(
+    findings: Sequence[Finding], cases: Sequence[CaseFiles], manifest: Manifest, writer: _Writer, target: Path
+) -> None:
     dummies = 0 if manifest.has_true_spacing else writer.dummies
     of_site = [
         *dummy_finding(cases[0].image.parent, dummies, len(cases)),
         *not_outlined(cases[0].mask.parent, manifest.classes, manifest.annotated, writer.indices),
+        *ct_finding(cases[0].image.parent, writer.lowest, writer.said_ct, manifest.sequences),
+        *empty_splits(target, manifest),
     ]
     for finding in [*findings, *of_site]:
         log.warning("%s%s", "left out: " if finding.level == "error" else "", finding.sentence())
@@ -391,11 +413,14 @@ def _refuse_names(cases: Sequence[CaseFiles], dataset: str, site: str, *, severa
     """Check ids and site names: they become file names, possibly on a case-insensitive file system."""
     if not cases:
         raise DataError(f"site {site} has no case: give at least one image with its mask")
-    for what, name in (("dataset", dataset), ("site", site), *(("case", case.id) for case in cases)):
-        if fault := name_fault(name, several=several and what == "case"):
+    for what, name in (("dataset", dataset), ("site", site)):
+        if fault := site_fault(name):
             raise DataError(f"{what} name {name!r} {fault[0]}: {fault[1]}")
+    for case in cases:
+        if fault := name_fault(case.id, several=several):
+            raise DataError(f"case name {case.id!r} {fault[0]}: {fault[1]}")
     seen: dict[str, CaseFiles] = {}
     for case in cases:
-        other = seen.setdefault(case.id.lower(), case)
+        other = seen.setdefault(as_compared(case.id), case)
         if other is not case:
             raise DataError(f"case id {case.id} is there twice ({other.image} and {case.image}): rename or remove one")

@@ -137,6 +137,21 @@ def test_prepared_sites_are_checked_against_the_task(
         assert said in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_task_names_the_sequences_that_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_described(tmp_path / "set", sequences=("T2", "ADC"), style="nnunet")
+    text = "dataset: balls\nclasses: [background, ball]\n"
+    for name, data in (("one", "data: {dims: 3}\n"), ("both", "data: {sequences: [ADC, T2]}\n"), ("none", "")):
+        (tmp_path / f"{name}.yaml").write_text(text + data, encoding="utf-8")
+    for task, code in (("one", 2), ("both", 0), ("none", 0)):
+        words = ["--task", str(tmp_path / f"{task}.yaml")]
+        assert main(["data", "check", str(source), *words]) == bool(code)
+        into = ["--source", str(source), "--site", "A", "--out", str(tmp_path / task)]
+        assert main(["data", "prepare", "own", *into, *words]) == code
+        assert ("and the task takes one: choose it" in capsys.readouterr().err) == bool(code)
+    one = ["--task", str(tmp_path / "one.yaml")]
+    assert main(["data", "check", str(tmp_path / "both"), *one]) == 1, "prepared for another task"
+
+
 def test_values_that_nothing_names_are_an_error_once_the_task_is_known(
     scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,7 +166,9 @@ def test_values_that_nothing_names_are_an_error_once_the_task_is_known(
     task = tmp_path / "zones.yaml"
     task.write_text("dataset: zones\nclasses: [background, inner zone, outer]\n", encoding="utf-8")
     assert main(["data", "check", str(scans)]) == 0
-    assert "--label NAME=1 --label NAME=2, or merge" in " ".join(capsys.readouterr().out.split())
+    told = " ".join(capsys.readouterr().out.split())
+    assert "--label NAME=1 --label NAME=2, or merge" in told
+    assert told.endswith("0 error(s), 1 warning(s); prepare will ask for --label")
     assert main(["data", "check", str(scans), "--task", str(task)]) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "name them, as in --label 'inner zone'=1 --label outer=2" in told and "merge" not in told

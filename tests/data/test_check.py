@@ -28,7 +28,7 @@ from fedshift.data.blocks import write_hashes
 from fedshift.data.casefiles import Finding
 from fedshift.data.check import check
 from fedshift.data.integrity import fault
-from fedshift.schema.errors import DataError
+from fedshift.schema.errors import DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, read_manifest
 
 
@@ -480,6 +480,12 @@ def test_same_patient_at_two_sites(tmp_path: Path) -> None:
     assert f"case Case00 in {tmp_path / 'HK'}" in finding.message
 
 
+def test_a_copy_is_removed_and_split_only_once_it_is_prepared(scans: Path) -> None:
+    shutil.copy(scans / "Case00.nii.gz", scans / IMAGE)
+    (finding,) = check(scans)
+    assert finding.mend == "remove one of the two"
+
+
 def test_unknown_layout(tmp_path: Path) -> None:
     (tmp_path / "data.zip").write_bytes(b"PK")
     (finding,) = check(tmp_path)
@@ -667,8 +673,90 @@ def test_sites_of_a_data_set_that_differ_are_told(scans: Path, tmp_path: Path) -
         if "mask" not in file.name:
             edit(file, lambda v: v + 1)
     change_manifest(other, lambda content: content.update(site="UCL", classes=["background", "gland"]))
-    messages = [finding.message for finding in check(tmp_path / "out")]
-    assert f"has the classes background, gland, {site} background, prostate" in messages
+    found = check(tmp_path / "out")
+    classes = f"has the classes background, gland, {site} background, prostate"
+    assert [finding.level for finding in found if finding.message == classes] == ["error"], "no job takes both"
+
+
+def test_sites_may_have_their_sequences_in_another_order(tmp_path: Path) -> None:
+    """A job picks them by name; the same classes in another order are others."""
+    for number, (site, order) in enumerate((("A", "T2,ADC"), ("B", "ADC,T2"), ("C", "T2"))):
+        source = write_described(
+            tmp_path / site, sequences=("T2", "ADC"), classes=("PZ", "TZ"), style="nnunet", seed=10 * number
+        )
+        given = {name: "" for name in order.split(",")}
+        prepare_own(None, None, site, tmp_path / "out", dataset="d", source=source, sequences=given)
+    (finding,) = check(tmp_path / "out")
+    assert finding.level == "warning" and finding.file.parent.name == "C"
+    assert finding.message == f"has the sequences T2, {tmp_path / 'out' / 'd' / 'A'} T2, ADC"
+    site = tmp_path / "out" / "d" / "B"
+    change_manifest(site, lambda content: content.update(classes=["background", "TZ", "PZ"]))
+    assert [finding.file.parent.name for finding in check(tmp_path / "out") if finding.level == "error"] == ["B"]
+    with pytest.raises(
+        DataError, match=r"B was prepared with the classes background, TZ, PZ, the job has background, PZ"
+    ):
+        read_manifest(site).check_is(site, dataset="d", site="B", classes=("background", "PZ", "TZ"))
+
+
+def test_three_patients_are_the_least_and_not_three_scans(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cases = []
+    for seed, case in enumerate(("sub-1_ses-1", "sub-1_ses-2", "sub-2_ses-1", "sub-2_ses-2")):
+        image, mask = write_pair(tmp_path / "raw", case, seed=seed)
+        cases.append(CaseFiles(case, (image,), mask))
+    said = {"licence": "none", "citation": "none", "source": "tests"}
+    site = write_site(cases, tmp_path, dataset="d", site="A", kind="patients", labels=GLAND, **said)  # type: ignore[arg-type]
+    (finding,) = check(site)
+    assert finding.message == "has no val case and no test case"
+    assert finding.mend == "add cases of other patients, 3 patients are the least; this site has 2"
+    assert finding.sentence() in caplog.text, "also when it is prepared"
+
+
+def hounsfield(path: Path) -> None:
+    edit(path, lambda voxels: voxels - 1000)
+
+
+def test_scans_that_look_like_ct_are_to_be_called_so(
+    scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = sorted(scans.glob("Case??.nii.gz"))
+    hounsfield(files[0])
+    assert check(scans) == [], "one of three"
+    hounsfield(files[1])
+    (finding,) = check(scans)
+    assert finding.level == "warning" and finding.message == "looks like CT (down to -1000)"
+    assert finding.mend == "if it is, name it with --sequence CT, so that the plan takes CT's normalisation"
+    given: dict[str, Any] = {"dataset": "d", "source": scans, "labels": {"gland": [1]}}
+    site = prepare_own(None, None, "A", tmp_path / "out", **given)
+    assert "looks like CT (down to -1000)" in caplog.text and len(check(site)) == 1
+    prepare_own(None, None, "A", tmp_path / "out", sequences={"CT": ""}, **given)
+    assert read_manifest(site).sequences == ("CT",) and check(site) == check(scans, sequences={"CT": ""}) == []
+    for number, file in enumerate(files):
+        (tmp_path / "cases" / f"P{number}").mkdir(parents=True)
+        shutil.copy(file, tmp_path / "cases" / f"P{number}" / "liver.nii.gz")
+        shutil.copy(scans / f"Case{number:02d}_segmentation.nii.gz", tmp_path / "cases" / f"P{number}" / "mask.nii.gz")
+    (finding,) = check(tmp_path / "cases")
+    assert "call the sequence CT where it is called liver" in finding.mend
+
+
+@pytest.mark.parametrize("labels", [{}, {"gland": [1]}])
+def test_images_and_masks_that_are_swapped(scans: Path, tmp_path: Path, labels: dict[str, list[int]]) -> None:
+    for number in range(3):
+        for folder, ending in (("masks", ""), ("images", "_segmentation")):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            shutil.copy(scans / f"Case{number:02d}{ending}.nii.gz", tmp_path / folder / f"Case{number:02d}.nii.gz")
+    found = check(tmp_path / "images", masks=tmp_path / "masks", labels=labels)
+    assert [finding.level for finding in found] == ["error"] * 3
+    assert all(finding.mend.endswith("are --images and --masks swapped?") for finding in found)
+    with pytest.raises(FedshiftError, match="are --images and --masks swapped"):
+        prepare_own(tmp_path / "images", tmp_path / "masks", "A", tmp_path / "out", dataset="d", labels=labels)
+
+
+def test_a_4d_mask_has_a_mend_of_its_own(scans: Path, tmp_path: Path) -> None:
+    four_d(scans / MASK)
+    (finding,) = check(scans)
+    assert finding.mend == "save it as one 3D mask in which each voxel has the value of its class"
+    with pytest.raises(DataError, match="save it as one 3D mask"):
+        prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=scans)
 
 
 # Several sequences

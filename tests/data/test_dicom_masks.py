@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,77 @@ def drawn(mask: sitk.Image) -> np.ndarray:
 
 def in_ras(mask: sitk.Image) -> np.ndarray:
     return sitk.GetArrayFromImage(sitk.DICOMOrient(mask, "RAS"))
+
+
+def study(folder: Path, number: int, *, slices: int = 9) -> None:
+    """A patient's folder with two series, and a mask of the first right in it."""
+    image, mask = volume(number)
+    series = write_slices(folder / "t2", image, seed=f"{number}")
+    write_slices(folder / "other", volume(number + 50)[0][:, :, :slices], seed=f"other {number}")
+    draw_segmentation(folder / "seg.dcm", series, {"prostate": drawn(mask)})
+
+
+@pytest.mark.parametrize("slices", [9, 6])
+def test_a_mask_right_in_the_patients_folder_says_its_series(slices: int, tmp_path: Path) -> None:
+    """… as one in a folder of its own does: the other series are passed over, unless they are asked for."""
+    for number in range(3):
+        study(tmp_path / "in" / f"P{number}", number, slices=slices)
+    (found,) = gather(tmp_path / "in")
+    assert (found.layout, found.sequences) == ("studies", ())
+    assert [(case.id, case.image.name) for case in found.cases] == [(f"P{number}", "t2") for number in range(3)]
+    given = {"dataset": "prostate", "classes": ("background", "prostate"), "source": tmp_path / "in"}
+    site = prepare_own(None, None, "A", tmp_path / "out", **given)  # type: ignore[arg-type]
+    manifest = read_manifest(site)
+    image, mask = volume(0)
+    np.testing.assert_array_equal(read_labels(site, manifest.cases[0]), in_ras(mask))
+    assert manifest.sequences == () and manifest.cases[0].shape == image.GetSize()[::-1]
+    prepare_own(None, None, "B", tmp_path / "out", sequences={"CT": ""}, **given)  # type: ignore[arg-type]
+    assert read_manifest(tmp_path / "out" / "prostate" / "B").sequences == ("CT",), "a name for what is there"
+    (found,) = gather(tmp_path / "in", sequences={"T2": "", "OTHER": ""})
+    assert (found.layout, found.sequences) == ("case folders", ("T2", "OTHER"))
+    (found,) = gather(tmp_path / "in", sequences={"Other": ""})
+    assert [case.image.name for case in found.cases] == ["other"] * 3
+
+
+@pytest.mark.parametrize("sequences", [{}, {"T2": ""}])
+def test_a_second_mask_of_a_patient_is_an_error(sequences: dict[str, str], tmp_path: Path) -> None:
+    for number in range(2):
+        study(tmp_path / f"P{number}", number)
+    second = tmp_path / "P1" / "seg2.dcm"
+    draw_segmentation(second, tmp_path / "P1" / "t2", {"prostate": np.ones_like(drawn(volume(1)[1]))})
+    (finding,) = (each for each in gather(tmp_path, sequences=sequences)[0].findings if each.level == "error")
+    assert finding.file == tmp_path / "P1" and re.match(
+        r"holds 2 (DICOM )?masks \(seg\.dcm, seg2\.dcm\)", finding.message
+    )
+
+
+def test_ct_of_dicom_is_to_be_called_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """… also where the scan is of the inside of the body, without air."""
+    image, mask = volume()
+
+    def as_ct(made: pydicom.Dataset, _: int) -> None:
+        made.SOPClassUID, made.Modality = "1.2.840.10008.5.1.4.1.1.2", "CT"
+
+    series = write_slices(tmp_path / "in" / "P0" / "head", image, change=as_ct)
+    draw_segmentation(tmp_path / "in" / "P0" / "seg.dcm", series, {"prostate": drawn(mask)})
+    words = {"prostate": ("Prostate",)}
+    (finding,) = check(tmp_path / "in", labels=words)
+    assert finding.level == "warning" and finding.message == "is CT by its DICOM files and not by its name"
+    assert finding.mend.startswith("name it with --sequence CT, so that")
+    prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=tmp_path / "in", labels=words)
+    assert "is CT by its DICOM files" in caplog.text
+    assert check(tmp_path / "in", labels=words, sequences={"CT": ""}) == []
+
+
+def test_a_number_for_a_structure_is_not_looked_at_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    study(tmp_path / "in" / "P0", 0)
+    (finding,) = check(tmp_path / "in", labels={"prostate": (2,)})
+    assert finding.level == "warning" and "the number in --label prostate=2 is not looked at" in finding.message
+    assert check(tmp_path / "in", labels={"prostate": ("Prostate",)}) == []
+    prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=tmp_path / "in", labels={"prostate": (2,)})
+    assert "--label prostate=2 is not looked at: give the name of the structure" in caplog.text
 
 
 @pytest.mark.parametrize("direction", [(1, 0, 0, 0, 1, 0, 0, 0, 1), OBLIQUE, (0, 0, -1, 1, 0, 0, 0, -1, 0)])

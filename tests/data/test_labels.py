@@ -42,6 +42,12 @@ def test_what_a_person_says_comes_before_the_file() -> None:
     assert labels is not None and dict(labels.class_of) == {1: 1, 2: 1}
 
 
+def test_the_mend_is_the_whole_part_of_the_command() -> None:
+    classes = ("background", "PZ", "transition zone")
+    with pytest.raises(ConfigError, match=r"as in --label PZ=1 --label 'transition zone'=2$"):
+        settle_labels(given={"ZP": (1,)}, classes=classes)
+
+
 def test_values_of_classes_that_are_not_annotated_are_unknown() -> None:
     labels = settle_labels(given={"a": (1,), "b": (2,)}, annotated=("b",))
     assert labels is not None and labels.classes == ("background", "a", "b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -328,3 +329,80 @@ def test_what_is_asked_for_does_not_fit_the_files(
 def test_a_sequence_named_twice() -> None:
     with pytest.raises(ConfigError, match="names T2 twice"):
         parse_sequences(["T2,ADC", "T2"])
+
+
+@pytest.mark.parametrize("images", ["images", "Scans"])
+@pytest.mark.parametrize("masks", ["masks", "Labels"])
+def test_images_and_masks_in_folders_of_usual_names(tmp_path: Path, images: str, masks: str) -> None:
+    in_two_folders(tmp_path, images, masks)
+    (found,) = find_sets(tmp_path)
+    assert [case.id for case in found.cases] == ["P0", "P1"]
+    assert check(tmp_path, labels={"ball": [1]}) == []
+
+
+def in_two_folders(folder: Path, images: str, masks: str) -> None:
+    for k in range(2):
+        image, mask = volume(k)
+        save(folder / images / f"P{k}.nii.gz", image)
+        save(folder / masks / f"P{k}.nii.gz", mask)
+
+
+def test_two_folders_that_do_not_say_which_has_the_masks(tmp_path: Path) -> None:
+    in_two_folders(tmp_path, "mri", "drawn")
+    (finding,) = check(tmp_path)
+    assert finding.message.startswith("holds two folders with the same names, drawn and mri, and nothing says which")
+    assert f"--images {tmp_path / 'drawn'} --masks {tmp_path / 'mri'}" in finding.mend
+    with pytest.raises(DataError, match="nothing says which has the masks: name them"):
+        prepare_own(None, None, "A", tmp_path / "out", dataset="d", source=tmp_path, labels={"ball": [1]})
+
+
+def test_the_folder_of_one_case_is_no_folder_of_cases(tmp_path: Path) -> None:
+    image, mask = volume()
+    for name, content in (("T2", image), ("ADC", other_sequence(image)), ("mask", mask)):
+        save(tmp_path / "P1" / f"{name}.nii.gz", content)
+    (finding,) = check(tmp_path / "P1")
+    assert (finding.message, finding.mend) == ("looks like one case", "name the folder above it")
+    assert check(tmp_path, labels={"ball": [1]}) == []
+
+
+def test_a_pattern_that_finds_nothing_says_what_is_there(tmp_path: Path) -> None:
+    bids(tmp_path, session=True)
+    masks = Path("derivatives/**/*_mask.nii.gz")
+    for images, there in (
+        ("sub-*/anat/*_T2w.nii.gz", f"in {tmp_path / 'sub-01'}: found ses-a/"),
+        ("sub-*/*/anat/*_T1w.nii.gz", f"in {tmp_path / 'sub-01' / 'ses-a' / 'anat'}: found sub-01_ses-a_T2w.nii.gz"),
+        ("subject-*/*.nii.gz", "found derivatives/, sub-01/, sub-02/, sub-03/"),
+        ("raw/*.nii.gz", "which does not exist"),
+    ):
+        with pytest.raises(DataError, match=rf"finds no scan .*\({re.escape(there)}\): correct the pattern"):
+            gather(tmp_path, images=Path(images), masks=masks)
+
+
+NAMES = {form: unicodedata.normalize(form, "Mü") for form in ("NFC", "NFD")}
+"""As most systems write a name, and as macOS does: of another length, and the same to read."""
+
+
+@pytest.mark.parametrize(("image", "mask"), [("NFC", "NFD"), ("NFD", "NFC"), ("NFD", "NFD")])
+def test_names_match_in_whichever_form_their_letters_are(tmp_path: Path, image: str, mask: str) -> None:
+    one, other = NAMES[image], NAMES[mask]
+    scan, drawn = volume(1)
+    save(tmp_path / "two" / "images" / f"{one}.nii.gz", scan)
+    save(tmp_path / "two" / "masks" / f"{other.upper()}_seg.nii.gz", drawn)
+    save(tmp_path / "numbered" / "imagesTr" / f"{one}_0000.nii.gz", scan)
+    save(tmp_path / "numbered" / "imagesTr" / f"{one}_0001.nii.gz", other_sequence(scan))
+    save(tmp_path / "numbered" / "labelsTr" / f"{other}.nii.gz", drawn)
+    save(tmp_path / "cases" / one / f"{other}_T2.nii.gz", scan)
+    save(tmp_path / "cases" / one / f"{other}_seg.nii.gz", drawn)
+    save(tmp_path / "patterns" / one / "t2.nii.gz", scan)
+    save(tmp_path / "patterns" / "drawn" / f"{other}.nii.gz", drawn)
+    by_pattern = gather(tmp_path / "patterns", images=Path("*/t2.nii.gz"), masks=Path("drawn/*.nii.gz"))
+    for (found,) in (*(find_sets(tmp_path / layout) for layout in ("two", "numbered", "cases")), by_pattern):
+        assert [case.id for case in found.cases] == [NAMES["NFC"]] and not found.findings
+    (found,) = find_sets(tmp_path / "cases")
+    assert found.sequences == ("T2",)
+    given: dict[str, Any] = {"dataset": "d", "labels": {"ball": [1]}}
+    save(tmp_path / "two" / "images" / "P2.nii.gz", volume(2)[0])
+    save(tmp_path / "two" / "masks" / "P2.nii.gz", volume(2)[1])
+    site = prepare_own(tmp_path / "two" / "images", tmp_path / "two" / "masks", "A", tmp_path / "out", **given)
+    prepare_own(None, None, "A", tmp_path / "out", dataset="d", withdraw=[NAMES["NFD"]])
+    assert [case.id for case in read_manifest(site).cases] == ["P2"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -215,6 +216,15 @@ def test_faults_leave_the_site_as_it_was(hospital: Path, fault: str) -> None:
     assert [entry.name for entry in site.parent.iterdir()] == ["clinic"]
 
 
+@pytest.mark.parametrize("name", ["Köln", "Bad Ems", "-A", "A/B", ""])
+@pytest.mark.parametrize("of", ["site", "dataset"])
+def test_a_name_that_no_job_takes_is_refused(tmp_path: Path, name: str, of: str) -> None:
+    scan(tmp_path, "P0", 0)
+    with pytest.raises(DataError, match=f"{of} name {name!r} cannot be in a job: use the letters A to Z and a to z"):
+        prepare(tmp_path, **{of: name})
+    assert not (tmp_path / "out").exists()
+
+
 def test_interruption_leaves_nothing_half_finished(hospital: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = prepare(hospital)
     scan(hospital, "P9", 9)
@@ -375,6 +385,28 @@ def test_a_site_that_outlines_some_of_the_classes(tmp_path: Path) -> None:
     assert "unknown label(s) 1" in finding.message and "0 outside, 2 outer" in finding.mend
 
 
+def test_the_classes_that_masks_outline_are_corrected_by_giving_all_cases_again(tmp_path: Path) -> None:
+    zoned(tmp_path, values=(1, 1))
+    classes = ("background", "outer", "inner zone")
+    site = two(tmp_path, labels={"outer": [1], "inner zone": [2]}, classes=classes)
+    before = splits(site)
+    given: dict[str, object] = {"classes": classes, "labels": {"outer": [1]}, "annotated": ["outer"]}
+    masks = tmp_path / "masks" / "P1.nii.gz"
+    masks.rename(tmp_path / "P1.nii.gz")
+    (tmp_path / "images" / "P1.nii.gz").rename(tmp_path / "image.nii.gz")
+    with pytest.raises(DataError, match=r"give P1 and all its other .* or delete the folder .* --annotated outer$"):
+        two(tmp_path, **given)
+    assert read_manifest(site).annotated is None
+    (tmp_path / "P1.nii.gz").rename(masks)
+    (tmp_path / "image.nii.gz").rename(tmp_path / "images" / "P1.nii.gz")
+    two(tmp_path, **given)
+    assert read_manifest(site).annotated == ("outer",) and splits(site) == before and check(site) == []
+    two(tmp_path)
+    assert read_manifest(site).annotated == ("outer",), "a later call need not say it again"
+    two(tmp_path, labels={"outer": [1], "inner zone": [2]}, annotated=["outer", "inner zone"])
+    assert read_manifest(site).annotated == ("outer", "inner zone")
+
+
 WRONG_LABELS: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "nothing said": ({}, ConfigError, r"/masks have the value\(s\) 1, 2, .*--label NAME=1 .*merge .*NAME=1,2"),
     "not in the task": (
@@ -523,6 +555,56 @@ def test_a_changed_or_swapped_sequence_is_found(tmp_path: Path) -> None:
     second.unlink()
     (finding,) = check(site)
     assert finding.file == second and "(ADC of case case_1) does not exist" in finding.message
+
+
+TAKEN: dict[str, tuple[tuple[str, ...], list[str], str]] = {
+    "one of several": (
+        (),
+        [],
+        r"has the sequence\(s\) T2, ADC, and the task takes one: choose it, as in --sequence T2",
+    ),
+    "another": (("DWI",), [], r"has the sequence\(s\) T2, ADC, and the task takes DWI: prepare it with --sequence DWI"),
+    "one more": (("T2", "ADC"), ["T2"], r"and the task takes T2, ADC: prepare it with --sequence T2 --sequence ADC"),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_sequences_that_the_task_cannot_take_are_refused(tmp_path: Path, case: str) -> None:
+    wanted, chosen, words = TAKEN[case]
+    source = write_described(tmp_path / "set", sequences=("T2", "ADC"), style="nnunet")
+    given: dict[str, object] = {"source": source, "wanted": wanted, "sequences": dict.fromkeys(chosen, "")}
+    with pytest.raises(DataError, match=words):
+        own(None, None, tmp_path / "out", labels={"prostate": [1]}, **given)
+    assert not (tmp_path / "out").exists()
+    (finding,) = check(source, wanted=wanted, sequences=dict.fromkeys(chosen, ""))
+    assert finding.level == "error" and re.search(words, finding.sentence())
+
+
+def test_sequences_are_spelled_as_the_task_does(tmp_path: Path) -> None:
+    source = write_described(tmp_path / "set", sequences=("t2", "adc"), style="nnunet")
+    given: dict[str, object] = {"source": source, "labels": {"prostate": [1]}}
+    assert check(source, wanted=("T2",)) == []
+    site = own(None, None, tmp_path / "out", wanted=("T2",), **given)
+    assert read_manifest(site).sequences == ("T2", "adc")
+    assert check(site, wanted=("T2",)) == []
+    (finding,) = check(site, wanted=("ADC",))
+    assert finding.level == "error" and finding.message == "has the sequence(s) T2, adc, and the task takes ADC"
+    own(None, None, tmp_path / "out", **given)
+    assert read_manifest(site).sequences == ("T2", "adc")
+    own(None, None, tmp_path / "out", wanted=("ADC", "T2"), **given)
+    assert read_manifest(site).sequences == ("T2", "ADC"), "also of a site that is there already"
+
+
+def test_a_sequence_without_a_name_is_named_later(hospital: Path) -> None:
+    with pytest.raises(
+        DataError, match="has one sequence without a name, and the task takes T2: prepare it with --seq"
+    ):
+        prepare(hospital, wanted=("T2",))
+    site = prepare(hospital)
+    prepare(hospital, sequences={"T2": ""}, wanted=("T2",))
+    assert read_manifest(site).sequences == ("T2",) and check(site) == []
+    with pytest.raises(DataError, match="has the sequences T2, the scans ADC: "):
+        prepare(hospital, sequences={"ADC": ""})
 
 
 def test_command(hospital: Path, capsys: pytest.CaptureFixture[str]) -> None:

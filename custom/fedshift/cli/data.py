@@ -161,6 +161,7 @@ def _check(args: argparse.Namespace) -> int:
             dataset=task.dataset,
             classes=task.classes,
             codes=task.codes,
+            wanted=task.sequences,
             progress=on_case,
             counts=counts,
             **own.meaning(args),
@@ -170,5 +171,6 @@ def _check(args: argparse.Namespace) -> int:
         console.print(f"[{colour}]{finding.level}[/{colour}] {escape(finding.sentence())}")
     errors = sum(finding.level == "error" for finding in findings)
     summary = f"{errors} error(s), {len(findings) - errors} warning(s)"
-    console.print(f"{args.dir}: {counts}: {summary}", markup=False)
+    asked = "; prepare will ask for --label" if counts.unnamed else ""
+    console.print(f"{args.dir}: {counts}: {summary}{asked}", markup=False)
     return 1 if errors else 0

@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
             source=args.source,
             classes=task.classes,
             codes=task.codes,
+            wanted=task.sequences,
             withdraw=args.withdraw,
             matrices=args.matrix,
             licence=args.licence or LICENCE,
@@ -135,6 +136,8 @@ class NamedTask:
     codes: Codes = field(default_factory=dict)
     sites: tuple[str, ...] = ()
     """Those that train and those that are held out."""
+    sequences: tuple[str, ...] | None = None
+    """Those that it takes, empty for one without a name; None if it does not say what it takes of the data."""
 
 
 def _dataset(dataset: str | None, task: str | None) -> tuple[str, NamedTask]:
@@ -148,7 +151,7 @@ def _dataset(dataset: str | None, task: str | None) -> tuple[str, NamedTask]:
             raise ConfigError("which data set is it? give --task, the task that the site takes part in, or --dataset")
         known = (read_yaml(apps_dir() / f"{name}.yaml") for name in tasks())
         found = next((_said(raw, dataset) for raw in known if raw.get("dataset") == dataset), NamedTask(dataset))
-        return dataset, replace(found, sites=())  # nobody has named the task
+        return dataset, replace(found, sites=(), sequences=None)  # nobody has named the task
     named = named_by(task)
     return dataset or named.dataset, named
 
@@ -172,7 +175,8 @@ def named_by(task: str) -> NamedTask:
 
 
 def _said(raw: dict[str, Any], where: str) -> NamedTask:
-    classes, sites, held_out = (raw.get(key) for key in ("classes", "sites", "held_out"))
+    classes, sites, held_out, data = (raw.get(key) for key in ("classes", "sites", "held_out", "data"))
+    taken = (data.get("sequences") or ()) if isinstance(data, dict) else None
     if isinstance(sites, dict):
         sites = Numbered.parse(sites, where=f"{where}: sites").names
     return NamedTask(
@@ -180,4 +184,5 @@ def _said(raw: dict[str, Any], where: str) -> NamedTask:
         tuple(map(str, classes)) if isinstance(classes, list) else None,
         parse_codes(raw, where=where),
         tuple(map(str, [*sites, *(held_out if isinstance(held_out, list) else [])])) if isinstance(sites, list) else (),
+        tuple(map(str, taken)) if isinstance(taken, list | tuple) else None,
     )

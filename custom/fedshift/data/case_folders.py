@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedshift.data.casefiles import Finding
+from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.pairing import Found, ScanSet, mask_files, match, scan_files, visible
+from fedshift.data.scan_file import as_compared, same_form
 from fedshift.data.scans import stem_of
 from fedshift.schema.errors import DataError
 
@@ -21,7 +23,24 @@ def are_case_folders(folder: Path) -> bool:
     """
     if scan_files(folder):
         return False
-    return any(_is_case(entry) for entry in visible(folder) if entry.is_dir())
+    return any(is_case(entry) for entry in visible(folder) if entry.is_dir())
+
+
+def are_dicom_only(folder: Path) -> bool:
+    """Whether case folders hold nothing but DICOM: then they are studies, of which a mask says its series."""
+    return not any(scan_files(entry) for entry in visible(folder) if entry.is_dir())
+
+
+def have_series(folder: Path, sequences: Sequence[str]) -> bool:
+    """Whether a case folder has a folder for one of the sequences."""
+    wanted = set(map(as_compared, sequences))
+    cases = [entry for entry in visible(folder) if entry.is_dir()]
+    return any(
+        as_compared(_key(stem_of(entry), case.name)) in wanted
+        for case in cases
+        for entry in visible(case)
+        if entry.is_dir()
+    )
 
 
 def pair_case_folders(folder: Path, sequences: Sequence[str] = ()) -> ScanSet:
@@ -38,9 +57,12 @@ def pair_case_folders(folder: Path, sequences: Sequence[str] = ()) -> ScanSet:
     images: list[Found] = []
     masks: list[tuple[str, Path]] = []
     findings: list[Finding] = []
-    spelled: dict[str, str] = {name.lower(): name for name in sequences}
+    spelled: dict[str, str] = {as_compared(name): name for name in sequences}
     for case in (entry for entry in visible(folder) if entry.is_dir()):
-        found = [file for file in mask_files(case) if _MASK.fullmatch(stem_of(file))]
+        files = mask_files(case)
+        found = [file for file in files if _MASK.fullmatch(stem_of(file))]
+        if any(map(is_dicom_mask, found)):  # another one says by its content that it is a mask, whatever its name
+            found += [file for file in files if file not in found and is_dicom_mask(file)]
         if len(found) > 1:
             shown = ", ".join(file.name for file in found)
             findings.append(Finding("error", case, f"holds {len(found)} masks ({shown})", "keep one of them"))
@@ -48,14 +70,15 @@ def pair_case_folders(folder: Path, sequences: Sequence[str] = ()) -> ScanSet:
         series = [entry for entry in visible(case) if entry.is_dir() and any(visible(entry))]
         for entry in sorted([*(file for file in scan_files(case) if file not in found), *series]):
             key = _key(stem_of(entry), case.name)
-            if sequences and key.lower() not in spelled:
+            if sequences and as_compared(key) not in spelled:
                 continue
-            images.append(Found(case.name, entry, spelled.setdefault(key.lower(), key)))
+            images.append(Found(case.name, entry, spelled.setdefault(as_compared(key), key)))
     paired = match(images, masks, name=folder.name, folder=folder, layout="case folders", keys=sequences)
     return ScanSet(paired.name, folder, "case folders", paired.cases, (*findings, *paired.findings), paired.sequences)
 
 
-def _is_case(folder: Path) -> bool:
+def is_case(folder: Path) -> bool:
+    """Whether a folder holds one case: a mask, and images whose names tell their sequence."""
     files = mask_files(folder)
     stems = {stem_of(file).lower() for file in files}
     masks = [found for stem in stems if (found := _MASK.fullmatch(stem))]
@@ -67,6 +90,7 @@ def _is_case(folder: Path) -> bool:
 
 
 def _key(stem: str, case: str) -> str:
+    stem, case = same_form(stem), same_form(case)
     if stem.lower().startswith(case.lower()):
         stem = stem[len(case) :]
     return stem.strip(" _.-")

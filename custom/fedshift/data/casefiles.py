@@ -10,19 +10,26 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from fedshift.data.dicom_masks import is_dicom_mask, read_mask, wrong_image
 from fedshift.data.labels import Labels
 from fedshift.data.nifti import unclear_positions
-from fedshift.data.scan_file import ScanError
+from fedshift.data.scan_file import ScanError, SeveralVolumes
 from fedshift.data.scans import Scan, read_scan, read_volumes
 from fedshift.data.series import is_dicom
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
-from fedshift.schema.names import printable
+from fedshift.schema.names import Name, printable
 
 STRUCTURE = "structure"
 """What a mask outlines, where the classes are not known."""
 ORIGIN_TOLERANCE = 1e-2  # mm
+MOST_OF_A_MASK, MOST_OF_A_SCAN = 32, 16
+"""Different values: a mask with more whose image has at most so few is the scan itself."""
+SWAPPED = "are --images and --masks swapped?"
+LOW_CT = -500
+"""Hounsfield units; air, which is in nearly every CT scan, has -1000. MRI as it is stored has no such values."""
+_SITE: TypeAdapter[str] = TypeAdapter(Name)
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,7 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
     mask = None
     try:
         if not is_dicom_mask(case.mask):
-            mask = read_scan(case.mask, direction=trusted)
+            mask = read_values(case.mask, direction=trusted)
         elif first is not None:
             mask = _read_dicom_mask(case, first, findings)
     except ScanError as error:
@@ -116,7 +123,10 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
         if image is not None:
             findings += _image_findings(case, number, image)
     findings += _same_sequences(case, images)
-    if mask is not None:
+    if mask is not None and first is not None and look_swapped(first.voxels, mask.voxels):
+        what = f"has {np.unique(mask.voxels).size} different values, and its image {case.image.name} only a few"
+        findings.append(Finding("error", case.mask, what, f"name the folder of the scans as --images; {SWAPPED}"))
+    elif mask is not None:
         findings += _mask_findings(case.mask, mask, case.labels)
     if first is not None:
         for number, image in enumerate(images[1:], start=1):
@@ -132,6 +142,28 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
     return Decoded(read, replace(read[0], voxels=_classes(mask.voxels, case.labels))), findings
 
 
+def read_values(path: Path, *, direction: tuple[float, ...] | None = None) -> Scan:
+    """Read a mask that is no DICOM; ``direction``: see `fedshift.data.scans.read_scan`.
+
+    Raises:
+        ScanError: as there.
+    """
+    try:
+        return read_scan(path, direction=direction)
+    except SeveralVolumes as error:
+        mend = "save it as one 3D mask in which each voxel has the value of its class"
+        raise ScanError(error.path, error.what, mend) from None
+
+
+def look_swapped(image: np.ndarray, mask: np.ndarray) -> bool:
+    """Whether a mask has many values and its image a few whole ones, so that each is the other."""
+    few = np.issubdtype(mask.dtype, np.integer) and int(mask.max()) - int(mask.min()) < MOST_OF_A_MASK
+    if few or np.unique(mask).size <= MOST_OF_A_MASK:
+        return False
+    values = np.unique(image)
+    return values.size <= MOST_OF_A_SCAN and bool((values == np.rint(values)).all())
+
+
 def _read_dicom_mask(case: CaseFiles, image: Scan, findings: list[Finding]) -> Scan:
     """The mask on the image's grid, with warnings of what its file says of it."""
     mask, remarks = read_mask(case.mask, image, case.labels)
@@ -145,13 +177,26 @@ def name_fault(name: str, *, several: bool = False) -> tuple[str, str] | None:
     """Why a name cannot be that of a case's files, possibly on a case-insensitive file system, and how to mend it.
 
     Args:
-        name: of a case; a site and a data set become folders by the same rule.
+        name: of a case.
         several: whether the case has several sequences, whose files have numbers.
     """
     if not re.fullmatch(r"\w[\w .+-]*", name) or name.endswith(("_mask", ".", " ")):
         return "cannot be a file name here", "use letters, digits, '-', '_' and '.', and no '_mask' at the end"
     if several and re.search(r"_\d{4}$", name):
         return "ends like the number of a sequence", "rename the case"
+    return None
+
+
+def site_fault(name: str) -> tuple[str, str] | None:
+    """Why a name cannot be that of a site or a data set in any job, and how to mend it."""
+    try:
+        _SITE.validate_python(name)
+    except ValidationError:
+        return (
+            "cannot be in a job",
+            "use the letters A to Z and a to z, digits, '_', '-' and '.', with a letter, a digit or '_' first, as the "
+            "task writes it",
+        )
     return None
 
 
@@ -183,6 +228,31 @@ def dummy_finding(folder: Path, dummies: int, cases: int) -> list[Finding]:
             "prepare with --true-spacing",
         )
     ]
+
+
+def lowest_of(case: Decoded) -> float:
+    """The lowest intensity of a case's sequences."""
+    return min(float(image.voxels.min()) for image in case.images)
+
+
+def ct_finding(folder: Path, lowest: Sequence[float], said: int, sequences: Sequence[str]) -> list[Finding]:
+    """One note per folder, if most of its scans are or look like CT and no sequence is called so.
+
+    Args:
+        folder: of the scans.
+        lowest: the lowest intensity of each case.
+        said: how many of them are CT by their DICOM files.
+        sequences: names of the sequences.
+    """
+    low = [value for value in lowest if value <= LOW_CT]
+    if 2 * max(len(low), said) <= len(lowest) or any("CT" in name.upper() for name in sequences):
+        return []
+    named = [name for name in sequences if not re.fullmatch(r"\d{4}", name)]
+    how = f"call the sequence CT where it is called {' or '.join(named)}" if named else "name it with --sequence CT"
+    mend = f"{how}, so that the plan takes CT's normalisation"
+    if 2 * said > len(lowest):
+        return [Finding("warning", folder, "is CT by its DICOM files and not by its name", mend)]
+    return [Finding("warning", folder, f"looks like CT (down to {min(low):g})", f"if it is, {mend}")]
 
 
 def _read_images(case: CaseFiles, findings: list[Finding]) -> list[Scan | None]:

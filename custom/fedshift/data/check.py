@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,23 +13,36 @@ import numpy as np
 
 from fedshift.data.arrays import SliceArrays, cached_arrays, labels_of, open_arrays, slices_of
 from fedshift.data.blocks import verify
-from fedshift.data.casefiles import CaseFiles, Decoded, Finding, dummy_finding, is_dummy, name_fault, read_case
+from fedshift.data.casefiles import (
+    CaseFiles,
+    Decoded,
+    Finding,
+    ct_finding,
+    dummy_finding,
+    is_dummy,
+    lowest_of,
+    name_fault,
+    read_case,
+)
 from fedshift.data.dicom_masks import is_dicom_mask, structures_in
 from fedshift.data.images import open_images
-from fedshift.data.labels import Labels, settle_labels
+from fedshift.data.labels import Labels, every_label, settle_labels
 from fedshift.data.pairing import ScanSet
 from fedshift.data.patterns import is_pattern
 from fedshift.data.prepared import image_files, mask_file
 from fedshift.data.resampled import cached_volumes
 from fedshift.data.scan_file import ScanError, reading
 from fedshift.data.scans import content_hash
-from fedshift.data.scansets import gather
+from fedshift.data.scansets import gather, sequences_fault, spelled_as
+from fedshift.data.series import is_ct
 from fedshift.data.splits import subject_of
 from fedshift.schema.codes import ClassCodes
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, read_manifest
 
 Progress = Callable[[str], None]
+FEWEST_PATIENTS = 3
+"""With fewer a site has no case for validation and for tests, see `data_prep.volumes`."""
 
 
 @dataclass
@@ -43,6 +55,8 @@ class Counts:
     """Cases or pictures, also those with errors."""
     prepared: bool = False
     pictures: bool = False
+    unnamed: bool = False
+    """Whether nothing says what the masks' values or structures are, so that preparation will ask."""
 
     def __str__(self) -> str:
         """``8 cases at 2 sites``."""
@@ -70,6 +84,7 @@ def check(
     codes: Mapping[str, ClassCodes] = MappingProxyType({}),
     annotated: Sequence[str] | None = None,
     sequences: Mapping[str, str] = MappingProxyType({}),
+    wanted: Sequence[str] | None = None,
     progress: Progress | None = None,
     counts: Counts | None = None,
 ) -> list[Finding]:
@@ -85,6 +100,7 @@ def check(
         codes: of these classes; structures of DICOM masks are found by them.
         annotated: the classes that the masks outline; None for all.
         sequences: name of a sequence -> its pattern, or "" (`fedshift.data.scansets.gather`).
+        wanted: the sequences that the task takes, empty for one without a name; None if no task is named.
         progress: called with what is read next.
         counts: is filled in with how much there was to look at.
 
@@ -107,7 +123,7 @@ def check(
     if prepared:
         counts.prepared, counts.sites = True, len(prepared)
         found = [finding for site in prepared for finding in _check_site(site, seen, tell, counts)]
-        return [*found, *_unlike(prepared), *_other_task(prepared, dataset, classes)]
+        return [*found, *_unlike(prepared), *_other_task(prepared, dataset, classes, wanted)]
     try:
         if masks is None or any(sequences.values()):
             sets = gather(path, masks=masks, sequences=sequences)
@@ -135,7 +151,13 @@ def check(
         )
         for scans in sets
     ]
-    return [finding for scans, meant in of_set for finding in _check_set(scans, meant, classes, seen, tell)]
+    findings = [finding for scans, meant in of_set for finding in _check_set(scans, meant, classes, seen, tell, counts)]
+    for scans in sets:
+        findings += numbers_of_structures(scans, labels)
+        if scans.cases and wanted is not None:
+            fault = sequences_fault(spelled_as(scans.sequences, wanted), wanted)
+            findings += [Finding("error", scans.folder, *fault)] if fault else []
+    return findings
 
 
 def _prepared_sites(path: Path) -> list[Path]:
@@ -144,7 +166,22 @@ def _prepared_sites(path: Path) -> list[Path]:
     return [site for site in found if not site.name.startswith(".")]
 
 
-def _other_task(sites: Sequence[Path], dataset: str, classes: Sequence[str] | None) -> Iterator[Finding]:
+def numbers_of_structures(scans: ScanSet, given: Mapping[str, Sequence[int | str]]) -> list[Finding]:
+    """One warning where numbers are ``given`` for the structures of DICOM masks, which are found by their names."""
+    numbers = [(name, value) for name, values in given.items() for value in values if isinstance(value, int)]
+    if not (numbers and scans.cases and all(is_dicom_mask(case.mask) for case in scans.cases)):
+        return []
+    name, value = numbers[0]
+    what = (
+        f"has DICOM masks, whose structures have names, so that the number in --label {name}={value} is not looked at"
+    )
+    mend = f"give the name of the structure, as in --label '{name}=Whole gland', unless it is called {name}"
+    return [Finding("warning", scans.folder, what, mend)]
+
+
+def _other_task(
+    sites: Sequence[Path], dataset: str, classes: Sequence[str] | None, wanted: Sequence[str] | None
+) -> Iterator[Finding]:
     """Errors for sites that are prepared for another task."""
     for site in sites:
         with suppress(FedshiftError):  # is found when the site is checked
@@ -155,15 +192,23 @@ def _other_task(sites: Sequence[Path], dataset: str, classes: Sequence[str] | No
             elif classes is not None and manifest.classes != tuple(classes):
                 what = f"has the classes {', '.join(manifest.classes)}, and the task {', '.join(classes)}"
                 yield Finding("error", site, what, "prepare the site for the task, or name the right one")
+            elif wanted is not None and manifest.cases and (fault := sequences_fault(manifest.sequences, wanted)):
+                yield Finding("error", site, *fault)
 
 
 def _check_set(
-    scans: ScanSet, labels: Labels | None, classes: Sequence[str] | None, seen: _Seen, tell: Progress
+    scans: ScanSet,
+    labels: Labels | None,
+    classes: Sequence[str] | None,
+    seen: _Seen,
+    tell: Progress,
+    counts: Counts,
 ) -> Iterator[Finding]:
     yield from scans.findings
     if labels is None and scans.unusable_labels is not None:
         yield scans.unusable_labels
-    dummies = 0
+    dummies = said = 0
+    lowest: list[float] = []
     holders: dict[int, list[Path]] = {}
     for case in scans.cases:
         tell(f"{scans.name} {case.id}")
@@ -173,16 +218,20 @@ def _check_set(
         yield from findings
         if decoded is not None:
             dummies += is_dummy(decoded.image)
+            lowest.append(lowest_of(decoded))
+            said += is_ct(case.image)
             for value in np.unique(decoded.mask.voxels).tolist():
                 holders.setdefault(value, []).append(case.mask)
             yield from _twice(case, decoded, None, seen, "")
-    if labels is None and scans.cases and all(is_dicom_mask(case.mask) for case in scans.cases):
-        yield from _without_classes(scans)
-    elif labels is None:
-        yield from _without_names(scans.folder, holders, classes)
+    if labels is None:
+        dicom = bool(scans.cases) and all(is_dicom_mask(case.mask) for case in scans.cases)
+        unnamed = list(_without_classes(scans) if dicom else _without_names(scans.folder, holders, classes))
+        counts.unnamed = counts.unnamed or bool(unnamed)
+        yield from unnamed
     else:
         yield from not_outlined(scans.folder, labels.classes, labels.annotated, holders)
     yield from dummy_finding(scans.folder, dummies, len(scans.cases))
+    yield from ct_finding(scans.folder, lowest, said, scans.sequences)
 
 
 def _without_classes(scans: ScanSet) -> Iterator[Finding]:
@@ -212,8 +261,7 @@ def _without_names(
     single = [f"{value} in {files[0].name} only" for value, files in sorted(holders.items()) if len(files) == 1]
     shown = ", ".join(map(str, values)) + (f" ({', '.join(single[:3])})" if single and len(holders[0]) > 1 else "")
     listed = ",".join(map(str, values))
-    names = [*(classes or ())[1:], *("NAME" for _ in values)]
-    each = " ".join(f"--label {shlex.quote(name)}={value}" for name, value in zip(names, values[:3], strict=False))
+    each = every_label([*(classes or ("",)), *("NAME" for _ in values)], values[:3])
     mend = f"name them, as in {each}" + ("" if classes else f", or merge them, as in --label NAME={listed}")
     what = f"has masks with the label(s) {shown}, and nothing says what they are"
     yield Finding("warning" if classes is None else "error", folder, what, mend)
@@ -255,6 +303,7 @@ def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iter
     yield from (found for found in opened if isinstance(found, Finding))
     caches = {found.folder: found for found in opened if isinstance(found, _Cache)}
     dummies = 0
+    lowest: list[float] = []
     indices: set[int] = set()
     labels = Labels.of_classes(manifest.classes, manifest.annotated)
     for case in manifest.cases:
@@ -264,6 +313,7 @@ def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iter
         yield from findings
         if decoded is not None:
             dummies += is_dummy(decoded.image)
+            lowest.append(lowest_of(decoded))
             indices.update(np.unique(decoded.mask.voxels).tolist())
             changed = list(_fits_manifest(files, decoded, case))
             yield from changed
@@ -276,14 +326,28 @@ def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iter
     yield from not_outlined(site, manifest.classes, manifest.annotated, indices)
     yield from _not_listed(site, manifest)
     yield from _divided(site, manifest)
-    for split in ("train", "val", "test"):
-        if split not in {case.split for case in manifest.cases}:
-            yield Finding("warning", site, f"has no {split} case", "add cases, three are the least")
+    yield from empty_splits(site, manifest)
     yield from dummy_finding(site, 0 if manifest.has_true_spacing else dummies, len(manifest.cases))
+    yield from ct_finding(site, lowest, 0, manifest.sequences)
+
+
+def empty_splits(site: Path, manifest: Manifest) -> Iterator[Finding]:
+    """Warn about a site of volumes that has no case to validate with, or none to test or train with."""
+    empty = [split for split in ("train", "val", "test") if not any(case.split == split for case in manifest.cases)]
+    if empty:
+        patients = len({subject_of(case.id) for case in manifest.cases})
+        what = f"has {' and '.join(f'no {split} case' for split in empty)}"
+        mend = "add cases of other patients"
+        if patients < FEWEST_PATIENTS:
+            mend += f", {FEWEST_PATIENTS} patients are the least; this site has {patients}"
+        yield Finding("warning", site, what, mend)
 
 
 def _unlike(prepared: Sequence[Path]) -> Iterator[Finding]:
-    """Compare classes and sequences of the sites of each data set with those of its first site."""
+    """Compare classes and sequences of the sites of each data set with those of its first site.
+
+    No job takes sites with other classes, or with the same in another order. A sequence is picked by its name.
+    """
     first: dict[str, tuple[Path, Manifest]] = {}
     for site in prepared:
         try:
@@ -291,14 +355,14 @@ def _unlike(prepared: Sequence[Path]) -> Iterator[Finding]:
         except FedshiftError:
             continue  # is found by its own check
         other, known = first.setdefault(manifest.dataset, (site, manifest))
-        for what, have, wanted in (
-            ("classes", manifest.classes, known.classes),
-            ("sequences", manifest.sequences, known.sequences),
-        ):
-            if have != wanted:
-                shown = ", ".join(have) or "one without a name"
-                message = f"has the {what} {shown}, {other} {', '.join(wanted) or 'one without a name'}"
-                yield Finding("warning", site / FILE_NAME, message, "prepare both with the same, in the same order")
+        if manifest.classes != known.classes:
+            what = f"has the classes {', '.join(manifest.classes)}, {other} {', '.join(known.classes)}"
+            mend = "delete the one that is wrong, and prepare it again with the other's classes, in the same order"
+            yield Finding("error", site / FILE_NAME, what, mend)
+        if set(manifest.sequences) != set(known.sequences):
+            have, wanted = (", ".join(one.sequences) or "one without a name" for one in (manifest, known))
+            what = f"has the sequences {have}, {other} {wanted}"
+            yield Finding("warning", site / FILE_NAME, what, "prepare both with the same")
 
 
 def _check_pictures(site: Path, manifest: Manifest, seen: _Seen, tell: Progress) -> Iterator[Finding]:
@@ -369,11 +433,12 @@ def _twice(files: CaseFiles, decoded: Decoded, split: str | None, seen: _Seen, d
         if sha in seen.images and not doubled:
             other, where, other_split = seen.images[sha]
             splits = f", one for {other_split} and one for {split}," if split and split != other_split else ""
+            mend = "keep one of the two, and in one split" if split else "remove one of the two"
             yield Finding(
                 "error",
                 files.images[number],
                 f"{files.named(number)}has the same voxels as case {other}{splits} in {where}",
-                "keep one of the two, and in one split",
+                mend,
             )
             doubled = True
         seen.images.setdefault(sha, (files.id, files.image.parent, split))

@@ -16,7 +16,7 @@ from typing import Any
 from fedshift.data.casefiles import Finding
 from fedshift.data.labels import BACKGROUND, Labels
 from fedshift.data.pairing import NUMBERED, ScanSet, pair_folders, scan_files
-from fedshift.data.scan_file import reading
+from fedshift.data.scan_file import as_compared, reading
 from fedshift.data.scans import stem_of, volumes_in
 from fedshift.schema.errors import ConfigError, DataError
 
@@ -77,9 +77,9 @@ def _is_suffixed(images: Path, masks: Path) -> bool:
     """Whether images are called ``<case>_0000``, as in nnU-Net's layout."""
     if not (images.is_dir() and masks.is_dir()):
         return False
-    of_masks = {stem_of(file).lower() for file in scan_files(masks)}
+    of_masks = {as_compared(stem_of(file)) for file in scan_files(masks)}
     numbers = [number for file in scan_files(images) if (number := NUMBERED.fullmatch(stem_of(file)))]
-    return any(number[1].lower() in of_masks and number[0].lower() not in of_masks for number in numbers)
+    return any(as_compared(number[1]) in of_masks and as_compared(number[0]) not in of_masks for number in numbers)
 
 
 def _split_volumes(found: ScanSet, names: Sequence[str], path: Path) -> ScanSet:

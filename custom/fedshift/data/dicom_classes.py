@@ -11,6 +11,8 @@ MULTIFRAME = frozenset(
     f"{STORAGE}{ending}" for ending in ("4.1", "4.4", "2.1", "2.2", "130", "128.1")
 )  # MR, CT and PET, each as made by the scanner and as converted
 """Enhanced images: a volume in one file."""
+CT_IMAGES = frozenset(f"{STORAGE}{ending}" for ending in ("2", "2.1", "2.2"))
+"""CT, in single slices and enhanced."""
 _NO_SCAN = tuple(f"{STORAGE}{part}" for part in ("66", "67", "88.", "9.", "11.", "104.", "481.", "4.2", "68."))
 """Beginnings: segmentations and raw data, reports, waveforms, presentation states, documents, plans, spectra."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -118,6 +119,11 @@ def parse_labels(texts: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
     return found
 
 
+def every_label(classes: Sequence[str], values: Iterable[int] = range(1, MOST_CLASSES)) -> str:
+    """``--label A=1 --label B=2``: the part of a command that says what the values are of all classes but the first."""
+    return " ".join(f"--label {shlex.quote(name)}={value}" for name, value in zip(classes[1:], values, strict=False))
+
+
 def _number_or_name(text: str) -> int | str:
     try:
         return int(text)
@@ -217,7 +223,7 @@ def _in_order_of(labels: Labels, classes: Sequence[str], *, from_file: bool) -> 
     for name, numbers in labels.values.items():
         if name.lower() not in known:
             where = "the description beside the masks has" if from_file else "--label has"
-            named = f"--label {classes[1]}=1,2" if len(classes) == 2 else f"--label {classes[1]}=1 …"
+            named = f"--label {classes[1]}=1,2" if len(classes) == 2 else every_label(classes)
             raise ConfigError(
                 f"{where} {name!r}, which is none of the classes {', '.join(classes[1:])}: say which values stand for "
                 f"these, as in {named}"

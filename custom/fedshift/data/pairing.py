@@ -11,7 +11,7 @@ from typing import Literal
 from fedshift.data.casefiles import CaseFiles, Finding
 from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.labels import Labels
-from fedshift.data.scan_file import ScanError, is_broken_link, reading, suffix_of
+from fedshift.data.scan_file import ScanError, as_compared, is_broken_link, reading, same_form, suffix_of
 from fedshift.data.scans import stem_of
 from fedshift.schema.errors import DataError
 
@@ -107,11 +107,11 @@ def pair_folders(
         )
     series = [entry for entry in visible(images) if entry.is_dir() and any(visible(entry))]
     found = [Found(stem_of(entry), entry) for entry in sorted([*scan_files(images), *series])]
-    known = {image.case.lower() for image in found}
+    known = {as_compared(image.case) for image in found}
     mask_ids = []
     for file in scan_files(masks):
         stem = stem_of(file)
-        mask_ids.append((stem if stem.lower() in known else without_ending(stem) or stem, file))
+        mask_ids.append((stem if as_compared(stem) in known else without_ending(stem) or stem, file))
     found = _numbered(found, mask_ids, several=len(names) > 1)
     unnumbered = not any(image.key for image in found)
     return match(
@@ -134,7 +134,7 @@ def match(
     keys: Sequence[str] = (),
     names: dict[str, str] | None = None,
 ) -> ScanSet:
-    """Match images and masks by case, ignoring case of letters.
+    """Match images and masks by case, ignoring upper and lower case, and in which form a letter with an accent is.
 
     Args:
         images: what was found, in any order.
@@ -148,15 +148,15 @@ def match(
     findings: list[Finding] = []
     of_case: dict[str, dict[str, Found]] = {}
     for image in images:
-        of_keys = of_case.setdefault(image.case.lower(), {})
+        of_keys = of_case.setdefault(as_compared(image.case), {})
         if image.key in of_keys:
             findings.append(doubled(image.case, of_keys[image.key].file, image.file))
         of_keys.setdefault(image.key, image)
     of_mask: dict[str, tuple[str, Path]] = {}
     for case, file in masks:
-        if case.lower() in of_mask:
-            findings.append(doubled(case, of_mask[case.lower()][1], file))
-        of_mask.setdefault(case.lower(), (case, file))
+        if as_compared(case) in of_mask:
+            findings.append(doubled(case, of_mask[as_compared(case)][1], file))
+        of_mask.setdefault(as_compared(case), (case, file))
     names = names or {}
     keys = keys or tuple(names) or tuple(sorted({key for found in of_case.values() for key in found}))
     single = tuple(keys) in ((), ("",)) and not names
@@ -174,7 +174,7 @@ def match(
         findings += [_unknown(found[key], sequences) for key in unknown]
         if not (lacking or unknown):
             files = tuple(found[key].file for key in keys)
-            cases.append(CaseFiles(first.case, files, of_mask[case_key][1], sequences=sequences))
+            cases.append(CaseFiles(same_form(first.case), files, of_mask[case_key][1], sequences=sequences))
     for case_key, (case, file) in of_mask.items():
         if case_key not in of_case:
             findings.append(
@@ -213,6 +213,13 @@ def scan_files(folder: Path) -> list[Path]:
     return [entry for entry in visible(folder) if suffix_of(entry) and (entry.is_file() or is_broken_link(entry))]
 
 
+def contents(folder: Path) -> str:
+    """What is in a folder, in a few words."""
+    names = [entry.name + ("/" if entry.is_dir() else "") for entry in visible(folder)]
+    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return f"found {shown}" if names else "it is empty"
+
+
 def mask_files(folder: Path) -> list[Path]:
     """The files in a folder that may be masks, DICOM masks among them, by name."""
     return sorted([*scan_files(folder), *(entry for entry in visible(folder) if is_dicom_mask(entry))])
@@ -220,14 +227,13 @@ def mask_files(folder: Path) -> list[Path]:
 
 def _numbered(images: Sequence[Found], masks: Sequence[tuple[str, Path]], *, several: bool = False) -> list[Found]:
     """Take ``P1_0000`` for a sequence of case P1 where there is a mask of P1 and none of ``P1_0000``."""
-    have = {case.lower() for case, _ in masks}
+    have = {as_compared(case) for case, _ in masks}
     found = []
     for image in images:
         number = NUMBERED.fullmatch(image.case)
-        own = image.case.lower() in have
-        found.append(
-            Found(number[1], image.file, number[2]) if number and not own and number[1].lower() in have else image
-        )
+        own = as_compared(image.case) in have
+        of_case = number is not None and not own and as_compared(number[1]) in have
+        found.append(Found(number[1], image.file, number[2]) if number and of_case else image)
     # Files of cases without a mask are of the same form as those of the others.
     if any(image.key for image in found):
         found = [

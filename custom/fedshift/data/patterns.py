@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedshift.data.casefiles import Finding
 from fedshift.data.dicom import identify
-from fedshift.data.pairing import Found, ScanSet, doubled, match
-from fedshift.data.scan_file import suffix_of
+from fedshift.data.pairing import Found, ScanSet, contents, doubled, match
+from fedshift.data.scan_file import as_compared, suffix_of
 from fedshift.data.scans import stem_of
 from fedshift.schema.errors import DataError
 
@@ -41,10 +41,10 @@ def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> ScanS
     for name, pattern in images.items():
         of_case: dict[str, Path] = {}
         for case, file in _files(pattern, base):
-            if case.lower() in of_case:
-                findings.append(doubled(case, of_case[case.lower()], file))
+            if as_compared(case) in of_case:
+                findings.append(doubled(case, of_case[as_compared(case)], file))
                 continue
-            of_case[case.lower()] = file
+            of_case[as_compared(case)] = file
             found.append(Found(case, file, name))
     wanted = _files(masks, base)
     paired = match(found, wanted, name=base.resolve().name, folder=base, layout="patterns", keys=tuple(images))
@@ -71,8 +71,23 @@ def _files(pattern: str, base: Path) -> list[tuple[str, Path]]:
             continue
         files.append((_case(inside, stars, pattern), file))
     if not files:
-        raise DataError(f"{pattern!r} finds no scan below {start}: put the pattern in quotes and look at its folders")
+        raise DataError(f"{pattern!r} finds no scan below {start} ({_there(start, rest)}): correct the pattern")
     return files
+
+
+def _there(start: Path, rest: str) -> str:
+    """What there is where a pattern, followed folder by folder, finds nothing more."""
+    last = start
+    for number in range(1, len(Path(rest).parts)):
+        found = next(
+            (path for path in sorted(start.glob(str(Path(*Path(rest).parts[:number])))) if path.is_dir()), None
+        )
+        if found is None:
+            break
+        last = found
+    if not last.is_dir():
+        return "which does not exist"
+    return contents(last) if last == start else f"in {last}: {contents(last)}"
 
 
 def _case(inside: Path, stars: re.Pattern[str], pattern: str) -> str:

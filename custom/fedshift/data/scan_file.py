@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,20 @@ class ScanError(DataError):
         self.path = path
         self.what = what
         self.mend = mend
+
+
+class SeveralVolumes(ScanError):
+    """A file with several volumes where one is expected."""
+
+
+def same_form(name: str) -> str:
+    """A name in the form in which names are shown and kept: macOS writes ``ü`` as two characters, others as one."""
+    return unicodedata.normalize("NFC", name)
+
+
+def as_compared(name: str) -> str:
+    """A file's name as it is compared with others: in one form, and without regard to upper and lower case."""
+    return same_form(same_form(name).casefold())
 
 
 def suffix_of(path: Path) -> str | None:

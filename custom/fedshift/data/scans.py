@@ -21,7 +21,7 @@ from fedshift.data.dicom import SeriesFault, check_series, identify
 from fedshift.data.integrity import fault, geometry_fault, non_finite
 from fedshift.data.nifti import spacing_fault
 from fedshift.data.reader_logs import quiet_readers
-from fedshift.data.scan_file import FETCH, ScanError, is_broken_link, reading, suffix_of
+from fedshift.data.scan_file import FETCH, ScanError, SeveralVolumes, is_broken_link, reading, suffix_of
 from fedshift.data.series import NoSeries, folder_and_uid, is_multiframe_file, is_series, list_series
 
 quiet_readers()
@@ -321,7 +321,7 @@ def _three_dimensional(image: sitk.Image, path: Path, channel: int | None) -> si
             )
         return image
     if image.GetDimension() > 4 or (channel is None and size[3] > 1):
-        raise ScanError(
+        raise SeveralVolumes(
             path,
             f"is {image.GetDimension()}D ({' x '.join(map(str, size))})",
             "save one of its volumes alone as a 3D file, or name all of them in order with --sequence",

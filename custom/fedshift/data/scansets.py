@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedshift.data.case_folders import are_case_folders, pair_case_folders
+from fedshift.data.case_folders import are_case_folders, are_dicom_only, have_series, is_case, pair_case_folders
 from fedshift.data.casefiles import CaseFiles, Finding
 from fedshift.data.described import pair_described
-from fedshift.data.pairing import UNNAMED, ScanSet, doubled, error_of, pair_beside, pair_folders, scan_files, visible
+from fedshift.data.pairing import (
+    UNNAMED,
+    ScanSet,
+    contents,
+    doubled,
+    error_of,
+    pair_beside,
+    pair_folders,
+    scan_files,
+    visible,
+)
 from fedshift.data.patterns import is_pattern, pair_patterns
-from fedshift.data.scan_file import reading
-from fedshift.data.scans import volumes_in
+from fedshift.data.scan_file import as_compared, reading
+from fedshift.data.scans import stem_of, volumes_in
 from fedshift.data.studies import has_dicom_masks, pair_studies
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.strict import nearest
 
+IMAGE_FOLDERS = ("images", "scans")
 MASK_FOLDERS = ("masks", "labels", "segmentations")
 LAYOUTS = (
     "CaseXX.nii.gz beside CaseXX_segmentation.nii.gz (also .mhd, .mha, .nrrd; also one folder for each site), "
-    "a folder 'images' with a folder 'masks', imagesTr with labelsTr (Decathlon, nnU-Net), or a folder for each case "
-    "with a file for each sequence and mask.nii.gz, or DICOM studies with DICOM masks"
+    "a folder 'images' or 'scans' with a folder 'masks', imagesTr with labelsTr (Decathlon, nnU-Net), or a folder for "
+    "each case with a file for each sequence and mask.nii.gz, or DICOM studies with DICOM masks"
 )
 PART = re.compile(r"(.+)_part\d+", re.IGNORECASE)  # a download in parts, such as TrainingData_Part1
 
@@ -38,7 +50,8 @@ def find_sets(path: Path, sequences: Sequence[str] = ()) -> list[ScanSet]:
             raise DataError(f"{path} is not a folder: name the folder that holds the scans")
         sets = _merge_parts(list(_walk(path, sequences, levels=2)))
     if not sets:
-        raise DataError(f"{path} holds no scans in a known layout ({_contents(path)}): expected {LAYOUTS}")
+        raise DataError(f"{path} holds no scans in a known layout ({contents(path)}): expected {LAYOUTS}")
+    _refuse_two_of_one_kind(path, sets)
     return sets
 
 
@@ -131,13 +144,38 @@ def choose_sequences(found: ScanSet, names: Sequence[str]) -> ScanSet:
             )
         cases = tuple(replace(case, sequences=tuple(names)) for case in found.cases)
         return replace(found, cases=cases, sequences=tuple(names))
-    known = [name.lower() for name in found.sequences]
+    known = [as_compared(name) for name in found.sequences]
     for name in names:
-        if name.lower() not in known:
+        if as_compared(name) not in known:
             raise ConfigError(f"{found.folder} has no sequence {name!r}{nearest(name, found.sequences)}")
-    picked = [known.index(name.lower()) for name in names]
+    picked = [known.index(as_compared(name)) for name in names]
     chosen = tuple(found.sequences[number] for number in picked)
     return replace(found, cases=tuple(_of_sequences(case, picked, chosen) for case in found.cases), sequences=chosen)
+
+
+def spelled_as(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Names of sequences in the spelling of those that are known."""
+    of = {as_compared(name): name for name in known}
+    return tuple(of.get(as_compared(name), name) for name in names)
+
+
+def sequences_fault(known: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
+    """Why a site with the ``known`` sequences cannot train for a task, and how to mend it.
+
+    Args:
+        known: the site's, empty for one without a name.
+        wanted: the task's, empty for one without a name.
+    """
+    has = f"has the sequence(s) {', '.join(known)}" if known else "has one sequence without a name"
+    if not wanted and len(known) > 1:
+        return (
+            f"{has}, and the task takes one",
+            f"choose it, as in --sequence {known[0]}, or name those that the task takes in its data.sequences",
+        )
+    if not set(wanted) <= set(known):
+        named = " ".join(f"--sequence {shlex.quote(name)}" for name in wanted)
+        return f"{has}, and the task takes {', '.join(wanted)}", f"prepare it with {named}"
+    return None
 
 
 def _name_volumes(found: ScanSet, names: tuple[str, ...]) -> ScanSet:
@@ -173,14 +211,21 @@ def _walk(path: Path, sequences: Sequence[str], levels: int) -> Iterator[ScanSet
         yield pair_described(path)
         return
     masks = next((inside[name] for name in MASK_FOLDERS if name in inside), None)
-    if "images" in inside and masks:
-        yield _pair(inside["images"], masks, path.name)
+    images = next((inside[name] for name in IMAGE_FOLDERS if name in inside), None)
+    if images and masks:
+        yield _pair(images, masks, path.name)
         return
     if scan_files(path):
-        yield pair_beside(path)
+        found = pair_beside(path)
+        if not found.cases and is_case(path):
+            raise DataError(f"{path} looks like one case: name the folder above it")
+        yield found
         return
     if are_case_folders(path):
-        yield pair_case_folders(path, sequences)
+        # Of DICOM studies the mask says its series; a single name that no folder has is what that series is called.
+        chosen = len(sequences) > 1 or have_series(path, sequences)
+        is_chosen = chosen or not are_dicom_only(path)
+        yield pair_case_folders(path, sequences) if is_chosen else pair_studies(path)
         return
     if has_dicom_masks(path):
         yield pair_studies(path)
@@ -188,6 +233,23 @@ def _walk(path: Path, sequences: Sequence[str], levels: int) -> Iterator[ScanSet
     if levels:
         for _, folder in sorted(inside.items()):
             yield from _walk(folder, sequences, levels - 1)
+
+
+def _refuse_two_of_one_kind(path: Path, sets: Sequence[ScanSet]) -> None:
+    """Refuse images and masks in two folders whose names do not say which is which.
+
+    Raises:
+        DataError: there are two folders with files of the same names, and none of these is called a mask.
+    """
+    if len(sets) != 2 or any(found.cases or found.layout != "beside" for found in sets):
+        return
+    names = [{as_compared(stem_of(file)) for file in scan_files(found.folder)} for found in sets]
+    if names[0] == names[1]:
+        one, other = (found.folder for found in sets)
+        raise DataError(
+            f"{path} holds two folders with the same names, {one.name} and {other.name}, and nothing says which has "
+            f"the masks: name them, as in --images {one} --masks {other}, or call them images and masks"
+        )
 
 
 def _merge_parts(sets: Sequence[ScanSet]) -> list[ScanSet]:
@@ -203,14 +265,8 @@ def _join(parts: Sequence[ScanSet]) -> ScanSet:
     seen: dict[str, CaseFiles] = {}
     findings = [finding for part in parts for finding in part.findings]
     for case in (case for part in parts for case in part.cases):
-        if case.id.lower() in seen:
-            findings.append(doubled(case.id, seen[case.id.lower()].image, case.image))
-        seen.setdefault(case.id.lower(), case)
+        if as_compared(case.id) in seen:
+            findings.append(doubled(case.id, seen[as_compared(case.id)].image, case.image))
+        seen.setdefault(as_compared(case.id), case)
     folder = parts[0].folder.parent
     return ScanSet(folder.name, folder, parts[0].layout, tuple(seen.values()), tuple(findings), parts[0].sequences)
-
-
-def _contents(folder: Path) -> str:
-    names = [entry.name + ("/" if entry.is_dir() else "") for entry in visible(folder)]
-    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    return f"found {shown}" if names else "it is empty"

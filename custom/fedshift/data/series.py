@@ -13,6 +13,7 @@ from pathlib import Path
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.dicom import Identity, identify, looks_like_dicom
+from fedshift.data.dicom_classes import CT_IMAGES
 from fedshift.data.scan_file import FETCH, is_broken_link
 
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
@@ -57,6 +58,16 @@ def is_multiframe_file(path: Path) -> bool:
 def is_dicom(path: Path) -> bool:
     """Whether a scan is read from DICOM."""
     return is_series(path) or is_multiframe_file(path)
+
+
+def is_ct(path: Path) -> bool:
+    """Whether a scan is read from DICOM, and from CT by what its files say."""
+    folder, uid = folder_and_uid(path)
+    files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    for found in filter(None, map(identify, files)):
+        if found.is_scan and uid in (None, found.series):
+            return found.sop_class in CT_IMAGES
+    return False
 
 
 def series_in(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from fedshift.data.casefiles import CaseFiles, Finding
 from fedshift.data.dicom import looks_like_dicom
 from fedshift.data.dicom_masks import is_dicom_mask, references
 from fedshift.data.pairing import ScanSet, visible
-from fedshift.data.scan_file import ScanError
+from fedshift.data.scan_file import ScanError, same_form
 from fedshift.data.series import series_by_uid
 
 DEEPEST = 5
@@ -93,7 +93,7 @@ def pair_studies(images: Path, masks: Path | None = None, name: str | None = Non
 
 def _case(path: Path, images: Path) -> str:
     inside = path.relative_to(images).parts
-    return inside[0] if inside and (images / inside[0]).is_dir() else images.resolve().name
+    return same_form(inside[0] if inside and (images / inside[0]).is_dir() else images.resolve().name)
 
 
 def _folders(folder: Path, levels: int = DEEPEST) -> Iterator[Path]:

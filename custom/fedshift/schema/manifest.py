@@ -178,12 +178,16 @@ class Manifest(Strict):
         for what, have, want in (
             ("dataset", self.dataset, dataset),
             ("site", self.site, site),
-            ("classes", self.classes, classes),
         ):
             if have != want:
                 raise DataError(
                     f"{folder}: its manifest says {what} {have}, the job wants {want}: name the right folder"
                 )
+        if self.classes != classes:
+            raise DataError(
+                f"{folder}: {self.site} was prepared with the classes {', '.join(self.classes)}, the job has "
+                f"{', '.join(classes)}: delete the folder and prepare it again, own scans with --task NAME"
+            )
 
     def write(self, folder: Path) -> None:
         """Write ``folder/manifest.json`` atomically."""
