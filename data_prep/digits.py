@@ -46,6 +46,7 @@ from data_prep.pickles import read_pickle
 from data_prep.pictures import PictureSet, Plan, Source
 from data_prep.reading import names_in, read_file
 from fedshift.schema.errors import DataError
+from fedshift.schema.names import comma_separated
 from fedshift.schema.strict import nearest
 
 CLASSES = tuple("0123456789")
@@ -74,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of `plan` for the command line."""
     parser.add_argument(
         "--sites",
-        type=lambda text: [name.strip() for name in text.split(",")],
+        type=comma_separated,
         metavar="A,B",
         help="only these sites (default: all four)",
     )

@@ -18,6 +18,7 @@ from fedshift.data.pairing import ScanSet
 from fedshift.data.scansets import choose_sequences, find_sets, parse_sequences
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import TRUE_SPACING
+from fedshift.schema.names import comma_separated
 
 SITE = "MSD"
 LICENCE = "as the data set's source says"
@@ -32,7 +33,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--label", action="append", default=[], metavar="NAME=V,V", help="a class and the mask's values for it"
     )
     parser.add_argument("--sequence", action="append", default=[], metavar="NAME", help="only these sequences")
-    parser.add_argument("--annotated", metavar="A,B", help="the classes that the masks outline (default: all)")
+    parser.add_argument(
+        "--annotated", type=comma_separated, metavar="A,B", help="the classes that the masks outline (default: all)"
+    )
 
 
 def plan_volumes(
@@ -42,7 +45,7 @@ def plan_volumes(
     dataset: str | None = None,
     label: Sequence[str] = (),
     sequence: Sequence[str] = (),
-    annotated: str | None = None,
+    annotated: Sequence[str] | None = None,
 ) -> VolumePlan:
     """Find the scans of a task.
 
@@ -51,9 +54,8 @@ def plan_volumes(
         DataError: another layout.
     """
     found = choose_sequences(find_described(source), tuple(parse_sequences(sequence)))
-    outlined = [name.strip() for name in annotated.split(",")] if annotated else None
     given = parse_labels(label)
-    labels = settle_labels(given=given, described=found.described_labels(given), annotated=outlined)
+    labels = settle_labels(given=given, described=found.described_labels(given), annotated=annotated)
     if labels is None:
         raise ConfigError(f"{found.folder} has no labels in dataset.json: name them, as in --label spleen=1")
     name = dataset or re.sub(r"[^\w.-]+", "_", found.name.lower())

@@ -36,6 +36,7 @@ from fedshift.data.labels import Labels
 from fedshift.data.pairing import UNNAMED, ScanSet
 from fedshift.data.scansets import find_sets
 from fedshift.schema.errors import DataError
+from fedshift.schema.names import comma_separated
 from fedshift.schema.strict import nearest
 
 SITES = ("BIDMC", "HK", "I2CVB", "BMC", "RUNMC", "UCL", "MSD")
@@ -85,7 +86,7 @@ MSD = Distribution(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--sites``."""
-    parser.add_argument("--sites", type=_names, metavar="A,B", help="only these sites (default: all)")
+    parser.add_argument("--sites", type=comma_separated, metavar="A,B", help="only these sites (default: all)")
 
 
 def plan_volumes(source: Path, *, sites: Sequence[str] | None = None) -> VolumePlan:
@@ -128,10 +129,6 @@ def prepare_prostate(
     """
     plan = plan_volumes(source, sites=sites)
     return write_volumes(plan, root, matrices=matrices, trust_voxels=trust_voxels, progress=progress)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _plans(source: Path, sets: Sequence[ScanSet]) -> list[SitePlan]:

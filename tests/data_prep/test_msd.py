@@ -44,7 +44,7 @@ def test_names_classes_and_sequences_by_option(tmp_path: Path) -> None:
 
 def test_masks_that_outline_some_of_the_classes(tmp_path: Path) -> None:
     source = write_described(tmp_path / "set", classes=("PZ", "TZ"))
-    (site,) = write_volumes(plan_volumes(source, label=["PZ=1,2", "TZ=3"], annotated="PZ"), tmp_path / "out")
+    (site,) = write_volumes(plan_volumes(source, label=["PZ=1,2", "TZ=3"], annotated=["PZ"]), tmp_path / "out")
     assert read_manifest(site).annotated == ("PZ",)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedshift.cli.arguments import add_phantom
 from fedshift.cli.display import console, shown
-from fedshift.cli.job import add_job_arguments, names, resolve_job
+from fedshift.cli.job import add_job_arguments, resolve_job
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -42,7 +42,7 @@ def cross_site(args: argparse.Namespace) -> int:
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.protocol_results import CrossSite, own_model
 
-    job = resolve_job(args, held_out=[], sites=names(args.sites))
+    job = resolve_job(args, held_out=[], sites=args.sites)
     method_set.require_federation(job)
     from fedshift.tasks.device import own_device
 

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedshift.schema.names import comma_separated
+
 if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
 
@@ -54,10 +56,13 @@ def add_job_arguments(parser: Any, *, with_methods: bool = True, with_held_out: 
         "task", metavar="TASK", help="a task ('fedshift tasks' lists them), or a .yaml file of one"
     )
     parser.add_argument("--protocol", metavar="P", help="others of the task's settings, such as quick or fedfa")
-    parser.add_argument("--sites", metavar="A,B", help="only these sites of the task train")
+    parser.add_argument("--sites", type=comma_separated, metavar="A,B", help="only these sites of the task train")
     if with_held_out:
         parser.add_argument(
-            "--held-out", metavar="A,B", help="sites that only score the final models; all others train"
+            "--held-out",
+            type=comma_separated,
+            metavar="A,B",
+            help="sites that only score the final models; all others train",
         )
     parser.add_argument(
         "--set", dest="options", action="extend", nargs="+", default=[], metavar="K=V", help="any keys of the job"
@@ -77,11 +82,6 @@ def add_job_arguments(parser: Any, *, with_methods: bool = True, with_held_out: 
     return task
 
 
-def names(text: str | None) -> list[str] | None:
-    """``A,B`` as a list."""
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
-
-
 def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any) -> JobSpec:
     """Make the job that a command line asks for; ``changes`` (sites, held_out, name) replace its options.
 
@@ -96,8 +96,8 @@ def resolve_job(args: argparse.Namespace, *, quiet: bool = False, **changes: Any
     start = args.weights or args.init
     path = None if start is None else pretrained.file_of(start)
     weights = None if path is None else pretrained.identify(path, partial=args.init is not None)
-    changes.setdefault("sites", names(args.sites))
-    changes.setdefault("held_out", names(getattr(args, "held_out", None)))
+    changes.setdefault("sites", args.sites)
+    changes.setdefault("held_out", getattr(args, "held_out", None))
     changes.setdefault("name", args.name)
     job = resolve(
         args.task,

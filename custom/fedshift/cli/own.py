@@ -9,10 +9,11 @@ from typing import Any
 
 from fedshift.cli.arguments import add_true_spacing
 from fedshift.cli.display import console
-from fedshift.cli.prepared import add_volumes, default_root, names, print_export, print_next, print_site, progress
+from fedshift.cli.prepared import add_volumes, default_root, print_export, print_next, print_site, progress
 from fedshift.schema.codes import Codes, parse_codes
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import read_yaml
+from fedshift.schema.names import comma_separated
 from fedshift.schema.strict import nearest
 from fedshift.schema.task_files import Numbered, apps_dir, tasks
 
@@ -77,7 +78,7 @@ def add_meaning(parser: Any) -> None:
         help="an image sequence, once for each, in their order; with a pattern in place of --images",
     )
     parser.add_argument(
-        "--annotated", type=names, metavar="A,B", help="the classes that the masks outline (default: all)"
+        "--annotated", type=comma_separated, metavar="A,B", help="the classes that the masks outline (default: all)"
     )
 
 

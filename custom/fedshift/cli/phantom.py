@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedshift.data.locate import DATA, phantom_home
+from fedshift.schema.names import comma_separated
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,7 +23,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--out", type=Path, metavar="ROOT", help=f"folder to write to (default {phantom_home()})")
     parser.add_argument("--seed", type=int, default=0, help="decides every number (default 0)")
-    parser.add_argument("--sites", metavar="A,B", help="some of BIDMC,HK,I2CVB,BMC,RUNMC,UCL (default all)")
+    parser.add_argument(
+        "--sites", type=comma_separated, metavar="A,B", help="some of BIDMC,HK,I2CVB,BMC,RUNMC,UCL (default all)"
+    )
     parser.add_argument("--cases", type=int, metavar="N", help="patients a site (default 8)")
     parser.add_argument("--matrix", metavar="M,N", default="96", help="image sizes to cache right away (default 96)")
     parser.add_argument("--zones", action="store_true", help="two zones of the gland as classes, not the whole gland")
@@ -42,9 +45,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--matrix {args.matrix!r} is not a list of whole numbers such as 96,128") from None
     if args.seed < 0:
         raise ConfigError(f"--seed must be 0 or more, not {args.seed}")
-    sites = None if args.sites is None else [part.strip() for part in args.sites.split(",") if part.strip()]
     root = (args.out or phantom_home()).absolute()
-    total = len(SCANNERS if sites is None else sites) * (CASES if args.cases is None else args.cases)
+    total = len(SCANNERS if args.sites is None else args.sites) * (CASES if args.cases is None else args.cases)
     console = Console()
     started = time.monotonic()
     columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         make_phantom(
             root,
             seed=args.seed,
-            sites=sites,
+            sites=args.sites,
             cases=args.cases,
             matrices=matrices,
             zones=args.zones,

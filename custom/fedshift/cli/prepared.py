@@ -108,11 +108,6 @@ def progress(total: int | None) -> Iterator[Callable[[str], None]]:
         yield on_case
 
 
-def names(text: str) -> list[str]:
-    """A list such as ``A,B``."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def sizes(text: str) -> tuple[int, ...]:
     """A list such as ``384,128``."""
     try:

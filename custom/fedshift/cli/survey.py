@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedshift.cli.arguments import add_phantom, make_folder
 from fedshift.cli.display import console
-from fedshift.cli.job import names
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.names import comma_separated
 
 if TYPE_CHECKING:
     from fedshift.schema.fingerprint import Fingerprint, Survey, SurveySpec
@@ -36,8 +36,10 @@ def add_parsers(subparsers: Any) -> None:
         metavar="JOB_OR_TASK",
         help="a task, a prepared data set, a .yaml file or a job folder; or a survey.json that was made before",
     )
-    parser.add_argument("--sites", metavar="A,B", help="ask, show and plan for these sites only")
-    parser.add_argument("--held-out", metavar="A,B", help="sites that are on the map and not in the plan")
+    parser.add_argument("--sites", type=comma_separated, metavar="A,B", help="ask, show and plan for these sites only")
+    parser.add_argument(
+        "--held-out", type=comma_separated, metavar="A,B", help="sites that are on the map and not in the plan"
+    )
     parser.add_argument(
         "--place", type=Path, action="append", default=[], metavar="DIR", help="a newcomer's prepared folder, likewise"
     )
@@ -121,7 +123,7 @@ def _earlier(args: argparse.Namespace) -> Survey | None:
 def _narrowed(spec: SurveySpec, args: argparse.Namespace) -> SurveySpec:
     from fedshift.federation.survey.question import narrowed
 
-    return narrowed(spec, sites=names(args.sites), held_out=names(args.held_out), where=args.what)
+    return narrowed(spec, sites=args.sites, held_out=args.held_out, where=args.what)
 
 
 def _question(args: argparse.Namespace) -> SurveySpec:
@@ -129,7 +131,7 @@ def _question(args: argparse.Namespace) -> SurveySpec:
     from fedshift.flare.export import SPEC
 
     what = str(Path(args.what) / SPEC) if (Path(args.what) / SPEC).is_file() else args.what
-    return question(what, sites=names(args.sites), held_out=names(args.held_out))
+    return question(what, sites=args.sites, held_out=args.held_out)
 
 
 def _check_replaceable(path: Path, args: argparse.Namespace) -> None:

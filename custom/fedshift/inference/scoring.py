@@ -11,7 +11,7 @@ import numpy as np
 
 from fedshift.data.casefiles import CaseFiles, Decoded, known_spacing, read_case
 from fedshift.data.dicom_masks import is_dicom_mask
-from fedshift.data.labels import settle_labels
+from fedshift.data.labels import every_label, settle_labels
 from fedshift.data.pairing import UNNAMED, ScanSet
 from fedshift.data.scans import Scan
 from fedshift.inference.model import Choice, Model, ReadyModel
@@ -59,8 +59,8 @@ def labelled_cases(
         )
         if meant is None:
             raise ConfigError(
-                f"{found.folder}: nothing says which values of the masks stand for {', '.join(classes[1:])}: add "
-                f"--label {classes[1]}=1 and so on"
+                f"{found.folder}: nothing says which values of the masks stand for {', '.join(classes[1:])}: name "
+                f"them, as in {every_label(classes)}"
             )
         cases += [replace(_with_sequences(case, wanted), labels=meant) for case in found.cases]
     if not cases:

@@ -32,6 +32,11 @@ def one_line(text: object) -> str:
     return " ".join(shown.split())
 
 
+def comma_separated(text: str) -> list[str]:
+    """The names in ``A,B``, for options of the command line."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def printable(text: str) -> str:
     """Text with its control and format characters written out as escapes; tabs and new lines stay."""
     if text.isprintable():
