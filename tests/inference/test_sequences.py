@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,15 @@ def test_the_folder_of_a_case_has_a_file_for_each_sequence(tmp_path: Path) -> No
     assert list(which_is_which(found, OF)) == ["sequences: T2, ADC, by the files' names in the case's folder"]
     assert read_case(found[1], OF)[1].min((1, 2, 3)).tolist() == [3000, 2000]
     assert first_files(scans_in(in_case_folders([tmp_path / "P1"], OF)), OF) == t2[:1], "the folder of one case"
+
+
+def test_umlauts_that_a_mac_wrote_are_the_same_name(tmp_path: Path) -> None:
+    case, known = unicodedata.normalize("NFD", "Möller"), ("T2", "Höhe")
+    t2 = write(tmp_path / case / f"{case}_T2.nii.gz", 0)
+    other = write(
+        tmp_path / case / f"{unicodedata.normalize('NFC', case)}_{unicodedata.normalize('NFD', 'höhe')}.nii.gz", 1
+    )
+    assert files_of(t2, known) == [t2, other]
 
 
 def test_dicom_series_go_by_their_folders(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedshift.reporting.comparison.cells import make_cells
+from fedshift.reporting.comparison.kept import Kept
 from fedshift.reporting.comparison.record import FILE_NAME, read_comparison
 from fedshift.reporting.comparison.significance import FEWEST
 from fedshift.reporting.comparison.spec import read_spec
@@ -33,3 +34,22 @@ def test_committed_cells_have_all_run_or_say_why_not_and_are_of_no_phantom(path:
     assert (list(spec.tests), list(spec.claims)) == (comparison.tests, comparison.claims) and not comparison.is_phantom
     for cell in comparison.cells:
         assert cell.state == "done" or (cell.state == "failed" and cell.reason), cell.labels
+
+
+@pytest.mark.parametrize(
+    "path", sorted((BENCHMARKS / "results" / "unfinished").glob(f"*/{FILE_NAME}")), ids=lambda path: path.parent.name
+)
+def test_finished_cells_of_a_comparison_that_has_begun_need_not_run_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
+    begun = read_comparison(path)
+    done = {cell.name for cell in begun.cells if cell.state == "done"}
+    (spec_path,) = (one for one in SPECS if one.stem == begun.name)
+    spec, _ = read_spec(spec_path, begun.scale)
+    kept = Kept([begun])
+    assert done and not begun.is_phantom
+    assert done == {cell.name for cell in make_cells(spec, folder=spec_path.parent) if kept.has(cell)}
+    readme = (path.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert f"{len(done)} of {len(begun.cells)}" in readme

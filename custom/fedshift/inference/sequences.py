@@ -17,7 +17,7 @@ import numpy as np
 from fedshift.data.casefiles import ORIGIN_TOLERANCE
 from fedshift.data.described import FILE
 from fedshift.data.pairing import NUMBERED, UNNAMED, scan_files, visible
-from fedshift.data.scan_file import ScanError, reading, suffix_of
+from fedshift.data.scan_file import ScanError, as_compared, reading, suffix_of
 from fedshift.data.scan_folders import MASK
 from fedshift.data.scans import Scan, read_scan, stem_of
 from fedshift.data.series import is_series
@@ -152,13 +152,13 @@ def _numbering(folder: Path, sequences: Sequence[str]) -> _Numbering:
     names = {} if file is None else _names_in(file)
     if file is None or all(UNNAMED.fullmatch(name) for name in names.values()):
         return _Numbering(dict(enumerate(sequences)), tuple(range(len(sequences))))
-    number_of = {name.lower(): number for number, name in names.items()}
-    if len(number_of) < len(names) or not {name.lower() for name in sequences} <= number_of.keys():
+    number_of = {as_compared(name): number for number, name in names.items()}
+    if len(number_of) < len(names) or not {as_compared(name) for name in sequences} <= number_of.keys():
         raise ConfigError(
             f"{file} calls the sequences {', '.join(names.values())}, and the model takes {', '.join(sequences)}: give "
             "them the model's names there"
         )
-    return _Numbering(names, tuple(number_of[name.lower()] for name in sequences), file)
+    return _Numbering(names, tuple(number_of[as_compared(name)] for name in sequences), file)
 
 
 def _names_in(file: Path) -> dict[int, str]:
@@ -194,11 +194,11 @@ def _files_by_name(image: Path, sequences: Sequence[str]) -> list[Path]:
 def _by_name(folder: Path, sequences: Sequence[str]) -> dict[str, list[Path]]:
     """Of each sequence what a folder holds under its name; the name of the folder may come before it."""
     found: dict[str, list[Path]] = {name: [] for name in sequences}
-    called = {name.lower(): name for name in sequences}
-    before = folder.resolve().name.lower()
+    called = {as_compared(name): name for name in sequences}
+    before = as_compared(folder.resolve().name)
     for entry in visible(folder):
         if entry.is_dir() or suffix_of(entry) or entry.suffix.lower() == ".dcm":
-            key = stem_of(entry).lower().removeprefix(before).strip(" _.-")
+            key = as_compared(stem_of(entry)).removeprefix(before).strip(" _.-")
             if key in called:
                 found[called[key]].append(entry)
     return found
