@@ -160,7 +160,7 @@ def _by_month(months: Sequence[Month], run: Sequence[Month]) -> Table:
 def _changed(month: Month, run: Sequence[Month]) -> str:
     if month.changed:
         return "yes"
-    if month.name in [one.name for one in run]:
+    if month in run:
         return "with others"
     return "no" if month.tells else "too few scans"
 

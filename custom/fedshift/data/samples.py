@@ -50,10 +50,7 @@ class Samples(ABC):
 
         Prepared sites are sorted by class or case, so that a chunk in order is no sample of the site.
         """
-        index = np.arange(self.n_train) if order is None else torch.randperm(self.n_train, generator=order).numpy()
-        size = self.chunk
-        for start in range(0, self.n_train, size):
-            yield self.train_samples(index[start : start + size])
+        yield from map(self.train_samples, self._in_chunks(self.n_train, order))
 
     @property
     def n_images(self) -> int:
@@ -66,9 +63,13 @@ class Samples(ABC):
 
     def images_alone(self, order: torch.Generator | None = None) -> Iterator[Tensor]:
         """The training images as evaluation passes them to the network, as `chunks`. Targets have no part in them."""
-        index = np.arange(self.n_images) if order is None else torch.randperm(self.n_images, generator=order).numpy()
-        for start in range(0, self.n_images, self.chunk):
-            yield self.image_samples(index[start : start + self.chunk])
+        yield from map(self.image_samples, self._in_chunks(self.n_images, order))
+
+    def _in_chunks(self, count: int, order: torch.Generator | None) -> Iterator[np.ndarray]:
+        index = np.arange(count) if order is None else torch.randperm(count, generator=order).numpy()
+        size = self.chunk
+        for start in range(0, count, size):
+            yield index[start : start + size]
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All validation samples, as `chunks` gives those of training and in order; by default there are none."""

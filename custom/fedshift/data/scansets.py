@@ -223,9 +223,8 @@ def _walk(path: Path, sequences: Sequence[str], levels: int) -> Iterator[ScanSet
         return
     if are_case_folders(path):
         # Of DICOM studies the mask says its series; a single name that no folder has is what that series is called.
-        chosen = len(sequences) > 1 or have_series(path, sequences)
-        is_chosen = chosen or not are_dicom_only(path)
-        yield pair_case_folders(path, sequences) if is_chosen else pair_studies(path)
+        by_names = len(sequences) > 1 or have_series(path, sequences) or not are_dicom_only(path)
+        yield pair_case_folders(path, sequences) if by_names else pair_studies(path)
         return
     if has_dicom_masks(path):
         yield pair_studies(path)
