@@ -37,6 +37,8 @@ PROJECT, SERVER, LEAD = "test_federation", "localhost", "lead@hub.org"
 BUILDERS = "nvflare.lighter.impl"
 SILENCE = 12.0
 """Seconds after which a site notices that its question was lost with a killed process; in real kits two minutes."""
+ANSWER = 60.0
+"""Seconds for the server to answer the coordinator, on a busy machine."""
 
 
 class Deployed:
@@ -182,6 +184,7 @@ class Deployed:
         """The coordinator's session with the server."""
         if self._session is None:
             self._session = new_secure_session(LEAD, str(self.kits / LEAD), timeout=180)
+            self._session.set_timeout(ANSWER)
         return self._session
 
     def close_session(self) -> None:

@@ -76,12 +76,13 @@ def attack(federation: Deployed, job_id: str) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     folder = tmp_path_factory.mktemp("attacked")
-    job = small_image_job("fedavg", "schedule.rounds=4", "federation.min_sites=2", "federation.grace=1")
+    # Enough rounds that a site is stopped in one of them, and not after the last: a round takes a tenth of a second.
+    job = small_image_job("fedavg", "schedule.rounds=30", "federation.min_sites=2", "federation.grace=1")
     with Deployed(folder, image_sites(folder / "data")) as federation:
         federation.start(SERVER, "A", VICTIM)
         federation.connected(["A", VICTIM])
         run = DeployedRun.submit(federation, job)
-        federation.reaches(run.job_id, 2)
+        federation.reaches(run.job_id, 1)
         process = run.job_process("A")
         process.send_signal(signal.SIGSTOP)  # the job is open as long as this site is awaited
         processes = {name: psutil.Process(federation.processes[name].pid) for name in (SERVER, "A", VICTIM)}

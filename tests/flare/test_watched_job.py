@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
 import pytest
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
+from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from reporting.watch.standin import progress_at
 
@@ -26,12 +28,16 @@ class Standin:
         self.fault: Exception | None = None
         self.no_stats: Exception | None = None
         self.asked = self.connected = self.closed = 0
+        self.patience = 0.0
 
     def __call__(self) -> Standin:
         self.connected += 1
         if self.fault is not None:
             raise self.fault
         return self
+
+    def set_timeout(self, value: float) -> None:
+        self.patience = value
 
     def list_jobs(self) -> list[dict[str, Any]]:
         self.asked += 1
@@ -82,6 +88,14 @@ def test_the_progress_in_the_statistics_is_short_however_long_the_run() -> None:
     for told in ({"fedshift": {"round": "1 of 2"}}, {"fedshift watch": {"progress.json": '{"schema": 2}'}}):
         with pytest.raises(ConfigError, match="tells no progress"):
             progress_in({"server": told})
+
+
+def test_a_session_waits_longer_than_the_server_waits_for_a_jobs_process(tmp_path: Any) -> None:
+    """Otherwise a process that is starting looks like a server that does not answer."""
+    server = Standin()
+    WatchedJob(tmp_path, user="lead@hub.org", connect=server).read()
+    asks = inspect.signature(ServerEngine.send_command_to_child_runner_process)
+    assert server.patience >= 2 * asks.parameters["timeout"].default
 
 
 def test_a_job_from_its_submission_to_its_end(tmp_path: Any) -> None:

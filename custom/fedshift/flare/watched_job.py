@@ -20,6 +20,9 @@ from fedshift.schema.names import one_line
 
 CONNECT = 10.0
 """Seconds to log in."""
+ANSWER = 15.0
+"""Seconds for the server to answer. By default a session waits 5, and the server as long for the job's process, which
+does not answer while it starts."""
 WAIT = 15.0
 """Seconds after a failure before the server is asked again."""
 RUNNING, FINISHED, COMPLETED, ABORTED = "RUNNING", "FINISHED:", "FINISHED:COMPLETED", "FINISHED:ABORTED"
@@ -84,6 +87,7 @@ class WatchedJob:
         if self._session is None:
             with redirect_stdout(sys.stderr):  # where it says that it connects
                 self._session = self._connect()
+            self._session.set_timeout(ANSWER)
         job = self._job(self._session)
         if job is None:
             return Moment(where=self._where, waits_for="no job has been submitted")
