@@ -60,6 +60,11 @@ COMMANDS = {
 }
 
 
+def test_making_the_phantom_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["data", "phantom", "--cases", "5", "--out", str(tmp_path / "made")]) == 0
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 @pytest.mark.parametrize("named", ["nosuch", "mine/shapes"])
 def test_a_wrong_path_ends_every_command(

@@ -107,7 +107,7 @@ def test_the_full_log_is_what_flare_says_and_goes_to_the_file_too(
     short_job: Path, phantom_home: Path, tmp_path: Path
 ) -> None:
     words = (sys.executable, "-m", "fedshift.cli", "run", str(short_job), "--log", "full")
-    told = run(*words, workspace=tmp_path / "full", home=phantom_home)
+    told = run(*words, workspace=tmp_path / "a blank" / "full", home=phantom_home)
     assert told.code == 0, told.output
     flares = [line for line in told.log.splitlines() if "Finished one task run for client" in line]
     assert flares and not set(flares) - set(told.output.splitlines())

@@ -7,6 +7,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
+import SimpleITK as sitk
 
 from fedshift.data.nifti import spacing_fault, unclear_positions
 from fedshift.data.scan_file import ScanError
@@ -53,6 +54,39 @@ def test_a_header_without_orientation_is_told_as_it_is_read(tmp_path: Path) -> N
     )
     assert read_scan(path).stored == "LPS"
     assert list(check_positions(write(tmp_path / "sound.nii", qform=1))) == []
+
+
+def tilted(path: Path, degrees: float) -> Path:
+    """A scan of 192 x 192 x 69 mm, axial as DICOM has them and tilted about all axes; written by SimpleITK."""
+    direction = sitk.Euler3DTransform((0, 0, 0), *np.radians((degrees, degrees / 3, degrees / 50))).GetMatrix()
+    image = sitk.Image(384, 384, 24, sitk.sitkUInt8)
+    image.SetSpacing((0.5, 0.5, 3.0))
+    image.SetOrigin((-93.1, -71.7, 40.3))
+    image.SetDirection(direction)
+    sitk.WriteImage(image, str(path))
+    return path
+
+
+@pytest.mark.parametrize("degrees", [0, *np.geomspace(0.05, 90, 20)])
+def test_a_quaternion_in_32_bits_is_no_second_position(degrees: float, tmp_path: Path) -> None:
+    """Its first part is near 0 in axial scans, and rounding of the others turns the volume by up to a thousandth."""
+    assert list(unclear_positions(tilted(tmp_path / "scan.nii.gz", degrees))) == []
+
+
+@pytest.mark.parametrize("degrees", [0, 1, 2, 30])
+@pytest.mark.parametrize("change", ["shifted by 0.3 mm", "turned by 0.3 degrees"])
+def test_a_qform_elsewhere_is_told(degrees: float, change: str, tmp_path: Path) -> None:
+    image = nibabel.load(tilted(tmp_path / "scan.nii.gz", degrees))
+    qform, turn = image.header.get_sform(), np.radians(0.3)
+    if change.startswith("shifted"):
+        qform[2, 3] += 0.3
+    else:
+        turned = np.array([[np.cos(turn), -np.sin(turn), 0], [np.sin(turn), np.cos(turn), 0], [0, 0, 1]])
+        qform[:3, :3] = turned @ qform[:3, :3]
+    image.header.set_qform(qform, 1)
+    nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), None, image.header), tmp_path / "other.nii.gz")
+    (unclear,) = unclear_positions(tmp_path / "other.nii.gz")
+    assert unclear.what.startswith("has a qform and an sform in its header that differ by up to ")
 
 
 def test_other_files_have_no_such_header(tmp_path: Path) -> None:

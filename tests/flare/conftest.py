@@ -114,7 +114,7 @@ def short_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def side_by_side(short_job: Path, phantom_home: Path, tmp_path_factory: pytest.TempPathFactory) -> SimulatorRun:
-    """All six sites at work at a time, by way of ``fedshift run``; run once for all processes of pytest-xdist."""
+    """All six sites at a time, by way of ``fedshift run``, in a folder with blanks; once for all of pytest-xdist."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -122,7 +122,7 @@ def side_by_side(short_job: Path, phantom_home: Path, tmp_path_factory: pytest.T
     with FileLock(folder / "t6.lock"):
         if not known.exists():
             command = (sys.executable, "-m", "fedshift.cli", "run", str(short_job))
-            known.write_bytes(pickle.dumps(run(*command, workspace=folder / "t6", home=phantom_home)))
+            known.write_bytes(pickle.dumps(run(*command, workspace=folder / "six at work", home=phantom_home)))
         found: SimulatorRun = pickle.loads(known.read_bytes())
     return found
 

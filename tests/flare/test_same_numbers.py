@@ -39,7 +39,7 @@ def in_process(phantom_home: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def two_at_a_time(short_job: Path, phantom_home: Path, tmp_path_factory: pytest.TempPathFactory) -> SimulatorRun:
-    return run_simulator(short_job, tmp_path_factory.mktemp("t2"), home=phantom_home, threads=2)
+    return run_simulator(short_job, tmp_path_factory.mktemp("two at work"), home=phantom_home, threads=2)
 
 
 @pytest.mark.parametrize("name", ["side_by_side", pytest.param("two_at_a_time", marks=pytest.mark.slow)])

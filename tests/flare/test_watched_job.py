@@ -138,7 +138,16 @@ def test_a_job_that_was_asked_for_stays(tmp_path: Any) -> None:
     server.jobs = [job(1, "FINISHED:ABORTED"), job(2, "RUNNING")]
     source = WatchedJob(tmp_path, user="lead@hub.org", job_id="id-1", connect=server)
     moment = source.read()
-    assert moment.ended and moment.failed and moment.progress is None and "FINISHED:ABORTED" in moment.waits_for
+    assert moment.ended and moment.failed and moment.progress is None and "the job was aborted" in moment.waits_for
+
+
+def test_a_job_that_had_failed_before_it_was_watched_says_where_its_reason_is(tmp_path: Any) -> None:
+    server = Standin()
+    server.jobs = [job(1, "FINISHED:EXECUTION_EXCEPTION")]
+    moment = WatchedJob(tmp_path, user="lead@hub.org", connect=server).read()
+    assert moment.ended and moment.failed
+    assert moment.waits_for.startswith("the job failed: FLARE says FINISHED:EXECUTION_EXCEPTION")
+    assert "progress.json has the reason" in moment.waits_for
 
 
 def test_a_job_whose_process_does_not_answer_yet_is_no_fault_of_the_server(tmp_path: Any) -> None:

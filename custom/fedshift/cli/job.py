@@ -144,6 +144,7 @@ def write(args: argparse.Namespace) -> int:
     """``fedshift job``."""
     from fedshift.cli.earlier import require_no_run_inside
     from fedshift.flare.export import write_job
+    from fedshift.reporting.report.wording import counted
     from fedshift.reporting.table import site_names
     from fedshift.schema.job import BY_CLOCK
 
@@ -159,5 +160,5 @@ def write(args: argparse.Namespace) -> int:
         print(f"by the clock: {BY_CLOCK}")
     if job.evaluation.local:
         print("with local models: each site trains a second model, on its own data alone; training takes twice as long")
-    print(f"{folder}: {job.task.schedule.rounds} rounds at {site_names(job.task.sites)}{out}")
+    print(f"{folder}: {counted(job.task.schedule.rounds, 'round')} at {site_names(job.task.sites)}{out}")
     return 0

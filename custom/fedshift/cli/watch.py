@@ -126,12 +126,14 @@ def line(moment: Moment) -> str:
 
 
 def _told(moment: Moment) -> str:
+    from fedshift.reporting.report.wording import counted
+
     progress = moment.progress
     if progress is None:
         return f"{moment.where}: {moment.problem or moment.waits_for}"
     parts = [f"{progress.job or moment.where}: {progress.state}"]
     if progress.state == "finished":
-        parts.append(f"{'PHANTOM ' if progress.phantom else ''}{progress.rounds} rounds")
+        parts.append(f"{'PHANTOM ' if progress.phantom else ''}{counted(progress.rounds, 'round')}")
     else:
         parts.append(describe(progress))
     if not moment.ended and progress.sites_in and progress.awaited:
@@ -139,7 +141,7 @@ def _told(moment: Moment) -> str:
     if progress.best_score is not None:
         parts.append(f"best {progress.best_score:.3f} (round {progress.best_round})")
     if progress.n_refused:
-        parts.append(f"{progress.n_refused} updates refused")
+        parts.append(f"{counted(progress.n_refused, 'update')} refused")
     parts += [said for said in (progress.reason, moment.problem) if said]
     return ", ".join(parts)
 

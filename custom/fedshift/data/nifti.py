@@ -6,6 +6,7 @@ nibabel takes them from the sform.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from fedshift.data.scan_file import suffix_of
 
 MAX_POSITION_DIFFERENCE_MM = 0.1
 """Positions that differ by less than this count as the same."""
+QUATERNION_ROUNDING = 4e-7
+"""By which a² may be off in a quaternion: a header has b, c and d in 32 bits, and a is what they leave to length 1."""
 SPACING_DIFFERENCE = 5e-3
 """Relative difference of voxel sizes up to which they are one, rounded differently."""
 
@@ -79,8 +82,9 @@ def unclear_positions(path: Path) -> Iterator[Unclear]:
         what = "has a qform that is no rotation, because its quaternion is longer than 1"
         yield Unclear(what, f"{used} is used", mend)
         return
-    most = _most_apart(qform, sform, shape)
-    if most > MAX_POSITION_DIFFERENCE_MM:
+    most, at_first_voxel = _most_apart(qform, sform, shape), _most_apart(qform, sform, (1, 1, 1))
+    rounding = _turn_by_rounding(header) * _extent(sform, shape)
+    if at_first_voxel > MAX_POSITION_DIFFERENCE_MM or most > MAX_POSITION_DIFFERENCE_MM + rounding:
         what = f"has a qform and an sform in its header that differ by up to {most:.3g} mm"
         yield Unclear(what, "the volume in ml is computed from the qform", mend)
 
@@ -93,6 +97,19 @@ def _header(path: Path) -> Any:
         return nibabel.load(path).header
     except (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib.error):
         return None  # `fedshift.data.integrity` says what is wrong with it
+
+
+def _turn_by_rounding(header: Any) -> float:
+    """Radians by which rounding may have turned a qform; most, a thousandth, near half a turn, as axial scans have."""
+    b, c, d = (float(header[f"quatern_{axis}"]) for axis in "bcd")
+    a2 = max(0.0, 1 - b * b - c * c - d * d)
+    least, most = math.sqrt(max(0.0, a2 - QUATERNION_ROUNDING)), math.sqrt(a2 + QUATERNION_ROUNDING)
+    return 2 * max(most - math.sqrt(a2), math.sqrt(a2) - least)
+
+
+def _extent(affine: np.ndarray, shape: Sequence[int]) -> float:
+    """The distance in mm from a volume's first voxel to its last."""
+    return float(np.linalg.norm(affine[:3, :3] @ (np.array(shape[:3]) - 1)))
 
 
 def _most_apart(one: np.ndarray, other: np.ndarray, shape: Sequence[int]) -> float:

@@ -13,7 +13,7 @@ from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from fedshift.flare.stats import progress_in
-from fedshift.reporting.progress import Progress
+from fedshift.reporting.progress import FILE_NAME, Progress
 from fedshift.reporting.watch.moment import Moment
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import one_line
@@ -139,17 +139,19 @@ class WatchedJob:
     def _ended(self, status: str) -> Moment:
         """A job that is over, which FLARE has no statistics of: the last progress that was seen of it."""
         take = "'nvflare job download' takes its results"
+        failed = f"FLARE says {one_line(status)}; {take}, whose {FILE_NAME} has the reason"
         if self._last is None:
+            how = {COMPLETED: f"the job is over, and {take}", ABORTED: f"the job was aborted; {take}"}
             return Moment(
                 where=self._where,
-                waits_for=f"the job is over ({one_line(status)}), and {take}",
+                waits_for=how.get(status, f"the job failed: {failed}"),
                 ended=True,
                 failed=status != COMPLETED,
             )
         progress, seen = self._last
         if progress.state == "running":
-            how = {COMPLETED: ("finished", ""), ABORTED: ("stopped", f"the job was aborted; {take}")}
-            state, reason = how.get(status, ("failed", f"FLARE says {one_line(status)}; {take}, with the reason"))
+            states = {COMPLETED: ("finished", ""), ABORTED: ("stopped", f"the job was aborted; {take}")}
+            state, reason = states.get(status, ("failed", failed))
             progress = progress.model_copy(update={"state": state, "reason": reason, "seconds_left": None})
             self._last = progress, seen
         return Moment.of(progress, where=self._where, news_age=self._clock() - seen)

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from fedshift.flare.patches import install, simulator_names, simulator_sleeps
+from fedshift.flare.patches import install, simulator_names, simulator_paths, simulator_sleeps
 from fedshift.flare.patches.fork_server import CAN_FORK, Forks, ForkServer
 from fedshift.flare.patches.patch import Patch
 
@@ -42,7 +42,7 @@ def use(fork_server: socket.socket | None) -> None:
     _done = True
     # The check comes first: the other patches replace parts of the same class.
     fits = PATCH.fits()
-    install((simulator_names, simulator_sleeps))
+    install((simulator_names, simulator_paths, simulator_sleeps))
     if fork_server is not None and fits:
         importlib.import_module(RUNNER).subprocess = Forks(fork_server)  # type: ignore[attr-defined]
 
