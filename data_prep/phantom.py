@@ -28,7 +28,7 @@ from data_prep.prostate import GLAND, MERGED
 from data_prep.volumes import CaseFiles, write_site
 from fedshift.data.labels import Labels
 from fedshift.schema.errors import ConfigError, DataError
-from fedshift.schema.manifest import FILE_NAME, read_manifest
+from fedshift.schema.manifest import FILE_NAME, PHANTOM, PhantomOptions, read_manifest
 from fedshift.schema.strict import nearest
 
 DATASET = "prostate"
@@ -88,6 +88,13 @@ def make_phantom(
         (root / "PHANTOM.txt").write_text(NOTE.format(seed=seed), encoding="utf-8")
     except OSError as error:
         raise DataError(f"{root} cannot be written ({error.strerror}): give another folder") from None
+    made_with = PhantomOptions(
+        cases=count,
+        seed=seed,
+        matrices=() if zones else tuple(matrices),
+        zones=zones,
+        sequences=2 if sequences > 1 else 1,
+    )
     for site in chosen:
         with TemporaryDirectory(prefix="fedshift-phantom-") as scratch:
             files = write_scans(
@@ -101,10 +108,10 @@ def make_phantom(
                 kind="phantom",
                 labels=ZONES if zones else GLAND,
                 sequences=SEQUENCES if sequences > 1 else (),
-                preparation=None if zones else MERGED,
+                preparation={**({} if zones else MERGED), PHANTOM: made_with.model_dump(mode="json")},
                 licence="Apache-2.0 (simulated, not patients)",
                 citation=f"fedshift prostate phantom, seed {seed}",
-                matrices=() if zones else matrices,
+                matrices=made_with.matrices,
                 source=f"simulated by fedshift data phantom, seed {seed}",
             )
     return root

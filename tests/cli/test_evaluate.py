@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import SimpleITK as sitk
 from inference.conftest import brightness_model, write_ball
@@ -15,6 +16,8 @@ from inference.test_patches import IN_3D, train
 
 from fedshift.cli import main
 from fedshift.cli.evaluate import SUMMARY, TABLE
+from fedshift.data.scansets import gather
+from fedshift.inference.scoring import subjects_of
 from fedshift.schema.manifest import read_manifest
 
 
@@ -58,7 +61,7 @@ def test_several_classes_and_sequences_score_as_in_the_results(
     assert summary["scores"]["dice"]["mean"] == pytest.approx(sum(each) / len(each), rel=1e-5)
     assert summary["scores"]["dice"]["n"] == len(summary["cases"]) == len(each) / 2
     said = capsys.readouterr().out
-    assert "left" in said and "right" in said and "mean over cases (95 % interval)" in said
+    assert "left" in said and "right" in said and "mean over cases (no interval: fewer than 5 cases)" in said
 
 
 def test_statistics_of_the_scored_scans_are_taken_whatever_their_files_are_called(
@@ -124,6 +127,73 @@ def test_a_case_that_cannot_be_read_is_named_and_the_rest_is_scored(
     assert evaluate(model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out") == 1
     assert "1 of 3 cases could not be scored" in capsys.readouterr().out
     assert [bool(row["error"]) for row in rows(balls / "out")] == [False, True, False]
+
+
+def many(folder: Path, names: list[str]) -> list[str]:
+    """Scans of these names with masks below a folder, each other than the rest; what `evaluate` is to be given."""
+    for number, name in enumerate(names):
+        mask = write_ball(folder / "images" / name, seed=number, radius=8.0 + number / 2)
+        (folder / "masks").mkdir(exist_ok=True)
+        sitk.WriteImage(mask, str(folder / "masks" / name))
+    model = brightness_model(folder / "model.pt")
+    return list(map(str, [model, "--images", folder / "images", "--masks", folder / "masks", "--out", folder / "out"]))
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "out" / SUMMARY).read_text(encoding="utf-8"))
+    return found
+
+
+def test_a_class_that_one_mask_only_has_is_said_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = many(tmp_path, [f"case{number}.nii.gz" for number in range(6)])
+    dark, mask = (np.zeros((13, 180, 200), np.uint8) for _ in range(2))
+    dark[0, 0, 0], mask[4:9, 60:120, 60:120] = 200, 1  # one bright voxel, which the network's grid averages away
+    for folder, array in (("images", dark), ("masks", mask)):
+        sitk.WriteImage(sitk.GetImageFromArray(array), str(tmp_path / folder / "case0.nii.gz"))
+    assert evaluate(*words) == 0
+    said = capsys.readouterr().out
+    assert "prostate: 1 of 6 cases is in one mask only (1 missed by the model)" in said
+    assert "HD95 and ASD count as the volume's diagonal there" in said
+    assert [row["one_sided"] for row in rows(tmp_path / "out")] == ["missed", *[""] * 5]
+    assert summary_of(tmp_path)["one_sided"] == {"prostate": {"missed": 1, "invented": 0}}
+
+
+def test_a_copy_of_a_scan_is_refused_and_counted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = many(tmp_path, ["a.nii.gz", "b.nii.gz"])
+    for folder in ("images", "masks"):
+        copy = sitk.ReadImage(tmp_path / folder / "a.nii.gz")
+        sitk.WriteImage(copy, str(tmp_path / folder / "c.nrrd"))
+    assert evaluate(*words) == 1
+    images = tmp_path / "images"
+    assert f"{images / 'c.nrrd'} has the same voxels as {images / 'a.nii.gz'}: remove one" in capsys.readouterr().out
+    assert summary_of(tmp_path)["cases"] == ["a", "b"] and summary_of(tmp_path)["scores"]["dice"]["n"] == 2
+
+
+def test_intervals_are_over_subjects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"sub-0{subject}_ses-{session}.nii.gz" for subject in (1, 2) for session in (1, 2, 3)]
+    assert evaluate(*many(tmp_path / "two", names)) == 0
+    assert "6 scans of 2 subjects; mean over scans (no interval: fewer than 5 subjects)" in capsys.readouterr().out
+    two = summary_of(tmp_path / "two")
+    assert two["subjects"] == 2 and two["scores"]["dice"]["n"] == 6 and two["scores"]["dice"]["interval"] is None
+    assert evaluate(*many(tmp_path / "six", [f"sub-0{subject}.nii.gz" for subject in range(6)])) == 0
+    six = summary_of(tmp_path / "six")
+    assert "6 cases; mean over cases (95 % interval)" in capsys.readouterr().out
+    assert six["subjects"] == 6 and six["scores"]["dice"]["interval"] is not None
+
+
+def test_subjects_of_the_same_name_in_two_folders_are_two(tmp_path: Path) -> None:
+    for site in ("A", "B"):
+        for session in (1, 2):
+            mask = write_ball(tmp_path / "sites" / site / f"sub-1_ses-{session}.nii.gz", radius=6.0 + session)
+            sitk.WriteImage(mask, str(tmp_path / "sites" / site / f"sub-1_ses-{session}_mask.nii.gz"))
+    assert subjects_of(gather(tmp_path / "sites")) == ["0 sub-1", "0 sub-1", "1 sub-1", "1 sub-1"]
+
+
+def test_scans_that_are_not_read_are_named(balls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (balls / "images" / "k.hdr").write_bytes(b"")
+    model = brightness_model(balls / "model.pt")
+    assert evaluate(model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out") == 0
+    assert f"warning: {balls / 'images'} has scans that are not read: k.hdr: save them" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,16 @@ import pytest
 import SimpleITK as sitk
 from conftest import SHAPE_CLASSES, make_image_site, small_image_job
 from inference.conftest import BALL, Run, brightness_model, dice, save_model, write_ball
-from PIL import Image
+from PIL import Image, ImageColor
 from scanfiles import volume, write_dicom
 
 from fedshift.cli import main
 from fedshift.cli.predict import PARTIAL, PARTIAL_RECORD, RECORD
 from fedshift.data.images import open_images
+from fedshift.data.scans import read_scan
 from fedshift.federation.in_process import run_in_process
+from fedshift.inference import overlay
+from fedshift.inference.class_colours import class_colour
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.schema.results import BEST
 
@@ -85,6 +88,33 @@ def test_the_outline_is_where_the_mask_is_and_the_patients_right_is_on_the_left(
     columns = np.argwhere((large == (255, 196, 0)).all(-1))[:, 1]
     width = np.flatnonzero(large.any((0, 2))).max()
     assert columns.min() > width / 2
+
+
+def test_each_class_has_its_colour_and_is_on_one_of_the_slices(tmp_path: Path) -> None:
+    image, _ = volume(size=(40, 30, 60), spacing=(1.0, 1.0, 2.0))
+    file = tmp_path / "scan.nii.gz"
+    sitk.WriteImage(image, str(file))
+    mask = np.zeros((60, 30, 40), np.uint8)
+    mask[5:58, 8:22, 8:20], mask[5:58, 8:22, 20:32] = 1, 2  # side by side
+    mask[20, 3:6, 8:30] = 3  # in one slice, which is none of the evenly spaced ones
+    names = [f"{name} 1.0 ml" for name in ("left", "right", "small")]
+    overlay.draw(read_scan(file), mask, tmp_path / "o.png", title="scan", classes=names, kind="patients")
+    with Image.open(tmp_path / "o.png") as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    for number in (1, 2, 3):
+        found = np.argwhere((pixels == ImageColor.getrgb(class_colour(number))).all(-1))
+        assert (found[:, 0] < 44).sum() > 50, "in the legend"
+        assert (found[:, 0] > 50).sum() > 30, "on a slice"
+    assert not (pixels == overlay.OUTLINE_COLOUR).all(-1).any(), "of a single class only"
+    assert len({class_colour(number) for number in range(1, 120)}) == 119
+
+
+def test_scans_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_ball(tmp_path / "scans" / "a.nii.gz")
+    for name in ("k.hdr", "k.img", "l.gipl"):
+        (tmp_path / "scans" / name).write_bytes(b"")
+    assert predict(brightness_model(tmp_path / "model.pt"), tmp_path / "scans", "--out", tmp_path / "out") == 0
+    assert "not read: k.hdr, l.gipl: save them as NIfTI (.nii.gz)\n" in capsys.readouterr().out
 
 
 def test_a_bad_image_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

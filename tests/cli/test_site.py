@@ -29,6 +29,7 @@ from fedshift.flare import codec
 from fedshift.flare.dry_run import Sent, contents, dry_run
 from fedshift.flare.export import write_job
 from fedshift.flare.store import hold, jobs_folder
+from fedshift.schema.errors import PolicyError
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
 
@@ -478,6 +479,20 @@ def test_a_dry_run_holds_to_the_sites_policy(
     assert site("dry-run", kit, tmp_path / "job") == 2
     assert "which the site's policy does not allow" in capsys.readouterr().err
     assert not list(scratch.glob("fedshift-*"))
+
+
+@pytest.mark.parametrize("rules", [{}, {"encryption": "required"}])
+@pytest.mark.parametrize("encryption", ["null", "masks"])
+def test_a_dry_run_refuses_what_a_policy_wants_encrypted_only_if_the_job_does_not(
+    encryption: str, rules: dict[str, str], data: dict[str, Path], tmp_path: Path
+) -> None:
+    spec = job(f"federation.encryption={encryption}", methods="fedavg")
+    settings = SiteSettings.parse({"device": "cpu", "privacy": {"min_cases": 1, **rules}}, where="test")
+    if rules and encryption == "null":
+        with pytest.raises(PolicyError, match=r"privacy\.encryption: required.*does not encrypt them"):
+            dry_run(spec, NAME, data[NAME], tmp_path / "dry", settings=settings)
+    else:
+        assert len(dry_run(spec, NAME, data[NAME], tmp_path / "dry", settings=settings)) == 2
 
 
 def test_a_dry_run_needs_no_file_of_starting_weights(data: dict[str, Path], tmp_path: Path) -> None:

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from volumesites import make_volume_site
 
 from fedshift.data.check import check
 from fedshift.data.counts import about_counts
 from fedshift.data.prepared import mask_file, read_images, read_labels
 from fedshift.data.resampled import MOST_PLACES, Preparation, open_volumes, volumes_dir
-from fedshift.data.voxels import Fixed, Normalise, normalised, places, resized_labels, shape_at
+from fedshift.data.voxels import Fixed, Normalise, intensity_range, normalised, places, resized_labels, shape_at
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import TRUE_SPACING, read_manifest
 
@@ -147,6 +149,23 @@ def test_normalisations() -> None:
     assert (normalised(np.full((4, 4, 4), 7.0), "volume", nonzero=False, fixed=None) == 0).all(), "a constant volume"
     with pytest.raises(ValueError, match=r"data\.normalise to volume"):
         normalised(ct, "none", nonzero=False, fixed=None)
+
+
+@given(
+    low=st.floats(-1000, 1000),
+    width=st.floats(1, 1000),
+    mean=st.floats(-1500, 2500),
+    nonzero=st.booleans(),
+    voxels=st.lists(st.integers(-2000, 3000), min_size=8, max_size=8),
+)
+def test_all_that_the_network_sees_of_fixed_intensities_is_in_their_range(
+    low: float, width: float, mean: float, nonzero: bool, voxels: list[int]
+) -> None:
+    """Also voxels that ``nonzero`` keeps at 0, and what surrounds a small volume, where the mean is out of bounds."""
+    fixed = Fixed(low=low, high=low + width, mean=mean, std=100)
+    seen = normalised(np.array([*voxels, 0.0]), "fixed", nonzero=nonzero, fixed=fixed.numbers)
+    least, most = intensity_range("fixed", fixed)
+    assert least - 1e-4 <= min(0.0, seen.min()) and max(0.0, seen.max()) <= most + 1e-4
 
 
 @pytest.mark.parametrize("normalise", ["volume", "percentile", "none"])

@@ -12,7 +12,7 @@ from dicomstudies import draw_segmentation, write_enhanced, write_slices
 from scanfiles import volume, write_dicom
 
 from fedshift.data.scan_file import ScanError
-from fedshift.data.scan_folders import scans_in
+from fedshift.data.scan_folders import passed_over, scans_in
 from fedshift.data.scans import read_scan
 from fedshift.schema.errors import DataError
 
@@ -30,6 +30,14 @@ def test_a_folder_stands_for_its_files_without_masks_and_a_study_for_its_series(
     assert found == ["P1/study/adc", "P1/study/t2", "P2/t2"]
     series = tmp_path / "study" / "P2" / "t2"
     assert scans_in([series, files / "a.mha", files]) == [series, files / "a.mha", files / "b.nii.gz"]
+
+
+def test_scans_in_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
+    for name in ("a.nii.gz", "k.hdr", "k.img", "l.gipl", "notes.txt", "below/m.MGZ", ".n.hdr"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert [file.name for file in passed_over([tmp_path, tmp_path / "a.nii.gz"])] == ["k.hdr", "l.gipl", "m.MGZ"]
+    assert scans_in([tmp_path]) == [tmp_path / "a.nii.gz"]
 
 
 def test_a_folder_without_scans_is_refused(tmp_path: Path) -> None:

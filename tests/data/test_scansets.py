@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,33 @@ def test_decathlon(tmp_path: Path) -> None:
     (bare,) = find_sets(tmp_path)
     assert bare.sequences == ("0000", "0001") and bare.labels is None, "counted in the files"
     assert choose_sequences(bare, ["T2", "ADC"]).cases[0].sequences == ("T2", "ADC")
+
+
+def test_scans_in_formats_that_are_not_read_are_a_warning_of_their_folder(tmp_path: Path) -> None:
+    image, mask = write_pair(tmp_path / "beside", "Case00")
+    for folder in ("images", "masks", "cases/P1"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file, folder, name in (
+        (image, "images", "P1"),
+        (mask, "masks", "P1"),
+        (image, "cases/P1", "T2"),
+        (mask, "cases/P1", "mask"),
+    ):
+        shutil.copyfile(file, tmp_path / folder / f"{name}.nii.gz")
+    for folder in ("beside", "images", "masks", "cases/P1"):
+        for number in range(8):
+            (tmp_path / folder / f"k{number}.hdr").write_bytes(b"")
+    said = "has scans that are not read: k0.hdr, k1.hdr, k2.hdr, k3.hdr, k4.hdr, k5.hdr and 2 more"
+    for found, folders in (
+        (gather(tmp_path / "beside"), ["beside"]),
+        (gather(None, images=tmp_path / "images", masks=tmp_path / "masks"), ["images", "masks"]),
+        (gather(tmp_path / "cases"), ["cases/P1"]),
+    ):
+        (one,) = found
+        assert len(one.cases) == 1
+        assert [(of.level, of.file, of.message) for of in one.findings] == [
+            ("warning", tmp_path / folder, said) for folder in folders
+        ]
 
 
 def test_nnunet(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import make_site, small_image_job, small_job
+from conftest import make_image_site, make_site, small_image_job, small_job
 from kits import ROOT, SERVER, provision_project
 
 from fedshift import cli
@@ -25,6 +25,7 @@ from fedshift.federation.encryption.site import SiteEncryption, decrypt_model
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.server.state_files import load_state
+from fedshift.federation.site.site import Site
 from fedshift.federation.weights import read_weights
 from fedshift.flare.export import write_job
 from fedshift.flare.keys import SERVER_KEYS, SITE_KEYS, read_keys
@@ -145,6 +146,34 @@ def test_without_tenseal_a_sentence_says_what_to_install(kits: Path, monkeypatch
 
 
 # --- the sum ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_in_clear_is_checked_as_in_a_job_without_encryption(
+    site_keys: Keys, server_keys: Keys, tmp_path: Path
+) -> None:
+    """Scores of rounds, and fewer steps where the clock ends a round."""
+    job = small_image_job("fedavg", ENCRYPTED, "schedule.rounds=2", "schedule.minutes=0.0000001", "evaluation.every=1")
+    server = EncryptedCoordinator(job, tmp_path / "server", keys=server_keys)
+    sites = {
+        name: Site(
+            job,
+            name,
+            data=make_image_site(tmp_path / "data", name),
+            state=tmp_path / "state",
+            device="cpu",
+            encryption=SiteEncryption(job, site_keys),
+        )
+        for name in job.task.sites
+    }
+    requests = server.requests()
+    for task in ("statistics", "train", "train"):
+        request = next(requests)
+        assert request.task == task
+        for site in sites.values():
+            server.register(site.info())
+            assert server.accept(site.statistics() if task == "statistics" else site.train(request.broadcast))
+    next(requests)
+    assert server.results.rounds[0].sites["A"].test, "of the aggregate of round 1"
 
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])

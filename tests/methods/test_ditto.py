@@ -13,6 +13,7 @@ from torch import nn
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.methods import base, ditto
+from fedshift.schema.errors import DataError
 from fedshift.schema.results import LAST
 
 from .learning import assert_learns, run
@@ -62,6 +63,18 @@ def test_without_lambda_the_personal_model_is_that_of_a_site_alone(
     assert beside.final.last.sites == alone.final.last.sites and set(beside.final.personal) == set("ABC")
 
 
+@pytest.mark.parametrize("options", [ADAM, MOMENTUM, ("optimizer.clip_norm=0.5",)], ids=["adam", "momentum", "clip"])
+@pytest.mark.parametrize("names", ["ditto", "ditto+fedwon"])
+def test_one_site_without_lambda_has_the_global_model(
+    names: str, options: tuple[str, ...], three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also without norms: FedWon clips the gradients of both, and a norm's unused scale decays in neither."""
+    job = small_image_job(names, "ditto.lam=0", "federation.min_sites=1", *options, sites=("A",))
+    run_in_process(job, {"A": three_image_sites["A"]}, tmp_path)
+    shared, own = read_model_file(tmp_path / LAST)["weights"], personal(tmp_path, "A", job.task.schedule.rounds)
+    assert shared.keys() == own.keys() and all(torch.equal(own[key], value) for key, value in shared.items())
+
+
 def test_a_step_is_the_papers() -> None:
     """v ← v − η (∇f(v) + λ (v − w)), and w takes no part in it."""
     net = nn.Linear(2, 3).double()
@@ -82,6 +95,24 @@ def test_a_step_is_the_papers() -> None:
     expected = v.numpy() - 0.1 * (error.T @ x.numpy() + 0.7 * (v - w).numpy())
     np.testing.assert_allclose(ctx.state["own.weight"], expected, rtol=1e-10)
     assert torch.equal(net.weight, w) and net.weight.grad is None
+
+
+def test_a_personal_model_that_diverged_is_not_kept() -> None:
+    net = nn.Linear(2, 3)
+    client, ctx = ditto.Client(ditto.Config()), make_context("ditto", net)
+    ctx.run.optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    ctx.state["own.weight"], ctx.state["own.bias"] = torch.zeros(3, 2), torch.zeros(3)
+    client.begin(None, ctx)  # type: ignore[arg-type]
+    client.loss(
+        base.Batch(torch.full((4, 2), 1e38), torch.tensor([0, 1, 2, 1])), torch.zeros(4, 3), torch.zeros(()), ctx
+    )
+    for _ in range(9):
+        client.gradients(ctx)
+    with pytest.raises(
+        DataError, match=r"site A, round 1: the personal model is not finite .* ditto\.lam or optimizer"
+    ):
+        client.end(None, ctx)  # type: ignore[arg-type]
+    assert not any(value.any() for value in ctx.state.values()), "the last round's is still there"
 
 
 def test_the_larger_lambda_the_nearer_to_the_global_model(three_image_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -11,9 +11,15 @@ from conftest import Samples, Sent, make_context, make_image_site, server_contex
 from torch import Tensor, nn
 
 from fedshift.federation.in_process import run_in_process
+from fedshift.federation.server.clipping import clip, usual_limits
+from fedshift.federation.server.robust import present
 from fedshift.federation.server.selection import Selection
-from fedshift.methods import fedce
+from fedshift.federation.server.spool import SpooledUpdate
+from fedshift.federation.server.update_check import Change
+from fedshift.methods import base, fedce
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import RobustSpec
+from fedshift.schema.messages import Update
 
 
 class ByHand:
@@ -155,20 +161,102 @@ def test_a_site_measures_the_aggregate_without_itself_and_leaves_the_network_as_
     client = fedce.Client(fedce.Config())
     ctx.state = {f"own.{key}": value for key, value in {**net.state_dict(), "scale": torch.tensor([3.0])}.items()}
     del ctx.state["own.bn.num_batches_tracked"]
-    client.receive({"weights": np.array([0.6, 0.4, 0.0])}, ctx)  # 1 = 0.6 · 3 + 0.4 · (−2): the sign turns
+    client.receive(
+        {"weights": np.array([0.6, 0.4, 0.0]), "used": np.ones((3, 2))}, ctx
+    )  # 1 = 0.6 · 3 + 0.4 · (−2): the sign turns
     before = {key: value.clone() for key, value in net.state_dict().items()}
     data = Samples(torch.eye(3), torch.arange(3))
     client.begin(data, ctx)
     torch.testing.assert_close(dict(net.state_dict()), before, rtol=0, atol=0)
     assert float(client.end(data, ctx)["error"]) == pytest.approx(1.0), "−2 times the right logits is always wrong"
     torch.testing.assert_close(ctx.state["own.scale"], torch.ones(1))
-    client.receive({"weights": np.array([0.0, 1.0, 0.0])}, ctx)
+    client.receive({"weights": np.array([0.0, 1.0, 0.0]), "used": np.ones((3, 2))}, ctx)
     client.begin(data, ctx)
     assert float(client.end(data, ctx)["error"]) == 0.0, "a site without a part measures the aggregate itself"
     first = fedce.Client(fedce.Config())
     first.receive({"weights": np.zeros(3)}, make_context("fedce", net))
     first.begin(data, make_context("fedce", net))
     assert float(first.end(data, make_context("fedce", net))["error"]) == 1.0
+
+
+@pytest.mark.parametrize("rule", ["usual limits", "norm_clipping"])
+def test_a_site_whose_change_was_scaled_down_takes_out_what_is_left_of_it(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A moves 12 times as far as B and C, also its running mean; what it measures is the mean of B and C by p."""
+    rng = np.random.default_rng(0)
+    net = Fixed()
+    w = {key: value.numpy().copy() for key, value in net.state_dict().items()}
+    trained, updates = {}, []
+    for site, far in (("A", 12.0), ("B", 1.0), ("C", 1.1)):
+        trained[site] = {**w, "scale": w["scale"] + np.float32(far), "bn.running_mean": np.float32([far])}
+        update = Update(
+            site,
+            1,
+            n_samples=10,
+            n_steps=5,
+            weights=trained[site],
+            arrays={"fedce": {"error": np.asarray(rng.random())}},
+        )
+        updates.append(SpooledUpdate(update, tmp_path / site, Change(far, far)))
+    trainable = frozenset(key for key, _ in net.named_parameters())
+    if rule == "norm_clipping":
+        spec = RobustSpec(rule="norm_clipping", clip=2)
+        seen = present(updates, spec, weights=w, trainable=trainable, specs={})
+    else:
+        limits = usual_limits(
+            updates,
+            {"weights": 1.1, "buffers": 1.1},
+            norm_ratio=5,
+            opposed_ratio=None,
+            sample_ratio=5,
+            weights=w,
+            trainable=trainable,
+        )
+        assert limits is not None
+        seen = clip(updates, limits, weights=w, trainable=trainable, specs={})
+    server, ctx = started(), server_context(*trainable)
+    assert seen[0].scaled.keys() == {"weights", "buffers"}
+    aggregate = server.combine(w, seen, ctx)
+    _, p_b, p_c = server.state["weights"]
+
+    client, at_site = fedce.Client(fedce.Config()), make_context("fedce", net)
+    net.load_state_dict({key: torch.tensor(value) for key, value in trained["A"].items()})
+    at_site.run.received = w
+    client.receive(server.broadcast(ctx), at_site)
+    client.begin(Samples(torch.eye(3), torch.arange(3)), at_site)
+    client.end(Samples(torch.eye(3), torch.arange(3)), at_site)
+    net.load_state_dict({key: torch.tensor(value) for key, value in aggregate.items()})
+    later = make_context("fedce", net, round=2)
+    later.state = at_site.state
+    measured: dict[str, Tensor] = {}
+
+    def note(run: base.Run, _: base.TrainingSamples) -> float:
+        measured.update({key: value.clone() for key, value in run.net.state_dict().items()})
+        return 0.0
+
+    monkeypatch.setattr(fedce, "prediction_error", note)
+    client.begin(Samples(torch.eye(3), torch.arange(3)), later)
+    for key in ("scale", "bn.running_mean"):
+        expected = (p_b * trained["B"][key] + p_c * trained["C"][key]) / (p_b + p_c)
+        np.testing.assert_allclose(measured[key].numpy(), expected, rtol=1e-5)
+
+
+def test_layers_of_a_sites_own_stay_as_they_are_when_its_part_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Fixed()
+    ctx = make_context("fedce", net, round=2)
+    ctx.run.received["bn.running_mean"] = np.float32([9.0])
+    ctx.state = {f"{kind}.{key}": torch.full((1,), 5.0) for kind in ("own", "received") for key in net.state_dict()}
+    client = fedce.Client(fedce.Config())
+    client.receive({"weights": np.array([0.5, 0.5, 0.0]), "used": np.full((3, 2), 0.5)}, ctx)
+    measured: list[dict[str, Tensor]] = []
+    monkeypatch.setattr(
+        fedce,
+        "prediction_error",
+        lambda run, data: measured.append({k: v.clone() for k, v in run.net.state_dict().items()}) or 0.0,
+    )
+    client.begin(Samples(torch.eye(3), torch.arange(3)), ctx)
+    assert measured[0]["bn.running_mean"] == 0 and measured[0]["scale"] == -3
 
 
 def test_a_variance_that_rounding_made_negative_is_zero() -> None:

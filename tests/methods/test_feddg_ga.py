@@ -37,14 +37,16 @@ def sent(site: str, w: float, received: float, trained: float, variance: float =
     return Sent(site, {"w": np.float64([w]), "bn.running_var": np.float64([variance])}, arrays=arrays)
 
 
-def started(**options: object) -> feddg_ga.Server:
+def started(sites: Sequence[str] = "ABC", **options: object) -> feddg_ga.Server:
     server = feddg_ga.Server(feddg_ga.Config.parse(options, where=""))
-    server.start(nn.Identity(), server_context(round=0))
+    server.start(nn.Identity(), server_context(round=0, sites=tuple(sites)))
     return server
 
 
-def close(server: feddg_ga.Server, updates: Sequence[Sent], round_: int, rounds: int = 4) -> dict[str, np.ndarray]:
-    ctx = server_context("w", round=round_, rounds=rounds)
+def close(
+    server: feddg_ga.Server, updates: Sequence[Sent], round_: int, rounds: int = 4, sites: Sequence[str] = "ABC"
+) -> dict[str, np.ndarray]:
+    ctx = server_context("w", round=round_, rounds=rounds, sites=tuple(sites))
     server.receive(updates, ctx)
     return server.combine({"w": np.float64([0]), "bn.running_var": np.float64([1])}, updates, ctx)
 
@@ -86,15 +88,47 @@ def test_equal_gaps_change_nothing() -> None:
 
 
 def test_a_site_without_a_gap_keeps_its_weight() -> None:
-    server = started()
-    close(server, [sent("A", 0, 0, 0.1), sent("B", 0, 0, 0.5)], 1)
-    out = close(server, [sent("A", 1, 2.0, 0), sent("B", 10, 0.6, 0), sent("C", 100, 9.0, 0)], 2)
-    a, b, c = server.state["weights"]
-    assert c == 1 / 3 and a + b == pytest.approx(2 / 3) and a > 1 / 3
-    assert out["w"] == pytest.approx(a + 10 * b + 100 * c)
-    out = close(server, [sent("B", 10, 0.5, 0), sent("C", 100, 9.0, 0)], 3)
-    assert server.state["weights"][0] == a
-    assert out["w"] == pytest.approx(np.average((10, 100), weights=server.state["weights"][1:]))
+    server = started("ABCD")
+    close(server, [sent("A", 0, 0, 0.1), sent("B", 0, 0, 0.5), sent("C", 0, 0, 0.5)], 1, sites="ABCD")
+    updates = [sent("A", 1, 2.0, 0), sent("B", 10, 0.6, 0), sent("C", 100, 0.7, 0), sent("D", 1000, 9.0, 0)]
+    out = close(server, updates, 2, sites="ABCD")
+    a, b, c, d = server.state["weights"]
+    assert d == 1 / 4 and a + b + c == pytest.approx(3 / 4) and a > 1 / 4
+    assert out["w"] == pytest.approx(a + 10 * b + 100 * c + 1000 * d)
+    out = close(server, [sent("C", 10, 0.5, 0), sent("D", 100, 9.0, 0)], 3, sites="ABCD")
+    assert server.state["weights"].tolist() == [a, b, c, d], "two gaps are too few"
+    assert out["w"] == pytest.approx(np.average((10, 100), weights=(c, d)))
+
+
+def adjustment(names: Sequence[str], known: Sequence[str], gaps: Sequence[float], **options: object) -> np.ndarray:
+    """Weights after one step, if these sites' gaps are known."""
+    server = started(names, **options)
+    close(server, [sent(name, 0, 0, 0.0) for name in known], 1, sites=names)
+    close(server, [sent(name, 0, gap, 0) for name, gap in zip(known, gaps, strict=True)], 2, sites=names)
+    weights: np.ndarray = server.state["weights"]
+    return weights
+
+
+@pytest.mark.parametrize("n", [3, 6, 20])
+@pytest.mark.parametrize("drawn", [None, 3])
+def test_a_step_moves_the_same_share_of_the_mean_weight_for_any_number_of_sites(n: int, drawn: int | None) -> None:
+    rng, names = np.random.default_rng(n), [f"s{i:02d}" for i in range(n)]
+    for _ in range(20):
+        gaps = rng.normal(size=drawn or n)
+        excess = gaps - gaps.mean()
+        moved = np.maximum(1 + 0.6 * excess / np.abs(excess).max(), 0) / n
+        expected = np.full(n, 1 / n)
+        expected[: len(gaps)] = moved * len(gaps) / n / moved.sum()
+        found = adjustment(names, names[: len(gaps)], gaps.tolist())
+        assert found.min() > 0
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_two_known_gaps_move_weights_only_as_released() -> None:
+    for apart in (1.0, 1e-9, 0.0):
+        assert (adjustment("ABC", "AB", [0.5, 0.5 + apart]) == 1 / 3).all()
+    far, near = (adjustment("ABC", "AB", [0.5, 0.5 + apart], variant="released") for apart in (1.0, 1e-9))
+    assert far[1] - far[0] > 0.01 and near[1] - near[0] == pytest.approx(0, abs=1e-9)
 
 
 def test_buffers_are_averaged_with_the_same_weights() -> None:

@@ -108,8 +108,9 @@ def test_far_sites_gain_weight_and_absent_ones_keep_theirs() -> None:
         sent = [Sent("A", {"w": np.array([3.0, 0])}), Sent("B", {"w": np.array([0, 1.0])})]
         server.combine(weights, sent, server_context("w", rounds=5))
     p = server.state["p"]
-    assert p[0] > 2 * p[1] and p[2] == pytest.approx(1 / 3)
-    assert server.state["rounds"].tolist() == [5, 5, 0]
+    assert p[0] > 2 * p[1] and server.state["rounds"].tolist() == [5, 5, 0]
+    server.combine(weights, [Sent("A", {"w": np.zeros(2)}), Sent("C", {"w": np.ones(2)})], server_context("w"))
+    assert server.state["p"][1] == p[1] and server.state["p"][2] == pytest.approx(1 / 2 + 0.5)
     assert not any(name.startswith("falls") for name in server.state), "nothing is dropped, so nothing is counted"
 
 
@@ -120,8 +121,30 @@ def test_buffers_are_averaged_with_the_weights() -> None:
         Sent("B", {"w": np.float32([1]), "bn.running_var": np.float32([2])}),
     ]
     out = started(beta=1).combine(old, sent, server_context("w"))
-    p = np.array([1 / 3 + 0.75, 1 / 3 + 0.25]) / (5 / 3)
+    p = np.array([1 / 2 + 0.75, 1 / 2 + 0.25]) / 2
     assert out["bn.running_var"] == pytest.approx(p @ [4, 2]) and out["w"] == pytest.approx(p @ [3, 1])
     sent = [Sent(site.site, site.weights) for site in sent]
     still = started().combine(old, [Sent("A", {k: v.copy() for k, v in old.items()})], server_context("w"))
     assert still["w"] == 0, "a round in which no site moved"
+
+
+def test_a_drawn_site_counts_as_much_whatever_the_number_of_others() -> None:
+    old, moved = {"w": np.zeros(2)}, []
+    for n in (4, 20, 100):
+        sites = tuple(f"s{i:03d}" for i in range(n))
+        server = fedheal.Server(fedheal.Config())
+        server.start(nn.Identity(), server_context(sites=sites, round=0))
+        sent = [Sent(site, {"w": np.array([3.0, 0] if site == "s000" else [0, 1.0])}) for site in sites[:4]]
+        moved.append(server.combine(old, sent, server_context("w", sites=sites))["w"])
+    share = (1 / 4 + 0.4 * 3 / 6) / 1.4
+    np.testing.assert_allclose(moved, [[3 * share, 1 - share]] * 3, rtol=1e-12)
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.3, 0.6, 0.7])
+def test_an_element_that_rises_is_kept_as_one_that_falls(tau: float) -> None:
+    for earlier in range(1, 101):
+        same_way = np.arange(earlier + 1)
+        rises = fedheal.kept(earlier - same_way, earlier, np.ones(earlier + 1), tau=tau)
+        falls = fedheal.kept(same_way, earlier, -np.ones(earlier + 1), tau=tau)
+        assert (rises == falls).all() and rises.tolist() == sorted(rises.tolist()), earlier
+        assert rises.sum() == sum(100 * count > round(100 * tau) * earlier for count in same_way.tolist()), earlier

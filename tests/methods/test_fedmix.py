@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Samples, Sent, make_context, server_context, small_job
+from conftest import Samples, Sent, make_context, make_image_site, server_context, small_image_job, small_job
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedshift.federation.in_process import run_in_process
+from fedshift.federation.site.site import Site
 from fedshift.methods import base, fedmix
 from fedshift.schema.errors import DataError
 
@@ -129,6 +130,19 @@ def test_averages_are_of_groups_that_share_no_image_and_a_rest_is_left_out() -> 
     other = client.statistics(Samples(images, y), make_context("fedmix", round=0, site="B"))
     assert not np.array_equal(other["images"], sent["images"]), "groups are random"
     assert not np.allclose(members[0, :5], 1), "and not in the order of the data"
+
+
+def test_jobs_with_other_seeds_send_the_same_averages(tmp_path: Path) -> None:
+    """From averages over other groups of the same images, single images could be solved."""
+    data = make_image_site(tmp_path / "data", "A")
+    first, second = (
+        Site(small_image_job("fedmix", seed=seed), "A", data=data, state=tmp_path / str(seed), device="cpu")
+        .statistics()
+        .arrays["fedmix"]
+        for seed in (0, 1)
+    )
+    for name, array in first.items():
+        np.testing.assert_array_equal(second[name], array)
 
 
 def test_masks_are_averaged_pixel_by_pixel() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Sent, server_context
+from scipy.optimize import minimize
 
 from fedshift.methods import fedomg
 from fedshift.methods.shared.aggregation import BLOCK, inner_products
@@ -32,6 +33,24 @@ def test_no_other_weights_are_better(seed: int, kappa: float) -> None:
     best = objective(products, shares, gamma, kappa)
     others = [*rng.dirichlet(np.ones(5) * 0.3, 3000), *np.eye(5), *rng.dirichlet(50 * gamma + 1e-3, 1000)]
     assert min(objective(products, shares, other, kappa) for other in others) >= best - 1e-9
+
+
+@pytest.mark.parametrize("kappa", [0.5, 0.9])
+@pytest.mark.parametrize("seed", range(3))
+def test_many_sites_whose_changes_span_few_dimensions_get_the_minimum(seed: int, kappa: float) -> None:
+    rng, sites = np.random.default_rng(seed), 20
+    changes = (0.3 * rng.normal(size=5) + rng.normal(size=(sites, 5))) * np.exp(rng.normal(size=(sites, 1)))
+    products, shares = scaled(changes), np.full(sites, 1 / sites)
+    best = minimize(
+        lambda gamma: objective(products, shares, gamma, kappa),
+        shares,
+        bounds=[(0, 1)] * sites,
+        constraints={"type": "eq", "fun": lambda gamma: gamma.sum() - 1},
+        method="SLSQP",
+        options={"ftol": 1e-15, "maxiter": 2000},
+    ).fun
+    found = objective(products, shares, fedomg.matched(products, shares, kappa=kappa), kappa)
+    assert found == pytest.approx(best, rel=1e-6)
 
 
 def authors(changes: np.ndarray, kappa: float, steps: int) -> np.ndarray:

@@ -155,6 +155,16 @@ def test_alike_sites_do_not_outweigh_others_and_an_absent_class_stays() -> None:
     assert server.state["number"].tolist() == [2, 1, 0], "class 0 keeps its clusters"
 
 
+def test_a_site_that_alone_of_a_round_has_a_class_is_told_to_all() -> None:
+    server, points = fpl.Server(fpl.Config()), np.eye(D)
+    server.start(Embedded(), server_context())
+    server.receive([sent("A", {0: points[0]}), sent("B", {0: points[1]})], server_context())
+    assert server.broadcast(server_context())["number"].tolist() == [1, 0, 0], "one cluster of two sites"
+    server.receive([sent("C", {0: points[2]})], server_context(round=2))
+    np.testing.assert_array_equal(server.broadcast(server_context())["prototypes"][0, 0], points[2])
+    assert "alone of a round's sites" in server.down(Embedded())["prototypes"].reveals
+
+
 def test_a_prototype_of_one_image_is_refused() -> None:
     update = sent("A", {0: np.ones(D)})
     server = fpl.Server(fpl.Config())

@@ -56,6 +56,7 @@ class Row:
         batch: images in a batch; with two at least one of the three classes is missing from it.
         sent: whether a change of what a site sends counts, as it is trained on in the next round.
         kept: whether a change of what a site keeps for the method counts, as it is what the site is evaluated with.
+        sites: that train, of `Sites`.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -67,6 +68,7 @@ class Row:
     batch: int = 4
     sent: bool = False
     kept: bool = False
+    sites: str = "AB"
 
 
 PENALTY = Row({"weight": 30, "warmup": 0}, base={"warmup": 2}, contexts=({"weight": 0.5},))
@@ -89,7 +91,7 @@ ROWS = {
     ),
     "fedavgm": Row({"beta": 0.5, "server_lr": 0.5}, contexts=({"beta": 0},)),
     "fedce": Row(rounds=3, steps=20, batch=12),
-    "feddg_ga": Row({"step": 0.6}),
+    "feddg_ga": Row({"step": 0.6}, sites="ABC"),
     "ditto": Row({"lam": 0.1}, kept=True),
     "feddyn": Row({"alpha": 0.5}),
     "fedfa": Row(
@@ -221,7 +223,7 @@ def made(method: str, setting: Setting) -> JobSpec:
         f"schedule.local_steps={row.steps}",
         *sgd,
         *texts,
-        sites=("A", "B"),
+        sites=tuple(row.sites),
     )
 
 
@@ -250,12 +252,12 @@ class Kept:
 
 
 class Sites:
-    """Two sites and the server in memory: rounds as `Site` and `Coordinator` do them, without files and scores."""
+    """Sites and the server in memory: rounds as `Site` and `Coordinator` do them, without files and scores."""
 
     def __init__(self, root: Path) -> None:
         folders = {
             site: make_image_site(root, site, images=images, gain=gain)
-            for site, images, gain in (("A", 18, 1.0), ("B", 36, 0.5))
+            for site, images, gain in (("A", 18, 1.0), ("B", 36, 0.5), ("C", 18, 1.5))
         }
         job = made("fedavg", ())
         self._task = build_task(job)
@@ -272,7 +274,7 @@ class Sites:
         told = []
         for round_ in range(job.task.schedule.rounds + 1):
             model.combine(
-                [self._update(job, methods, site, round_, model, states[site]) for site in self._data], round_
+                [self._update(job, methods, site, round_, model, states[site]) for site in job.task.sites], round_
             )
             told.append({site: state.told for site, state in states.items()})
         weights = {key: value.tobytes() for key, value in model.weights.items()}
@@ -325,7 +327,7 @@ class Sites:
         if methods.pooled is None:
             return self._data[site]
         together = Union if methods.pooled.client().trains_on == "union" else EverySite
-        return together(list(self._data.values()))
+        return together([self._data[site] for site in methods.job.task.sites])
 
 
 def sizes(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:

@@ -65,9 +65,11 @@ OPTIONS = [
     ("images", "fedavgm fedavgm.beta=-0.1", "method fedavgm: 'beta'"),
     ("images", "fedavgm fedavgm.server_lr=0", "method fedavgm: 'server_lr'"),
     ("images", "fedadagrad fedadagrad.beta2=0.9", "method fedadagrad: unknown key 'beta2'.* 'beta1'"),
+    *(("images", f"{name} {name}.tau=1e300", f"method {name}: 'tau' .* 1000000") for name in ("fedadagrad", "fedyogi")),
     ("images", "fedadam fedadam.beta2=1", "method fedadam: 'beta2' .* less than 1"),
     ("slices", "fedyogi fedyogi.tau=0", "method fedyogi: 'tau' .* greater than 0"),
     ("images", "ditto ditto.lam=-1", "method ditto: 'lam' .* 0"),
+    ("images", "ditto ditto.lam=40", r"method ditto: optimizer\.lr 0\.05 times ditto\.lam 40 must be below 2"),
     ("slices", "fedbn fedbn.norms=bn", "method fedbn: 'norms' .* 'batch' or 'all'"),
     (
         "slices",
@@ -76,6 +78,11 @@ OPTIONS = [
     ),
     ("images", "fedce fedce.join=mean", "method fedce: 'join' .* 'sum' or 'product'"),
     ("images", "feddg_ga feddg_ga.step=1", "method feddg_ga: 'step' .* less than 1"),
+    (
+        "images",
+        "feddg_ga federation.sites_per_round=2",
+        r"method feddg_ga: .* a round has 2: .*feddg_ga\.variant=released",
+    ),
     ("images", "feddyn feddyn.alpha=0", "method feddyn: 'alpha' .* greater than 0"),
     ("slices", "fedfa fedfa.layers=[1,6]", r"method fedfa: layers \[6\] .* 1 to 5"),
     ("images", "fedgma fedgma.tau=1.5", "method fedgma: 'tau' .* 1"),
@@ -198,6 +205,10 @@ TASKS = [  # and optimisers, batch sizes, sampling of sites
     ),
     ("slices", "fraug", "method fraug: .*segmentation has no embedding"),
     ("images", "fraug schedule.batch_size=1", "method fraug: .*batches of two images"),
+    *(
+        ("images", f"{job} schedule.batch_size=1", r"network digits_cnn: layer fc1\.1 .* two images .*batch_size=2")
+        for job in ("fedavg", "ditto", "fedwon evaluation.local=true")
+    ),
     ("slices", "fednova optimizer.name=adam", r"method fednova: .* SGD, not adam: .*--set optimizer\.name=sgd"),
     ("images", "fednova optimizer.momentum=0.9", r"method fednova: .*momentum.*optimizer\.keep=false"),
     (
@@ -318,6 +329,12 @@ ACCEPTED = [
     ("slices", "fediir fediir.gamma=0.1", "ABC"),
     ("images", "fedbn+fedrep fedrep.head=0.3", "ABC"),
     ("images", "ditto+fedprox ditto.lam=0.5", "ABC"),
+    ("slices", "ditto ditto.lam=1000", "ABC"),  # Adam's steps have a bound
+    ("images", "feddg_ga feddg_ga.variant=released", "AB"),
+    ("images", "fedwon schedule.batch_size=1", "ABC"),  # without norms
+    ("images", "all schedule.batch_size=1", "ABC"),  # of each site
+    ("images", "fedavg schedule.batch_size=1 network.name=mnist_cnn network.options.size=16", "ABC"),
+    ("slices", "fedavg schedule.batch_size=1", "ABC"),  # pixels are enough
     *(
         ("images", f"fedprox+{beside} fedprox.mu=0.5 schedule.local_steps=1", "ABC")
         for beside in ("fedsam", "pfedavg")  # gradients elsewhere, and further steps

@@ -55,9 +55,10 @@ def record(
     split: str = "case",
     share_cases: bool = True,
     best_round: int = 2,
+    options: tuple[str, ...] = (),
 ) -> Results:
     """A finished run at these sites, with these Dice scores of single test cases."""
-    results = new_results(_job(methods, seed), metric="dice").model_copy(deep=True)
+    results = new_results(_job(methods, seed, options), metric="dice").model_copy(deep=True)
     evaluations = {site: {"test": told(scores, share_cases=share_cases)} for site, scores in by_site.items()}
     means = {site: float(np.mean(scores)) for site, scores in by_site.items()}
     for site in by_site:
@@ -79,8 +80,9 @@ def record(
 
 
 @functools.cache
-def _job(methods: str, seed: int) -> JobSpec:
-    return resolve("prostate", methods, sites=["BIDMC", "HK"], seed=seed, options=["schedule.rounds=3"])
+def _job(methods: str, seed: int, options: tuple[str, ...]) -> JobSpec:
+    sites = ["BIDMC", "HK", "UCL"] if any("robust" in option for option in options) else ["BIDMC", "HK"]
+    return resolve("prostate", methods, sites=sites, seed=seed, options=["schedule.rounds=3", *options])
 
 
 def written(results: Results, folder: Path) -> Path:

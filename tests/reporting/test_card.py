@@ -77,6 +77,14 @@ def test_results_of_another_run_are_refused(run: Path, tmp_path: Path, capsys: p
     other.write(tmp_path)
     assert main(["card", str(run / BEST), str(tmp_path), "--out", str(tmp_path / "card.html")]) == 2
     assert "is of another run than" in capsys.readouterr().err
+    other = read_results(run)
+    other.job.settings["optimizer"]["lr"] *= 10
+    other.write(tmp_path)
+    assert main(["card", str(run / BEST), str(tmp_path), "--out", str(tmp_path / "card.html")]) == 2
+    assert "is of another run than" in capsys.readouterr().err
+    other.job.settings = {}  # a record of an earlier version
+    other.write(tmp_path)
+    assert main(["card", str(run / BEST), str(tmp_path), "--out", str(tmp_path / "card.html")]) == 0
     assert main(["card", str(run / BEST), "--out", str(tmp_path / "card.txt")]) == 2
     assert "ends in .html" in capsys.readouterr().err
     (tmp_path / "file").write_text("", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from conftest import small_job
 from rich.console import Console
 from scipy import stats
 
+from data_prep.phantom import make_phantom
 from fedshift import cli
+from fedshift.data.locate import phantom_home
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.flare.export import read_job_folder
 from fedshift.reporting.comparison.record import write_comparison
@@ -23,6 +26,8 @@ from fedshift.reporting.report.findings import mean_with_interval
 from fedshift.reporting.report.runs import Run, label_runs, read
 from fedshift.reporting.table import PHANTOM_NOTE, scores_table
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.evaluation import OneSided
+from fedshift.schema.manifest import PhantomOptions, manifest_sha256
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
 from reporting.comparison.made import made
@@ -133,6 +138,39 @@ def test_the_commands_make_the_job_again(html: str, tmp_path: Path, monkeypatch:
     assert read_job_folder(folder).dump() == small_job("fedfa+fedrdn", "schedule.rounds=3", seed=4).dump()
 
 
+def test_the_commands_make_the_phantom_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    first = make_phantom(tmp_path / "phantom", seed=3, sites=["BIDMC", "HK"], cases=3, matrices=(32,))
+    sites = {site: first / "prostate" / site for site in ("BIDMC", "HK")}
+    options = ("schedule.rounds=1", "data.matrix=32", "network.options.features=4")
+    run_in_process(small_job("fedavg", *options, sites=tuple(sites)), sites, tmp_path / "run")
+    html = html_of(tmp_path / "run")
+    line = Page(html[html.index("<pre") : html.index("</pre>")]).text.partition(" fedshift job")[0]
+    assert line == "fedshift data phantom --sites BIDMC,HK --cases 3 --seed 3 --matrix 32"
+    assert cli.main(shlex.split(line)[1:]) == 0
+    recorded = read_results(tmp_path / "run").data
+    for site in sites:
+        again = manifest_sha256(phantom_home() / "prostate" / site)
+        assert again == manifest_sha256(sites[site]) == recorded[site].manifest_sha256
+
+
+def test_other_options_of_the_phantom_are_printed_and_unknown_ones_admitted(tmp_path: Path) -> None:
+    results = record(GOOD, kind="phantom")
+    text = said(results, tmp_path / "former")
+    assert "With which options 'fedshift data phantom' made BIDMC and HK is not known" in text
+    results.data["BIDMC"].phantom = PhantomOptions(cases=4, seed=1, matrices=(), zones=True, sequences=2)
+    results.data["HK"].phantom = PhantomOptions(cases=4, seed=1, matrices=(64, 96))
+    text = said(results, tmp_path / "now")
+    assert "is not known" not in text
+    assert "fedshift data phantom --sites BIDMC --cases 4 --seed 1 --zones --sequences 2 fedshift" in text
+    assert "fedshift data phantom --sites HK --cases 4 --seed 1 --matrix 64,96 fedshift" in text
+
+
+def test_settings_in_the_record_are_shown_and_repeated_without_the_model_file(tmp_path: Path) -> None:
+    text = said(record(GOOD, options=("optimizer.lr=0.0005",)), tmp_path)
+    assert "lr 0.0005" in text and "optimizer.lr=0.0005" in text[text.index("fedshift job") :]
+
+
 def test_how_fedshift_run_has_shared_the_sites_out_is_no_option(tmp_path: Path) -> None:
     job = small_job("fedavg", "schedule.rounds=1")
     shares = {"hosts": 2, "shares": (("BIDMC",), ("HK", "UCL"))}
@@ -218,6 +256,14 @@ def _empty(results: Results) -> None:
     told["test"] = told["test"].model_copy(update={"empty": 2})
 
 
+def _one_sided(results: Results) -> None:
+    assert results.final is not None
+    for site, missed, invented in (("BIDMC", 1, 0), ("HK", 2, 1)):
+        told = results.final.best.evaluations[site]
+        apart = {"apex": OneSided(missed=missed, invented=invented)}
+        told["test"] = told["test"].model_copy(update={"empty": missed, "one_sided": apart})
+
+
 def _overconfident(results: Results) -> None:
     assert results.final is not None
     told = results.final.best.evaluations["HK"]
@@ -237,6 +283,11 @@ def _overconfident(results: Results) -> None:
         (_absent, "Sites were absent 1 time in total: HK."),
         (_rejected, "Rejected answers of HK: 1."),
         (_empty, "in 2 test volumes (HK); surface distances count as the diagonal of the volume there"),
+        (
+            _one_sided,
+            "apex: 4 test volumes with the class in one mask only, at BIDMC (1 missed, 0 invented) and HK (2 missed, 1 "
+            "invented); HD95 and ASD count as the volume's diagonal there.",
+        ),
         (_overconfident, "(ECE) at HK (40.0 %)"),
     ],
 )
@@ -381,6 +432,75 @@ def test_a_run_that_is_given_twice_is_one_seed(tmp_path: Path) -> None:
     assert f"Not counted, as another run has the same settings and seed: {tmp_path / 'two'}." in text
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("options", "label", "differ"),
+    [
+        (("optimizer.lr=0.0005",), "fedavg, optimizer.lr 0.0005", "optimizer.lr"),
+        (("loss=dice",), "fedavg, loss dice", "loss"),
+        (("schedule.local_epochs=5",), "fedavg, schedule.local_epochs 5", "schedule.local_epochs"),
+        (
+            ("federation.robust.rule=median", "federation.min_sites=3"),
+            "fedavg, federation.robust.rule median",
+            "federation.robust.rule, federation.robust.trim and federation.robust.clip",
+        ),
+    ],
+)
+def test_runs_that_differ_in_any_setting_are_columns_of_their_own(
+    options: tuple[str, ...], label: str, differ: str, seed: int, tmp_path: Path
+) -> None:
+    other = {site: [case - 0.3 for case in cases] for site, cases in GOOD.items()}
+    text = words_of(
+        written(record(GOOD), tmp_path / "one"), written(record(other, seed=seed, options=options), tmp_path / "two")
+    )
+    assert "2 seeds" not in text and "Not counted" not in text
+    table = text[text.index("Test Dice (%), best model Site") :]
+    assert label in table[: table.index("BIDMC")]
+    assert f"Beside methods and their options the columns differ in {differ}." in text
+
+
+def test_settings_that_change_no_result_are_the_same_experiment(tmp_path: Path) -> None:
+    folders = [
+        written(record(GOOD, seed=seed, options=options), tmp_path / str(seed))
+        for seed, options in enumerate(
+            [(), ("schedule.threads=2", "federation.grace=5", "evaluation.reference=true", "evaluation.local=true")]
+        )
+    ]
+    text = words_of(*folders)
+    assert "2 seeds" in text and "the columns differ" not in text
+
+
+def test_records_of_earlier_versions_without_settings_are_never_averaged(run: Path, tmp_path: Path) -> None:
+    folders = []
+    for seed in (0, 1):
+        former = record(GOOD, seed=seed)
+        former.job.settings = {}
+        folders.append(written(former, tmp_path / str(seed)))
+    text = words_of(*folders)
+    assert "2 seeds" not in text and "Some records are of an earlier version" in text
+    text = words_of(folders[0], written(record(GOOD, seed=1), tmp_path / "now"))
+    assert "2 seeds" not in text and "fedavg, settings not recorded" in text
+    former = read_results(run)
+    recorded, former.job.settings = former.job.settings, {}
+    folder = written(former, tmp_path / "with_model")
+    shutil.copy(run / "best_global_model.pt", folder)
+    found = read(folder)
+    assert isinstance(found, Run) and found.settings == recorded and recorded["optimizer"]["lr"]
+
+
+def test_a_small_difference_is_not_printed_as_none(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, mean in (("higher", 0.0003), ("lower", -0.0003), ("same", 0.0)):
+        other = {site: [case + mean + (mean and rng.normal(0, 2e-5)) for case in cases] for site, cases in GOOD.items()}
+        folders = [written(record(c, methods=m), tmp_path / name / m) for m, c in (("fedavg", GOOD), ("fedfa", other))]
+        told = words_of(*folders).rpartition("fedavg + fedfa 12 2 ")[2].partition(" Both settings")[0]
+        if name == "same":
+            assert told == "0.0 –"
+        else:
+            sign = "+" if mean > 0 else "-"
+            assert re.fullmatch(rf"\{sign}0\.03\d? \[(-?0\.0[23]\d?), (-?0\.0[23]\d?)\] < 0.001", told), told
+
+
 def test_differences_that_are_one_but_for_rounding_have_no_p(tmp_path: Path) -> None:
     other = {site: [case + 0.1 for case in cases] for site, cases in GOOD.items()}
     folders = [written(record(c, methods=m), tmp_path / m) for m, c in (("fedavg", GOOD), ("fedfa", other))]
@@ -519,7 +639,7 @@ def test_a_model_file_that_cannot_be_read_leaves_a_report_without_it(run: Path, 
     assert "FedRDN: intensities" not in text and "Scores of every site" in text
 
 
-@pytest.mark.parametrize("change", [{"seed": 7}, {"task": "digits"}, {"methods": []}])
+@pytest.mark.parametrize("change", [{"seed": 7}, {"task": "digits"}, {"methods": []}, {"settings": {"loss": "dice"}}])
 def test_the_model_of_another_run_is_not_taken_for_this_ones(
     change: dict[str, object], run: Path, tmp_path: Path
 ) -> None:

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from fedshift import cli
+from fedshift.federation.resolve import resolve
 from fedshift.reporting.report import page
 from fedshift.reporting.report.runs import Run, read
 from fedshift.reporting.report.worth import answer
 from fedshift.schema.paired import OWN_FILE, LocalComparison
 from fedshift.schema.protocol_results import HeldOutSite, LeaveOneOut, ModelScores
-from fedshift.schema.results import Results
+from fedshift.schema.results import Results, deciding_settings
 from fedshift.tasks.evaluation.paired import compare
 from reporting.reports import Page, html_of, record, told, written
 
@@ -152,9 +153,20 @@ def test_what_a_site_gives_is_shown_where_it_was_left_out(results: Results, tmp_
         in text
     )
     assert "What HK gives the others" in text
-    out.job.seed = 5
-    out.write(tmp_path / "out")
-    assert "gives the others" not in html_of(folder, tmp_path / "out")
+    settings = results.job.settings
+    for change in (
+        {"seed": 5},
+        {"settings": {**settings, "optimizer": {**settings["optimizer"], "lr": 0.5}}},
+        {"settings": {}},
+    ):
+        other = out.model_copy(update={"job": job.model_copy(update=change)})
+        other.write(tmp_path / "out")
+        assert "gives the others" not in html_of(folder, tmp_path / "out"), change
+
+
+def test_a_job_that_holds_a_site_out_has_the_settings_of_the_whole() -> None:
+    whole, less = (deciding_settings(resolve("prostate", "fedavg", held_out=out)) for out in ([], ["UCL"]))
+    assert whole == less, "fewer sites, and so another federation.min_sites, are the same job"
 
 
 def test_the_pages_fit_a_phone(results: Results, tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ ELSEWHERE = {
     "inference/bundle_config": "inference/test_monai_bundle.py",
     "inference/bundle_patches": "inference/test_patches.py",
     "inference/bundle_slices": "inference/test_bundle.py",
+    "inference/class_colours": "cli/test_predict.py",
     "inference/classify": "cli/test_predict.py",
     "inference/dicom_rtstruct": "inference/test_dicom_results.py",
     "inference/dicom_seg": "inference/test_dicom_results.py",

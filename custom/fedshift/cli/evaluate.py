@@ -17,8 +17,8 @@ from fedshift.reporting.known_scores import SCORES
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedshift.inference.scoring import Scored
-    from fedshift.schema.evaluation import Distribution
+    from fedshift.inference.scoring import Scored, Summary
+    from fedshift.schema.evaluation import OneSided
 
 TABLE, SUMMARY = "scores.csv", "evaluation.json"
 COLUMNS = ("dice", "surface_dice", "hd95", "asd", "volume_difference")
@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     cases = scoring.labelled_cases(model, sets, labels=meaning["labels"], annotated=meaning["annotated"])
     for line in describe(model):
         print(line)
+    for finding in (finding for found in sets for finding in found.findings):
+        print(f"warning: {finding.sentence()}")
     true = args.true_spacing
     ready = scoring.ready_for(model, cases, choice(args), device=args.device, true_spacing=true)
     print_statistics(ready)
@@ -76,11 +78,13 @@ def run(args: argparse.Namespace) -> int:
         said = ", ".join(f"{name} {of['dice']:.3f}" for name, of in case.scores.items())
         print(f"{case.id}: {case.error or f'Dice {said}'}")
     classes = model.header.job.task.classes[1:]
-    found = scoring.summary(scored, classes)
-    _write(args.out, scored, found, tolerance=tolerance, model=model.path.name)
+    summary = scoring.summary(scored, classes, subjects=scoring.subjects_of(sets))
+    _write(args.out, scored, summary, tolerance=tolerance, model=model.path.name)
     console = Console(soft_wrap=True, highlight=False)
-    if found:
-        console.print(_table(found, classes, n=sum(case.error is None for case in scored)))
+    if summary.cases:
+        console.print(_table(summary, classes))
+    for name, of in summary.one_sided.items():
+        print(_one_sided(name, of, n=len(summary.cases)))
     if not all(case.known_spacing for case in scored):
         done = ", and they are resampled by data.matrix and not by 1 mm" if model.resamples_by_matrix else ""
         print(
@@ -94,11 +98,28 @@ def run(args: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def _table(found: dict[str, Distribution], classes: Sequence[str], *, n: int) -> Table:
+def _one_sided(name: str, of: OneSided, *, n: int) -> str:
+    """What is to be known of a class that one mask only has in some cases."""
+    how = [f"{times} {word}" for word, times in (("missed", of.missed), ("invented", of.invented)) if times]
+    is_are = "is" if of.cases == 1 else "are"
+    return (
+        f"{name}: {of.cases} of {n} cases {is_are} in one mask only ({', '.join(how)} by the model); HD95 and ASD "
+        "count as the volume's diagonal there, and surface Dice as 0"
+    )
+
+
+def _table(summary: Summary, classes: Sequence[str]) -> Table:
     """Mean over cases with its 95 % interval, of each class and of the mean over classes."""
     from rich.table import Table
 
-    table = Table(title=f"{n} case{'' if n == 1 else 's'}; mean over cases (95 % interval)")
+    from fedshift.tasks.evaluation.spread import ENOUGH
+
+    n, found = len(summary.cases), summary.scores
+    counted, over = f"{n} case{'' if n == 1 else 's'}", "cases"
+    if summary.subjects < n:
+        counted, over = f"{n} scans of {summary.subjects} subject{'' if summary.subjects == 1 else 's'}", "subjects"
+    interval = "95 % interval" if summary.subjects >= ENOUGH else f"no interval: fewer than {ENOUGH} {over}"
+    table = Table(title=f"{counted}; mean over {'cases' if over == 'cases' else 'scans'} ({interval})")
     table.add_column("class")
     for score in COLUMNS:
         table.add_column(SCORES[score].heading, justify="right")
@@ -107,8 +128,8 @@ def _table(found: dict[str, Distribution], classes: Sequence[str], *, n: int) ->
         cells = []
         for score in COLUMNS:
             of, factor = found.get(f"{score}{suffix}"), SCORES[score].factor
-            interval = "" if of is None or of.interval is None else f" ({_span(of.interval, factor)})"
-            cells.append("-" if of is None else f"{factor * of.mean:.1f}{interval}")
+            span = "" if of is None or of.interval is None else f" ({_span(of.interval, factor)})"
+            cells.append("-" if of is None else f"{factor * of.mean:.1f}{span}")
         table.add_row(label, *cells)
     return table
 
@@ -117,9 +138,7 @@ def _span(interval: tuple[float, float], factor: float) -> str:
     return " to ".join(f"{factor * end:.1f}" for end in interval)
 
 
-def _write(
-    out: Path, scored: Sequence[Scored], found: dict[str, Distribution], *, tolerance: float, model: str
-) -> None:
+def _write(out: Path, scored: Sequence[Scored], summary: Summary, *, tolerance: float, model: str) -> None:
     """Write a row for each case and class, and the summary."""
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.files import write_text
@@ -127,18 +146,21 @@ def _write(
     try:
         with (out / TABLE).open("w", newline="", encoding="utf-8") as file:
             rows = csv.writer(file)
-            rows.writerow(["case", "class", *COLUMNS, "error"])
+            rows.writerow(["case", "class", *COLUMNS, "one_sided", "error"])
             for case in scored:
                 for name, of in case.scores.items():
-                    rows.writerow([case.id, name, *(f"{of[score]:.6g}" for score in COLUMNS), ""])
+                    values = (f"{of[score]:.6g}" for score in COLUMNS)
+                    rows.writerow([case.id, name, *values, case.one_sided.get(name, ""), ""])
                 if case.error is not None:
-                    rows.writerow([case.id, "", *("" for _ in COLUMNS), case.error])
+                    rows.writerow([case.id, "", *("" for _ in COLUMNS), "", case.error])
         content = {
             "schema": 1,
             "model": model,
-            "cases": [case.id for case in scored if case.error is None],
+            "cases": summary.cases,
+            "subjects": summary.subjects,
             "tolerance": tolerance,
-            "scores": {name: of.model_dump() for name, of in found.items()},
+            "scores": {name: of.model_dump() for name, of in summary.scores.items()},
+            "one_sided": {name: of.model_dump() for name, of in summary.one_sided.items()},
         }
         write_text(out / SUMMARY, json.dumps(content, indent=1))
     except OSError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedshift.data.casefiles import Finding
 from fedshift.data.dicom_masks import is_dicom_mask
-from fedshift.data.pairing import Found, ScanSet, mask_files, match, scan_files, visible
+from fedshift.data.pairing import Found, ScanSet, mask_files, match, passed_over, scan_files, visible
 from fedshift.data.scan_file import as_compared, same_form
 from fedshift.data.scans import stem_of
 from fedshift.schema.errors import DataError
@@ -74,7 +74,8 @@ def pair_case_folders(folder: Path, sequences: Sequence[str] = ()) -> ScanSet:
                 continue
             images.append(Found(case.name, entry, spelled.setdefault(as_compared(key), key)))
     paired = match(images, masks, name=folder.name, folder=folder, layout="case folders", keys=sequences)
-    return ScanSet(paired.name, folder, "case folders", paired.cases, (*findings, *paired.findings), paired.sequences)
+    findings += [*paired.findings, *passed_over(entry for entry in visible(folder) if entry.is_dir())]
+    return ScanSet(paired.name, folder, "case folders", paired.cases, tuple(findings), paired.sequences)
 
 
 def is_case(folder: Path) -> bool:

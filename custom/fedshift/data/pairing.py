@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from fedshift.data.casefiles import CaseFiles, Finding
 from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.labels import Labels
-from fedshift.data.scan_file import ScanError, as_compared, is_broken_link, reading, same_form, suffix_of
+from fedshift.data.scan_file import (
+    CONVERT,
+    ScanError,
+    as_compared,
+    few_names,
+    in_other_formats,
+    is_broken_link,
+    reading,
+    same_form,
+    suffix_of,
+)
 from fedshift.data.scans import stem_of
 from fedshift.schema.errors import DataError
 
@@ -81,7 +91,8 @@ def pair_beside(folder: Path, name: str | None = None) -> ScanSet:
     files = scan_files(folder)
     masks = [(mask_id, file) for file in files if (mask_id := without_ending(stem_of(file))) is not None]
     images = [Found(stem_of(file), file) for file in files if without_ending(stem_of(file)) is None]
-    return match(_numbered(images, masks), masks, name=name or folder.name, folder=folder, layout="beside")
+    found = match(_numbered(images, masks), masks, name=name or folder.name, folder=folder, layout="beside")
+    return replace(found, findings=(*found.findings, *passed_over([folder])))
 
 
 def pair_folders(
@@ -114,7 +125,7 @@ def pair_folders(
         mask_ids.append((stem if as_compared(stem) in known else without_ending(stem) or stem, file))
     found = _numbered(found, mask_ids, several=len(names) > 1)
     unnumbered = not any(image.key for image in found)
-    return match(
+    paired = match(
         found,
         mask_ids,
         name=name or images.parent.name,
@@ -122,6 +133,7 @@ def pair_folders(
         layout=layout,
         names={"": names[0]} if names and unnumbered else {f"{k:04d}": each for k, each in enumerate(names)},
     )
+    return replace(paired, findings=(*paired.findings, *passed_over([images, masks])))
 
 
 def match(
@@ -213,11 +225,20 @@ def scan_files(folder: Path) -> list[Path]:
     return [entry for entry in visible(folder) if suffix_of(entry) and (entry.is_file() or is_broken_link(entry))]
 
 
+def passed_over(folders: Iterable[Path]) -> list[Finding]:
+    """A warning for each folder with scans in formats that are not read."""
+    held = {folder: [file.name for file in in_other_formats(visible(folder))] for folder in folders}
+    return [
+        Finding("warning", folder, f"has scans that are not read: {few_names(names)}", CONVERT)
+        for folder, names in held.items()
+        if names
+    ]
+
+
 def contents(folder: Path) -> str:
     """What is in a folder, in a few words."""
     names = [entry.name + ("/" if entry.is_dir() else "") for entry in visible(folder)]
-    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    return f"found {shown}" if names else "it is empty"
+    return f"found {few_names(names)}" if names else "it is empty"
 
 
 def mask_files(folder: Path) -> list[Path]:

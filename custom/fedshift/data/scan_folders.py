@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedshift.data.dicom import looks_like_dicom
-from fedshift.data.scan_file import is_broken_link, suffix_of
+from fedshift.data.scan_file import in_other_formats, is_broken_link, suffix_of
 from fedshift.data.series import series_in
 from fedshift.schema.errors import DataError
 
@@ -35,6 +35,17 @@ def scans_in(paths: Iterable[Path]) -> list[Path]:
             )
         found += inside
     return list(dict.fromkeys(found))
+
+
+def passed_over(paths: Iterable[Path]) -> list[Path]:
+    """The scans in formats that are not read, in the folders in which `scans_in` looks."""
+    return [file for path in paths if path.is_dir() for file in _passed_over(path, DEEPEST)]
+
+
+def _passed_over(folder: Path, levels: int) -> list[Path]:
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    below = [file for entry in entries if levels and entry.is_dir() for file in _passed_over(entry, levels - 1)]
+    return [*in_other_formats(entries), *below]
 
 
 def _inside(folder: Path, levels: int) -> tuple[list[Path], list[Path]]:

@@ -51,9 +51,13 @@ class Fixed(Strict):
 
 
 def intensity_range(normalise: Normalise, fixed: Fixed | None) -> tuple[float, float]:
-    """The smallest and the largest intensity that `normalised` can give."""
+    """The smallest and the largest intensity that the network sees.
+
+    0 is between them: it is what surrounds a volume that is smaller than a patch, and what ``nonzero`` keeps.
+    """
     if fixed is not None:
-        return fixed.range
+        low, high = fixed.range
+        return min(low, 0.0), max(high, 0.0)
     most = {"volume": MOST_DEVIATIONS, "percentile": 1.0}.get(normalise, MOST_PLAIN)
     return (0.0 if normalise == "percentile" else -most), most
 

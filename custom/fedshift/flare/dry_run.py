@@ -96,6 +96,8 @@ def dry_run(
         return [_evaluation(job, name, data, folder, settings, steps)]
     short = _shortened(job, steps)
     device, privacy = settings.device, settings.privacy
+    if privacy is not None and job.federation.encryption is not None:
+        privacy = privacy.model_copy(update={"encryption": None})  # the job encrypts; what it runs as here does not
     account = folder / "ledger"
     account.mkdir(parents=True)
     for file in (LEDGER_FILE, HEAD_FILE):

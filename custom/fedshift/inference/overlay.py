@@ -1,26 +1,31 @@
-"""Draw a scan with the outline of its mask: the slice with the largest area, and an overview of the other slices.
+"""Draw a scan with the outlines of its classes: the slice with the largest area, and an overview of the other slices.
 
-Slices are in radiological orientation and true proportions. The outline follows the voxels of the written mask, so it
-shows exactly what is in the file.
+Slices are in radiological orientation and true proportions. Outlines follow the voxels of the written mask, so they
+show exactly what is in the file. Several classes have a colour each, which a legend names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from fedshift.data.arrays import radiological, to_uint8
 from fedshift.data.scans import Scan
+from fedshift.inference.class_colours import class_colour
 from fedshift.schema.errors import DataError
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+Colour = tuple[int, ...]
 
 LARGE_SIDE, SMALL_SIDE = 520, 170
 """Length of the longer side of the large slice and of the small slices, in pixels."""
 COLUMNS, ROWS = 5, 3
 GAP, LINE_HEIGHT = 8, 20
+SWATCH = 10
+"""Side of the square of a class's colour in the legend."""
 OUTLINE_COLOUR, BACKGROUND_COLOUR, TEXT_COLOUR, FAINT_TEXT_COLOUR = (
     (255, 196, 0),
     (18, 20, 24),
@@ -30,14 +35,15 @@ OUTLINE_COLOUR, BACKGROUND_COLOUR, TEXT_COLOUR, FAINT_TEXT_COLOUR = (
 DATA_NOTES = {"phantom": "trained on simulated data (phantom)"}
 
 
-def draw(scan: Scan, mask: np.ndarray, path: Path, *, title: str, kind: str) -> None:
+def draw(scan: Scan, mask: np.ndarray, path: Path, *, title: str, classes: Sequence[str], kind: str) -> None:
     """Write a PNG.
 
     Args:
         scan: the scan, in RAS.
-        mask: bool, same shape as ``scan.voxels``.
+        mask: classes, uint8, same shape as ``scan.voxels``.
         path: the PNG file.
-        title: one line of text.
+        title: of the scan, in a few words.
+        classes: what is said of each foreground class.
         kind: kind of the model's training data; for ``phantom`` a note is added.
 
     Raises:
@@ -45,18 +51,28 @@ def draw(scan: Scan, mask: np.ndarray, path: Path, *, title: str, kind: str) -> 
     """
     slices, masks = radiological(to_uint8(scan.voxels)), radiological(mask)
     spacing = scan.spacing[1], scan.spacing[0]
-    areas = masks.sum((1, 2))
-    largest = int(areas.argmax()) if areas.any() else len(slices) // 2
+    numbers = range(1, len(classes) + 1)
+    areas = np.stack([np.count_nonzero(masks == number, axis=(1, 2)) for number in numbers])
+    colours = [ImageColor.getrgb(class_colour(number)) for number in numbers] if len(classes) > 1 else [OUTLINE_COLOUR]
+    largest = int(areas.sum(0).argmax()) if areas.any() else len(slices) // 2
     chosen = _shown_slices(areas, COLUMNS * ROWS)
-    big = _tile(slices[largest], masks[largest], spacing, LARGE_SIDE)
-    small = [_tile(slices[k], masks[k], spacing, SMALL_SIDE) for k in chosen]
+    big = _tile(slices[largest], masks[largest], colours, spacing, LARGE_SIDE)
+    small = [_tile(slices[k], masks[k], colours, spacing, SMALL_SIDE) for k in chosen]
     width, height = small[0].size
     sheet_width = big.width + GAP + COLUMNS * (width + GAP)
-    sheet_height = max(big.height, ROWS * (height + GAP)) + 3 * LINE_HEIGHT + 2 * GAP
+    font = ImageFont.load_default(14)
+    lines = list(_legend_lines(classes, font, sheet_width)) if len(classes) > 1 else []
+    top = GAP + (1 + len(lines)) * LINE_HEIGHT + 4
+    sheet_height = top + max(big.height, ROWS * (height + GAP)) + 2 * LINE_HEIGHT + GAP - 4
     sheet = Image.new("RGB", (sheet_width + GAP, sheet_height), BACKGROUND_COLOUR)
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
+    pen = ImageDraw.Draw(sheet)
+    title = title if len(classes) > 1 else f"{title}: {classes[0]}"
     pen.text((GAP, GAP), _truncated(title, font, sheet_width), TEXT_COLOUR, font)
-    top = GAP + LINE_HEIGHT + 4
+    for row, line in enumerate(lines, start=1):
+        for x, number, text in line:
+            y = GAP + row * LINE_HEIGHT
+            pen.rectangle((GAP + x, y + 3, GAP + x + SWATCH, y + 3 + SWATCH), colours[number - 1])
+            pen.text((GAP + x + SWATCH + 6, y), text, TEXT_COLOUR, font)
     sheet.paste(big, (GAP, top))
     _label_directions(pen, (GAP, top), big.size, font)
     _label_slice(pen, (GAP, top), f"slice {largest + 1} of {len(slices)}", font)
@@ -76,25 +92,58 @@ def draw(scan: Scan, mask: np.ndarray, path: Path, *, title: str, kind: str) -> 
         ) from None
 
 
+def _legend_lines(classes: Sequence[str], font: Font, width: int) -> Iterator[list[tuple[int, int, str]]]:
+    """Place, number and text of the classes in each line of the legend."""
+    line: list[tuple[int, int, str]] = []
+    x = 0
+    for number, said in enumerate(classes, start=1):
+        text = _truncated(said, font, width - SWATCH - 6)
+        needed = SWATCH + 6 + round(font.getlength(text))
+        if line and x + needed > width:
+            yield line
+            line, x = [], 0
+        line.append((x, number, text))
+        x += needed + 2 * GAP
+    yield line
+
+
 def _shown_slices(areas: np.ndarray, most: int) -> list[int]:
-    """Indices of at most ``most`` slices to show: evenly spaced over the foreground and one slice on either side."""
-    inside = np.flatnonzero(areas) if areas.any() else np.arange(len(areas))
-    first, last = max(int(inside[0]) - 1, 0), min(int(inside[-1]) + 1, len(areas) - 1)
-    count = min(most, last - first + 1)
-    return [round(k) for k in np.linspace(first, last, count)]
+    """Indices of at most ``most`` slices to show, from the areas of each class in each slice (classes, slices).
+
+    They are evenly spaced over the foreground and one slice on either side, with slices of the classes that would
+    otherwise not be seen.
+    """
+    inside = np.flatnonzero(areas.any(0)) if areas.any() else np.arange(areas.shape[1])
+    first, last = max(int(inside[0]) - 1, 0), min(int(inside[-1]) + 1, areas.shape[1] - 1)
+
+    def spaced(count: int) -> list[int]:
+        return [round(k) for k in np.linspace(first, last, min(count, last - first + 1))]
+
+    there = areas[areas.any(1)]
+    if there[:, spaced(most)].any(1).all():
+        return spaced(most)
+    needed: list[int] = []
+    for area in there:
+        if not area[needed].any():
+            needed.append(int(area.argmax()))
+    return sorted({*needed[:most], *spaced(max(most - len(needed), 0))})
 
 
-def _tile(image: np.ndarray, mask: np.ndarray, spacing: tuple[float, float], longest: int) -> Image.Image:
-    """Draw a slice (rows, columns) with its outline.
+def _tile(
+    image: np.ndarray, mask: np.ndarray, colours: Sequence[Colour], spacing: tuple[float, float], longest: int
+) -> Image.Image:
+    """Draw a slice (rows, columns) with the outlines of its classes.
 
-    ``spacing`` is the pixel size in mm (row, column); ``longest`` is the length of the longer side in pixels.
+    ``colours`` are those of the classes, ``spacing`` is the pixel size in mm (row, column); ``longest`` is the length
+    of the longer side in pixels.
     """
     height, width = image.shape[0] * spacing[0], image.shape[1] * spacing[1]
     size = tuple(max(1, round(side * longest / max(height, width))) for side in (width, height))
     grey = Image.fromarray(np.ascontiguousarray(image)).resize(size, Image.Resampling.BICUBIC)
     inside = np.asarray(Image.fromarray(np.ascontiguousarray(mask)).resize(size, Image.Resampling.NEAREST))
     shown = np.repeat(np.asarray(grey)[..., None], 3, axis=2).copy()
-    shown[_outline(inside, thick=longest >= LARGE_SIDE)] = OUTLINE_COLOUR
+    for number, colour in enumerate(colours, start=1):
+        shown[_outline(inside == number, thick=longest >= LARGE_SIDE)] = colour
     return Image.fromarray(shown)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,13 +13,15 @@ from fedshift.data.casefiles import CaseFiles, Decoded, known_spacing, read_case
 from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.labels import every_label, settle_labels
 from fedshift.data.pairing import UNNAMED, ScanSet
-from fedshift.data.scans import Scan
+from fedshift.data.scan_file import ScanError
+from fedshift.data.scans import Scan, content_hash
+from fedshift.data.splits import subject_of
 from fedshift.inference.model import Choice, Model, ReadyModel
 from fedshift.inference.segment import predict_mask, ready_from
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
-from fedshift.schema.evaluation import Distribution
+from fedshift.schema.evaluation import Distribution, OneSided
 from fedshift.schema.seeding import derive_seed
-from fedshift.tasks.evaluation.by_class import distributions, scores_by_class
+from fedshift.tasks.evaluation.by_class import Side, count_one_sided, distributions, one_sided, scores_by_class
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Scored:
     id: str
     image: Path
     scores: Mapping[str, Mapping[str, float]]
+    one_sided: Mapping[str, Side] = field(default_factory=dict)
+    """The classes that the model's mask or the reader's only has: HD95 and ASD are the volume's diagonal."""
     known_spacing: bool = True
     """Whether the voxel size is known; without it, distances in mm and volumes in ml mean nothing."""
     error: str | None = None
@@ -105,7 +109,9 @@ def score_cases(
     true_spacing: bool = False,
     begin: Callable[[str], None] = lambda case: None,
 ) -> Iterator[Scored]:
-    """Yield one result per case, on the scan's own grid. A case that cannot be read has an error and no scores.
+    """Yield one result per case, on the scan's own grid.
+
+    A case that cannot be read, or that is a copy of an earlier one, has an error and no scores.
 
     Args:
         model: from `fedshift.inference.model.open_model`.
@@ -115,10 +121,16 @@ def score_cases(
         true_spacing: whether voxels of 1 x 1 x 1 mm are no placeholder.
         begin: called with the id of each case before it is read.
     """
+    first: dict[str, Path] = {}
     for case in cases:
         begin(case.id)
         try:
-            yield _scored(model, ready, case, tolerance, true_spacing=true_spacing)
+            decoded = _decoded(case)
+            for file, image in zip(case.images, decoded.images, strict=True):
+                same = first.setdefault(content_hash(image.voxels), file)
+                if same != file:
+                    raise ScanError(file, f"has the same voxels as {same}", "remove one of the two, or it counts twice")
+            yield _scored(model, ready, case, decoded, tolerance, true_spacing=true_spacing)
         except FedshiftError as error:
             yield Scored(case.id, case.image, {}, error=str(error))
 
@@ -155,26 +167,50 @@ def _sequences(decoded: Decoded) -> np.ndarray:
     return np.stack([image.voxels for image in decoded.images])
 
 
-def _scored(model: Model, ready: ReadyModel, case: CaseFiles, tolerance: float, *, true_spacing: bool) -> Scored:
-    decoded, classes = _decoded(case), model.header.job.task.classes
-    scan = decoded.image
+def _scored(
+    model: Model, ready: ReadyModel, case: CaseFiles, decoded: Decoded, tolerance: float, *, true_spacing: bool
+) -> Scored:
+    scan, classes = decoded.image, model.header.job.task.classes
     spacing = known_spacing(scan, true=true_spacing)
     predicted = predict_mask(model, ready, scan, _sequences(decoded), spacing=spacing)
     assert case.labels is not None
     numbers = {name: classes.index(name) for name in case.labels.annotated or classes[1:]}
     scores = scores_by_class(predicted, decoded.mask.voxels, numbers, scan.spacing[::-1], tolerance=tolerance)
-    return Scored(case.id, case.image, scores, known_spacing=spacing is not None)
+    apart = one_sided(predicted, decoded.mask.voxels, numbers)
+    return Scored(case.id, case.image, scores, one_sided=apart, known_spacing=spacing is not None)
 
 
-def summary(scored: Sequence[Scored], classes: Sequence[str], *, seed: int = 0) -> dict[str, Distribution]:
-    """Of each score over the cases without an error, for the mean over classes and for each class.
+def subjects_of(sets: Sequence[ScanSet]) -> list[str]:
+    """Whose each of the `labelled_cases` is; subjects of the same name in two folders are two."""
+    return [f"{number} {subject_of(case.id)}" for number, found in enumerate(sets) for case in found.cases]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of the cases without an error."""
+
+    cases: tuple[str, ...]
+    subjects: int
+    scores: Mapping[str, Distribution]
+    """Of each score, for the mean over classes and for each class."""
+    one_sided: Mapping[str, OneSided]
+    """The classes that one mask only has in some of the cases."""
+
+
+def summary(scored: Sequence[Scored], classes: Sequence[str], *, subjects: Sequence[str], seed: int = 0) -> Summary:
+    """Scores over the cases without an error; ``subjects``: whose each of ``scored`` is, see `subjects_of`.
 
     Raises:
         ConfigError: folders whose masks outline different classes.
     """
-    cases = [case.scores for case in scored if case.error is None]
+    kept = [(case, whose) for case, whose in zip(scored, subjects, strict=True) if case.error is None]
+    cases, owners = [case.scores for case, _ in kept], [whose for _, whose in kept]
     if len({tuple(case) for case in cases}) > 1:
         raise ConfigError("the folders' masks outline different classes: score one folder at a time")
-    if not cases:
-        return {}
-    return distributions(cases, classes, seed=derive_seed(seed, "scoring", 0, "bootstrap"), share_cases=True)
+    drawn = derive_seed(seed, "scoring", 0, "bootstrap")
+    return Summary(
+        cases=tuple(case.id for case, _ in kept),
+        subjects=len(set(owners)),
+        scores=distributions(cases, classes, subjects=owners, seed=drawn, share_cases=True) if cases else {},
+        one_sided=count_one_sided(case.one_sided for case, _ in kept),
+    )

@@ -344,9 +344,9 @@ def _segment_one(
     if "overlay" in wanted:
         from fedshift.inference.overlay import draw  # imported only if asked for: needs Pillow
 
-        said = ", ".join(f"{name} {found[name].volume_ml:.1f} ml" for name in classes)
+        said = [f"{name} {found[name].volume_ml:.1f} ml" for name in classes]
         written["overlay"] = wanted["overlay"]
-        draw(scan, mask > 0, wanted["overlay"], title=f"{image.name}: {said}", kind=of.kind)
+        draw(scan, mask, wanted["overlay"], title=image.name, classes=said, kind=of.kind)
     return Segmented(image, dict(written), found, tuple(remarks))
 
 

@@ -179,6 +179,8 @@ class Run:
     """Largest L2 norm of a batch's gradient, over all parameters."""
     normalise: Normalise = lambda x, *, training: x
     """Every method's ``inputs``, for passes outside the training loop."""
+    clip_gradients: Callable[[], None] = lambda: None
+    """Clips the gradients of the parameters that ``net`` has now, by a method's rule: for steps of a second model."""
     generators: dict[str, torch.Generator] = field(default_factory=dict)
     stop: Callable[[], bool] = lambda: False
 
@@ -234,6 +236,8 @@ class Client(Generic[ConfigT]):
     """Whether the method mixes samples of a batch, and their targets, with each other."""
     attached_to_predict: ClassVar[bool] = False
     """Whether `attach` changes what the network computes in evaluation, so that predictions and exports need it."""
+    removes_norms: ClassVar[bool] = False
+    """Whether the network's normalisation layers pass on what they get, so that a batch may be of one image."""
     reads_last_pass: ClassVar[bool] = False
     """Whether the method takes inputs or embeddings of a step's last pass through the network, which must then be the
     batch's own."""
@@ -388,7 +392,7 @@ class SiteUpdate(Protocol):
     metrics: Mapping[str, float]
     scaled: Mapping[str, float]
     """The part that limits have left of its changes where they were too large: of those of the parameters
-    (``weights``), and of a method's arrays by its name."""
+    (``weights``) and of the buffers (``buffers``), and of a method's arrays by its name."""
 
     @property
     def arrays(self) -> Mapping[str, Mapping[str, np.ndarray]]:

@@ -16,10 +16,13 @@ Choices:
 - v_k has an optimiser of the task's type with the task's settings, whose state is kept between rounds if that of the
   task's optimiser is. The paper uses plain SGD.
 - v_k's batch norms have their own scale, shift and running statistics; ‖v_k − w‖ is over parameters.
-- What other methods add to the loss or to the gradients concerns w_k alone; what they change in images concerns both.
+- What other methods add to the loss or to the gradients concerns w_k alone; what they change in images or in the
+  network concerns both, with FedWon's clipping of gradients.
 - v_k is w in a site's first round, which the code has for sites of round 1; one that first trains later begins there
   with the initial model.
-- λ = 1, that of the code's scripts.
+- λ = 1, that of the code's scripts. With SGD, λ times the learning rate must be below 2: at 2 a step leads past w, and
+  no nearer to it.
+- A parameter that the loss of v_k does not depend on stays as it is, as that of w_k does.
 - A site that has never trained is evaluated with the global model.
 - Methods that keep parts of the model at the site, that fine-tune, or that weigh sites by the loss of the received
   model, are refused.
@@ -43,8 +46,9 @@ from torch.func import functional_call
 
 from fedshift.methods import base
 from fedshift.methods.shared import search
-from fedshift.methods.shared.passes import beside, same_precision
-from fedshift.schema.errors import ConfigError
+from fedshift.methods.shared.passes import at_weights, beside, same_precision
+from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays
 from fedshift.schema.strict import Strict
 
@@ -89,6 +93,15 @@ def restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> 
 
 class Client(base.Client[Config]):
     """Trains and keeps the personal model. State: its network keys under ``own.``, its optimiser's under the other."""
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """Refuse a λ with which SGD leads away from the received model."""
+        optimizer, lam = job.task.optimizer, self.config.lam
+        if optimizer.name == "sgd" and optimizer.lr * lam >= 2:
+            raise ConfigError(
+                f"method ditto: optimizer.lr {optimizer.lr:g} times ditto.lam {lam:g} must be below 2, or a step leads "
+                "past the received model and no nearer to it: lower one of them"
+            )
 
     def check_beside(self, name: str, other: base.Client[Any], net: nn.Module) -> None:
         """Refuse methods that decide which model a site has, or need the received one before training."""
@@ -147,7 +160,9 @@ class Client(base.Client[Config]):
         with torch.no_grad():
             for (name, parameter), gradient in zip(self._parameters.items(), gradients, strict=True):
                 pull = self.config.lam * (parameter - self._anchor[name])
-                parameter.grad = pull if gradient is None else gradient + pull
+                parameter.grad = None if gradient is None else gradient + pull
+        with at_weights(run.net, {shared: self._parameters[name] for name, shared in run.net.named_parameters()}):
+            run.clip_gradients()
         if run.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters.values(), run.clip_norm)
         self._optimizer.step()
@@ -166,9 +181,19 @@ class Client(base.Client[Config]):
         restore(self._optimizer, under(OPTIMIZER, kept))
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """Keep the personal model at the site; sends nothing."""
+        """Keep the personal model at the site; sends nothing.
+
+        Raises:
+            DataError: it diverged.
+        """
+        held = {key: value.cpu().clone() for key, value in self.checkpoint(ctx).items()}
+        if not all(bool(value.isfinite().all()) for value in under(OWN, held).values()):
+            raise DataError(
+                f"site {ctx.run.site}, round {ctx.round}: the personal model is not finite after training: lower "
+                "ditto.lam or optimizer.lr"
+            )
         ctx.state.clear()
-        ctx.state.update({key: value.cpu().clone() for key, value in self.checkpoint(ctx).items()})
+        ctx.state.update(held)
         return {}
 
 

@@ -249,7 +249,9 @@ class Client(base.Client[Config]):
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The site's spectra."""
         c = self.config
-        what = "brightness" if c.variant == "released" else "brightness and coarsest structure, without its position,"
+        what = "brightness"
+        if c.reach:
+            what += f" and structure with periods from {1 / c.reach:.3g} pixels on, without its position,"
         return {
             "spectra": base.ArraySpec(
                 ("spectra", cast(StagedNetwork, net).in_channels, "spatial"),

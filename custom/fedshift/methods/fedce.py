@@ -12,7 +12,7 @@ contributes much if its change points elsewhere than the others', and if a model
 The new p average the round's models, p_i = 1/K before that. `Server.contributions` gives them for the round.
 
 The server sends p, and each site makes its own w_−i: from the received aggregate and the model that it trained in the
-round before, which it keeps in its state.
+round before, which it keeps in its state. If the server's limits scaled its change down, w_i is what they left of it.
 
 The error is 1 − accuracy, or for segmentation 1 − Dice: mean over the foreground classes that the site's validation
 masks have, each over all their pixels or voxels together. In the first round it is 1 for every site.
@@ -51,6 +51,8 @@ from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.strict import Strict
 from fedshift.tasks.losses import main
 
+PARAMETERS, BUFFERS = "weights", "buffers"
+"""Parts of a change in `SiteUpdate.scaled`."""
 FLOOR = 1e-3
 """No site's part falls below this."""
 
@@ -96,7 +98,7 @@ def without(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], share: flo
 class Client(base.Client[Config]):
     """Sends the error of the last aggregate without its own model.
 
-    State: ``own.<key>`` is the network after the site's last training round.
+    State: ``own.<key>`` is the network after the site's last training round, ``received.<key>`` what the server sent.
     """
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
@@ -131,23 +133,39 @@ class Client(base.Client[Config]):
         if ctx.round == 1 or not self._arrays:  # the latter: a final model, which nobody asks the error of
             return
         share = float(self._arrays["weights"][ctx.run.sites.index(ctx.run.site)])
-        net, own = ctx.run.net, {key.removeprefix("own."): value for key, value in ctx.state.items()}
+        net, own = ctx.run.net, self._own(ctx)
         if not own or not 0 < share < 1:  # the site has no part in the model, or is alone in it
             self._error = prediction_error(ctx.run, data)
             return
         received = {key: value.clone() for key, value in net.state_dict().items()}
+        averaged = {
+            key: value for key, value in received.items() if np.array_equal(value.cpu(), ctx.run.received[key])
+        }  # not the layers that a site keeps for itself
         try:
-            net.load_state_dict(without(received, own, share), strict=False)
+            net.load_state_dict(without(averaged, own, share), strict=False)
             self._error = prediction_error(ctx.run, data)
         finally:
             net.load_state_dict(received)
 
     def end(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """The error; keeps the trained model for the next round."""
+        """The error; keeps the received and the trained model for the next round."""
         for key, value in ctx.run.net.state_dict().items():
             if value.is_floating_point():
                 ctx.state[f"own.{key}"] = value.detach().cpu().clone()
+                ctx.state[f"received.{key}"] = torch.tensor(ctx.run.received[key])
         return {"error": np.asarray(self._error)}
+
+    def _own(self, ctx: base.Context) -> dict[str, Tensor]:
+        """The site's model of its last round as the server used it, without integers; empty before any."""
+        place = ctx.run.sites.index(ctx.run.site)
+        parts = dict(zip((PARAMETERS, BUFFERS), self._arrays["used"][place].tolist(), strict=True))
+        parameters = {name for name, _ in ctx.run.net.named_parameters()}
+        own = {key.removeprefix("own."): value for key, value in ctx.state.items() if key.startswith("own.")}
+        for key, value in own.items():
+            part = parts[PARAMETERS if key in parameters else BUFFERS]
+            if part != 1:
+                own[key] = (1 - part) * ctx.state[f"received.{key}"] + part * value
+        return own
 
 
 def cosines(products: np.ndarray, shares: np.ndarray) -> np.ndarray:
@@ -187,7 +205,7 @@ class Server(base.Server[Config]):
     """Estimates contributions, then averages with them.
 
     State, with one number for each site: ``weights`` of the last aggregate, 0 for sites not in it; ``estimate``, each
-    site's last weight; ``cosines`` and ``errors``, sums over its ``rounds``.
+    site's last weight; ``cosines`` and ``errors``, sums over its ``rounds``. ``used`` has two, of the last aggregate.
     """
 
     owns = frozenset({"combine"})
@@ -198,14 +216,22 @@ class Server(base.Server[Config]):
         return {
             "weights": base.ArraySpec(
                 ("sites",), "float64", low=0, high=1, keep=False, reveals="every site's weight in the received model"
-            )
+            ),
+            "used": base.ArraySpec(
+                ("sites", 2),
+                "float64",
+                low=0,
+                high=1,
+                keep=False,
+                reveals="the parts of every site's change of parameters and of buffers that the server's limits left",
+            ),
         }
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
         """p_i = 1/K, and nobody in the initial model."""
         n = len(ctx.sites)
         zeros: dict[str, Any] = {name: np.zeros(n) for name in ("weights", "cosines", "errors", "rounds")}
-        self.state = {**zeros, "estimate": np.full(n, 1 / n)}
+        self.state = {**zeros, "estimate": np.full(n, 1 / n), "used": np.ones((n, 2))}
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
         """Estimate p from this round and the earlier ones, and return Σ_i p_i w_i."""
@@ -222,6 +248,8 @@ class Server(base.Server[Config]):
         state["estimate"][present] = shares
         state["weights"] = np.zeros(len(ctx.sites))
         state["weights"][present] = shares
+        state["used"] = np.ones((len(ctx.sites), 2))
+        state["used"][present] = [[update.scaled.get(of, 1.0) for of in (PARAMETERS, BUFFERS)] for update in updates]
         self.state = state
         return average(weights, updates, shares.tolist())
 
@@ -231,5 +259,5 @@ class Server(base.Server[Config]):
         return {site: share for site, share in shares if share > 0}
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """p, from which a site knows its weight in the received model."""
-        return {"weights": self.state["weights"]}
+        """p, from which a site knows its weight in the received model, and what was used of its change."""
+        return {"weights": self.state["weights"], "used": self.state["used"]}

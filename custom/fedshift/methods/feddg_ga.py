@@ -5,10 +5,12 @@ site i is how much averaging costs it: with f_i the loss on its images, θ the a
 that the site itself trained in that round::
 
     θ = Σ_i a_i θ_i,    G_i = f_i(θ) − f_i(θ_i)
-    a_i ← max(0, a_i + d_r (G_i − μ) / max_j |G_j − μ|),    then a ← a / Σ a,    μ = mean_i G_i
+    a_i ← max(0, a_i + 3/K d_r (G_i − μ) / max_j |G_j − μ|),    then a ← a / Σ a,    μ = mean_i G_i
     d_r = (1 − r/R) d            r = 0, 1, …, R − 1 the round
 
-a_i = 1/K at first. d is ``step``; 0 keeps the weights at 1/K, which is FedAvg with uniform weights.
+a_i = 1/K at first. d is ``step``; 0 keeps the weights at 1/K, which is FedAvg with uniform weights. 3/K is not the
+paper's, which has three sites: a step is the same share of 1/K for any number of them. Without it, d = 0.2 takes a
+site's whole weight in one step where there are more than five.
 
 A site can measure f_i(θ) only after it has received θ, that is in the next round. Its answer of round r + 1 has
 f_i(θ) of round r, and the server updates a before it averages that round's models: the order is the paper's.
@@ -24,7 +26,9 @@ segmentation has too. The code counts rounds from −1, so its first step is (1 
 
 Choices: f_i is over the site's validation samples, as in the code, or over its training samples if it has no others;
 others write that the paper's are training samples. d = 0.2, the code's default. Sites without a gap, because they were
-absent or not drawn in this round or the last one, keep their weight, and the others' weights keep their sum. A round's
+absent or not drawn in this round or the last one, keep their weight, and the others' weights keep their sum; their mean
+then takes the place of 1/K. Two centred gaps are 1 and −1 once divided, however near they are to each other, so all
+weights stay where fewer than three gaps are known, and ``paper`` is refused where no round has three sites. A round's
 models are averaged with the weights of its sites, divided by their sum; batch-norm statistics too.
 
 Read: the authors' code (MediaBrain-SJTU/FedDG-GA, ``utils/weight_adjust.py`` and the training scripts); for the
@@ -46,11 +50,15 @@ from fedshift.methods import base
 from fedshift.methods.afl import places
 from fedshift.methods.shared.aggregation import average
 from fedshift.methods.shared.passes import validation_loss
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Weights
 from fedshift.schema.strict import Strict
 
 LOSSES = ("received", "trained")
 """Whose loss a site sends: the model that it received, and that which it trained."""
+PAPER_SITES = 3
+"""The paper's number of training sites, for which its step is, and the fewest that centred gaps tell apart."""
 NONE = -1
 """Stands for the round of a site that has not answered yet."""
 
@@ -75,6 +83,15 @@ def adjusted(weights: np.ndarray, gaps: np.ndarray, *, step: float, released: bo
 
 class Client(base.Client[Config]):
     """Sends the received and the trained model's loss over the site's validation samples, or else training samples."""
+
+    def check(self, job: JobSpec, net: nn.Module) -> None:
+        """Refuse two sites, whose centred gaps are always as far from 0."""
+        sites = min(len(job.task.sites), job.federation.sites_per_round or len(job.task.sites))
+        if self.config.variant == "paper" and sites < PAPER_SITES:
+            raise ConfigError(
+                f"method feddg_ga: compares the gaps of three sites at least, and a round has {sites}: use --set "
+                "feddg_ga.variant=released or more sites"
+            )
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """Two numbers."""
@@ -122,13 +139,14 @@ class Server(base.Server[Config]):
         state, present = self.state, places(updates, ctx)
         losses = {name: np.array([float(update.arrays["feddg_ga"][name]) for update in updates]) for name in LOSSES}
         known = state["round"][present] == ctx.round - 1
-        if ctx.round > 1 and known.sum() > 1:
+        released, n = self.config.variant == "released", len(ctx.sites)
+        if ctx.round > 1 and known.sum() >= (2 if released else PAPER_SITES):
             sites = np.array(present)[known]
-            released = self.config.variant == "released"
-            step = self.config.step * (1 - (ctx.round - 2) / ctx.rounds) / (len(ctx.sites) if released else 1)
-            gaps = losses["received"][known] - state["trained"][sites]
+            own, gaps = state["weights"][sites], losses["received"][known] - state["trained"][sites]
+            step = self.config.step * (1 - (ctx.round - 2) / ctx.rounds)
+            step = step / n if released else step * (PAPER_SITES * (own.mean() if len(own) < n else 1 / n))
             state["weights"] = state["weights"].copy()
-            state["weights"][sites] = adjusted(state["weights"][sites], gaps, step=step, released=released)
+            state["weights"][sites] = adjusted(own, gaps, step=step, released=released)
         state["trained"], state["round"] = state["trained"].copy(), state["round"].copy()
         state["trained"][present], state["round"][present] = losses["trained"], ctx.round
 

@@ -24,7 +24,7 @@ of absent ones. C_k is over the rounds that a site took part in; the code divide
 τ = 0 drops what moves some way for the first time.
 
 Choices: τ = 0.3 and β = 0.4, the defaults of the authors' ``main.py``. A site that is absent keeps its signs, its p and
-its δ.
+its δ. K is the number of sites in the site's first round, as in the code: shares of d_k are among those too.
 
 Memory: the server keeps, for every site, how often each parameter has moved down: two bytes for each parameter and site
 (four in jobs of more than 32,767 rounds). These counts do not leave the server.
@@ -71,8 +71,8 @@ def kept(falls: np.ndarray, earlier: int, change: np.ndarray, *, tau: float) -> 
     """
     if tau == 0 or earlier == 0:
         return np.ones(change.shape, np.bool_)
-    share = falls / earlier
-    consistent: np.ndarray = np.where(change <= 0, share, 1 - share) > tau
+    # The counts are divided, as 1 minus a share is rounded otherwise than the share of the others.
+    consistent: np.ndarray = np.where(change <= 0, falls, earlier - falls) / earlier > tau
     return consistent
 
 
@@ -80,16 +80,16 @@ class Server(base.Server[Config]):
     """Masked changes, weighted by how far sites are.
 
     State: ``falls.<key>`` (N, …) counts of rounds in which elements did not rise, ``rounds`` (N,) each site's number of
-    rounds, ``p`` and ``delta`` (N,).
+    rounds, ``p`` and ``delta`` (N,); p is 0 before a site's first round.
     """
 
     owns = frozenset({"combine"})
     tells_sites_apart = True
 
     def start(self, net: nn.Module, ctx: base.ServerContext) -> None:
-        """Equal weights, and no earlier round."""
+        """No earlier round."""
         n = len(ctx.sites)
-        self.state = {"rounds": np.zeros(n, np.int64), "p": np.full(n, 1 / n), "delta": np.zeros(n)}
+        self.state = {"rounds": np.zeros(n, np.int64), "p": np.zeros(n), "delta": np.zeros(n)}
 
     def combine(self, weights: Weights, updates: Sequence[base.SiteUpdate], ctx: base.ServerContext) -> Weights:
         """Return w + Σ p M Δ / Σ p M; buffers are averaged with p."""
@@ -138,6 +138,7 @@ class Server(base.Server[Config]):
         beta, total = self.config.beta, distances.sum()
         shares = distances / total if total > 0 else np.full(len(distances), 1 / len(distances))
         p, delta = self.state["p"].copy(), self.state["delta"].copy()
+        p[present] = np.where(p[present] > 0, p[present], 1 / len(present))
         delta[present] = (1 - beta) * delta[present] + beta * shares
         p[present] += delta[present]
         self.state["p"], self.state["delta"] = p, delta

@@ -13,7 +13,8 @@ Deviations from the paper:
 
 - The paper sends all averages to every site. Because averages are as large as images, the server here sends a random
   ``per_round`` of them each round, the same to all sites.
-- A group with fewer than M images is left out, because an average of fewer images reveals more.
+- A group with fewer than M images is left out, because an average of fewer images reveals more. The groups do not
+  depend on the job's seed, so that several jobs on the same images reveal what one does.
 - In segmentation, targets are averaged masks, and cross-entropy replaces the task's loss: the expansion needs a loss
   that is linear in the target.
 - Images are scaled by 1−λ after every method's ``inputs`` and before the ``batch`` hooks of methods later in the
@@ -51,6 +52,9 @@ from fedshift.tasks.stages import StagedNetwork
 LARGEST = 1e3
 """Bound on the intensities of images before ``inputs``: at most 255, or standardised values."""
 
+
+GROUPS_SEED = 3
+"""Of the groups at every site, in place of the job's: from averages over other groups single images could be solved."""
 
 SEARCH = {"per_round": None}
 
@@ -121,22 +125,31 @@ class Client(base.Client[Config]):
         if isinstance(head, nn.Linear):
             targets = ("groups", head.out_features)
         of = f"{self.config.images} of the site's training images, drawn at random; every image is in at most one"
+        several = (
+            "jobs with the same training images send the same averages, and jobs with others, or with another "
+            "fedmix.images, together give single images away"
+        )
         return {
             "images": base.ArraySpec(
                 ("groups", channels, "spatial"),
                 when="once",
                 low=-LARGEST,
                 high=LARGEST,
-                reveals=f"averages of {of}: blurred images in which single ones may be recognisable",
+                reveals=f"averages of {of}: blurred images in which single ones may be recognisable; {several}",
                 kind="images",
             ),
             "targets": base.ArraySpec(
-                targets, when="once", low=0, high=1, reveals=f"averages of the targets of {of}", kind="images"
+                targets,
+                when="once",
+                low=0,
+                high=1,
+                reveals=f"averages of the targets of {of}; {several}",
+                kind="images",
             ),
         }
 
     def statistics(self, data: base.TrainingSamples, ctx: base.Context) -> Arrays:
-        """Averages over random groups of M training images."""
+        """Averages over random groups of M training images, the same in every job on these images."""
         each = self.config.images
         if ctx.run.marginal:
             raise DataError(
@@ -148,7 +161,7 @@ class Client(base.Client[Config]):
                 f"site {ctx.run.site}: has {data.n_train} training images, and FedMix averages groups of {each}: lower "
                 "fedmix.images or leave the site out"
             )
-        order = torch.randperm(data.n_train, generator=ctx.rng("groups"))
+        order = torch.randperm(data.n_train, generator=generator(GROUPS_SEED, ctx.run.site, 0, "fedmix.groups"))
         group = torch.full((data.n_train,), -1)
         used = data.n_train // each * each
         group[order[:used]] = torch.arange(used) // each

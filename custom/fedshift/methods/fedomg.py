@@ -19,8 +19,10 @@ The authors' code divides the step by 1 + κ², as CAGrad's does, on which it is
 
 Deviations from the code:
 
-- It takes 20 steps of SGD on the logits of γ and keeps the best. The problem is convex, so here it is solved to the
-  end, by projected gradient.
+- It takes 20 steps of SGD on the logits of γ and keeps the best. The problem is convex, so here it is solved, by
+  accelerated projected gradient (Beck and Teboulle, "A Fast Iterative Shrinkage-Thresholding Algorithm for Linear
+  Inverse Problems", SIAM J. Imaging Sci. 2009; restarted where momentum leads back, O'Donoghue and Candès, Found.
+  Comput. Math. 2015), until the duality gap <γ, s> − min_k s_k, with s the slope at γ, is below 10⁻¹⁰.
 - It multiplies each Δ_k by n_k/n before everything else, and then takes plain means: for domain generalisation g is K
   times shorter than FedAvg's change (and η 0.5), for other tasks the step is multiplied by K. Here Δ_k stay as they are
   and c_k sum to 1.
@@ -54,10 +56,14 @@ SEARCH = {"kappa": search.uniform(0.1, 0.9), "server_lr": search.log(0.3, 3)}
 
 EPS = 1e-4
 """Of the changes' mean squared length."""
-STEPS = 1000
-"""Most steps of projected gradient; a few dozen do."""
+GAP = 1e-10
+"""Bound on how far the found value is above the minimum; the problem is scaled to lengths of about 1."""
+STEPS = 10_000
+"""Most steps to it: a few dozen do, and some hundred where many sites' changes span few dimensions."""
 SMALLEST = 1e-12
-"""Step size at which the minimum counts as found; the problem is scaled to lengths of about 1."""
+"""Shortest step size."""
+ROUNDING = 1e-14
+"""What rounding may add to the objective."""
 
 
 class Config(Strict):
@@ -85,22 +91,32 @@ def matched(products: np.ndarray, shares: np.ndarray, *, kappa: float) -> np.nda
     """
     mean, radius = np.einsum("ij,j->i", products, shares), kappa * _length(products, shares)
 
-    def objective(gamma: np.ndarray) -> float:
-        return float(np.einsum("i,i->", gamma, mean) + radius * _length(products, gamma))
+    def objective(gamma: np.ndarray) -> tuple[float, np.ndarray]:
+        """Value and gradient."""
+        length = _length(products, gamma)
+        slope = mean + radius * np.einsum("ij,j->i", products, gamma) / length
+        return _dot(gamma, mean) + radius * length, slope
 
-    gamma, step = np.full(len(shares), 1 / len(shares)), 1.0
-    value = objective(gamma)
+    gamma = ahead = np.full(len(shares), 1 / len(shares))
+    momentum, step = 1.0, 1.0
     for _ in range(STEPS):
-        slope = mean + radius * np.einsum("ij,j->i", products, gamma) / _length(products, gamma)
-        while step > SMALLEST:
-            there = project(gamma - step * slope)
-            reached = objective(there)
-            if reached < value:
+        slope = objective(gamma)[1]
+        if _dot(gamma, slope) - slope.min() <= GAP:
+            break
+        value, slope = objective(ahead)
+        while True:
+            there = project(ahead - step * slope)
+            by = there - ahead
+            bound = value + _dot(by, slope) + _dot(by, by) / (2 * step)
+            if objective(there)[0] <= bound + ROUNDING or step <= SMALLEST:
                 break
             step /= 2
-        else:
-            break
-        gamma, value, step = there, reached, 2 * step
+        if _dot(by, there - gamma) < 0:  # momentum leads back: go on from here without it
+            ahead, momentum = gamma, 1.0
+            continue
+        grown = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        ahead = there + (momentum - 1) / grown * (there - gamma)
+        gamma, momentum, step = there, grown, 1.2 * step
     return gamma
 
 
@@ -114,6 +130,10 @@ def coefficients(products: np.ndarray, shares: np.ndarray, *, kappa: float) -> n
     pull = kappa * _length(scaled, shares) / _length(scaled, gamma)
     found: np.ndarray = shares + pull * gamma
     return found
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.einsum("i,i->", a, b))  # without BLAS: the same bits everywhere
 
 
 def _length(products: np.ndarray, weights: np.ndarray) -> float:

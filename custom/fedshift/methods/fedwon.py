@@ -33,7 +33,8 @@ here:
   them.
 - Sums of a residual network are not scaled (NF-ResNets' α and β), so that its features grow with depth: of MONAI's
   networks, MedNeXt's grow beyond use.
-- Clipping comes before ``optimizer.clip_norm``, and at its turn among methods that change gradients.
+- Clipping comes before ``optimizer.clip_norm``, and at its turn among methods that change gradients. The personal
+  model of Ditto has the same network, and its gradients are clipped by its own weights.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ class Client(base.Client[Config]):
     """Trains and predicts without normalisation."""
 
     attached_to_predict = True
+    removes_norms = True
 
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Refuse transformers, which don't train without their norms."""
@@ -177,12 +179,16 @@ class Client(base.Client[Config]):
         return handles + [Replaced(module, shift) for module in net.modules() if is_norm(module, "all")]
 
     def begin(self, data: base.TrainingSamples, ctx: base.Context) -> None:
-        """Find the layers whose gradients are clipped."""
+        """Find the layers whose gradients are clipped; a second model's are clipped too."""
         last = {id(module) for layer in last_layers(ctx.run.net) for module in layer.modules()}
         self._clipped = [module for module in ctx.run.net.modules() if id(module) not in last]
+        ctx.run.clip_gradients = self._clip
 
     def gradients(self, ctx: base.Context) -> None:
         """AGC."""
+        self._clip()
+
+    def _clip(self) -> None:
         if self.config.clip is None:
             return
         for layer in self._clipped:

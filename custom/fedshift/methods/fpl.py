@@ -206,7 +206,8 @@ class Server(base.Server[Config]):
                 shape,
                 low=-LARGEST,
                 high=LARGEST,
-                reveals="means over groups of alike sites; of a site's own embeddings if it alone has a class",
+                reveals="means over groups of alike sites; of a site's own embeddings if it alone of a round's sites "
+                "has a class",
             ),
             "number": base.ArraySpec((head.out_features,), "int64", low=0, reveals="groups of sites for each class"),
         }

@@ -283,6 +283,7 @@ class MethodSet(Sequence[Method]):
             for other, other_half in self._clients.items():
                 if other != name:
                     half.check_beside(other, other_half, self.net)
+        self._check_batches()
         _ = self.up  # refuses layers that the network does not have
         held_out = self.job.task.held_out
         if held_out and not self.sends_parameters:
@@ -298,6 +299,20 @@ class MethodSet(Sequence[Method]):
             )
         if self.pooled is not None:
             self._check_pooled(self.pooled.name)
+
+    def _check_batches(self) -> None:
+        """Refuse batches of one image where a layer needs several."""
+        task = self.job.task
+        images = task.schedule.batch_size * (1 if self.pooled is None else len(task.groups))
+        without = any(half.removes_norms for half in self._clients.values()) and not self.job.evaluation.local
+        if images > 1 or without:
+            return
+        for name, module in self.net.named_modules():
+            if isinstance(module, nn.BatchNorm1d):
+                raise ConfigError(
+                    f"network {task.network.name}: layer {name} is batch norm of one value an image and needs batches "
+                    "of two images at least: use --set schedule.batch_size=2 or more"
+                )
 
     def _check_pooled(self, reference: str) -> None:
         """Refuse what makes no sense where all images are in one place."""

@@ -16,7 +16,7 @@ from fedshift.federation.model_files import Header, header_of, read_model_file
 from fedshift.federation.survey.shift import ASPECTS, ShiftMap, shift_map
 from fedshift.inference.plausible import expected_of
 from fedshift.reporting.report import findings, scores, setup
-from fedshift.reporting.report.runs import Run, model_file, read
+from fedshift.reporting.report.runs import Run, is_of, model_file, read
 from fedshift.reporting.report.section import (
     Block,
     Cell,
@@ -95,11 +95,11 @@ def _run_of(path: Path, header: Header, results: Path) -> Run:
     run = read(results)
     if not isinstance(run, Run):
         raise ConfigError(f"{results} is not the record of one run: name the folder of the run of {path}")
-    record, job = run.results.job, header.job
-    same = (record.name, record.seed, record.dataset) == (job.name, job.seed, job.task.dataset)
+    job = header.job
+    same = run.results.job.name == job.name and is_of(run.results.job, job)
     final = run.results.final
     rounds = {final.best.round, final.last.round} if final is not None else {header.round}
-    if not same or [method.name for method in record.methods] != [*job.methods] or header.round not in rounds:
+    if not same or header.round not in rounds:
         raise ConfigError(
             f"{run.source} is of another run than {path} (job {job.name}, seed {job.seed}, round {header.round}): name "
             "the results of the same run"

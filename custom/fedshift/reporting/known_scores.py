@@ -35,8 +35,14 @@ SCORES = {
         "Papers' Dice",
         meaning="mean of background and foreground Dice over slices with foreground, which is higher than Dice",
     ),
-    "hd95": KnownScore("HD95", "mm", "lower", "95th percentile of the distances between the two surfaces"),
-    "asd": KnownScore("ASD", "mm", "lower", "mean distance between the two surfaces"),
+    "hd95": KnownScore(
+        "HD95",
+        "mm",
+        "lower",
+        "95th percentile of the distances between the two surfaces; the volume's diagonal where one mask only has the "
+        "class",
+    ),
+    "asd": KnownScore("ASD", "mm", "lower", "mean distance between the two surfaces; the volume's diagonal as in HD95"),
     "surface_dice": KnownScore(
         "Surface Dice", meaning="part of both surfaces that is within the job's tolerance in mm of the other one"
     ),

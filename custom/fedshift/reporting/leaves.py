@@ -49,10 +49,12 @@ ROWS_OF_EVERY_JOB = (
         "for how many cases the models fail, and by how much",
     ),
     (
-        "calibration; for classification the confusion matrix; for segmentation the number of empty predicted volumes",
-        "46 numbers; classes x classes numbers; 1 number",
+        "calibration; for classification the confusion matrix; for segmentation the number of empty predicted volumes, "
+        "and of volumes in which a class is missed or invented",
+        "46 numbers; classes x classes numbers; 1 number, and 2 per class",
         "at the end",
-        "how confident the models are, how many test images the site has of each class, and which are confused",
+        "how confident the models are, how many test images the site has of each class, and which are confused, missed "
+        "or invented",
     ),
     (
         "federated model against the site's own, on its test cases: name of the score, number of cases, both means, "
@@ -72,7 +74,7 @@ ROWS_OF_EVERY_JOB = (
         "gradient norm",
         "1 number",
         "at the end, if the job has `evaluation.gradient_norm`",
-        "how far the model is from the site's optimum",
+        "how far the model is from the optimum on the site's validation images",
     ),
     (
         "what `fedshift drift` compares later scans with: the site's answer to a survey (below); of each of six "

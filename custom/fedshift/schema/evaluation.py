@@ -7,6 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedshift.schema.names import ClassName
+
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CONFIDENCE = 0.95
 """Confidence level of the bootstrap intervals."""
@@ -67,13 +69,26 @@ class Calibration(_Model):
     confidence: list[Annotated[float, Field(ge=0, le=1)]] = Field(min_length=BINS, max_length=BINS)
 
 
+class OneSided(_Model):
+    """Cases in which one mask only has a class: ``missed`` by the model, or ``invented`` by it."""
+
+    missed: int = Field(default=0, ge=0, le=MOST_CASES)
+    invented: int = Field(default=0, ge=0, le=MOST_CASES)
+
+    @property
+    def cases(self) -> int:
+        """Both together."""
+        return self.missed + self.invented
+
+
 class Evaluation(_Model):
     """Evaluation of a model on one split of a site.
 
     ``scores``: the task's ``metrics`` over the split. ``distributions``: scores that each case has, over the cases.
     ``confusion[i][j]``: number of samples of class i that were predicted as class j. ``empty``: number of volumes in
-    which the model found no foreground. ``gradient_norm``: norm of the gradient of the loss over the split, if the job
-    asks for it.
+    which the model found no foreground. ``one_sided``: foreground classes that in some volume one mask only has, where
+    distances count as the volume's diagonal; None in records of earlier versions. ``gradient_norm``: norm of the
+    gradient of the loss over the split, if the job asks for it.
     """
 
     scores: dict[str, Number]
@@ -81,6 +96,7 @@ class Evaluation(_Model):
     calibration: Calibration | None = None
     confusion: list[Counts] | None = Field(default=None, max_length=256)
     empty: int | None = Field(default=None, ge=0, le=MOST_CASES)
+    one_sided: dict[ClassName, OneSided] | None = Field(default=None, max_length=256)
     gradient_norm: Number | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -29,6 +29,8 @@ TRUE_SPACING = "true_spacing"
 """Key in ``preparation`` of volumes whose voxels are of 1 x 1 x 1 mm, so that such a header is no placeholder."""
 SIMULATED = "simulated"
 """Key in ``preparation`` of volumes of patients that were changed as by another scanner: what was simulated."""
+PHANTOM = "phantom"
+"""Key in ``preparation`` of simulated scans: the `PhantomOptions` that they were made with."""
 Counts = dict[Split, dict[str, int]]
 """Split -> class -> number of pictures, including zeros."""
 
@@ -81,6 +83,16 @@ def count(pictures: Iterable[Picture], classes: Iterable[str]) -> Counts:
     found = Counter((picture.split, picture.label) for picture in pictures)
     classes = tuple(classes)
     return {split: {label: found[split, label] for label in classes} for split in get_args(Split)}
+
+
+class PhantomOptions(Strict):
+    """What ``fedshift data phantom`` made a site's scans with; ``matrices`` are those whose slices it cached."""
+
+    cases: int = Field(strict=True, ge=1, le=10**6)
+    seed: int = Field(strict=True, ge=0)
+    matrices: tuple[Annotated[int, Field(strict=True, ge=1, le=10**4)], ...] = Field(max_length=16)
+    zones: bool = False
+    sequences: Literal[1, 2] = 1
 
 
 class Manifest(Strict):
@@ -159,6 +171,12 @@ class Manifest(Strict):
         """What was simulated of a site's scans, such as its scanner; None for scans as they were taken."""
         said = self.preparation.get(SIMULATED)
         return str(said) if said else None
+
+    @property
+    def phantom(self) -> PhantomOptions | None:
+        """What simulated scans were made with; None for others, and for a phantom of an earlier version."""
+        said = self.preparation.get(PHANTOM)
+        return None if said is None else PhantomOptions.parse(said, where="preparation.phantom")
 
     @property
     def entries(self) -> tuple[Case, ...] | tuple[Picture, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -90,7 +91,8 @@ class SiteInfo:
     ``cases``: the number of cases of each split, of which the samples (slices, patches, pictures) are.
     ``device``: ``cpu`` or the GPU's model name. ``precision``: fp32 or bf16. ``threads``: PyTorch threads.
     ``unknown_spacing``: headers of some cases hold no voxel size, so distances in mm mean nothing. ``simulated``: what
-    was simulated of real scans, such as their scanners.
+    was simulated of real scans, such as their scanners. ``phantom``: `fedshift.schema.manifest.PhantomOptions` of scans
+    that are simulated as a whole.
     """
 
     site: str
@@ -105,6 +107,7 @@ class SiteInfo:
     threads: int = 1
     unknown_spacing: bool = False
     simulated: str = ""
+    phantom: dict[str, Any] | None = None
     cases: dict[str, int] = field(default_factory=dict)
 
 

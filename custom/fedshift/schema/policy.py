@@ -75,10 +75,11 @@ class Policy(Strict):
     ``min_cases``: minimum training cases (patients; or pictures, if each picture is a case) before any such array may
     leave; for prototypes, the minimum in each class. ``encryption``: ``required`` refuses jobs without encrypted
     or masked updates. ``statistics`` and ``weights``: noise on these, none by default. With noise on the weights,
-    nothing computed from training images leaves without noise. ``dp_sgd``: training by DP-SGD in place of ``weights``,
-    under the same rule. ``budget``: what all jobs together may spend; what then leaves has noise, but for counts and
-    scores. ``case_scores``: whether the final models' scores of single
-    cases leave (without ids); otherwise only their number and mean leave and, from ten cases on, their spread.
+    nothing computed from training images leaves without noise, but for counts and for scores of a model with
+    normalisation layers or statistics of the site's own (FedBN, FedRDN). ``dp_sgd``: training by DP-SGD in place of
+    ``weights``, under the same rule. ``budget``: what all jobs together may spend; what then leaves has noise, but for
+    counts and scores. ``case_scores``: whether the final models' scores of single cases leave (without ids); otherwise
+    only their number and mean leave and, from ten cases on, their spread.
 
     A survey (``fedshift survey``) gets sums over the site's cases: for it ``allow`` (statistics), ``min_cases``,
     ``encryption`` and the noise hold as for a job. ``survey_cases``: minimum cases for that, at least three, because of

@@ -16,7 +16,7 @@ from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.files import write_text
 from fedshift.schema.job import JobSpec
 from fedshift.schema.lineage import Lineage
-from fedshift.schema.manifest import Split
+from fedshift.schema.manifest import PhantomOptions, Split
 from fedshift.schema.paired import LocalComparison
 from fedshift.schema.strict import first_fault
 
@@ -73,10 +73,35 @@ class JobRecord(_Model):
     """Sites that only score the final models."""
     local: bool = False
     """Whether every site also trained a model alone (``evaluation.local``)."""
+    settings: dict[str, Any] = {}
+    """`deciding_settings` of the job; empty in records of earlier versions."""
 
     def trained_before(self, sites: Iterable[str]) -> list[str]:
         """Those of this run's ``sites`` that took part in training the starting weights."""
         return [site for site in sites if site in self.lineage.get(self.dataset, ())]
+
+
+WITHOUT_EFFECT = {
+    "schedule": {"threads", "checkpoint_minutes"},
+    "federation": {"min_sites", "hosts", "shares", "round_timeout", "grace", "tracking"},
+    "evaluation": {"start", "every", "gradient_norm", "local", "reference"},
+}
+"""Settings with which a job's models and their scores are the same: of how it runs, and of what else is told of it."""
+
+
+def deciding_settings(job: JobSpec) -> dict[str, Any]:
+    """The job's loss, optimizer, schedule, federation and evaluation, but for what is `WITHOUT_EFFECT`.
+
+    Data, network and methods are in a `JobRecord` of their own.
+    """
+    task = job.task.model_dump(mode="json")
+    parts = {"optimizer": task["optimizer"], "schedule": task["schedule"]}
+    parts |= {name: getattr(job, name).model_dump(mode="json") for name in ("federation", "evaluation")}
+    kept = {
+        name: {key: value for key, value in part.items() if key not in WITHOUT_EFFECT.get(name, ())}
+        for name, part in parts.items()
+    }
+    return {"loss": task["loss"], **kept}
 
 
 class DataRecord(_Model):
@@ -93,6 +118,8 @@ class DataRecord(_Model):
     """Whether headers of some cases hold no voxel size, so that distances in mm mean nothing."""
     simulated: str = Field(default="", max_length=64, pattern=r"^(\w[ -~]*)?$")
     """What was simulated of real scans, such as their scanners."""
+    phantom: PhantomOptions | None = None
+    """What ``fedshift data phantom`` made the scans with; None in records of earlier versions too."""
     cases: dict[Split, Count] = {}
 
 
@@ -276,6 +303,7 @@ def new_results(job: JobSpec, *, metric: str) -> Results:
             metric=metric,
             held_out=list(job.task.held_out),
             local=job.evaluation.local,
+            settings=deciding_settings(job),
         ),
         versions=_versions(),
     )

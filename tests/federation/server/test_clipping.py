@@ -100,6 +100,14 @@ def test_where_the_clock_ends_rounds_no_site_counts_with_far_fewer_steps_than_th
     assert said == [(updates[2].site, "it counts with 16 steps in place of 1 (federation.clip_sample_ratio)")]
 
 
+def test_in_the_statistics_round_no_site_is_said_to_count_with_too_few_steps(tmp_path: Path) -> None:
+    updates = stored(tmp_path, (0.5, 0.5, 0.5))
+    for update in updates:
+        update.n_steps = 0
+    limits = limited(updates, {}, samples=5, by_clock=True)
+    assert limits is not None and list(exceeded(updates, limits)) == []
+
+
 @pytest.mark.parametrize(
     ("moves", "limits"),
     [

@@ -6,6 +6,7 @@ import pytest
 
 from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.update_check import Rejected
+from fedshift.schema.evaluation import Evaluation, OneSided
 from fedshift.schema.messages import Scores
 from fedshift.schema.paired import LocalComparison
 
@@ -23,6 +24,25 @@ def test_scores_have_the_tasks_names_and_ranges() -> None:
     ):
         with pytest.raises(Rejected):
             check_scores(bad, round_=3, metrics=ranges)
+
+
+def test_classes_in_one_mask_only_are_the_jobs_and_no_more_than_its_cases() -> None:
+    def check(apart: dict[str, OneSided], *, classes: int = 3) -> None:
+        told = Evaluation(scores={"hd95": 1.0}, one_sided=apart)
+        per_case = ("hd95", "hd95 left", "hd95 right") if classes > 2 else ("hd95",)
+        scores = Scores("A", 3, {"test": {"hd95": 1.0}}, evaluations={"test": told})
+        ranges = dict.fromkeys(per_case, (0.0, 9.0))
+        check_scores(scores, round_=3, metrics=ranges, counts={"test": 3}, n_classes=classes, per_case=per_case)
+
+    check({"left": OneSided(missed=1, invented=2), "right": OneSided(missed=3)})
+    check({"prostate": OneSided(missed=3)}, classes=2)
+    for apart, classes, reason in (
+        ({"left": OneSided(missed=2, invented=2)}, 3, "4 cases of left, the part has 3"),
+        ({"liver": OneSided(missed=1)}, 3, "names liver"),
+        ({"one": OneSided(missed=1), "two": OneSided(missed=1)}, 2, "has 2 classes"),
+    ):
+        with pytest.raises(Rejected, match=reason):
+            check(apart, classes=classes)
 
 
 def test_personal_scores_need_a_method_that_fine_tunes() -> None:

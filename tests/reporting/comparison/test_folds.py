@@ -19,7 +19,8 @@ from fedshift.reporting.comparison.folds import over_folds
 from fedshift.reporting.comparison.record import CellRecord, Comparison, read_comparison
 from fedshift.reporting.comparison.significance import paired_tests
 from fedshift.reporting.comparison.spec import read_spec
-from fedshift.reporting.comparison.tables import footnotes, make_tables
+from fedshift.reporting.comparison.tables import footnotes, long_csv, make_tables
+from fedshift.reporting.comparison.verdict import judged
 from fedshift.schema.errors import ConfigError
 
 from .made import made, record
@@ -118,18 +119,35 @@ def test_a_pair_is_a_site_and_a_fold_averaged_over_seeds() -> None:
     assert test.difference == pytest.approx(sum(gaps) / 6)
     assert test.p == pytest.approx(stats.wilcoxon(gaps, zero_method="zsplit").pvalue)
     notes = footnotes(comparison)
-    assert f"FedFA against FedAvg: −0.2, p = {test.p:.4f} (n = 6)." in notes
-    assert any("a pair is a site's test part of one fold, averaged over seeds" in note for note in notes)
+    by_fold = [(a + b) / 2 for a, b in zip(gaps[:3], gaps[3:], strict=True)]
+    assert test.p_folds == pytest.approx(stats.ttest_1samp(by_fold, 0).pvalue)
+    assert f"FedFA against FedAvg: −0.2, p = {test.p:.4f}, over 3 folds p = {test.p_folds:.4f} (n = 6)." in notes
+    (told,) = (note for note in notes if "a pair is a site's test part of one fold, averaged over seeds" in note)
+    assert "Those of one fold share their model, and folds share training cases, so p tends to be too small" in told
+    csv = long_csv(comparison)
+    assert f"FedFA,p-value against FedAvg over folds,{test.p_folds:.6g},,,3,3," in csv
     begun = [cell for cell in comparison.cells if not (cell.fold == 2 and cell.labels["method"] == "FedFA")]
     (line,) = (note for note in footnotes(comparison.model_copy(update={"cells": begun})) if "against" in note)
-    assert line.endswith("(n = 4, of folds 1, 3 only).")
+    assert line.endswith("(n = 4, of folds 1, 3 only).") and "over" not in line, "two folds are too few for a test"
+
+
+def test_a_claim_is_not_confirmed_by_many_pairs_of_few_models() -> None:
+    gains = {1: 0.001, 2: 0.03, 3: 0.09}
+    low = {(0, fold): {"A": 0.5, "B": 0.6} for fold in FOLDS}
+    high = {(0, fold): {"A": 0.5 + gain, "B": 0.6 + 1.1 * gain} for fold, gain in gains.items()}
+    rows = {"X": high, "Y": low}
+    comparison = crossed(rows, tests=[("X", "Y")], claims=[("X", "Y")], pairs="sites_and_folds")
+    (test,) = paired_tests(comparison)
+    (one,) = judged(comparison)
+    assert test.p is not None and test.p < 0.05 < (test.p_folds or 0)
+    assert one.outcome == "undecided" and one.told.endswith(f"p = {test.p_folds:.4f} over 3 folds")
 
 
 def test_a_test_of_pairs_that_hardly_differ_is_not_made() -> None:
     theirs = {(0, fold): {"A": 0.5, "B": 0.9} for fold in FOLDS}
     ours = {**theirs, (0, 1): {"A": 0.6, "B": 0.8}}
     comparison = crossed({"X": ours, "Y": theirs}, tests=[("X", "Y")], pairs="sites_and_folds")
-    assert "X against Y: +0.0, fewer than 3 pairs differ, so there is no test (n = 6)." in footnotes(comparison)
+    assert "X against Y: 0.0, fewer than 3 pairs differ, so there is no test (n = 6)." in footnotes(comparison)
 
 
 def write(folder: Path, **changes: Any) -> Path:

@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedshift import cli
 from fedshift.reporting.comparison.leaderboard import Leaderboard, make_leaderboard
-from fedshift.reporting.comparison.leaderboard_tables import FILES, notes, write_leaderboard
+from fedshift.reporting.comparison.leaderboard_tables import FILES, cells_of, headings, notes, write_leaderboard
 from fedshift.reporting.comparison.rank_figure import rank_svg
 from fedshift.reporting.comparison.record import Comparison, write_comparison
 from fedshift.schema.errors import ConfigError
@@ -116,13 +116,40 @@ def test_rows_that_are_all_alike_are_not_told_apart_and_no_number_of_pairs_is_as
     [
         ([made({("x",): scores(0.5)})], "have no 'ranking'"),
         ([table(), table()], "two of the comparisons are of the same task"),
-        ([table(metric="hd95"), table(name="two")], "higher is better in some"),
+        ([table(metric="ece"), table(name="two")], "higher is better in some"),
+        (
+            [table(metric="hd95"), table(name="two", metric="ece")],
+            r"scores in different units cannot be ranked together, hd95 \(mm\) and ece \(%\): rank those of one unit",
+        ),
         ([made({("x",): scores(0.5), ("y",): [None]}, ranking={"against": "y"})], "row 'y'.* has not finished"),
     ],
 )
 def test_what_cannot_be_ranked_is_refused(comparisons: list[Comparison], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make_leaderboard(comparisons)
+
+
+def test_scores_and_differences_are_printed_in_their_own_unit() -> None:
+    numbers: Any = {
+        (name,): [{site: value + add for site, value in told.items()} for told in scores(2.0) if told]
+        for name, add in (("fedavg", 0.0), ("a", -0.004), ("b", 0.0004), ("c", 1e-14), ("d", 0.25))
+    }
+    distances = made(numbers, metric="hd95")
+    for cell in distances.cells:
+        for told in cell.scores["best"]["test"].values():
+            told["hd95"] = told.pop("accuracy")
+    board = make_leaderboard([distances], against="fedavg")
+    rows = {row.name: cells_of(row, board)[1:3] for row in board.rows}
+    assert headings(board)[2] == "mean score, mm"
+    assert rows == {
+        "a": ["2.02", "−0.004"],
+        "fedavg": ["2.03", ""],
+        "c": ["2.03", "0.00"],
+        "b": ["2.03", "+0.0004"],
+        "d": ["2.28", "+0.25"],
+    }
+    percent = make_leaderboard([table()])
+    assert headings(percent)[2] == "mean score, %" and cells_of(percent.rows[0], percent)[2] == "+11.0"
 
 
 def test_the_files_have_every_row_and_the_diagram_its_names(tmp_path: Path) -> None:

@@ -26,11 +26,12 @@ from fedshift.federation.server.update_check import Rejected
 from fedshift.federation.site.site import Site
 from fedshift.federation.weights import read_weights
 from fedshift.schema.errors import DataError
-from fedshift.schema.evaluation import QUANTILES, Distribution, Evaluation
+from fedshift.schema.evaluation import QUANTILES, Distribution, Evaluation, OneSided
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Broadcast, Scores
 from fedshift.schema.policy import Policy
 from fedshift.schema.results import BEST, Results, read_results
+from fedshift.tasks.evaluation.by_class import count_one_sided, one_sided
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.spread import ENOUGH, FEWEST, bootstrap_interval, distribution
 from fedshift.tasks.evaluation.surfaces import surface_distances, surface_scores
@@ -74,6 +75,17 @@ def test_a_missed_organ_is_as_far_away_as_can_be_and_two_empty_masks_agree() -> 
     assert surface_distances(nothing, nothing, spacing) == (0.0, 0.0)
 
 
+def test_a_class_that_one_mask_only_has_is_counted_by_who_has_it() -> None:
+    numbers = {"left": 1, "right": 2}
+    both, left, right = np.array([[[1, 2, 0]]]), np.array([[[1, 0, 0]]]), np.array([[[0, 2, 0]]])
+    cases = [one_sided(*pair, numbers) for pair in ((both, both), (left, both), (both, left), (right, left))]
+    assert cases == [{}, {"right": "missed"}, {"right": "invented"}, {"left": "missed", "right": "invented"}]
+    assert count_one_sided(cases) == {
+        "right": OneSided(missed=1, invented=2),
+        "left": OneSided(missed=1, invented=0),
+    }
+
+
 @pytest.mark.parametrize(("rows", "columns", "matrix"), [(128, 128, 96), (100, 60, 32), (60, 101, 96), (48, 48, 96)])
 def test_what_the_network_sees_comes_back_to_the_scans_own_grid(rows: int, columns: int, matrix: int) -> None:
     spacing = (1.0, 1.0, 1.0)
@@ -108,6 +120,18 @@ def test_the_interval_holds_the_mean_and_shrinks_with_more_cases() -> None:
     assert narrow == pytest.approx((many.mean() - half, many.mean() + half), abs=half / 5)
     assert bootstrap_interval(few[: ENOUGH - 1], seed=0) is None
     assert bootstrap_interval(few, seed=0) == wide
+
+
+def test_the_interval_draws_subjects_with_all_their_scans() -> None:
+    rng = np.random.default_rng(1)
+    of_subject = rng.normal(0.8, 0.1, 12)
+    scans, whose = np.repeat(of_subject, 9), [f"sub-{number}" for number in range(12) for _ in range(9)]
+    told = distribution(scans, subjects=whose, seed=0, share_cases=True)
+    assert told.interval == pytest.approx(bootstrap_interval(of_subject, seed=0)), "copies add nothing"
+    assert told.n == 108
+    alone = [str(number) for number in range(12)]
+    assert bootstrap_interval(of_subject, seed=0, subjects=alone) == bootstrap_interval(of_subject, seed=0)
+    assert bootstrap_interval(scans[:36], seed=0, subjects=whose[:36]) is None, "of 4 subjects"
 
 
 def test_few_cases_are_not_told_by_way_of_their_spread() -> None:
@@ -187,6 +211,18 @@ def test_distances_are_those_of_monais_metrics() -> None:
         assert told == pytest.approx((float(hd95), float(asd), float(within)), rel=1e-5)
 
 
+@pytest.mark.parametrize("step", [0.3, 0.4, 0.5, 0.6, 0.625, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5, 1.6, 2.2, 3.3])
+@pytest.mark.parametrize("voxels", [1, 2, 3, 5, 10])
+def test_a_distance_of_just_the_tolerance_is_within_it_as_in_monai(step: float, voxels: int) -> None:
+    spacing, tolerance = [3.0, step, step], round(step * voxels, 6)
+    one = np.zeros((8, 30, 30), bool)
+    one[2:6, 5:15, 5:15] = True
+    other = np.roll(one, voxels, axis=2)
+    a, b = (torch.from_numpy(mask)[None, None] for mask in (one, other))
+    within = compute_surface_dice(a, b, [tolerance], include_background=True, spacing=spacing)
+    assert surface_scores(one, other, spacing, tolerance=tolerance)[2] == pytest.approx(float(within), rel=1e-6)
+
+
 def test_a_calibrated_model_has_no_error_and_a_boaster_has_its_excess() -> None:
     rng = np.random.default_rng(0)
     sure = rng.uniform(0.5, 1, 60_000)
@@ -221,6 +257,7 @@ def test_a_segmentation_is_told_case_by_case_as_monai_scores_it(tmp_path: Path) 
     assert told.scores["dice"] == pytest.approx(quick["dice"]), "the scan's grid is the network's here"
     assert told.scores["dice_papers"] == pytest.approx(quick["dice_papers"])
     assert told.distributions["hd95"].n == 6 and told.scores["hd95"] > 0 and told.empty == 0
+    assert told.one_sided == {}
 
 
 def test_a_perfect_and_an_empty_segmentation(tmp_path: Path) -> None:
@@ -237,6 +274,7 @@ def test_a_perfect_and_an_empty_segmentation(tmp_path: Path) -> None:
     nothing[:, 0] = 1
     worst = task.evaluate(split(nothing), slices, "all", seed=0, share_cases=True)
     assert worst.empty == 5 and worst.scores["dice"] == 0
+    assert worst.one_sided == {"prostate": OneSided(missed=5)} and best.one_sided == {}
     assert worst.scores["hd95"] == pytest.approx(math.sqrt(24**2 + 32**2 + 32**2))
 
 

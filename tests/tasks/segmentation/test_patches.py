@@ -13,6 +13,7 @@ from volumesites import CLASSES, make_volume_site
 from fedshift.data.resampled import ResampledVolumes
 from fedshift.data.samples import Union
 from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.evaluation import OneSided
 from fedshift.schema.job import JobSpec
 from fedshift.schema.seeding import generator
 from fedshift.tasks.base import Everything, Task
@@ -190,6 +191,7 @@ def test_a_perfect_network_scores_perfectly_on_the_scans_own_grid(tmp_path: Path
     nothing = [torch.cat([torch.ones_like(p[:, :1]), torch.zeros_like(p[:, 1:])], 1) for p in perfect]
     empty = built.evaluate(iter(nothing), opened, "train", seed=0, share_cases=True)
     assert empty.scores["dice"] == empty.scores["surface_dice"] == 0 and empty.empty == 3
+    assert empty.one_sided == {"left": OneSided(missed=3), "right": OneSided(missed=3)} and found.one_sided == {}
 
 
 def test_classes_that_a_site_does_not_outline_are_neither_learned_nor_scored(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.server.global_model import GlobalModel
 from fedshift.federation.server.inbound import Inbound
 from fedshift.federation.server.spool import SpooledUpdate
-from fedshift.federation.server.update_check import Change, Received, Rejected, check_update
+from fedshift.federation.server.update_check import Change, Received, Rejected
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
@@ -106,17 +106,8 @@ class EncryptedInbound(Inbound):
         if round_ == 0:
             return super()._check(update, round_, n_samples)
         sealed = {key: value for key, value in update.weights.items() if str(key).startswith(PREFIX)}
-        check_update(
-            replace(update, weights={key: value for key, value in update.weights.items() if key not in sealed}),
-            round_=round_,
-            received=self._received,
-            specs={},
-            metrics=self._task.metrics,
-            n_samples=n_samples,
-            max_norm=self._job.federation.max_update_norm,
-            n_steps=self.steps(n_samples),
-            fewer_steps=self._job.task.schedule.minutes is not None,
-        )
+        clear = {key: value for key, value in update.weights.items() if key not in sealed}
+        self._check_clear(replace(update, weights=clear), round_, n_samples, specs={})
         for key in sealed.keys() ^ self._layout.chunks.keys():
             raise Rejected(key, "is not expected in weights" if key in sealed else "is missing from weights")
         for key, size in self._layout.chunks.items():

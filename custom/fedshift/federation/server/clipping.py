@@ -98,8 +98,8 @@ def usual_limits(
     """
     if len(updates) < FEWEST_TO_COMPARE:
         return None
-    steps = max(1.0, statistics.median(update.n_steps for update in updates))
-    more = [min(max(1.0, update.n_steps / steps), sample_ratio or inf) for update in updates]
+    steps = statistics.median(update.n_steps for update in updates)  # 0 in the statistics round
+    more = [min(max(1.0, update.n_steps / max(1.0, steps)), sample_ratio or inf) for update in updates]
     samples = inf if sample_ratio is None else _most_samples([update.n_samples for update in updates], sample_ratio)
 
     def limit(name: str) -> list[float]:

@@ -11,6 +11,7 @@ from fedshift.federation.server.score_check import check_scores
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change, Ranges, Received, Rejected, check_packed, check_update
 from fedshift.federation.site.scoring import SCORED, SCORED_IF_HELD_OUT
+from fedshift.methods.base import ArraySpec
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.messages import TEST_PREFIX, Scores, Update
 from fedshift.tasks.base import Task
@@ -112,11 +113,17 @@ class Inbound:
         return Received(self._model.weights, trainable=self._model.trainable, withheld=self._withheld)
 
     def _check(self, update: Update, round_: int, n_samples: int) -> Change:
+        return self._check_clear(update, round_, n_samples, specs=self.specs)
+
+    def _check_clear(
+        self, update: Update, round_: int, n_samples: int, *, specs: Mapping[str, Mapping[str, ArraySpec]]
+    ) -> Change:
+        """Check what is in clear; ``specs`` are of the arrays that are, by method."""
         return check_update(
             update,
             round_=round_,
             received=self._received,
-            specs=self.specs,
+            specs=specs,
             metrics=self._round_metrics(),
             n_samples=n_samples,
             max_norm=self._job.federation.max_update_norm,

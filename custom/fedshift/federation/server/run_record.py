@@ -114,6 +114,7 @@ class RunRecord:
                 "split_rule": info.split_rule,
                 "unknown_spacing": info.unknown_spacing,
                 "simulated": info.simulated,
+                "phantom": info.phantom,
                 "cases": info.cases,
             }
         )

@@ -119,6 +119,13 @@ def _check_evaluation(
             raise Rejected(f"{key}.distributions.{name}", "has another mean than the score")
     if evaluation.empty is not None and evaluation.empty > most:
         raise Rejected(f"{key}.empty", f"is {evaluation.empty}, the part has {most} samples")
+    for name, told in (evaluation.one_sided or {}).items():
+        if n_classes > 2 and f"hd95 {name}" not in per_case:
+            raise Rejected(f"{key}.one_sided", f"names {name}, which is no class of the job's")
+        if told.cases > most:
+            raise Rejected(f"{key}.one_sided", f"has {told.cases} cases of {name}, the part has {most} samples")
+    if len(evaluation.one_sided or {}) >= max(n_classes, 1):
+        raise Rejected(f"{key}.one_sided", f"has {len(evaluation.one_sided or {})} classes")
     if evaluation.confusion is not None:
         total = sum(map(sum, evaluation.confusion))
         if len(evaluation.confusion) != n_classes or total > most:

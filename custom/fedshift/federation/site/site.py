@@ -214,6 +214,7 @@ class Site:
     def info(self) -> SiteInfo:
         """Counts and fingerprint of the site's data, and its hardware."""
         assert self._data is not None
+        made_with = self._data.manifest.phantom
         return SiteInfo(
             site=self.name,
             kind=self._data.manifest.kind,
@@ -224,6 +225,7 @@ class Site:
             split_rule=self._data.split_rule,
             unknown_spacing=self._data.manifest.has_unknown_spacing,
             simulated=self._data.manifest.simulated or "",
+            phantom=None if made_with is None else made_with.model_dump(mode="json"),
             cases={split: len(np.unique(self._data.cases(split))) for split in get_args(Split)},
             **self._machine,
         )

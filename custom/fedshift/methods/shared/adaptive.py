@@ -33,7 +33,7 @@ class Config(Strict):
     """Options of all three."""
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    tau: float = Field(default=1e-3, gt=0)
+    tau: float = Field(default=1e-3, gt=0, le=1e6)
     server_lr: float = Field(default=0.01, gt=0)
     weights: Literal["samples", "uniform"] = "samples"
 

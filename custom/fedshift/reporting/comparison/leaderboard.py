@@ -18,7 +18,7 @@ from statistics import fmean
 import numpy as np
 
 from fedshift.reporting.comparison.columns import blocks, main_sites, site_score, summary
-from fedshift.reporting.comparison.measures import measure
+from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.ranks import (
     Friedman,
     block_ranks,
@@ -67,6 +67,8 @@ class Leaderboard:
     critical_difference: float | None
     groups: tuple[tuple[str, ...], ...]
     unranked: Mapping[str, str]
+    measure: Measure
+    """Unit and format of the scores."""
 
     @property
     def test(self) -> str:
@@ -91,6 +93,10 @@ def make_leaderboard(comparisons: Sequence[Comparison], *, against: str | None =
         raise ConfigError("the comparisons have no 'ranking': name the row to test against")
     if len({one.name for one in comparisons}) < len(comparisons):
         raise ConfigError("two of the comparisons are of the same task: rank them apart")
+    units = {measure(one.metric).unit: one.metric for one in comparisons}
+    if len(units) > 1:
+        named = " and ".join(f"{name} ({unit or 'without unit'})" for unit, name in units.items())
+        raise ConfigError(f"scores in different units cannot be ranked together, {named}: rank those of one unit")
     better = {measure(one.metric).better for one in comparisons}
     if len(better) > 1 or None in better:
         raise ConfigError(
@@ -140,6 +146,7 @@ def make_leaderboard(comparisons: Sequence[Comparison], *, against: str | None =
         critical_difference=difference,
         groups=tuple(groups),
         unranked=unranked,
+        measure=measure(comparisons[0].metric),
     )
 
 

@@ -12,25 +12,28 @@ from rich.text import Text
 from fedshift.reporting.comparison.leaderboard import Leaderboard, RankedRow
 from fedshift.reporting.comparison.rank_figure import rank_svg
 from fedshift.reporting.comparison.ranks import ALPHA, FEWEST
+from fedshift.reporting.differences import signed
 from fedshift.reporting.p_values import p_equals, p_text
 from fedshift.schema.files import write_text
 
-HEADINGS = ("", "mean rank", "mean score", "against {against}", "p", "p (Holm)")
+HEADINGS = ("", "mean rank", "mean score{unit}", "against {against}", "p", "p (Holm)")
 FILES = ("leaderboard.md", "leaderboard.csv", "leaderboard.svg")
 
 
-def cells_of(row: RankedRow, against: str) -> list[str]:
+def cells_of(row: RankedRow, board: Leaderboard) -> list[str]:
     """A row's entries as text, in the order of `HEADINGS` after its name."""
-    if row.name == against:
-        return [f"{row.rank:.2f}", f"{row.score:.1f}", "", "", ""]
-    sign = "−" if round(row.difference, 1) < 0 else "+"
-    p_values = [p_text(p) for p in (row.p, row.p_holm)]
-    return [f"{row.rank:.2f}", f"{row.score:.1f}", f"{sign}{abs(row.difference):.1f}", *p_values]
+    decimals = board.measure.decimals
+    numbers = [f"{row.rank:.2f}", f"{row.score:.{decimals}f}"]
+    if row.name == board.against:
+        return [*numbers, "", "", ""]
+    difference = signed(row.difference, decimals=decimals).replace("-", "−")
+    return [*numbers, difference, *(p_text(p) for p in (row.p, row.p_holm))]
 
 
 def headings(board: Leaderboard) -> list[str]:
     """The headings of the columns."""
-    return [heading.format(against=board.against) for heading in HEADINGS]
+    unit = f", {board.measure.unit}" if board.measure.unit else ""
+    return [heading.format(against=board.against, unit=unit) for heading in HEADINGS]
 
 
 def notes(board: Leaderboard) -> list[str]:
@@ -97,7 +100,7 @@ def leaderboard_markdown(board: Leaderboard, title: str, left_out: dict[str, str
 def table_lines(board: Leaderboard) -> list[str]:
     """The lines of the table in Markdown."""
     lines = [f"| {' | '.join(headings(board))} |".replace("|  |", "| row |"), "|---|" + "---:|" * (len(HEADINGS) - 1)]
-    return lines + [f"| {' | '.join([row.name, *cells_of(row, board.against)])} |" for row in board.rows]
+    return lines + [f"| {' | '.join([row.name, *cells_of(row, board)])} |" for row in board.rows]
 
 
 def rich_leaderboard(board: Leaderboard, title: str) -> RichTable:
@@ -108,7 +111,7 @@ def rich_leaderboard(board: Leaderboard, title: str) -> RichTable:
     for number, heading in enumerate(headings(board)):
         table.add_column(Text(heading), justify="right" if number else "left", no_wrap=not number)
     for row in board.rows:
-        table.add_row(*map(Text, [row.name, *cells_of(row, board.against)]))
+        table.add_row(*map(Text, [row.name, *cells_of(row, board)]))
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedshift.reporting.differences import signed
 from fedshift.reporting.known_scores import Better, Unit, known_score
 
 
@@ -16,9 +17,16 @@ class Measure:
 
     def text(self, value: float) -> str:
         """The value as printed in tables, without unit."""
-        if self.unit == "%":
-            return f"{100 * value:.1f}"
-        return f"{value:.2f}" if self.unit else f"{value:.3f}"
+        return f"{self.scaled(value):.{self.decimals}f}"
+
+    def difference(self, value: float) -> str:
+        """A difference of two values as printed, with a sign (`fedshift.reporting.differences`)."""
+        return signed(self.scaled(value), decimals=self.decimals).replace("-", "−")
+
+    @property
+    def decimals(self) -> int:
+        """Printed digits after the point."""
+        return {"%": 1, "": 3}.get(self.unit, 2)
 
     def scaled(self, value: float) -> float:
         """The value in the unit of the tables."""

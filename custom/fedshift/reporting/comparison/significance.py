@@ -7,7 +7,9 @@ many more pairs; but those of one seed are scores of one model and are not indep
 
 In a cross-validation every case is tested once. With ``sites_and_folds`` a pair is a site's test part of a fold: other
 patients in each, so that pairs share no test case; scores are first averaged over seeds. Differences are of few cases
-each and far from normal, so the test is Wilcoxon's signed-rank test.
+each and far from normal, so the test is Wilcoxon's signed-rank test. Pairs of one fold are scores of one model, and the
+models of two folds share training cases, so that p tends to be too small. Beside it is therefore the p of a paired
+t-test over folds, each the average over sites: few pairs, without the first of these two faults.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Paired:
     """A two-sided paired test; ``t`` is None for a signed-rank test.
 
     ``p`` is None with fewer than `FEWEST` pairs (that differ), and of a t-test with constant differences. ``folds`` are
-    those that the pairs are of, if a pair is of a fold.
+    those that the pairs are of, if a pair is of a fold, and ``p_folds`` is of a paired t-test of their averages.
     """
 
     row: str
@@ -41,6 +43,12 @@ class Paired:
     t: float | None
     p: float | None
     folds: tuple[int, ...] = ()
+    p_folds: float | None = None
+
+    @property
+    def largest_p(self) -> float | None:
+        """The more cautious p-value; None without a test."""
+        return None if self.p is None else max(self.p, self.p_folds or 0.0)
 
 
 def paired_tests(comparison: Comparison) -> list[Paired]:
@@ -70,7 +78,11 @@ def paired_test(comparison: Comparison, block: Block, row: str, against: str) ->
     t, p = (None, signed_rank(a, b)) if by_fold else t_test(a, b)
     difference = sum(x - y for x, y in zip(a, b, strict=True)) / len(pairs)
     folds = tuple(sorted({fold for fold, _ in pairs})) if by_fold else ()
-    return Paired(row, against, block.key, len(pairs), difference, t, p, folds)
+    p_folds = None
+    if by_fold:
+        averages = [[fmean(values[pair] for pair in pairs if pair[0] == fold) for fold in folds] for values in scores]
+        p_folds = t_test(*averages)[1]
+    return Paired(row, against, block.key, len(pairs), difference, t, p, folds, p_folds)
 
 
 def _of_folds(comparison: Comparison, rows: Sequence[Sequence[CellRecord]]) -> list[dict[tuple[int, str], float]]:

@@ -36,7 +36,9 @@ PAIRS: dict[Pairs, str] = {
     "seeds": "a pair is a seed: the averages over sites of the two rows.",
     "sites_and_seeds": "a pair is a site and a seed. Those of one seed share their models and are not independent, so "
     "p tends to be too small.",
-    "sites_and_folds": "a pair is a site's test part of one fold, averaged over seeds; by Wilcoxon's signed-rank test.",
+    "sites_and_folds": "a pair is a site's test part of one fold, averaged over seeds; by Wilcoxon's signed-rank test. "
+    "Those of one fold share their model, and folds share training cases, so p tends to be too small; p over folds is "
+    "of a paired t-test whose pairs are the folds' averages over sites.",
 }
 """What a pair of a test is, as a footnote says it."""
 FILES = ("table.md", "table.tex", "table.csv")
@@ -261,12 +263,11 @@ def test_line(test: Paired, comparison: Comparison) -> str:
     """A test as a sentence."""
     shown = measure(comparison.metric)
     block = f" ({test.block})" if test.block else ""
-    sign = "+" if test.difference >= 0 else "−"
-    difference = f"{sign}{shown.text(abs(test.difference))}"
+    difference = shown.difference(test.difference)
     if test.p is not None and test.t is not None:
         statistics = f"t = {test.t:.2f}, p = {exact_p(test.p)}"
     elif test.p is not None:
-        statistics = f"p = {exact_p(test.p)}"
+        statistics = f"p = {exact_p(test.p)}{over_folds(test)}"
     elif test.n < FEWEST:
         statistics = "too few pairs for a test"
     elif test.folds:  # a signed-rank test, to which equal pairs tell nothing
@@ -278,6 +279,11 @@ def test_line(test: Paired, comparison: Comparison) -> str:
     ended = f", of folds {', '.join(map(str, test.folds))} only" if some else ""
     details = f"n = {test.n}{ended}" + (f"; in the paper p = {printed}" if printed else "")
     return f"{test.row} against {test.against}{block}: {difference}, {statistics} ({details})."
+
+
+def over_folds(test: Paired) -> str:
+    """``, over 5 folds p = 0.0540``; empty without such a test."""
+    return "" if test.p_folds is None else f", over {len(test.folds)} folds p = {exact_p(test.p_folds)}"
 
 
 def entry_text(entry: Entry, of: Measure) -> str:
@@ -419,9 +425,12 @@ def long_csv(comparison: Comparison) -> str:
                 )
     for test in paired_tests(comparison):
         labels = next(block.labels for block in blocks(comparison) if block.key == test.block)
-        p = "" if test.p is None else f"{test.p:.6g}"
-        numbers = [p, "", "", str(test.n), str(test.n), printed_p(test, comparison), ""]
-        write.writerow([test.row, *labels.values(), p_value(test.against), *numbers, *about])
+        found = [(p_value(test.against), test.p, test.n, printed_p(test, comparison))]
+        if test.p_folds is not None:
+            found.append((f"{p_value(test.against)} over folds", test.p_folds, len(test.folds), ""))
+        for column, p, n, in_paper in found:
+            numbers = ["" if p is None else f"{p:.6g}", "", "", str(n), str(n), in_paper, ""]
+            write.writerow([test.row, *labels.values(), column, *numbers, *about])
     return out.getvalue()
 
 

@@ -65,7 +65,10 @@ def _printed(comparison: Comparison, block: Block) -> dict[str, float]:
 
 
 def judged(comparison: Comparison) -> list[Judged]:
-    """Each claimed order by its paired test: p below `ALPHA` in the claimed direction confirms it."""
+    """Each claimed order by its paired test: p below `ALPHA` in the claimed direction confirms it.
+
+    Of a cross-validation, the p over folds has to be below it too.
+    """
     return list(_judge(comparison))
 
 
@@ -76,14 +79,14 @@ def _judge(comparison: Comparison) -> Iterator[Judged]:
         if test is None:
             yield Judged(higher, lower, block.key, "undecided", why=NO_RUNS)
             continue
-        sign = "+" if test.difference >= 0 else "−"
-        told = f"{sign}{shown.text(abs(test.difference))}"
-        if test.p is None:
+        told = shown.difference(test.difference)
+        p = test.largest_p
+        if p is None:
             why = TOO_FEW if test.n < FEWEST else "differences that allow no test"
             yield Judged(higher, lower, block.key, "undecided", told, why)
             continue
-        told = f"{told}, p = {exact_p(test.p)}"
-        if test.p >= ALPHA:
+        told = f"{told}, p = {exact_p(p)}{'' if p == test.p else f' over {len(test.folds)} folds'}"
+        if p >= ALPHA:
             yield Judged(higher, lower, block.key, "undecided", told, NO_DIFFERENCE, has_test=True)
         else:
             outcome: Outcome = "confirmed" if test.difference > 0 else "refuted"

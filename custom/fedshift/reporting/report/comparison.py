@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from fedshift.reporting.p_values import p_text
-from fedshift.reporting.report.runs import Run, distribution, label_runs
+from fedshift.reporting.report.runs import Run, differing_settings, distribution, label_runs
 from fedshift.reporting.report.section import Block, Cell, Column, Row, Section, Table, Text
 from fedshift.reporting.report.wording import Metric, counted, listed, metric
 
@@ -50,6 +50,16 @@ def _section(key: str, task: str, name: str, runs: Sequence[Run]) -> Section:
     same_data = [site for site in sites if len(_cases_used(runs, site)) == 1]
     other_data = [site for site in sites if site not in same_data]
     blocks: list[Block] = [_table(name, settings, sites)]
+    differing = differing_settings([setting.runs[0] for setting in settings])
+    if differing:
+        blocks.append(Text(f"Beside methods and their options the columns differ in {listed(differing)}."))
+    if not all(setting.runs[0].settings for setting in settings):
+        blocks.append(
+            Text(
+                "Some records are of an earlier version, without learning rate, loss and other settings, and have no "
+                "model file beside them: such a run is a column of its own, and what else it differs in is not known."
+            )
+        )
     if other_data:
         blocks.append(
             Text(
@@ -76,11 +86,14 @@ def _section(key: str, task: str, name: str, runs: Sequence[Run]) -> Section:
 
 
 def _settings(runs: Sequence[Run]) -> list[_Setting]:
-    """The runs by what they differ in beside the seed. Of runs with one seed the first counts."""
+    """The runs by what they differ in beside the seed. Of runs with one seed the first counts.
+
+    A run of an earlier version, whose record lacks settings and has no model file beside it, is alone.
+    """
     groups: dict[str, dict[int, list[Run]]] = {}
-    for run in runs:
-        job_settings = run.results.job.model_dump(mode="json", exclude={"name", "seed"})
-        of_seed = groups.setdefault(json.dumps([job_settings, run.trained], sort_keys=True), {})
+    for number, run in enumerate(runs):
+        job = run.results.job.model_dump(mode="json", exclude={"name", "seed", "threads", "local", "settings"})
+        of_seed = groups.setdefault(json.dumps([job, run.settings or number, run.trained], sort_keys=True), {})
         of_seed.setdefault(run.results.job.seed, []).append(run)
     labels = [run.label for run in label_runs([next(iter(of_seed.values()))[0] for of_seed in groups.values()])]
     return [
@@ -187,12 +200,11 @@ def _cases(setting: _Setting, site: str, name: str, seeds: set[int]) -> np.ndarr
 def _tested(of: Metric, differences: np.ndarray) -> tuple[Cell | str, str]:
     """Mean difference with its interval, and the p-value."""
     mean = float(differences.mean())
-    sign = "+" if mean > 0 else ""
     if len(differences) < MIN_PAIRS or np.ptp(differences) <= CONSTANT:
-        return f"{sign}{of.number(mean)}", "–"
+        return of.difference(mean), "–"
     from scipy import stats
 
     tested = stats.ttest_1samp(differences, 0.0)
     bounds = tested.confidence_interval(0.95)
-    bounds_text = f"[{of.number(float(bounds.low))}, {of.number(float(bounds.high))}]"
-    return Cell(f"{sign}{of.number(mean)}", bounds_text), p_text(float(tested.pvalue))
+    detail = of.points_interval((float(bounds.low), float(bounds.high)))
+    return Cell(of.difference(mean), detail), p_text(float(tested.pvalue))

@@ -13,6 +13,7 @@ from fedshift.reporting.report.runs import Run, distribution, evaluation
 from fedshift.reporting.report.section import Finding, Findings, Section, Tone
 from fedshift.reporting.report.wording import counted, listed, metric, ordered, printed
 from fedshift.reporting.table import departure_notes
+from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.results import FROM_SCRATCH, TRAINED_BEFORE, FinalScores, RoundRecord
 
 ORDER: tuple[Tone, ...] = ("result", "caution", "good", "note")
@@ -255,7 +256,7 @@ def _model_cautions(run: Run) -> Iterator[Finding]:
     evaluations = {
         site: result for site in run.results.data if (result := evaluation(final.best, site, "test")) is not None
     }
-    empty = {site: result.empty for site, result in evaluations.items() if result.empty}
+    empty = {site: of.empty for site, of in evaluations.items() if of.empty and of.one_sided is None}
     if empty:
         total = sum(empty.values())
         yield Finding(
@@ -263,6 +264,7 @@ def _model_cautions(run: Run) -> Iterator[Finding]:
             f"The model predicted no foreground in {counted(total, 'test volume')} ({listed(list(empty))}); surface "
             "distances count as the diagonal of the volume there.",
         )
+    yield from _one_sided(evaluations)
     uncalibrated = [
         f"{site} ({metric('accuracy').with_unit(result.calibration.ece)})"
         for site, result in evaluations.items()
@@ -275,6 +277,19 @@ def _model_cautions(run: Run) -> Iterator[Finding]:
             "caution",
             f"The model's probabilities are off by more than {100 * MAX_ECE:.0f} % on average (ECE) at "
             f"{listed(uncalibrated)}: do not read them as the probability of being correct.",
+        )
+
+
+def _one_sided(evaluations: dict[str, Evaluation]) -> Iterator[Finding]:
+    """Of each class in how many test volumes one mask only has it."""
+    names = dict.fromkeys(name for of in evaluations.values() for name in of.one_sided or {})
+    for name in names:
+        at = {site: of.one_sided[name] for site, of in evaluations.items() if of.one_sided and name in of.one_sided}
+        where = listed([f"{site} ({told.missed} missed, {told.invented} invented)" for site, told in at.items()])
+        yield Finding(
+            "caution",
+            f"{name}: {counted(sum(told.cases for told in at.values()), 'test volume')} with the class in one mask "
+            f"only, at {where}; HD95 and ASD count as the volume's diagonal there.",
         )
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import Block, Commands, Section, Text
+from fedshift.reporting.report.wording import listed
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK, JobSpec
+from fedshift.schema.manifest import PhantomOptions
 from fedshift.schema.results import FROM_SCRATCH, JobRecord
 
 JOB, POOLED, CROSS_SITE = "job", "pooled", "cross-site"
@@ -36,9 +38,16 @@ def repeat_section(run: Run, *, command: str | None = None) -> Section:
     if command == JOB:
         name = job.name if job is not None else results.job.name
         lines.append(shlex.join(["fedshift", "run", f"jobs/{name}"]))
-    if results.is_phantom:
-        lines = ["fedshift data phantom", *lines]
+    made_with = {site: record.phantom for site, record in results.data.items() if record.kind == "phantom"}
+    lines = [*_phantom_commands(made_with), *lines]
     blocks: list[Block] = [Commands(lines)]
+    if None in made_with.values():
+        blocks.append(
+            Text(
+                f"With which options 'fedshift data phantom' made {listed(_of(made_with, None))} is not known, as the "
+                "data are of an earlier version: other cases or another seed give other results."
+            )
+        )
     if not is_exact:
         blocks.append(
             Text(
@@ -60,6 +69,28 @@ def repeat_section(run: Run, *, command: str | None = None) -> Section:
         _RESULT if results.job.minutes is None else "The weights will be others: " + BY_CLOCK + ".",
         blocks,
     )
+
+
+def _phantom_commands(made_with: Mapping[str, PhantomOptions | None]) -> list[str]:
+    """The commands that make the sites' simulated scans, one for all sites with the same options."""
+    return [
+        shlex.join(["fedshift", "data", "phantom", *([] if options is None else _phantom_options(options, sites))])
+        for options in dict.fromkeys(made_with.values())
+        for sites in (_of(made_with, options),)
+    ]
+
+
+def _of(made_with: Mapping[str, PhantomOptions | None], options: PhantomOptions | None) -> list[str]:
+    return [site for site, made in made_with.items() if made == options]
+
+
+def _phantom_options(options: PhantomOptions, sites: list[str]) -> list[str]:
+    found = ["--sites", ",".join(sites), "--cases", str(options.cases), "--seed", str(options.seed)]
+    if options.matrices:
+        found += ["--matrix", ",".join(map(str, options.matrices))]
+    if options.zones:
+        found.append("--zones")
+    return found + (["--sequences", "2"] if options.sequences == 2 else [])
 
 
 def _without_shares(job: JobSpec) -> JobSpec:
@@ -140,13 +171,15 @@ def _known_settings(job: JobSpec | None, record: JobRecord) -> dict[str, Any]:
     return {
         "data": record.data,
         "network": {key: value for key, value in record.network.items() if key != "weights"},
+        **{key: record.settings[key] for key in ("loss", "optimizer", "federation") if key in record.settings},
         "schedule": {
+            **record.settings.get("schedule", {}),
             "rounds": record.rounds,
             "precision": record.precision,
             "threads": record.threads,
             **({} if record.minutes is None else {"minutes": record.minutes}),
         },
-        **({"evaluation": {"local": True}} if record.local else {}),
+        "evaluation": {**record.settings.get("evaluation", {}), **({"local": True} if record.local else {})},
         **{method.name: method.options for method in record.methods},
     }
 

@@ -15,12 +15,22 @@ from fedshift.reporting.table import scored_on
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Distribution, Evaluation
 from fedshift.schema.protocol_results import CrossSite, LeaveOneOut, own_model
-from fedshift.schema.results import BEST, FILE_NAME, FinalScores, Results, read_results
+from fedshift.schema.results import (
+    BEST,
+    FILE_NAME,
+    FinalScores,
+    JobRecord,
+    Results,
+    deciding_settings,
+    new_results,
+    read_results,
+)
 
 if TYPE_CHECKING:
     from fedshift.schema.job import JobSpec
     from fedshift.schema.messages import MethodArrays, Weights
 
+_UNKNOWN = "unknown"
 _MAX_DEPTH = 5
 """Levels of subfolders that are searched: in a job downloaded from a server the results are four levels down."""
 
@@ -67,6 +77,12 @@ class Run:
     def methods(self) -> str:
         """The methods' names, joined by +."""
         return " + ".join(method.name for method in self.results.job.methods)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """`deciding_settings` of its job: from the record, else from the model file; empty if neither has them."""
+        recorded = self.results.job.settings
+        return recorded if recorded or self.model is None else deciding_settings(self.model.job)
 
 
 @dataclass(frozen=True)
@@ -122,11 +138,19 @@ def _read_run(source: Path) -> Run:
         model = model_file(file)
     except ConfigError as error:  # a report works without it; its text must not contain this machine's folders
         return Run(source, results, fault=str(error).replace(str(file), file.name))
-    record, job = results.job, model.job
-    same_job = (job.task.name, job.seed, [*job.methods]) == (record.task, record.seed, [m.name for m in record.methods])
-    if not same_job or (results.final is not None and results.final.best.round != model.round):
+    if not is_of(results.job, model.job) or (results.final is not None and results.final.best.round != model.round):
         return Run(source, results, fault=f"{file.name} is the model of another run")
     return Run(source, results, model)
+
+
+def is_of(record: JobRecord, job: JobSpec) -> bool:
+    """Whether a record is of a job; one of an earlier version says only its task, seed and methods."""
+    if not record.settings:
+        known = (record.task, record.dataset, record.seed, [method.name for method in record.methods])
+        return known == (job.task.name, record.dataset and job.task.dataset, job.seed, [*job.methods])
+    of_run = {"metric", "departures", "initial_weights", "lineage"}
+    of_job = new_results(job, metric=record.metric).job
+    return record.model_dump(mode="json", exclude=of_run) == of_job.model_dump(mode="json", exclude=of_run)
 
 
 def own_models(given: Transfer) -> dict[str, ModelFile]:
@@ -145,7 +169,8 @@ def label_runs(runs: Sequence[Run]) -> list[Run]:
     """Label the runs by their differences: methods, then as needed task, protocol, settings, seed and folder names."""
     labels = [run.methods for run in runs]
     settings = [_settings(run) for run in runs]
-    for key in dict.fromkeys(key for one in settings for key in one):
+    keys = dict.fromkeys(key for one in settings for key in one)
+    for key in sorted(keys, key=lambda key: key == "seed"):  # which comes last
         labels = _disambiguate(labels, [one.get(key, "") for one in settings])
     for depth in range(_MAX_DEPTH):
         parents = [run.source.parents for run in runs]
@@ -164,7 +189,7 @@ def _disambiguate(labels: list[str], parts: list[str]) -> list[str]:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    """Settings that may differ between runs of the same methods, as text by key; the seed comes last."""
+    """Settings that may differ between runs of the same methods, as text by key."""
     job = run.results.job
     found = {"task": job.task, "protocol": job.protocol}
     for method in job.methods:
@@ -172,17 +197,30 @@ def _settings(run: Run) -> dict[str, str]:
     found |= (
         _flat_settings("network.", job.network) | _flat_settings("data.", job.data) | {"rounds": f"rounds {job.rounds}"}
     )
-    if run.model is not None:
-        task = run.model.job.task
-        found |= _flat_settings(
-            "schedule.", task.schedule.model_dump(mode="json", exclude={"rounds", "precision", "threads"})
-        )
-        found |= _flat_settings("optimizer.", task.optimizer.model_dump(mode="json")) | {"loss": f"loss {task.loss}"}
+    settings = run.settings
+    found[_UNKNOWN] = "" if settings else "settings not recorded"
+    elsewhere = {"schedule.rounds", "schedule.precision"}
+    found |= {key: text for key, text in _flat_settings("", settings).items() if key not in elsewhere}
     found["weights"] = job.initial_weights
     found["held out"] = f"{listed(job.held_out)} held out" if job.held_out else ""
     found["sites"] = f"sites {listed(run.trained)}" if run.trained else ""
     found["precision"] = job.precision
     return {**found, "seed": f"seed {job.seed}"}
+
+
+def differing_settings(runs: Sequence[Run]) -> list[str]:
+    """Names of the settings in which runs differ, but for the seed and the methods with their own options.
+
+    Runs whose settings are not known do not count.
+    """
+    known = [run for run in runs if run.settings]
+    own = tuple(f"{method.name}." for run in known for method in run.results.job.methods)
+    told = [_settings(run) for run in known]
+    return [
+        key
+        for key in dict.fromkeys(key for one in told for key in one)
+        if key != "seed" and not key.startswith(own) and len({one.get(key, "") for one in told}) > 1
+    ]
 
 
 def _flat_settings(prefix: str, options: Mapping[str, Any]) -> dict[str, str]:
@@ -192,7 +230,7 @@ def _flat_settings(prefix: str, options: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, Mapping):
             found |= _flat_settings(f"{prefix}{key}.", value)
         else:
-            found[f"{prefix}{key}"] = f"{prefix}{key} {short(str(value))}"
+            found[f"{prefix}{key}"] = f"{prefix}{key} {'none' if value is None else short(str(value))}"
     return found
 
 

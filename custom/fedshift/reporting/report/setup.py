@@ -15,6 +15,13 @@ _RULES = {
     "case": "by case; BIDS sessions of one subject stay together, but nothing else tells two scans of one patient",
     "slice-legacy": "slice-legacy: slices of one patient may be in several splits",
 }
+_SETTINGS = {
+    "schedule": "Schedule",
+    "optimizer": "Optimiser",
+    "loss": "Loss",
+    "federation": "Federation",
+    "evaluation": "Evaluation",
+}
 
 
 def what_was_run(run: Run, *, has_rounds: bool = True) -> Section:
@@ -40,6 +47,8 @@ def what_was_run(run: Run, *, has_rounds: bool = True) -> Section:
             ("Loss", str(task.loss)),
             ("Federation", _options(model.job.federation.model_dump(mode="json"))),
         ]
+    else:
+        facts += [(title, _options(run.settings[key])) for key, title in _SETTINGS.items() if run.settings.get(key)]
     if run.results.selected is not None:
         facts.append(("Best round", f"{run.results.selected.round}, chosen by: {run.results.selected.rule}"))
     facts += [

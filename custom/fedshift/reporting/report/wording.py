@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fedshift.reporting import differences
 from fedshift.reporting.known_scores import SCORES, known_score
 
 NO_BREAK = "\u00a0"
@@ -32,6 +33,18 @@ class Metric:
             return "not finite"
         scaled = self.factor * value
         return f"{scaled:.1f}" if abs(scaled) < 1e6 else f"{scaled:.3g}"
+
+    def difference(self, value: float) -> str:
+        """A difference of two values without unit, with a sign (`fedshift.reporting.differences`)."""
+        return differences.signed(self.factor * value)
+
+    def points(self, value: float) -> str:
+        """As `difference`, without a plus."""
+        return differences.points(self.factor * value)
+
+    def points_interval(self, bounds: tuple[float, float] | None) -> str:
+        """Of a difference: ``[-0.2, 1.3]``, or an empty string."""
+        return "" if bounds is None else f"[{self.points(bounds[0])}, {self.points(bounds[1])}]"
 
     def with_unit(self, value: float | None) -> str:
         """The value with its unit."""

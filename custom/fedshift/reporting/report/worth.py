@@ -102,7 +102,7 @@ def all_sites(run: Run) -> Section | None:
                 f"{told.n:,}",
                 of.number(told.local),
                 of.number(told.federated),
-                Cell(_signed(of, told.difference), _interval(of, told.interval)),
+                Cell(of.difference(told.difference), of.points_interval(told.interval)),
                 p_text(told.p),
                 Cell(VERDICTS[told.verdict], strong=told.verdict != "open"),
                 "–" if told.needed is None else f"{told.needed:,}",
@@ -148,11 +148,11 @@ def answer(site: str, told: LocalComparison) -> str:
     of = metric(told.score)
     difference, cases = told.difference, counted(told.n, "test case")
     size = (
-        f"{_points(of, abs(difference))} points {'higher' if difference > 0 else 'lower'}" if difference else "the same"
+        f"{of.points(abs(difference))} points {'higher' if difference > 0 else 'lower'}" if difference else "the same"
     )
     bounds = ""
     if told.interval is not None:
-        low, high = (_points(of, bound) for bound in told.interval)
+        low, high = (of.points(bound) for bound in told.interval)
         bounds = f"95 % interval {low} to {high} points"
     facts = ", ".join(part for part in (bounds, f"p {p_equals(told.p)}" if told.p is not None else "") if part)
     numbers = (
@@ -295,8 +295,8 @@ def _differences(told: LocalComparison, of: Metric, site: str) -> Figure:
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"federated minus alone, points of {of.word}")
     description = (
-        f"Difference of {of.title} at {short(site)}, federated minus alone: mean {_signed(of, told.difference)} "
-        f"points, 95 % interval {_interval(of, told.interval)}"
+        f"Difference of {of.title} at {short(site)}, federated minus alone: mean {of.difference(told.difference)} "
+        f"points, 95 % interval {of.points_interval(told.interval)}"
     )
     title = "Difference; right of 0 the federated model is better"
     return figures.figure(drawn, "differences", title=title, description=description)
@@ -304,12 +304,12 @@ def _differences(told: LocalComparison, of: Metric, site: str) -> Figure:
 
 def _numbers(told: LocalComparison) -> Facts:
     of = metric(told.score)
-    bounds = _interval(of, told.interval)
+    bounds = of.points_interval(told.interval)
     facts = [
         ("Test cases", f"{told.n:,}"),
         (f"{of.heading}, federated", of.number(told.federated)),
         (f"{of.heading}, trained alone", of.number(told.local)),
-        ("Difference, points", f"{_signed(of, told.difference)} {bounds}".rstrip()),
+        ("Difference, points", f"{of.difference(told.difference)} {bounds}".rstrip()),
     ]
     if told.std is not None:
         facts.append(("Standard deviation of the differences", of.number(told.std)))
@@ -370,13 +370,13 @@ def _gift(run: Run, record: LeaveOneOut, site: str) -> Section | None:
         a, b = whole.scores[name], without.scores[name]
         pairs.append((a, b))
         rows.append(
-            [other, of.number(a), of.number(b), Cell(_signed(of, a - b), _gain_interval(of, name, whole, without))]
+            [other, of.number(a), of.number(b), Cell(of.difference(a - b), _gain_interval(of, name, whole, without))]
         )
     if not pairs:
         return None
     mean, rest = fmean(a for a, _ in pairs), fmean(b for _, b in pairs)
     gain = mean - rest
-    size = f"{of.number(abs(gain))} points {'higher' if gain > 0 else 'lower'} with {site} than without"
+    size = f"{of.points(abs(gain))} points {'higher' if gain > 0 else 'lower'} with {site} than without"
     sentence = (
         f"At the other {counted(len(pairs), 'site')} the mean test {of.word} is {size if gain else 'the same'} "
         f"({of.with_unit(mean)} against {of.with_unit(rest)}). These are two trainings with one seed, so a small "
@@ -388,7 +388,11 @@ def _gift(run: Run, record: LeaveOneOut, site: str) -> Section | None:
         Column(f"Without {short(site, 16)}"),
         Column("Difference", detail="95 % interval over cases"),
     ]
-    foot: Row = [Cell("mean", strong=True), *(Cell(of.number(v), strong=True) for v in (mean, rest)), _signed(of, gain)]
+    foot: Row = [
+        Cell("mean", strong=True),
+        *(Cell(of.number(v), strong=True) for v in (mean, rest)),
+        of.difference(gain),
+    ]
     return Section(
         "gives",
         f"What {site} gives the others",
@@ -405,7 +409,7 @@ def _gain_interval(of: Metric, name: str, whole: Evaluation, without: Evaluation
     a, b = cases
     if a is None or b is None or len(a) != len(b):
         return ""
-    return _interval(of, bootstrap_interval(np.array(a) - np.array(b), seed=0))
+    return of.points_interval(bootstrap_interval(np.array(a) - np.array(b), seed=0))
 
 
 def _as_used(run: Run, site: str) -> Evaluation | None:
@@ -415,24 +419,12 @@ def _as_used(run: Run, site: str) -> Evaluation | None:
 
 
 def _matches(run: Run, record: LeaveOneOut) -> bool:
-    """Whether the sites were left out of the run's job, on the same data."""
+    """Whether the sites were left out of the run's job, on the same data; False if one does not tell its settings."""
 
     def compared(job: JobRecord) -> dict[str, object]:
-        return job.model_dump(exclude={"name", "held_out", "local"})
+        return job.model_dump(exclude={"name", "held_out", "local", "settings"})
 
     same_data = all(run.results.data.get(site) == turn.data for site, turn in record.sites.items())
-    return same_data and not run.results.job.held_out and compared(run.results.job) == compared(record.job)
-
-
-def _signed(of: Metric, value: float) -> str:
-    return f"{'+' if value > 0 else ''}{_points(of, value)}"
-
-
-def _points(of: Metric, value: float) -> str:
-    """A difference without unit; one that would be printed as 0.0 has two digits."""
-    scaled = of.factor * value
-    return f"{scaled:.2g}" if 0 < abs(scaled) < 0.05 else of.number(value)
-
-
-def _interval(of: Metric, bounds: tuple[float, float] | None) -> str:
-    return "" if bounds is None else f"[{_points(of, bounds[0])}, {_points(of, bounds[1])}]"
+    same_settings = bool(run.settings) and run.settings == record.job.settings
+    same_job = same_settings and compared(run.results.job) == compared(record.job)
+    return same_data and same_job and not run.results.job.held_out

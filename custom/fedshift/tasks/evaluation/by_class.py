@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
-from fedshift.schema.evaluation import Distribution
+from fedshift.schema.evaluation import Distribution, OneSided
 from fedshift.tasks.evaluation.overlap import dice
 from fedshift.tasks.evaluation.spread import distribution
 from fedshift.tasks.evaluation.surfaces import MAX_MILLIMETRES, surface_scores
 
+Side = Literal["missed", "invented"]
+"""Which mask lacks a class that the other one has: the model's, or the reference."""
 MAX_MILLILITRES = 1e6
 MICROLITRES = 1000.0
 """Cubic millimetres in a millilitre."""
@@ -76,6 +80,23 @@ def scores_by_class(
     }
 
 
+def one_sided(predicted: np.ndarray, reference: np.ndarray, numbers: Mapping[str, int]) -> dict[str, Side]:
+    """The classes that one of two volumes only has, whose distances `scores_by_class` counts as the diagonal."""
+    found: dict[str, Side] = {}
+    for name, number in numbers.items():
+        by_model, by_reader = bool((predicted == number).any()), bool((reference == number).any())
+        if by_model != by_reader:
+            found[name] = "invented" if by_model else "missed"
+    return found
+
+
+def count_one_sided(cases: Iterable[Mapping[str, Side]]) -> dict[str, OneSided]:
+    """In how many cases a class is missed or invented, from `one_sided` of each; classes without such are left out."""
+    counts = Counter(each for case in cases for each in case.items())
+    names = dict.fromkeys(name for name, _ in counts)
+    return {name: OneSided(missed=counts[name, "missed"], invented=counts[name, "invented"]) for name in names}
+
+
 def values_by_score(
     cases: Sequence[Mapping[str, Mapping[str, float]]], classes: Sequence[str]
 ) -> dict[str, np.ndarray]:
@@ -97,8 +118,15 @@ def values_by_score(
 
 
 def distributions(
-    cases: Sequence[Mapping[str, Mapping[str, float]]], classes: Sequence[str], *, seed: int, share_cases: bool
+    cases: Sequence[Mapping[str, Mapping[str, float]]],
+    classes: Sequence[str],
+    *,
+    subjects: Sequence[str],
+    seed: int,
+    share_cases: bool,
 ) -> dict[str, Distribution]:
-    """Distributions over cases of `values_by_score`; ``seed`` is of the bootstrap, ``share_cases`` as there."""
+    """Distributions over cases of `values_by_score`; the options are those of `distribution`."""
     values = values_by_score(cases, classes)
-    return {name: distribution(of, seed=seed, share_cases=share_cases) for name, of in values.items()}
+    return {
+        name: distribution(of, subjects=subjects, seed=seed, share_cases=share_cases) for name, of in values.items()
+    }

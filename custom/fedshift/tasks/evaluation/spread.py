@@ -12,10 +12,12 @@ RESAMPLES = 2000
 FEWEST = 10
 """Minimum cases for sending quantiles, deviation and interval: with fewer they would reveal single scores."""
 ENOUGH = 5
-"""Minimum cases for a bootstrap interval: with fewer it is far too narrow."""
+"""Minimum subjects for a bootstrap interval: with fewer it is far too narrow."""
 
 
-def distribution(values: Sequence[float] | np.ndarray, *, seed: int, share_cases: bool) -> Distribution:
+def distribution(
+    values: Sequence[float] | np.ndarray, *, seed: int, share_cases: bool, subjects: Sequence[str] | None = None
+) -> Distribution:
     """Summarise a score over cases, with no more detail than may leave the site.
 
     Args:
@@ -23,6 +25,7 @@ def distribution(values: Sequence[float] | np.ndarray, *, seed: int, share_cases
         seed: seed of the bootstrap.
         share_cases: whether scores of single cases may leave. If not, only number and mean are returned for fewer than
             `FEWEST` cases.
+        subjects: whose each case is, for the interval; None if every case is of another subject.
     """
     scores = np.asarray(values, np.float64)
     if not share_cases and len(scores) < FEWEST:
@@ -36,21 +39,32 @@ def distribution(values: Sequence[float] | np.ndarray, *, seed: int, share_cases
         mean=float(scores.mean()),
         std=float(scores.std(ddof=1)) if len(scores) > 1 else None,
         quantiles=(a, b, c, d, e),
-        interval=bootstrap_interval(scores, seed=seed),
+        interval=bootstrap_interval(scores, seed=seed, subjects=subjects),
         cases=scores.tolist() if share_cases and len(scores) <= MOST_CASES else None,
     )
 
 
-def bootstrap_interval(scores: np.ndarray, *, seed: int) -> tuple[float, float] | None:
-    """95 % percentile-bootstrap interval of the mean of scores (n,); None for fewer than `ENOUGH` cases."""
-    if len(scores) < ENOUGH:
+def bootstrap_interval(
+    scores: np.ndarray, *, seed: int, subjects: Sequence[str] | None = None
+) -> tuple[float, float] | None:
+    """95 % percentile-bootstrap interval of the mean of scores (n,); None for fewer than `ENOUGH` subjects.
+
+    Subjects are drawn, each with all its cases, because scans of one patient are alike. ``subjects`` says whose each
+    case is; without it every case is of another one.
+    """
+    names = list(range(len(scores))) if subjects is None else list(subjects)
+    place = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    n = len(place)
+    if n < ENOUGH:
         return None
+    whose = [place[name] for name in names]
+    sums, counts = np.bincount(whose, scores, n), np.bincount(whose, minlength=n)
     rng = np.random.default_rng(seed)
-    chunk = max(1, 2_000_000 // len(scores))  # resamples per block of 16 MB
+    chunk = max(1, 2_000_000 // n)  # resamples per block of 16 MB
     means: list[np.ndarray] = []
     for start in range(0, RESAMPLES, chunk):
-        draws = rng.integers(len(scores), size=(min(chunk, RESAMPLES - start), len(scores)))
-        means.append(scores[draws].mean(1))
+        draws = rng.integers(n, size=(min(chunk, RESAMPLES - start), n))
+        means.append(sums[draws].sum(1) / counts[draws].sum(1))
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(np.concatenate(means), (tail, 1 - tail))
     return float(low), float(high)

@@ -25,7 +25,8 @@ def surface_scores(
 ) -> tuple[float, float, float]:
     """95th percentile Hausdorff distance and average symmetric surface distance, in mm, and surface Dice.
 
-    Surface Dice is the part of both surfaces that is within ``tolerance`` mm of the other one. If one of the masks is
+    Surface Dice is the part of both surfaces that is within ``tolerance`` mm of the other one, or just at it, compared
+    as float32 because the distances are rounded to it: 0.6 mm is within 0.6 mm. If one of the masks is
     empty both distances are the diagonal of the volume, the largest possible one, and surface Dice is 0, so that a
     missed organ counts. If both are empty the distances are 0 and surface Dice is 1.
 
@@ -44,7 +45,7 @@ def surface_scores(
     both = _distances(predicted, reference, spacing)
     hausdorff = max(float(np.percentile(values, PERCENTILE)) for values in both)
     every = np.concatenate(both)
-    return hausdorff, float(every.mean()), float((every <= tolerance).mean())
+    return hausdorff, float(every.mean()), float((every.astype(np.float32) <= np.float32(tolerance)).mean())
 
 
 def _distances(one: np.ndarray, other: np.ndarray, spacing: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

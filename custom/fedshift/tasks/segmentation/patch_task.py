@@ -13,13 +13,23 @@ from torch import Tensor, nn
 
 from fedshift.data.counts import STEP
 from fedshift.data.resampled import FORMAT
+from fedshift.data.splits import subject_of
 from fedshift.data.voxels import intensity_range, network_volume, shape_at
 from fedshift.schema.errors import DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
 from fedshift.tasks.augmentation import make_augmentation
 from fedshift.tasks.base import CaseScores, SiteData, Subset, initial_network, selecting, sizes
-from fedshift.tasks.evaluation.by_class import RANGES, dice_by_class, names, scores_by_class, values_by_score
+from fedshift.tasks.evaluation.by_class import (
+    RANGES,
+    Side,
+    count_one_sided,
+    dice_by_class,
+    names,
+    one_sided,
+    scores_by_class,
+    values_by_score,
+)
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.confidence import confidence
 from fedshift.tasks.evaluation.overlap import box_of
@@ -242,6 +252,8 @@ class Task:
         """
         numbers = {name: self._number(name) for name in self.outlined(data)}
         cases: list[dict[str, dict[str, float]]] = []
+        apart: list[dict[str, Side]] = []
+        subjects: list[str] = []
         calibration, empty = Calibration(), 0
         for index, batch in zip(data.eval_index(subset), probabilities, strict=True):
             number = int(index[0])
@@ -251,17 +263,22 @@ class Task:
             predicted = self.on_scan(probability, case.shape)
             reference = data.reference(number)
             empty += not np.isin(predicted, list(numbers.values())).any()
+            apart.append(one_sided(predicted, reference, numbers))
+            subjects.append(subject_of(case.id))
             tolerance = self._job.evaluation.tolerance
             cases.append(scores_by_class(predicted, reference, numbers, case.spacing, tolerance=tolerance))
         values = values_by_score(cases, self._foreground)
         if keep is not None:
             keep.update(values)
-        spreads = {name: distribution(of, seed=seed, share_cases=share_cases) for name, of in values.items()}
+        spreads = {
+            name: distribution(of, subjects=subjects, seed=seed, share_cases=share_cases) for name, of in values.items()
+        }
         return Evaluation(
             scores={name: spread.mean for name, spread in spreads.items()},
             distributions=spreads,
             calibration=calibration.record(fewest=1 if share_cases else FEWEST),
             empty=empty,
+            one_sided=count_one_sided(apart),
         )
 
     def confidences(self, probabilities: Iterator[Tensor], data: Patches, subset: Subset) -> Iterator[float | None]:

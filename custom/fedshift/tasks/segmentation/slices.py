@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedshift.data.arrays import CLIP_ABOVE_QUANTILE, open_arrays, radiological, restore
 from fedshift.data.prepared import mask_file, read_labels
-from fedshift.data.splits import FOLDS, case_splits, legacy_split, split_rule
+from fedshift.data.splits import FOLDS, case_splits, legacy_split, split_rule, subject_of
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
@@ -31,6 +31,7 @@ from fedshift.tasks.base import (
     selecting,
     sizes,
 )
+from fedshift.tasks.evaluation.by_class import Side, count_one_sided, one_sided
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.confidence import confidence
 from fedshift.tasks.evaluation.overlap import box_of, counts_of, dice, papers_dice
@@ -284,6 +285,7 @@ class Task:
         by_metric: dict[str, dict[int, float]] = {name: {} for name in self.per_case}
         counts: list[np.ndarray] = []
         shown: list[np.ndarray] = []
+        apart: list[dict[str, Side]] = []
         calibration, empty = Calibration(), 0
         for number, slices, probability in volumes(foreground, data.eval_index(subset), data.case_of, expected):
             case = data.manifest.cases[number]
@@ -300,6 +302,7 @@ class Task:
             by_metric["dice"][number] = float(dice(*(np.array(n.sum()) for n in (found & reference, found, reference))))
             if len(slices) == case.shape[0]:
                 by_metric["hd95"][number], by_metric["asd"][number] = surface_distances(found, reference, case.spacing)
+                apart.append(one_sided(found, reference, {self._job.task.classes[1]: 1}))
         cases = {
             name: np.array([by_case[n] for n in sorted(by_case)])
             for name, by_case in by_metric.items()
@@ -307,8 +310,10 @@ class Task:
         }
         if keep is not None:
             keep.update(cases)
+        subjects = [subject_of(data.manifest.cases[number].id) for number in sorted(by_metric["dice"])]
         distributions = {
-            name: distribution(values, seed=seed, share_cases=share_cases) for name, values in cases.items()
+            name: distribution(values, subjects=subjects, seed=seed, share_cases=share_cases)
+            for name, values in cases.items()
         }
         return Evaluation(
             scores={
@@ -318,6 +323,7 @@ class Task:
             distributions=distributions,
             calibration=calibration.record(fewest=1 if share_cases else FEWEST),
             empty=empty,
+            one_sided=count_one_sided(apart),
         )
 
     def confidences(self, probabilities: Iterator[Tensor], data: Slices, subset: Subset) -> Iterator[float | None]:

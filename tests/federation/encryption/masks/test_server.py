@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SHAPES
+from conftest import SHAPES, small_image_job
 
 from fedshift.federation.encryption.masks.agreement import Identity, SiteKey, new_private_key, public_key
 from fedshift.federation.encryption.masks.fixed_point import decode, encode, largest
@@ -98,6 +98,15 @@ def test_an_update_that_arrives_and_is_refused_stays_masked(tmp_path: Path) -> N
 
 
 # --- whole runs -------------------------------------------------------------------------------------------
+
+
+def test_rounds_that_end_by_the_clock_and_scores_of_rounds_are_accepted(
+    three_image_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = small_image_job("fedavg", MASKED, "schedule.rounds=2", "schedule.minutes=0.0000001", "evaluation.every=1")
+    run = run_in_process(job, three_image_sites, tmp_path)
+    assert [record.rejected for record in run.results.rounds] == [[], []]
+    assert all(site.steps == 1 for record in run.results.rounds for site in record.sites.values())
 
 
 def test_a_run_is_repeated_to_the_bit_and_close_to_one_without_masks(

@@ -295,6 +295,23 @@ def test_only_these_methods_go_together_with_dp_sgd() -> None:
     assert set(taken) == server_only | {"fedbn", "fedrdn", "pfedavg", "single"}
 
 
+@pytest.mark.parametrize(("epsilon", "multiplier"), [(8.0, 0.8221435546875), (1.0, 3.18359375)])
+def test_the_noise_of_usual_epsilons_is_the_accountants(epsilon: float, multiplier: float) -> None:
+    schedule = ScheduleSpec(rounds=20, local_steps=20, batch_size=8)
+    plan = make_plan(DpSgd(epsilon=epsilon, delta=1e-5, clip=1), schedule, images=2000, cases=200)
+    assert plan.multiplier == pytest.approx(multiplier, rel=1e-9)
+
+
+def test_a_small_epsilon_is_nearly_used_up_and_none_is_too_small_for_a_sentence() -> None:
+    schedule = ScheduleSpec(rounds=20, local_steps=20, batch_size=8)
+    plan = make_plan(DpSgd(epsilon=0.1, delta=1e-5, clip=1), schedule, images=2000, cases=200)
+    assert 0.095 < composed_epsilon([plan.mechanism(20)], 1e-5) <= 0.1
+    with pytest.raises(
+        ConfigError, match=r"privacy\.dp_sgd\.epsilon: no noise gives 1e-05 at delta 1e-05 over 400 steps"
+    ):
+        make_plan(DpSgd(epsilon=1e-5, delta=1e-5, clip=1), schedule, images=2000, cases=200)
+
+
 def test_without_the_library_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     rule, schedule = DpSgd(epsilon=7, delta=1e-3, clip=1), ScheduleSpec(rounds=1, local_steps=1, batch_size=8)
     monkeypatch.setitem(__import__("sys").modules, "opacus.grad_sample", None)

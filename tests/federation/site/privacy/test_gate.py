@@ -593,6 +593,42 @@ def test_with_noise_on_the_network_the_training_loss_stays_and_the_round_goes_on
     assert all(site["train_loss"] is None for record in results["rounds"] for site in record["sites"].values())
 
 
+W, D = {"weights": {"epsilon": 8, "clip": 1.0}}, {"dp_sgd": {"epsilon": 8, "delta": 1e-3, "clip": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "rules"),
+    [
+        ("single", (), W),
+        ("single", (), D),
+        ("ditto", (), W),
+        ("fedrep", ("schedule.local_steps=2",), W),
+        ("fedbn+fedrep", ("schedule.local_steps=2",), W),
+        ("partialfed", ("partialfed.keep=[head]",), W),
+        ("partialfed", ("partialfed.mode=adaptive",), W),
+    ],
+)
+def test_with_noise_on_the_network_no_site_scores_layers_that_it_trains_for_itself(
+    method: str, options: tuple[str, ...], rules: dict[str, Any], three_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    asked = small_job(method, *options)
+    site = Site(asked, "HK", data=three_sites["HK"], state=tmp_path / "state", privacy=policy(**rules))
+    name = method.rpartition("+")[2]
+    with pytest.raises(
+        PolicyError, match=f"with method {name} the site would score a model with layers that it trains"
+    ):
+        site.statistics()
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("method", ["fedbn", "partialfed"])
+def test_norms_of_a_sites_own_are_the_exception(method: str, three_sites: dict[str, Path], tmp_path: Path) -> None:
+    network = ("network.name=monai.BasicUNet", "network.options.features=[4, 4, 4, 4, 4, 4]")
+    job = small_job(method, *(("fedbn.norms=all",) if method == "fedbn" else ("partialfed.keep=[norm]",)), *network)
+    site = Site(job, "HK", data=three_sites["HK"], state=tmp_path / "state", privacy=policy(**W))
+    assert site.statistics().n_samples
+
+
 # --- and the rest -------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from flare.serialised import Kit
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 
+from fedshift.federation.in_process import run_in_process
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.privacy import ledger as ledger_module
 from fedshift.federation.site.privacy.accounting import epsilon_of
@@ -301,6 +302,14 @@ def test_with_a_budget_nothing_leaves_without_noise(
     site = Site(small_job(names), "HK", data=three_sites["HK"], state=tmp_path, privacy=rules)
     with pytest.raises(PolicyError, match=reason):
         site.statistics()
+
+
+def test_with_a_budget_the_training_loss_stays(three_sites: dict[str, Path], tmp_path: Path) -> None:
+    """Also where the network does, so that no noise is on anything."""
+    rules = {"HK": policy(budget={"epsilon": 1})}
+    run = run_in_process(small_job("single", "schedule.rounds=1"), three_sites, tmp_path, privacy=rules)
+    losses = {site: of.train_loss for site, of in run.results.rounds[0].sites.items()}
+    assert losses["HK"] is None and losses["UCL"] is not None
 
 
 def test_a_broken_ledger_stops_the_site_before_anything_is_computed(

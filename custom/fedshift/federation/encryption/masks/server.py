@@ -37,7 +37,7 @@ from fedshift.federation.server.coordinator import Coordinator, payload_bytes
 from fedshift.federation.server.global_model import GlobalModel
 from fedshift.federation.server.inbound import Inbound
 from fedshift.federation.server.spool import SpooledUpdate
-from fedshift.federation.server.update_check import Change, Received, Rejected, check_update
+from fedshift.federation.server.update_check import Change, Received, Rejected
 from fedshift.methods.method_set import MethodSet
 from fedshift.schema.errors import ConfigError, QuorumError
 from fedshift.schema.files import write_text
@@ -360,16 +360,8 @@ class MaskedInbound(Inbound):
             self._take_key(update.site, masks)
             raise Rejected(KEY, "has come now: the site takes part from the next round on")
         masked = {key: value for key, value in update.weights.items() if key == VECTOR}
-        check_update(
-            replace(update, weights={k: v for k, v in update.weights.items() if k not in masked}, arrays=rest),
-            round_=round_,
-            received=self._received,
-            specs={},
-            metrics=self._round_metrics(),
-            n_samples=n_samples,
-            max_norm=self._job.federation.max_update_norm,
-            n_steps=self.steps(n_samples),
-        )
+        clear = {key: value for key, value in update.weights.items() if key not in masked}
+        self._check_clear(replace(update, weights=clear, arrays=rest), round_, n_samples, specs={})
         n = len(self._masked_model.keys)
         if update.site not in self._masked_model.keys:
             raise Rejected(KEY, "was not in the round's message")

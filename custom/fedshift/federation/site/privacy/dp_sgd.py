@@ -61,6 +61,10 @@ log = logging.getLogger("fedshift")
 
 PART = 8
 """Images that go through the network at once: each has its own gradient of all parameters in memory."""
+TOLERANCE = 0.01
+"""Of ε, to which the accountant finds and computes it; a hundredth of an ε below 1."""
+LEAST_ERROR = 1e-3
+"""Smallest error in ε that the accountant is asked for: its time and memory grow with the inverse."""
 HOOKS = ("attach", "begin", "augment", "inputs", "batch", "loss", "gradients", "step", "end")
 """Of a method's client half: where it could mix samples, or use the site's data beside the clipped gradients."""
 Draw = Callable[[str, tuple[int, ...]], np.ndarray]
@@ -91,7 +95,7 @@ def make_plan(noise: DpSgd, schedule: ScheduleSpec, *, images: int, cases: int) 
         cases: the site's training cases.
 
     Raises:
-        ConfigError: Opacus is not installed.
+        ConfigError: Opacus is not installed, or no noise is enough.
     """
     epoch = epoch_starts(images, batch_size=schedule.batch_size, drop_last=schedule.drop_last)
     steps = schedule.steps(len(epoch))
@@ -108,11 +112,22 @@ def _multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return float(
-            get_noise_multiplier(
-                target_epsilon=epsilon, target_delta=delta, sample_rate=rate, steps=steps, accountant="prv"
+        try:
+            found = get_noise_multiplier(
+                target_epsilon=epsilon,
+                target_delta=delta,
+                sample_rate=rate,
+                steps=steps,
+                accountant="prv",
+                epsilon_tolerance=min(TOLERANCE, epsilon / 100),
+                eps_error=min(TOLERANCE, max(epsilon / 100, LEAST_ERROR)),
             )
-        )
+        except ValueError:
+            raise ConfigError(
+                f"privacy.dp_sgd.epsilon: no noise gives {epsilon:g} at delta {delta:g} over {steps} steps: set a "
+                "larger one at the site"
+            ) from None
+    return float(found)
 
 
 def refusal(methods: MethodSet, task: Task) -> str:

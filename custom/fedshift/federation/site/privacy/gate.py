@@ -23,16 +23,18 @@ from dataclasses import astuple, dataclass, replace
 from functools import cached_property, partial
 from math import isfinite, sqrt
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+from torch import nn
 
 from fedshift.federation.site.privacy.accounting import Mechanism, composed_epsilon, epsilon_of, noise_multiplier
 from fedshift.federation.site.privacy.dp_sgd import Plan, PrivateTraining, make_plan, refusal
 from fedshift.federation.site.privacy.ledger import Ledger, Release, What, now
 from fedshift.federation.site.privacy.noise import NoiseSource
-from fedshift.methods.base import ArraySpec
+from fedshift.methods.base import ArraySpec, Client
 from fedshift.methods.method_set import MethodSet
+from fedshift.methods.shared.norms import norm_keys
 from fedshift.schema.errors import PolicyError
 from fedshift.schema.messages import Broadcast, MethodArrays, Update, Weights
 from fedshift.schema.policy import Noise, Policy
@@ -125,7 +127,7 @@ class Gate:
         """
         self._policy, self._site, self._job, self._methods = policy, site, methods.job, methods
         self._task, self._encrypts = task, encrypts
-        self._specs = methods.up
+        self._net, self._specs = methods.net, methods.up
         self._trainable = methods.trainable
         self._measured = sorted(
             name
@@ -250,6 +252,13 @@ class Gate:
                 f"site {self._site}: its policy puts noise on the network ({self._noisy_key}), and with method "
                 f"{adding} the site would add up its changes as they are without noise: choose another method"
             )
+        own = next((method.name for method in self._methods if _scores_own_layers(method.client(), self._net)), None)
+        if policy.covers_network and own is not None:
+            raise PolicyError(
+                f"site {self._site}: its policy puts noise on the network ({self._noisy_key}), and with method {own} "
+                "the site would score a model with layers that it trains for itself without noise: choose another "
+                "method"
+            )
         if policy.covers_network and self._measured:
             raise PolicyError(
                 f"site {self._site}: its policy puts noise on the network ({self._noisy_key}), and the running "
@@ -300,7 +309,7 @@ class Gate:
             weights = self._noisy_weights(weights, broadcast, permit, self._weights, notes)
         if self._steps is not None and weights:
             notes.append(f"network trained by DP-SGD, {self._steps.steps} steps with clip {self._steps.clip:g}")
-        if self._policy.covers_network:
+        if self._policy.covers_network or self._policy.budget is not None:
             metrics = {name: value for name, value in metrics.items() if name != "train_loss"}
             notes.append("the training loss stays here")
         kinds = sorted({self._specs[method][name].kind for method, named in arrays.items() for name in named})
@@ -519,6 +528,12 @@ class Gate:
         return (
             f"epsilon of the {what} so far {budget.spent(round_):.3g} of {budget.total:.3g} at delta {budget.delta:g}"
         )
+
+
+def _scores_own_layers(half: Client[Any], net: nn.Module) -> bool:
+    """Whether a site scores a model with layers of its own that are not norms, which FedBN keeps."""
+    kept = half.keeps(net)
+    return half.scores_own_model(net) and (not kept or not kept <= norm_keys(net, "all"))
 
 
 def group_of(spec: ArraySpec) -> Group | None:

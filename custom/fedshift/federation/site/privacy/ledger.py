@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Literal
 
 from fedshift.federation.site.privacy.accounting import Mechanism, composed_epsilon
 from fedshift.schema.errors import ConfigError, DataError, PolicyError
-from fedshift.schema.files import write_private
+from fedshift.schema.files import sync_folder, write_private
 from fedshift.schema.policy import PrivacyBudget
 from fedshift.schema.strict import Strict
 
@@ -213,7 +213,7 @@ class Ledger:
         file.flush()
         os.fsync(file.fileno())
         if number == 1:
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         write_private(self._head, _text({"number": number, "hash": digest}) + b"\n")
         return digest
 
@@ -294,12 +294,3 @@ def _text(content: Any) -> bytes:
 
 def _hash(content: Any) -> str:
     return hashlib.sha256(_text(content)).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """So that the name of a new file is on disk too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

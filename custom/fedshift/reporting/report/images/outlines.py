@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup, escape
 
+from fedshift.inference.class_colours import CLASS_COLOURS, class_colour
 from fedshift.reporting import figures
 from fedshift.reporting.figures import Figure, LegendEntry
 from fedshift.reporting.report.images.volumes import Plane, Volume
@@ -16,10 +17,8 @@ from fedshift.reporting.report.wording import listed, short
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MODEL, REFERENCE = "#ffab3d", "#4fd6ff"
-"""Drawn on images, which look the same in both schemes."""
-CLASSES = (MODEL, REFERENCE, "#f0e442", "#ff7ab8", "#35d29a", "#b79bff", "#ff6a3d")
-"""Of several classes, which also have numbers: no one needs to tell the colours apart."""
+MODEL, REFERENCE = CLASS_COLOURS[:2]
+"""Drawn on images, which look the same in both schemes. Several classes have colours (`class_colour`) and numbers."""
 NEUTRAL = "#ffffff"
 DASHED = "4 2.5"
 PANEL = 132
@@ -39,7 +38,7 @@ def _line(colour: str, dashes: str) -> Markup:
 
 
 def _number(number: int) -> Markup:
-    colour = escape(_colour(number))
+    colour = escape(class_colour(number))
     text = f'<text x="14" y="11" text-anchor="middle" font-size="11" font-weight="700" fill="{colour}">{number}</text>'
     lines = f'<path d="M2 7h6M20 7h6" stroke="{colour}" stroke-width="2.4"/>'
     # The number is in the picture too, so it is read out: the mark is no decoration.
@@ -52,11 +51,6 @@ def _swatch(content: str, *, label: str = "") -> Markup:
         f'<svg viewBox="0 0 28 14" width="28" height="14" {role}><rect width="28" height="14" rx="2" '
         f'fill="#333"/>{content}</svg>'
     )
-
-
-def _colour(number: int) -> str:
-    """Of a foreground class, from 1."""
-    return CLASSES[(number - 1) % len(CLASSES)]
 
 
 def volume(shown: Volume, classes: Sequence[str], *, key: str, title: str, site: str) -> Figure:
@@ -93,7 +87,7 @@ def _panel(axes: Axes, plane: Plane, image: np.ndarray, *, several: bool) -> Non
     numbers = numbers[numbers > 0]
     for mask, line, one in ((plane.predicted, "-", MODEL), (plane.reference, "--", REFERENCE)):
         for number in numbers.tolist():
-            outline(axes, mask == number, _colour(number) if several else one, line)
+            outline(axes, mask == number, class_colour(number) if several else one, line)
     for side, x, y, horizontal, vertical in (
         (plane.sides[0], 0.02, 0.5, "left", "center"),
         (plane.sides[1], 0.5, 0.98, "center", "top"),
@@ -129,7 +123,7 @@ def _numbers(axes: Axes, plane: Plane, numbers: Sequence[int]) -> None:
             (float(end[1]), float(end[0])),
             xytext=(9 * float(away[1]), -9 * float(away[0])),
             textcoords="offset points",
-            color=_colour(number),
+            color=class_colour(number),
             fontsize=9,
             fontweight="bold",
             ha="center",
