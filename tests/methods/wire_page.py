@@ -11,6 +11,7 @@ from flare.serialised import Federation, Message
 from fedshift.flare import codec
 from fedshift.reporting.leaves import leaves_section
 from fedshift.schema.job import JobSpec
+from fedshift.schema.manifest import PhantomOptions
 from fedshift.tasks.kinds import build_task
 
 
@@ -89,6 +90,7 @@ def assert_nothing_else(message: Message) -> None:
     info = {("meta:info", n) for n in ("site", "kind", "n_train", "n_val", "n_test", "manifest_sha256", "split_rule")}
     info |= {("meta:info", n) for n in ("device", "precision", "threads", "unknown_spacing", "simulated")}
     info |= {("meta:info", "cases", split) for split in ("train", "val", "test")}
+    info |= {("meta:info", "phantom"), *(("meta:info", "phantom", option) for option in PhantomOptions.model_fields)}
     counts = {(f"meta:{n}",) for n in ("n_samples", "n_steps", "kind", "round")}
     names = ("dice", "dice_papers", "hd95", "asd", "accuracy", "macro_accuracy", "train_loss", "seconds")
     scores = {path for path in own if path[0] in ("metrics", "values", "personal") and path[-1] in names}

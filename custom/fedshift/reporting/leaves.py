@@ -86,8 +86,9 @@ ROWS_OF_EVERY_JOB = (
         "as of a survey; how much its scans differ among themselves; how sure the model is of them",
     ),
     (
-        "samples and cases of each split, kind, split rule, manifest hash, unknown voxel sizes, what is simulated",
-        "11 values",
+        "samples and cases of each split, kind, split rule, manifest hash, unknown voxel sizes, what is simulated, "
+        "options of the phantom",
+        "11 values, and 5 of a phantom",
         "every answer",
         "the size of the data set, whether it has changed, and whether distances in mm are valid",
     ),
