@@ -112,14 +112,15 @@ def _table(summary: Summary, classes: Sequence[str]) -> Table:
     """Mean over cases with its 95 % interval, of each class and of the mean over classes."""
     from rich.table import Table
 
+    from fedshift.reporting.report.wording import counted
     from fedshift.tasks.evaluation.spread import ENOUGH
 
     n, found = len(summary.cases), summary.scores
-    counted, over = f"{n} case{'' if n == 1 else 's'}", "cases"
+    told, over = counted(n, "case"), "cases"
     if summary.subjects < n:
-        counted, over = f"{n} scans of {summary.subjects} subject{'' if summary.subjects == 1 else 's'}", "subjects"
+        told, over = f"{n} scans of {counted(summary.subjects, 'subject')}", "subjects"
     interval = "95 % interval" if summary.subjects >= ENOUGH else f"no interval: fewer than {ENOUGH} {over}"
-    table = Table(title=f"{counted}; mean over {'cases' if over == 'cases' else 'scans'} ({interval})")
+    table = Table(title=f"{told}; mean over {'cases' if over == 'cases' else 'scans'} ({interval})")
     table.add_column("class")
     for score in COLUMNS:
         table.add_column(SCORES[score].heading, justify="right")
