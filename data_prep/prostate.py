@@ -26,11 +26,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data_prep.volumes import CaseFiles, SitePlan, VolumePlan, write_volumes
+from data_prep.volumes import CaseFiles, SitePlan, VolumePlan
 from fedshift.data.casefiles import Finding
 from fedshift.data.labels import Labels
 from fedshift.data.pairing import UNNAMED, ScanSet
@@ -109,26 +109,6 @@ def plan_volumes(source: Path, *, sites: Sequence[str] | None = None) -> VolumeP
         raise DataError(f"{source} has no site {', '.join(absent)}: it holds {here}, name some of these")
     chosen = tuple(plan for plan in plans if not sites or plan.site in sites)
     return VolumePlan(dataset="prostate", labels=GLAND, sites=chosen)
-
-
-def prepare_prostate(
-    source: Path,
-    root: Path,
-    *,
-    sites: Sequence[str] | None = None,
-    matrices: Sequence[int] = (),
-    trust_voxels: bool = False,
-    progress: Callable[[str], None] | None = None,
-) -> list[Path]:
-    """Prepare a public distribution; returns the site folders ``root/prostate/<site>``.
-
-    See `plan_volumes` and `data_prep.volumes.write_volumes`.
-
-    Raises:
-        DataError: an unknown layout or site, or scans with errors.
-    """
-    plan = plan_volumes(source, sites=sites)
-    return write_volumes(plan, root, matrices=matrices, trust_voxels=trust_voxels, progress=progress)
 
 
 def _plans(source: Path, sets: Sequence[ScanSet]) -> list[SitePlan]:

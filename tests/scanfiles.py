@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import SimpleITK as sitk
 
+from data_prep.prostate import plan_volumes
+from data_prep.volumes import write_volumes
+
 IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
 SPACING = (0.7, 0.8, 3.0)
 LIU_FOLDERS = ("BIDMC", "HK", "I2CVB", "ISBI", "ISBI_1.5", "UCL")
@@ -171,3 +174,16 @@ def write_described(
         }
     (folder / "dataset.json").write_text(json.dumps(said), encoding="utf-8")
     return folder
+
+
+def prepare_prostate(
+    source: Path,
+    root: Path,
+    *,
+    sites: Sequence[str] | None = None,
+    matrices: Sequence[int] = (),
+    trust_voxels: bool = False,
+) -> list[Path]:
+    """Prepare a distribution as ``fedshift data prepare prostate`` does; the folders ``root/prostate/<site>``."""
+    plan = plan_volumes(source, sites=sites)
+    return write_volumes(plan, root, matrices=matrices, trust_voxels=trust_voxels)

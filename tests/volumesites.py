@@ -62,6 +62,8 @@ def make_volume_site(
     *,
     cases: int = 4,
     val: int = 1,
+    test: int = 1,
+    ids: Sequence[str] = (),
     shape: tuple[int, int, int] = (12, 20, 24),
     spacing: tuple[float, float, float] = (2.0, 1.0, 1.0),
     sequences: Sequence[str] = (),
@@ -72,17 +74,18 @@ def make_volume_site(
 ) -> Path:
     """Two bright ellipsoids, one brighter than the other, on noise; ``shape`` and ``spacing`` along z, y, x.
 
-    Each sequence has another contrast. Classes that are not ``annotated`` are missing from the masks.
+    Without ``ids`` a case is named by its number. Each sequence has another contrast. Classes that are not
+    ``annotated`` are missing from the masks.
     """
     folder = root / "blobs" / site
     (folder / FOLDER).mkdir(parents=True)
     rng = np.random.default_rng([seed, sum(site.encode())])
-    splits = ["train"] * (cases - 1 - val) + ["val"] * val + ["test"]
+    splits = ["train"] * (cases - val - test) + ["val"] * val + ["test"] * test
     records = []
     manifest = Manifest.model_construct(sequences=tuple(sequences))
     for number in range(cases):
         labels = ellipsoids(shape, rng)
-        case = f"case{number:02d}"
+        case = ids[number] if ids else f"case{number:02d}"
         made = []
         for k, path in enumerate(image_files(folder, manifest, case)):
             levels = np.array([0.0, 60.0 + 40 * k, 100.0 - 30 * k])

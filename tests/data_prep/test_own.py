@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import SimpleITK as sitk
-from scanfiles import volume, write_described, write_dicom, write_pair, zones
+from scanfiles import prepare_prostate, volume, write_described, write_dicom, write_pair, zones
 
 from data_prep import volumes
 from data_prep.own import prepare_own
 from data_prep.phantom import make_phantom
-from data_prep.prostate import prepare_prostate
 from fedshift.cli import data
 from fedshift.data.arrays import open_arrays
 from fedshift.data.check import check

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import SimpleITK as sitk
-from scanfiles import volume, write_liu, write_pair
+from scanfiles import prepare_prostate, volume, write_liu, write_pair
 
-from data_prep.prostate import PROMISE12_SITES, plan_volumes, prepare_prostate
+from data_prep.prostate import PROMISE12_SITES, plan_volumes
 from fedshift.cli import data
 from fedshift.data.arrays import open_arrays
 from fedshift.data.check import check

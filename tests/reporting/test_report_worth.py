@@ -77,6 +77,17 @@ def test_few_cases_are_not_enough_to_tell_and_the_sentence_says_how_many_would(r
     assert "its Dice is the same" in same and "no number of cases" in same and "p = 1.000" in same
 
 
+def test_a_subject_with_several_scans_is_said_and_counted_once() -> None:
+    pair = np.array([a + b for a, b in zip(ALONE, GAINS, strict=True)]), np.array(ALONE)
+    options = {"score": "dice", "is_binary": False, "round_": 2, "seed": 0, "share_cases": False}
+    few = compare(*pair, subjects=[f"sub-{number // 3}" for number in range(12)], **options)
+    said = answer("HK", few)
+    assert said.startswith("From 12 test cases of 4 subjects, fewer than the 6 that a test needs, it cannot be told")
+    assert f"about {few.needed} subjects would tell" in said
+    two = answer("HK", compare(*pair, subjects=["sub-1", "sub-2"] * 6, **options))
+    assert "from fewer than 3 subjects it cannot be estimated how many would tell" in two
+
+
 def test_the_first_sentence_of_each_sites_page_is_the_answer(results: Results, tmp_path: Path) -> None:
     html = html_of(written(results, tmp_path))
     assert results.final is not None

@@ -30,6 +30,8 @@ GOOD = LocalComparison(
         ({"interval": (1.0, 0.0)}, "must ascend"),
         ({"local": 0.2}, "is not the mean"),
         ({"cases": [(0.5, 0.5)]}, "pairs were given"),
+        ({"subjects": 6}, "6 subjects were given for n = 6 cases"),
+        ({"subjects": 5}, "enough subjects"),
     ],
 )
 def test_a_comparison_that_contradicts_itself_is_refused(changes: dict[str, object], reason: str) -> None:

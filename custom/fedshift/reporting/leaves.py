@@ -37,10 +37,11 @@ ROWS_OF_EVERY_JOB = (
         "how well the last and the best model work at the site, and its personal model if it has one",
     ),
     (
-        "distribution of test scores over cases: number, mean, standard deviation, 5 quantiles, confidence interval",
-        "10 numbers per score",
+        "distribution of test scores over cases: number of cases, and of subjects if some have several, mean, standard "
+        "deviation, 5 quantiles, confidence interval",
+        "at most 11 numbers per score",
         "at the end",
-        "how much the scores vary over the site's cases; with fewer than ten cases only number and mean are sent",
+        "how much the scores vary over the site's cases; with fewer than ten cases only numbers and mean are sent",
     ),
     (
         "test scores of single cases, without ids",
@@ -57,10 +58,11 @@ ROWS_OF_EVERY_JOB = (
         "or invented",
     ),
     (
-        "federated model against the site's own, on its test cases: name of the score, number of cases, both means, "
-        "the own model's round, verdict, paired test and its p, about how many cases would tell; from ten cases on "
-        "also interval, deviation and 5 quantiles of the differences; of the site's own model nothing else leaves",
-        "3 words, at most 14 numbers",
+        "federated model against the site's own, on its test cases: name of the score, number of cases, and of "
+        "subjects if some have several, both means, the own model's round, verdict, paired test and its p, about how "
+        "many would tell; from ten cases on also interval, deviation and 5 quantiles of the differences; of the site's "
+        "own model nothing else leaves",
+        "3 words, at most 15 numbers",
         "at the end, if the job has `evaluation.local`",
         "whether the site is better off with the federation, and by how much",
     ),

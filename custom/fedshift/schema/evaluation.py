@@ -31,8 +31,9 @@ class Distribution(_Model):
     """Distribution of one score over the cases of a split.
 
     ``std``: sample standard deviation. ``quantiles``: at `QUANTILES`. ``interval``: 95 % bootstrap interval of the mean
-    over cases. ``cases``: the single scores in the order of the site's manifest, without ids. A value is None if the
-    site's policy withholds it or if there are too few cases.
+    over cases, drawn by subjects. ``subjects``: whose cases these are, if some subjects have several. ``cases``: the
+    single scores in the order of the site's manifest, without ids. A value is None if the site's policy withholds it or
+    if there are too few cases.
     """
 
     n: int = Field(ge=1, le=10**9)
@@ -40,10 +41,13 @@ class Distribution(_Model):
     std: Annotated[float, Field(allow_inf_nan=False, ge=0)] | None = None
     quantiles: tuple[Number, Number, Number, Number, Number] | None = None
     interval: tuple[Number, Number] | None = None
+    subjects: int | None = Field(default=None, ge=1, le=10**9)
     cases: list[Number] | None = Field(default=None, max_length=MOST_CASES)
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
+        if self.subjects is not None and self.subjects >= self.n:
+            raise ValueError(f"{self.subjects} subjects were given for n = {self.n} cases")
         for ascending in (self.quantiles, self.interval):
             if ascending is not None and list(ascending) != sorted(ascending):
                 raise ValueError("quantiles and interval must ascend")

@@ -18,9 +18,9 @@ Verdict = Literal["better", "worse", "open"]
 SIGNIFICANT = 0.05
 """p must be below this for a verdict other than ``open``."""
 FEWEST_FOR_TEST = 6
-"""Fewest pairs for a test: of five, not even all differences of one sign give a two-sided p below `SIGNIFICANT`."""
+"""Fewest subjects for a test: of five, not even all differences of one sign give a two-sided p below `SIGNIFICANT`."""
 FEWEST_FOR_NEEDED = 3
-"""Fewest pairs from which the number of cases that would tell is estimated."""
+"""Fewest subjects from which the number that would tell is estimated."""
 OWN_FILE = "against_local.json"
 """A site's own `LocalComparison` with all its cases, in the site's folder of the job, if not all of it may leave."""
 POWER = 0.8
@@ -30,10 +30,13 @@ POWER = 0.8
 class LocalComparison(BaseModel):
     """Federated against local on the same ``n`` test cases; every difference is federated minus local.
 
+    ``subjects``: whose cases these are, if some subjects have several. The test is then of each subject's mean
+    difference, and ``needed`` a number of subjects, because scans of one patient are alike.
+
     ``score``: the score that is compared, of which higher is better; ``federated`` and ``local`` are its means over
     the cases. ``round``: the round after which the local model was best on the site's validation cases (0: untrained).
     ``test``: the two-sided paired test that ``p`` is of, Wilcoxon's signed-rank test or, for scores that are right or
-    wrong, McNemar's exact test; None for fewer than `FEWEST_FOR_TEST` cases.
+    wrong, McNemar's exact test; None for fewer than `FEWEST_FOR_TEST` subjects.
 
     ``interval``: 95 % bootstrap interval of the mean difference. ``std``, ``quantiles``: of the differences, at
     `fedshift.schema.evaluation.QUANTILES`. ``needed``: about so many cases would show a difference of this size with
@@ -45,6 +48,7 @@ class LocalComparison(BaseModel):
 
     score: str = Field(max_length=64)
     n: int = Field(ge=1, le=10**9)
+    subjects: int | None = Field(default=None, ge=1, le=10**9)
     federated: Number
     local: Number
     round: int = Field(ge=0, le=10**9)
@@ -62,13 +66,20 @@ class LocalComparison(BaseModel):
         """Mean of the differences."""
         return self.federated - self.local
 
+    @property
+    def independent(self) -> int:
+        """What a test counts: subjects if some have several cases, else cases."""
+        return self.n if self.subjects is None else self.subjects
+
     @model_validator(mode="after")
     def _agrees(self) -> Self:
+        if self.subjects is not None and self.subjects >= self.n:
+            raise ValueError(f"{self.subjects} subjects were given for n = {self.n} cases")
         for ascending in (self.quantiles, self.interval):
             if ascending is not None and list(ascending) != sorted(ascending):
                 raise ValueError("quantiles and interval must ascend")
-        if (self.p is None) != (self.test is None) or (self.p is not None and self.n < FEWEST_FOR_TEST):
-            raise ValueError("p must come with its test, and with enough cases")
+        if (self.p is None) != (self.test is None) or (self.p is not None and self.independent < FEWEST_FOR_TEST):
+            raise ValueError("p must come with its test, and with enough subjects")
         if self.verdict != "open":
             signed = self.difference if self.verdict == "better" else -self.difference
             if self.p is None or self.p >= SIGNIFICANT or signed <= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -25,8 +26,15 @@ Subset = Split | Literal["all"]
 """What can be scored: a split, or all samples of a site that is held out."""
 
 
-CaseScores = dict[str, np.ndarray]
-"""Score -> its value for each case (n,), in the order of the manifest. It stays at the site."""
+@dataclass
+class CaseScores:
+    """Scores of single cases, in the order of the manifest. They stay at the site."""
+
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    """Score -> its value for each case (n,)."""
+    subjects: list[str] | None = None
+    """Whose each case is; None if every case is of another subject."""
+
 
 EVALUATED = 64 * 40
 """`Task.evaluated` of pictures and slices, which come in batches, and of which a volume is put together."""

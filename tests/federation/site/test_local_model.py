@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import small_image_job
+from volumesites import blob_job, make_volume_site
 
 from fedshift.federation.in_process import SITE_STATE, run_in_process
 from fedshift.federation.model_files import read_model_file
@@ -93,6 +94,22 @@ def test_a_repeated_task_gives_the_same_own_model_and_a_stop_writes_nothing(
     there = Site(job, "A", data=three_image_sites["A"], state=tmp_path / "there" / SITE_STATE)
     there.train(Broadcast(2, 0, initial))
     assert same(*(state_of(tmp_path / name, "A", 2).local["weights"] for name in ("late", "there")))
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_sessions_of_one_subject_count_as_one_in_the_comparison(dims: int, tmp_path: Path) -> None:
+    ids = ["sub-1", "sub-2", *(f"sub-{3 + number // 2}_ses-{number % 2}" for number in range(4))]
+    sites = {
+        "A": make_volume_site(tmp_path, "A", cases=6, val=1, test=4, ids=ids),
+        "B": make_volume_site(tmp_path, "B", cases=6, val=1, test=4),
+    }
+    patch = "[16, 16]" if dims == 2 else "[8, 16, 16]"
+    job = blob_job(tmp_path, "schedule.rounds=1", LOCAL, f"data.dims={dims}", f"data.patch={patch}")
+    final = run_in_process(job, sites, tmp_path / "run").results.final
+    assert final is not None
+    told, spread = final.against_local, {site: final.best.evaluations[site]["test"].distributions for site in sites}
+    assert (told["A"].n, told["A"].subjects, told["B"].subjects) == (4, 2, None)
+    assert spread["A"]["dice"].subjects == 2 and spread["B"]["dice"].subjects is None
 
 
 def test_only_what_the_policy_allows_leaves(three_image_sites: dict[str, Path], tmp_path: Path) -> None:

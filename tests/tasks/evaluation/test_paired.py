@@ -33,6 +33,22 @@ def test_a_failed_case_that_turns_the_mean_leaves_it_open() -> None:
     assert found.p is not None and found.p < 0.05 and found.difference < 0 and found.verdict == "open"
 
 
+def test_scans_of_one_subject_count_as_one() -> None:
+    # Twelve cases of one sign would tell (p = 2 / 2^12); three scans each of four subjects cannot.
+    local, federated = np.full(12, 0.5), 0.6 + 0.01 * np.arange(12)
+    options = {"score": "dice", "is_binary": False, "round_": 3, "seed": 1, "share_cases": True}
+    apart = compare(federated, local, subjects=[f"s{number}" for number in range(12)], **options)
+    assert apart == compare(federated, local, **options) and apart.verdict == "better" and apart.subjects is None
+    four = compare(federated, local, subjects=[f"s{number // 3}" for number in range(12)], **options)
+    assert (four.n, four.subjects, four.p, four.interval, four.verdict) == (12, 4, None, None, "open")
+    # Of six subjects the test is of each one's mean difference, in whatever order the cases are.
+    subjects = ["b", "a", "c", "a", "e", "b", "d", "c", "e", "d", "f", "f"]
+    six = compare(federated, local, subjects=subjects, **options)
+    means = [np.mean([f - 0.5 for f, whose in zip(federated, subjects, strict=True) if whose == s]) for s in "abcdef"]
+    assert six.subjects == 6 and six.p == paired_p(np.array(means), is_binary=False) == pytest.approx(2 / 2**6)
+    assert six.difference == pytest.approx(np.mean(federated - 0.5))
+
+
 def test_equal_models_and_few_cases() -> None:
     same = told([0.5] * 7, [0.5] * 7)
     assert (same.p, same.verdict, same.needed, same.difference) == (1.0, "open", None, 0.0)

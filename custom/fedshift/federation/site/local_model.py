@@ -147,7 +147,7 @@ class LocalModel:
         if best is None:
             return None
         if self._tested is None or self._tested[0] != best["round"]:  # the same for the last and for the best aggregate
-            kept: CaseScores = {}
+            kept = CaseScores()
             with self._loaded(best["weights"], best["round"] + 1) as (_, chain):
                 self._task.evaluate(
                     local_training.probabilities(

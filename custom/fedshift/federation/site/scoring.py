@@ -127,8 +127,9 @@ class Scoring:
         score = self._task.per_case[0]
         whole, found = (
             compare(
-                federated[score],
-                local[score],
+                federated.values[score],
+                local.values[score],
+                subjects=federated.subjects,
                 score=score,
                 is_binary=not self._task.dense,
                 round_=round_,

@@ -411,7 +411,7 @@ class Site:
         with self._session(broadcast, self._state_before(broadcast.round)) as session:
             if not spares and not self._store.has_trained(broadcast.round):
                 session.chain.newcomer(self._training)
-            cases: CaseScores = {}
+            cases = CaseScores()
             values, evaluations = self._own_scoring.final(session.chain, cases)
             reference = self._reference(session.chain) if self._job.evaluation.reference else None
             personal: dict[str, dict[str, float]] = {}
@@ -421,7 +421,7 @@ class Site:
             if epochs:
                 session.run.stop = stop
                 self._fine_tune(session, epochs)
-                cases.clear()
+                cases = CaseScores()
                 personal, owns = self._own_scoring.final(session.chain, cases)
                 own = owns.get("test")
         return Scores(
@@ -437,7 +437,7 @@ class Site:
 
     def _against_local(self, federated: CaseScores) -> LocalComparison | None:
         """The federated model's scores of the test cases against those of the site's own model, if it has one."""
-        if self._local is None or not federated:
+        if self._local is None or not federated.values:
             return None
         newest = self._store.before(self._job.task.schedule.rounds + 1)
         tested = None if newest is None else self._local.test(newest.local)

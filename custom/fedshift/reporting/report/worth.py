@@ -99,13 +99,13 @@ def all_sites(run: Run) -> Section | None:
         rows.append(
             [
                 site,
-                f"{told.n:,}",
+                f"{told.n:,}{_of_subjects(told)}",
                 of.number(told.local),
                 of.number(told.federated),
                 Cell(of.difference(told.difference), of.points_interval(told.interval)),
                 p_text(told.p),
                 Cell(VERDICTS[told.verdict], strong=told.verdict != "open"),
-                "–" if told.needed is None else f"{told.needed:,}",
+                "–" if told.needed is None else f"{told.needed:,}{'' if told.subjects is None else ' subjects'}",
             ]
         )
     columns = [
@@ -146,7 +146,7 @@ def finding(run: Run) -> Finding | None:
 def answer(site: str, told: LocalComparison) -> str:
     """The careful sentence: better, worse, or undecided; and how many cases would tell."""
     of = metric(told.score)
-    difference, cases = told.difference, counted(told.n, "test case")
+    difference, cases = told.difference, f"{counted(told.n, 'test case')}{_of_subjects(told)}"
     size = (
         f"{of.points(abs(difference))} points {'higher' if difference > 0 else 'lower'}" if difference else "the same"
     )
@@ -168,7 +168,7 @@ def answer(site: str, told: LocalComparison) -> str:
             f"The federated model is worse for {site} than the one that it trained alone: on the same {cases} its "
             f"{of.word} is {numbers}."
         )
-    few = "" if told.n >= FEWEST_FOR_TEST else f", fewer than the {FEWEST_FOR_TEST} that a test needs,"
+    few = "" if told.independent >= FEWEST_FOR_TEST else f", fewer than the {FEWEST_FOR_TEST} that a test needs,"
     return (
         f"From {cases}{few} it cannot be told whether the federated model is better or worse for {site} than the "
         f"one that it trained alone: its {of.word} is {numbers}{_would_tell(told)}."
@@ -176,11 +176,21 @@ def answer(site: str, told: LocalComparison) -> str:
 
 
 def _would_tell(told: LocalComparison) -> str:
+    units = _units(told)
     if told.needed is not None:
-        return f"; about {told.needed:,} cases would tell a difference of this size"
-    if told.n < FEWEST_FOR_NEEDED:
-        return f"; from fewer than {FEWEST_FOR_NEEDED} cases it cannot be estimated how many would tell"
-    return "; no number of cases is expected to tell so small a difference"
+        return f"; about {told.needed:,} {units} would tell a difference of this size"
+    if told.independent < FEWEST_FOR_NEEDED:
+        return f"; from fewer than {FEWEST_FOR_NEEDED} {units} it cannot be estimated how many would tell"
+    return f"; no number of {units} is expected to tell so small a difference"
+
+
+def _units(told: LocalComparison) -> str:
+    """What the test and the number needed count."""
+    return "cases" if told.subjects is None else "subjects"
+
+
+def _of_subjects(told: LocalComparison) -> str:
+    return "" if told.subjects is None else f" of {counted(told.subjects, 'subject')}"
 
 
 def _question(run: Run, site: str) -> Section:
@@ -306,7 +316,7 @@ def _numbers(told: LocalComparison) -> Facts:
     of = metric(told.score)
     bounds = of.points_interval(told.interval)
     facts = [
-        ("Test cases", f"{told.n:,}"),
+        ("Test cases", f"{told.n:,}{_of_subjects(told)}"),
         (f"{of.heading}, federated", of.number(told.federated)),
         (f"{of.heading}, trained alone", of.number(told.local)),
         ("Difference, points", f"{of.difference(told.difference)} {bounds}".rstrip()),
@@ -324,7 +334,7 @@ def _numbers(told: LocalComparison) -> Facts:
             ("Cases without difference", f"{told.n - ahead - behind:,}"),
         ]
     if told.needed is not None:
-        facts.append(("Cases that would tell this difference", f"about {told.needed:,}"))
+        facts.append((f"{_units(told).capitalize()} that would tell this difference", f"about {told.needed:,}"))
     return Facts(facts)
 
 
@@ -347,9 +357,10 @@ def _compared(run: Run, site: str, told: LocalComparison) -> str:
 def _limits(run: Run) -> str:
     return (
         "A verdict other than 'undecided' needs p below 0.05 and a 95 % bootstrap interval of the mean "
-        f"difference without 0; below {FEWEST_FOR_TEST} cases there is no test. The number of cases that would tell is "
-        "the normal approximation for paired samples (80 % power, 5 % level; Connor's formula for right and wrong), as "
-        "rough as the cases are few. All this covers other cases of the same site, not another seed (this is seed "
+        f"difference without 0; below {FEWEST_FOR_TEST} cases there is no test, and scans of one subject count as one. "
+        "The number of cases that would tell is the normal approximation for paired samples (80 % power, 5 % level; "
+        "Connor's formula for right and wrong), as rough as the cases are few. All this covers other cases of the same "
+        "site, not another seed (this is seed "
         f"{run.results.job.seed}), and is not corrected for the number of sites."
     )
 
@@ -408,6 +419,10 @@ def _gain_interval(of: Metric, name: str, whole: Evaluation, without: Evaluation
     cases = [told.distributions[name].cases if name in told.distributions else None for told in (whole, without)]
     a, b = cases
     if a is None or b is None or len(a) != len(b):
+        return ""
+    if (
+        whole.distributions[name].subjects is not None
+    ):  # cases of one subject are alike, and whose they are stayed there
         return ""
     return of.points_interval(bootstrap_interval(np.array(a) - np.array(b), seed=0))
 

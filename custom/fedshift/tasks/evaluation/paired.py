@@ -1,7 +1,8 @@
 """Compare two models on the same cases: difference, bootstrap interval, paired test, and how many cases would tell.
 
-**Tests.** Wilcoxon's signed-rank test of the differences; for pictures, which are right or wrong, McNemar's exact test:
-the pairs of which one model alone is right, under the binomial distribution. Both are two-sided.
+**Tests.** Wilcoxon's signed-rank test of the differences, of a subject with several scans of their mean; for pictures,
+which are right or wrong, McNemar's exact test: the pairs of which one model alone is right, under the binomial
+distribution. Both are two-sided.
 
 **Verdict.** The federated model is better (worse) if p is below 0.05 and the 95 % bootstrap interval of the mean
 difference lies above (below) 0. Both are asked for, because ranks and the mean may disagree if one case fails.
@@ -23,13 +24,14 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from fedshift.schema.evaluation import MOST_CASES, QUANTILES
 from fedshift.schema.paired import FEWEST_FOR_NEEDED, FEWEST_FOR_TEST, POWER, SIGNIFICANT, LocalComparison, Verdict
-from fedshift.tasks.evaluation.spread import FEWEST, bootstrap_interval
+from fedshift.tasks.evaluation.spread import FEWEST, bootstrap_interval, several_cases
 
 STEPS = (1, 1.5, 2, 3, 5, 7, 10)
 """What a number of needed cases is rounded up to, times a power of ten."""
@@ -38,7 +40,15 @@ MOST_NEEDED = 10**6
 
 
 def compare(
-    federated: np.ndarray, local: np.ndarray, *, score: str, is_binary: bool, round_: int, seed: int, share_cases: bool
+    federated: np.ndarray,
+    local: np.ndarray,
+    *,
+    score: str,
+    is_binary: bool,
+    round_: int,
+    seed: int,
+    share_cases: bool,
+    subjects: Sequence[str] | None = None,
 ) -> LocalComparison:
     """Compare two models, with no more detail than may leave the site.
 
@@ -51,25 +61,28 @@ def compare(
         seed: of the bootstrap.
         share_cases: whether scores of single cases may leave. If not, interval, deviation and quantiles of fewer than
             `FEWEST` cases do not either.
+        subjects: whose each case is; None if every case is of another subject.
     """
     pairs = np.stack([federated, local], axis=1).astype(np.float64)
     differences = pairs[:, 0] - pairs[:, 1]
     n = len(pairs)
-    interval = bootstrap_interval(differences, seed=seed)
-    p = paired_p(differences, is_binary=is_binary)
+    independent = _of_subjects(differences, subjects)
+    interval = bootstrap_interval(differences, seed=seed, subjects=subjects)
+    p = paired_p(independent, is_binary=is_binary)
     means = float(federated.astype(np.float64).mean()), float(local.astype(np.float64).mean())
     verdict = _verdict(means[0] - means[1], p, interval)
     test: Literal["wilcoxon", "mcnemar"] = "mcnemar" if is_binary else "wilcoxon"
     told = LocalComparison(
         score=score,
         n=n,
+        subjects=several_cases(subjects),
         federated=means[0],
         local=means[1],
         round=round_,
         verdict=verdict,
         test=None if p is None else test,
         p=p,
-        needed=needed_cases(differences, is_binary=is_binary) if verdict == "open" else None,
+        needed=needed_cases(independent, is_binary=is_binary) if verdict == "open" else None,
     )
     if not share_cases and n < FEWEST:
         return told
@@ -84,6 +97,14 @@ def compare(
             "cases": [(a, b) for a, b in pairs.tolist()] if share_cases and n <= MOST_CASES else None,
         }
     )
+
+
+def _of_subjects(differences: np.ndarray, subjects: Sequence[str] | None) -> np.ndarray:
+    """The mean difference of each subject, (subjects,), from those of cases (n,)."""
+    if subjects is None or several_cases(subjects) is None:
+        return differences
+    _, whose = np.unique(np.array(subjects), return_inverse=True)
+    return np.bincount(whose, differences) / np.bincount(whose)
 
 
 def paired_p(differences: np.ndarray, *, is_binary: bool) -> float | None:

@@ -28,8 +28,9 @@ def distribution(
         subjects: whose each case is, for the interval; None if every case is of another subject.
     """
     scores = np.asarray(values, np.float64)
+    several = several_cases(subjects)
     if not share_cases and len(scores) < FEWEST:
-        return Distribution(n=len(scores), mean=float(scores.mean()))
+        return Distribution(n=len(scores), mean=float(scores.mean()), subjects=several)
     ordered = np.sort(scores)
     if not share_cases:  # otherwise a quantile could equal a single case's score
         ordered = (ordered[:-1] + ordered[1:]) / 2
@@ -40,8 +41,15 @@ def distribution(
         std=float(scores.std(ddof=1)) if len(scores) > 1 else None,
         quantiles=(a, b, c, d, e),
         interval=bootstrap_interval(scores, seed=seed, subjects=subjects),
+        subjects=several,
         cases=scores.tolist() if share_cases and len(scores) <= MOST_CASES else None,
     )
+
+
+def several_cases(subjects: Sequence[str] | None) -> int | None:
+    """How many subjects there are, if some have several cases; else None. ``subjects``: whose each case is."""
+    different = len(set(subjects or ()))
+    return different if different < len(subjects or ()) else None
 
 
 def bootstrap_interval(

@@ -237,7 +237,7 @@ class Task:
         hides = not share_cases and len(data.members(subset)) < FEWEST
         spread = distribution(np.concatenate(right), seed=seed, share_cases=share_cases)
         if keep is not None:
-            keep["accuracy"] = np.concatenate(right).astype(np.float64)
+            keep.values = {"accuracy": np.concatenate(right).astype(np.float64)}
         seen = confusion.sum(1) > 0
         recall = confusion.diagonal()[seen] / confusion.sum(1)[seen]
         return Evaluation(

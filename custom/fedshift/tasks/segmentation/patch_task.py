@@ -269,7 +269,7 @@ class Task:
             cases.append(scores_by_class(predicted, reference, numbers, case.spacing, tolerance=tolerance))
         values = values_by_score(cases, self._foreground)
         if keep is not None:
-            keep.update(values)
+            keep.values, keep.subjects = values, subjects
         spreads = {
             name: distribution(of, subjects=subjects, seed=seed, share_cases=share_cases) for name, of in values.items()
         }

@@ -308,9 +308,9 @@ class Task:
             for name, by_case in by_metric.items()
             if len(by_case) == len(expected)
         }
-        if keep is not None:
-            keep.update(cases)
         subjects = [subject_of(data.manifest.cases[number].id) for number in sorted(by_metric["dice"])]
+        if keep is not None:
+            keep.values, keep.subjects = cases, subjects
         distributions = {
             name: distribution(values, subjects=subjects, seed=seed, share_cases=share_cases)
             for name, values in cases.items()
