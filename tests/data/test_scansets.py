@@ -272,6 +272,21 @@ def test_other_patterns_name_the_case_by_their_star(tmp_path: Path) -> None:
     assert [case.id for case in found.cases] == ["P0", "P1"]
 
 
+def test_a_pattern_names_the_scans_whose_format_is_not_read(tmp_path: Path) -> None:
+    image, mask = volume(0)
+    save(tmp_path / "scans" / "P0" / "t2.nii.gz", image)
+    save(tmp_path / "drawn" / "P0.nii.gz", mask)
+    (tmp_path / "scans" / "P1").mkdir()
+    (tmp_path / "scans" / "P1" / "t2.mgz").write_bytes(b"")
+    (found,) = gather(tmp_path, images=Path("scans/*/t2.*"), masks=Path("drawn/*.nii.gz"))
+    assert [case.id for case in found.cases] == ["P0"]
+    assert [(finding.level, finding.file, finding.message) for finding in found.findings] == [
+        ("warning", tmp_path / "scans" / "P1", "has scans that are not read: t2.mgz")
+    ]
+    with pytest.raises(DataError, match=r"finds no scan .*: t2.mgz: save them as NIfTI"):
+        gather(tmp_path, images=Path("scans/*/t2.mgz"), masks=Path("drawn/*.nii.gz"))
+
+
 PLACES = {
     "beside the working folder": "",
     "below a hidden folder": ".cache",

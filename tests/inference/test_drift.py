@@ -90,11 +90,13 @@ def test_a_new_scanner_is_found_named_and_dated(run: Path, tmp_path: Path, capsy
     (scans / "2026-04" / "CT").mkdir(parents=True)
     write_scans(scans / "2026-03 new scanner", [f"c{n}.nii.gz" for n in range(5)], seed=7, noise=45.0, mm=1.6)
     (scans / "2026-03 new scanner" / "=broken.nii.gz").write_bytes(b"")
+    (scans / "2026-03 new scanner" / "d.mgz").write_bytes(b"")
     assert main([*quiet, "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().out
     assert "Since 2026-03 the scans differ from those that the model was trained on in" in said
     assert "5 of 5 are flagged, where about 0.25 would be by chance; look first at c" in said
     assert "no scan yet, and left out: 2026-04" in said
+    assert "not read: d.mgz: save them as NIfTI (.nii.gz)\n" in said
     assert "trained on simulated data (phantom)" in said and "not a medical device" in said
     with (tmp_path / "out" / "drift.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

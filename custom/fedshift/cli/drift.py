@@ -55,6 +55,7 @@ def add_parsers(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """``fedshift drift``; exit code 1 if something changed, or a scan could not be read."""
     from fedshift.cli.display import console
+    from fedshift.data.scan_folders import not_read
     from fedshift.inference import segment
     from fedshift.inference.drift.compare import FEWEST, compare_scans, limits
     from fedshift.inference.drift.months import scans_by_month
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.inference.model import open_model
     from fedshift.inference.sequences import first_files
     from fedshift.schema.errors import ConfigError
+    from fedshift.schema.names import printable
 
     model = open_model(args.model)
     if not model.is_segmentation:
@@ -72,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     if written is not None and not args.force:
         raise ConfigError(f"{written} already exists: name another folder with --out, or replace it with --force")
     by_month = scans_by_month(args.folder)
+    for line in not_read([args.folder]):
+        print(printable(line))
     images = {month: first_files(found, model.sequences) for month, found in by_month.items() if found}
     for line in describe(model):
         print(line)

@@ -73,8 +73,7 @@ def add_parsers(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """``fedshift predict``; exit code 1 if it failed for some of the images."""
-    from fedshift.data.scan_file import CONVERT, few_names
-    from fedshift.data.scan_folders import passed_over, scans_in
+    from fedshift.data.scan_folders import not_read, scans_in
     from fedshift.data.scans import require_text
     from fedshift.inference.sequences import first_files, in_case_folders, which_is_which
     from fedshift.schema.errors import ConfigError
@@ -89,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
     for line in opened.lines:
         print(line)
     if opened.is_segmentation:
-        if unread := [path.name for path in passed_over(images)]:
-            print(printable(f"not read: {few_names(unread)}: {CONVERT}"))
+        for line in not_read(images):
+            print(printable(line))
         images = first_files(scans_in(in_case_folders(images, opened.sequences)), opened.sequences)
         for line in which_is_which(images, opened.sequences):
             print(printable(line))

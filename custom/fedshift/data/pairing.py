@@ -227,11 +227,17 @@ def scan_files(folder: Path) -> list[Path]:
 
 def passed_over(folders: Iterable[Path]) -> list[Finding]:
     """A warning for each folder with scans in formats that are not read."""
-    held = {folder: [file.name for file in in_other_formats(visible(folder))] for folder in folders}
+    return not_read(file for folder in folders for file in in_other_formats(visible(folder)))
+
+
+def not_read(files: Iterable[Path]) -> list[Finding]:
+    """A warning for each folder that has some of these files, whose formats are not read."""
+    held: dict[Path, list[str]] = {}
+    for file in files:
+        held.setdefault(file.parent, []).append(file.name)
     return [
         Finding("warning", folder, f"has scans that are not read: {few_names(names)}", CONVERT)
         for folder, names in held.items()
-        if names
     ]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedshift.data.casefiles import Finding
 from fedshift.data.dicom import identify
-from fedshift.data.pairing import Found, ScanSet, contents, doubled, match
-from fedshift.data.scan_file import as_compared, suffix_of
+from fedshift.data.pairing import Found, ScanSet, contents, doubled, match, not_read
+from fedshift.data.scan_file import CONVERT, as_compared, few_names, in_other_formats, suffix_of
 from fedshift.data.scans import stem_of
 from fedshift.schema.errors import DataError
 
@@ -40,19 +40,22 @@ def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> ScanS
     findings: list[Finding] = []
     for name, pattern in images.items():
         of_case: dict[str, Path] = {}
-        for case, file in _files(pattern, base):
+        files, others = _files(pattern, base)
+        findings += not_read(others)
+        for case, file in files:
             if as_compared(case) in of_case:
                 findings.append(doubled(case, of_case[as_compared(case)], file))
                 continue
             of_case[as_compared(case)] = file
             found.append(Found(case, file, name))
-    wanted = _files(masks, base)
+    wanted, others = _files(masks, base)
+    findings += not_read(others)
     paired = match(found, wanted, name=base.resolve().name, folder=base, layout="patterns", keys=tuple(images))
     return ScanSet(paired.name, base, "patterns", paired.cases, (*findings, *paired.findings), paired.sequences)
 
 
-def _files(pattern: str, base: Path) -> list[tuple[str, Path]]:
-    """Case and file of all that a pattern finds, hidden files left out.
+def _files(pattern: str, base: Path) -> tuple[list[tuple[str, Path]], list[Path]]:
+    """Case and file of all scans that a pattern finds, hidden files left out; and scans in formats that are not read.
 
     The folders before the first wildcard are where the search begins: they may be hidden, and they name no case.
     """
@@ -62,17 +65,17 @@ def _files(pattern: str, base: Path) -> list[tuple[str, Path]]:
     fixed = next((k for k, part in enumerate(parts) if _WILDCARD.search(part)), len(parts) - 1)
     start, rest = base.joinpath(*parts[:fixed]), str(Path(*parts[fixed:]))
     stars = _regex(rest)
-    files = []
-    for file in sorted(start.glob(rest)):
-        inside = file.relative_to(start)
-        if any(part.startswith(".") for part in inside.parts) or not (
-            file.is_dir() or suffix_of(file) or identify(file)
-        ):
-            continue
-        files.append((_case(inside, stars, pattern), file))
-    if not files:
-        raise DataError(f"{pattern!r} finds no scan below {start} ({_there(start, rest)}): correct the pattern")
-    return files
+    found = [
+        file
+        for file in sorted(start.glob(rest))
+        if not any(part.startswith(".") for part in file.relative_to(start).parts)
+    ]
+    others = in_other_formats(found)
+    scans = [file for file in found if file.is_dir() or suffix_of(file) or identify(file)]
+    if not scans:
+        there = f"{few_names([file.name for file in others])}: {CONVERT}" if others else "correct the pattern"
+        raise DataError(f"{pattern!r} finds no scan below {start} ({_there(start, rest)}): {there}")
+    return [(_case(file.relative_to(start), stars, pattern), file) for file in scans], others
 
 
 def _there(start: Path, rest: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedshift.data.dicom import looks_like_dicom
-from fedshift.data.scan_file import in_other_formats, is_broken_link, suffix_of
+from fedshift.data.scan_file import CONVERT, few_names, in_other_formats, is_broken_link, suffix_of
 from fedshift.data.series import series_in
 from fedshift.schema.errors import DataError
 
@@ -37,9 +37,10 @@ def scans_in(paths: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def passed_over(paths: Iterable[Path]) -> list[Path]:
-    """The scans in formats that are not read, in the folders in which `scans_in` looks."""
-    return [file for path in paths if path.is_dir() for file in _passed_over(path, DEEPEST)]
+def not_read(paths: Iterable[Path]) -> Iterator[str]:
+    """A line that names the scans in formats that are not read, in the folders in which `scans_in` looks, if any."""
+    if files := [file.name for path in paths if path.is_dir() for file in _passed_over(path, DEEPEST)]:
+        yield f"not read: {few_names(files)}: {CONVERT}"
 
 
 def _passed_over(folder: Path, levels: int) -> list[Path]:
