@@ -79,7 +79,7 @@ DOWNLOADS = {
         cut="imagesTr/case_1.nii.gz",
         dataset="hippocampus_simulated",
         counts=dict.fromkeys(("sim_a", "sim_b", "sim_c", "sim_d"), (1, 1, 1)),
-        task=("data.patch=[32,32,32]", "network.options.features=[4,4,4,4,4,4]", "schedule.precision=fp32"),
+        task=("data.patch=[32,32,32]", "network.options.filters=[4,4,4,4]", "schedule.precision=fp32"),
         shape=(1, 32, 32, 32),
     ),
     "pacs": Download(

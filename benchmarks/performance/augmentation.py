@@ -36,7 +36,7 @@ NETWORKS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "2D": ("unet", {"features": 16}),
     "3D": ("monai.BasicUNet", {"features": [16, 16, 32, 64, 128, 16]}),
 }
-"""The papers' U-Net as demos have it, and the network of the hippocampus task."""
+"""The papers' U-Net as demos have it, and MONAI's ``BasicUNet``."""
 CLASSES = 3
 NEAREST = {"downsample_mode": "nearest-exact"}
 

@@ -49,6 +49,10 @@ def write_case(folder: Path, case: str, shape: Sequence[int], rng: np.random.Gen
     return path
 
 
+BASIC_UNET = ("network.name=monai.BasicUNet", "network.options={features: [16, 16, 32, 64, 128, 16]}")
+"""The network with which the figures of the hippocampus task were measured; the task has another one today."""
+
+
 def hippocampus_sites(root: Path, *, cases: int) -> Path:
     """The four simulated sites of so many volumes: the folder with a folder for each."""
     write_volumes(plan_volumes(write_source(root / "source", cases=cases), simulate=True), root / "prepared")

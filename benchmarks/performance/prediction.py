@@ -2,10 +2,10 @@
 
     python -m benchmarks.performance.prediction
 
-The network of the hippocampus task with weights that were never trained, its patches and overlap, on made-up volumes.
-Both sides are processes of their own, started as one starts them: ``fedshift predict MODEL FILES`` and ``python -m
-monai.bundle run`` on the folder of files. Each prints a line for every volume that it has written: the time to the
-first is the start with the first volume, and the volumes a minute are those between the first and the last line.
+The hippocampus task with MONAI's ``BasicUNet`` and weights that were never trained, its patches and overlap, on made-up
+volumes. Both sides are processes of their own, started as one starts them: ``fedshift predict MODEL FILES`` and
+``python -m monai.bundle run`` on the folder of files. Each prints a line for every volume that it has written: the time
+to the first is the start with the first volume, and the volumes a minute are those between the first and the last line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.performance import record
-from benchmarks.performance.made_volumes import untrained_model, write_case
+from benchmarks.performance.made_volumes import BASIC_UNET, untrained_model, write_case
 from benchmarks.performance.patches import cpu_seconds
 from benchmarks.performance.server_memory import resident
 from fedshift import cli
@@ -70,7 +70,7 @@ def times(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Volumes a minute and seconds to the first volume of both, in turn."""
     rng = np.random.default_rng(0)
     scans = [write_case(folder, f"case{number}", SHAPE, rng) for number in range(args.volumes)]
-    model = untrained_model(folder / "model.pt", resolve("hippocampus", "fedavg"))
+    model = untrained_model(folder / "model.pt", resolve("hippocampus", "fedavg", options=BASIC_UNET))
     assert cli.main(["export", str(model), "--bundle", str(folder / "bundle"), "--device", "cpu"]) == 0
     ran: dict[str, list[Ran]] = {OURS: [], BUNDLE: []}
     commands: Mapping[str, Callable[[Path], Ran]] = {

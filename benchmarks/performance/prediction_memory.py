@@ -2,7 +2,7 @@
 
     python -m benchmarks.performance.prediction_memory
 
-``fedshift predict`` with the network of the hippocampus task, weights that were never trained, its patches, and made-up
+``fedshift predict`` with the hippocampus task, MONAI's ``BasicUNet`` and weights that were never trained, on made-up
 volumes. One volume is predicted, then others of twice and four times its length, each in a process of its own whose
 peak Linux reports. What a voxel more costs is compared with the probabilities that the prediction is made of, a float32
 for each class: three, and fourteen as in a task of many organs. Windows do not overlap, which changes no memory.
@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from benchmarks.performance import record
-from benchmarks.performance.made_volumes import untrained_model, write_case
+from benchmarks.performance.made_volumes import BASIC_UNET, untrained_model, write_case
 from benchmarks.performance.prediction import predict, run
 from fedshift.federation.resolve import resolve
 
@@ -50,7 +50,7 @@ def main() -> None:
 def memory(folder: Path, structures: int, threads: int) -> dict[str, Any]:
     """Peaks by length, and what a voxel more costs in parts of its probabilities."""
     rng = np.random.default_rng(0)
-    job = resolve(str(task_with(structures, folder)), "fedavg", options=["data.overlap=0"])
+    job = resolve(str(task_with(structures, folder)), "fedavg", options=[*BASIC_UNET, "data.overlap=0"])
     model = untrained_model(folder / f"model{structures}.pt", job)
     peaks: dict[int, int] = {}
     for length in LENGTHS:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.performance.step_3d
 
-The hippocampus task: MONAI's ``BasicUNet``, batches of 2 patches of 40x56x40, DiceCE, AdamW. A site's step is that of
-round 1: cutting and augmenting patches, the methods' hooks, gradients, clipping, AdamW, and its share of what a round
-does before and after. The plain loops have the same network, loss and optimiser on a batch of noise that lies ready:
+The hippocampus task with MONAI's ``BasicUNet``: 2 patches of 40x56x40, DiceCE, AdamW. A site's step is that of round 1:
+cutting and augmenting patches, the methods' hooks, gradients, clipping, AdamW, and its share of what a round does
+before and after. The plain loops have the same network, loss and optimiser on a batch of noise that lies ready:
 in float32 as one writes it first, and in bf16, also with channels last, which is what torch gives without fedshift.
 They are in a process of their own, because fedshift sets the allocator of its process (`fedshift.tasks.allocator`).
 
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from benchmarks.performance import record
 from benchmarks.performance.augmentation import now
-from benchmarks.performance.made_volumes import hippocampus_sites
+from benchmarks.performance.made_volumes import BASIC_UNET, hippocampus_sites
 from benchmarks.performance.training_step import Party
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site import local_training
@@ -99,9 +99,9 @@ def measured(pool: Executor, data: Path, folder: Path, threads: int, args: argpa
 
 
 def step_job(methods: str, precision: str, steps: int, threads: int) -> JobSpec:
-    """The hippocampus task as it is."""
+    """The hippocampus task with MONAI's ``BasicUNet``."""
     options = [f"schedule.precision={precision}", f"schedule.local_steps={steps}", f"schedule.threads={threads}"]
-    return resolve("hippocampus", methods, sites=SITES, options=options)
+    return resolve("hippocampus", methods, sites=SITES, options=[*BASIC_UNET, *options])
 
 
 def plain(pool: Executor, kind: str, steps: int) -> Callable[[], float]:

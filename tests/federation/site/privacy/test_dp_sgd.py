@@ -167,7 +167,7 @@ def test_cases_take_part_with_the_probability_that_is_accounted_for() -> None:
     ("task", "options"),
     [
         ("prostate", ("network.options.features=[4, 4, 4, 4, 4, 4]", "data.patch=[32, 32]")),  # instance norm
-        ("hippocampus", ("network.options.features=[4, 4, 4, 4, 4, 4]", "data.patch=[32, 32, 32]")),
+        ("hippocampus", (*GROUPS, "data.patch=[32, 32, 32]")),
         ("pacs", ("network.options={norm: group}", "data.size=32")),
     ],
 )
