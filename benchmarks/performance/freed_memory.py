@@ -26,7 +26,7 @@ from unittest import mock
 import torch
 
 from benchmarks.performance import record
-from benchmarks.performance.made_volumes import BASIC_UNET
+from benchmarks.performance.made_volumes import AS_MEASURED
 from benchmarks.performance.server_memory import resident
 from fedshift.federation.footprint import noise
 from fedshift.federation.resolve import resolve
@@ -43,7 +43,7 @@ PAPERS = ("network.options={hidden: 4096}",)
 TASKS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {  # the task, its protocol, and what else differs
     "prostate, U-Net, 16 slices of 96x96": ("prostate", "quick", ()),
     "prostate, BasicUNet, 16 slices of 128x128": ("prostate", None, ()),
-    "hippocampus, BasicUNet, 2 patches of 40x56x40": ("hippocampus", None, BASIC_UNET),
+    "hippocampus, BasicUNet, 2 patches of 40x56x40": ("hippocampus", None, AS_MEASURED),
     "digits, CNN, 64 pictures of 32x32": ("digits", None, ()),
     "Office-Caltech 10, the papers' AlexNet, 32 pictures of 256x256": ("office_caltech", None, PAPERS),
 }

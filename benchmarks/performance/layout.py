@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.performance import record
-from benchmarks.performance.made_volumes import BASIC_UNET
+from benchmarks.performance.made_volumes import AS_MEASURED
 from benchmarks.performance.step_3d import seconds
 from fedshift.federation.footprint import noise
 from fedshift.federation.resolve import resolve
@@ -34,11 +34,11 @@ NETWORKS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {  # the task, it
     "FedFA's U-Net, batch norm, 96x96": ("prostate", "quick", ()),
     "BasicUNet, instance norm, 128x128": ("prostate", None, ()),
     "DynUNet, instance norm, 128x128": ("prostate", None, ("network.name=monai.DynUNet", "network.options={}")),
-    "BasicUNet, instance norm, 40x56x40": ("hippocampus", None, BASIC_UNET),
+    "BasicUNet, instance norm, 40x56x40": ("hippocampus", None, AS_MEASURED),
     "BasicUNet, batch norm, 40x56x40": (
         "hippocampus",
         None,
-        (*BASIC_UNET, "network.options.norm=batch"),
+        (*AS_MEASURED, "network.options.norm=batch"),
     ),
     "SegResNet, group norm, 128x128": ("prostate", None, ("network.name=monai.SegResNet", "network.options={}")),
     "ResNet-18, group norm, 96x96": ("pacs", None, ("network.options={norm: group}",)),

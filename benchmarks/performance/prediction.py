@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.performance import record
-from benchmarks.performance.made_volumes import BASIC_UNET, untrained_model, write_case
+from benchmarks.performance.made_volumes import AS_MEASURED, untrained_model, write_case
 from benchmarks.performance.patches import cpu_seconds
 from benchmarks.performance.server_memory import resident
 from fedshift import cli
@@ -70,7 +70,7 @@ def times(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Volumes a minute and seconds to the first volume of both, in turn."""
     rng = np.random.default_rng(0)
     scans = [write_case(folder, f"case{number}", SHAPE, rng) for number in range(args.volumes)]
-    model = untrained_model(folder / "model.pt", resolve("hippocampus", "fedavg", options=BASIC_UNET))
+    model = untrained_model(folder / "model.pt", resolve("hippocampus", "fedavg", options=AS_MEASURED))
     assert cli.main(["export", str(model), "--bundle", str(folder / "bundle"), "--device", "cpu"]) == 0
     ran: dict[str, list[Ran]] = {OURS: [], BUNDLE: []}
     commands: Mapping[str, Callable[[Path], Ran]] = {

@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from benchmarks.performance import record
-from benchmarks.performance.made_volumes import BASIC_UNET, untrained_model, write_case
+from benchmarks.performance.made_volumes import AS_MEASURED, untrained_model, write_case
 from benchmarks.performance.prediction import predict, run
 from fedshift.federation.resolve import resolve
 
@@ -50,7 +50,7 @@ def main() -> None:
 def memory(folder: Path, structures: int, threads: int) -> dict[str, Any]:
     """Peaks by length, and what a voxel more costs in parts of its probabilities."""
     rng = np.random.default_rng(0)
-    job = resolve(str(task_with(structures, folder)), "fedavg", options=[*BASIC_UNET, "data.overlap=0"])
+    job = resolve(str(task_with(structures, folder)), "fedavg", options=[*AS_MEASURED, "data.overlap=0"])
     model = untrained_model(folder / f"model{structures}.pt", job)
     peaks: dict[int, int] = {}
     for length in LENGTHS:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from benchmarks.performance import record
 from benchmarks.performance.augmentation import now
-from benchmarks.performance.made_volumes import BASIC_UNET, hippocampus_sites
+from benchmarks.performance.made_volumes import AS_MEASURED, hippocampus_sites
 from benchmarks.performance.training_step import Party
 from fedshift.federation.resolve import resolve
 from fedshift.federation.site import local_training
@@ -101,7 +101,7 @@ def measured(pool: Executor, data: Path, folder: Path, threads: int, args: argpa
 def step_job(methods: str, precision: str, steps: int, threads: int) -> JobSpec:
     """The hippocampus task with MONAI's ``BasicUNet``."""
     options = [f"schedule.precision={precision}", f"schedule.local_steps={steps}", f"schedule.threads={threads}"]
-    return resolve("hippocampus", methods, sites=SITES, options=[*BASIC_UNET, *options])
+    return resolve("hippocampus", methods, sites=SITES, options=[*AS_MEASURED, *options])
 
 
 def plain(pool: Executor, kind: str, steps: int) -> Callable[[], float]:

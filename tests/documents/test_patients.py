@@ -147,3 +147,22 @@ def test_the_verdicts_are_those_of_the_runs(claim: str, row: str, against: str) 
     assert line.endswith(f" | 3 | {float(f'{p:.2g}'):g} |")
     decided, is_higher = p < 0.05, values[row, "average"] > values[against, "average"]
     assert ("**refuted**" in line, "**confirmed**" in line) == (decided and not is_higher, decided and is_higher)
+
+
+def test_what_predictions_gain_is_that_of_the_table() -> None:
+    rows = {
+        (cells[0], cells[2]): cells
+        for line in (RESULTS / "recipes" / "prostate_inference.md").read_text(encoding="utf-8").splitlines()
+        if (cells := [cell.strip() for cell in line.strip("|").split("|")])[0] in ("fedavg", "fedfa")
+    }
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for (methods, part), cells in rows.items():
+        name = {"fedavg": "FedAvg", "fedfa": "FedFA"}[methods]
+        shown = {"val": "validation", "test": "test"}[part]
+        assert f"| {cells[1]} of {name} | {shown} | {' | '.join(cells[3:])} |" in text
+    gained = float(rows["fedavg", "test"][-1]) - float(rows["fedavg", "test"][3])
+    assert round(gained) == 2 and "add two points to FedAvg" in (ROOT / "README.md").read_text(encoding="utf-8")
+    validation = rows["fedavg", "val"]
+    assert validation[-1] == max(validation[3:]), "the default was chosen on validation volumes"
+    told = f"have {validation[-1]} with both in place of {validation[3]} on validation cases"
+    assert told in " ".join((ROOT / "apps" / "prostate.yaml").read_text(encoding="utf-8").replace("\n#", "").split())
