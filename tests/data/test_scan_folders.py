@@ -12,7 +12,7 @@ from dicomstudies import draw_segmentation, write_enhanced, write_slices
 from scanfiles import volume, write_dicom
 
 from fedshift.data.scan_file import ScanError
-from fedshift.data.scan_folders import passed_over, scans_in
+from fedshift.data.scan_folders import not_read, scans_in
 from fedshift.data.scans import read_scan
 from fedshift.schema.errors import DataError
 
@@ -36,7 +36,10 @@ def test_scans_in_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
     for name in ("a.nii.gz", "k.hdr", "k.img", "l.gipl", "notes.txt", "below/m.MGZ", ".n.hdr"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    assert [file.name for file in passed_over([tmp_path, tmp_path / "a.nii.gz"])] == ["k.hdr", "l.gipl", "m.MGZ"]
+    said = "not read: k.hdr, l.gipl, m.MGZ: save them as NIfTI (.nii.gz)"
+    assert list(not_read([tmp_path, tmp_path / "a.nii.gz"])) == [said] and not list(
+        not_read([tmp_path / "below" / "m.MGZ"])
+    )
     assert scans_in([tmp_path]) == [tmp_path / "a.nii.gz"]
 
 

@@ -36,7 +36,20 @@ def test_the_messages_are_the_same_but_for_the_comparison(three_image_sites: dic
         for path in message.content
         if message.up and path[1:2] == ("meta:against_local",)
     }
-    names = ("score", "n", "federated", "local", "round", "verdict", "test", "p", "interval", "std", "quantiles")
+    names = (
+        "score",
+        "n",
+        "subjects",
+        "federated",
+        "local",
+        "round",
+        "verdict",
+        "test",
+        "p",
+        "interval",
+        "std",
+        "quantiles",
+    )
     assert added == {("validate", "meta:against_local", name) for name in (*names, "needed", "cases")}
     for message in local.messages:
         if message.up:

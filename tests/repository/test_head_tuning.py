@@ -77,5 +77,6 @@ def test_only_the_head_moves_and_it_sees_every_image(
 def test_a_network_without_a_head_is_refused(study: ModuleType, tmp_path: Path) -> None:
     make_site(tmp_path, "BIDMC")
     options = ["data={matrix: 32}", "network={name: unet, options: {features: 4}}", "schedule.precision=fp32"]
+    options += ["evaluation.mirror=false", "evaluation.largest_component=false"]  # of patches only
     with pytest.raises(ConfigError, match="has no linear head to tune"):
         study.measure("prostate", tmp_path, sites=["BIDMC"], epochs=1, options=options)

@@ -287,8 +287,12 @@ def refuse_patch_options(job: JobSpec) -> None:
     """
     fields = EvaluationSpec.model_fields
     for key in ("mirror", "largest_component", "tolerance"):
-        if getattr(job.evaluation, key) != fields[key].default:
-            raise ConfigError(f"evaluation.{key} is for segmentation by patches: set data.patch, or leave it out")
+        default = fields[key].default
+        if getattr(job.evaluation, key) != default:
+            raise ConfigError(
+                f"evaluation.{key} is for segmentation by patches: set data.patch, or evaluation.{key}="
+                f"{str(default).lower()}"
+            )
 
 
 def sizes(spatial: Sequence[int], n_classes: int) -> Sizes:

@@ -280,5 +280,8 @@ def test_mistakes_get_a_sentence(data: dict[str, object], message: str) -> None:
 def test_options_of_patches_are_refused_with_slices() -> None:
     two = job({"matrix": 32}, mirror=True)
     two = two.model_copy(update={"task": two.task.model_copy(update={"classes": CLASSES[:2]})})
-    with pytest.raises(ConfigError, match=r"evaluation.mirror is for segmentation by patches"):
+    with pytest.raises(
+        ConfigError,
+        match=r"evaluation.mirror is for segmentation by patches: set data.patch, or evaluation.mirror=false",
+    ):
         build_task(two)
