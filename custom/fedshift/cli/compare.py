@@ -332,6 +332,7 @@ def _in_flare(
 
     from fedshift.flare.export import write_job
     from fedshift.flare.simulate import simulate
+    from fedshift.flare.workspaces import find_run
     from fedshift.reporting.comparison.runner import GridProgress
     from fedshift.reporting.comparison.work import run_cell
     from fedshift.schema.errors import FedshiftError
@@ -354,7 +355,10 @@ def _in_flare(
                 on_poll(progress)
 
             folder.mkdir(parents=True, exist_ok=True)
-            folders = simulate(spec, write_job(spec, folder / "job"), folder / "flare", on_look=look)
+            earlier = find_run(folder / "flare")
+            resume = earlier is not None and not earlier.has_finished
+            job_folder = write_job(spec, folder / "job")
+            folders = simulate(spec, job_folder, folder / "flare", resume=resume, on_look=look)
             for name in (FILE_NAME, BEST, LAST):
                 shutil.copyfile(folders.server / name, folder / name)
 
