@@ -22,7 +22,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "A": make_volume_site(root, "A", cases=7, val=3),
         "B": make_volume_site(root, "B", cases=7, val=3, gain=2.0, spacing=(3.0, 1.0, 1.0)),
     }
-    run_in_process(blob_job(root, "evaluation.reference=true", "schedule.rounds=2"), sites, root / "run")
+    options = ("evaluation.reference=true", "evaluation.mirror=true", "evaluation.largest_component=true")
+    run_in_process(blob_job(root, *options, "schedule.rounds=2"), sites, root / "run")
     return root / "run"
 
 
@@ -46,6 +47,7 @@ def test_the_card_says_what_the_records_say(run: Path, tmp_path: Path) -> None:
     assert spacing["sites"] == ["A", "B"] and spacing["distance"] == pytest.approx(0.195, abs=0.01)
     for text in ("Intended use", "Scores of every site", "Shift between the sites", "Privacy", "Model card"):
         assert text in page
+    assert "the mean over mirror images and the largest part" in page
     assert str(run) not in page and str(run) not in json.dumps(record), "no path of this machine"
 
 

@@ -96,6 +96,12 @@ def test_scores_of_a_shown_case_are_those_of_the_record(root: Path, seen: Seen, 
         assert looked.features.shape == (1, 16)
 
 
+def test_the_report_says_how_predictions_are_made(made: Made) -> None:
+    assert (
+        "mirror true" in made("3d") and "mirror" not in made("2d").partition("What was run")[2].partition("Versions")[0]
+    )
+
+
 def test_planes_are_the_scans_own_and_radiological(seen: Seen) -> None:
     looked = seen("3d")["A"]
     (volume,) = looked.volumes

@@ -399,6 +399,9 @@ def _shift(described: Described) -> Section:
 
 
 def _file(described: Described) -> Section:
+    evaluation = described.header.job.evaluation
+    ways = (("the mean over mirror images", evaluation.mirror), ("the largest part", evaluation.largest_component))
+    predictions = " and ".join(way for way, is_taken in ways if is_taken)
     facts = [
         ("File", f"{described.path.name}, {size(described.path.stat().st_size)}"),
         ("SHA-256", described.sha256),
@@ -406,6 +409,7 @@ def _file(described: Described) -> Section:
         ("Round", str(described.header.round)),
         ("Made by", f"fedshift {described.header.fedshift}"),
         *(("Image preparation: " + key, _plain(value)) for key, value in described.header.preparation.items()),
+        *([("Predictions take", predictions)] if predictions else []),
     ]
     return Section("file", "The file", "To tell that this card is of a file, compare the SHA-256.", [Facts(facts)])
 

@@ -40,12 +40,13 @@ def what_was_run(run: Run, *, has_rounds: bool = True) -> Section:
         ("Rounds", f"{len(run.results.rounds)} of {job.rounds}" if has_rounds else str(job.rounds)),
     ]
     if model is not None:
-        task = model.job.task
+        task, evaluation = model.job.task, model.job.evaluation.model_dump(mode="json")
         facts += [
             ("Schedule", _options(task.schedule.model_dump(mode="json", exclude={"rounds", "precision", "threads"}))),
             ("Optimiser", _options(task.optimizer.model_dump(mode="json"))),
             ("Loss", str(task.loss)),
             ("Federation", _options(model.job.federation.model_dump(mode="json"))),
+            *([("Evaluation", _options(evaluation))] if evaluation else []),
         ]
     else:
         facts += [(title, _options(run.settings[key])) for key, title in _SETTINGS.items() if run.settings.get(key)]
