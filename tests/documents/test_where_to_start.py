@@ -69,8 +69,12 @@ def test_the_figures_on_the_hippocampus_are_those_of_the_table() -> None:
     ]
     longer = fmean(100 * scores["test"]["dice"] for scores in final["sites"].values())
     networks = json.loads((RESULTS / "recipes" / "hippocampus_networks.json").read_text(encoding="utf-8"))["runs"]
+    mirrored = networks.pop()
     taken = max(networks, key=lambda run: run["mean"]["val"])
     assert taken["changed"] == "nothing else" and taken["network"].startswith("monai.DynUNet")
+    task = (ROOT / "apps" / "hippocampus.yaml").read_text(encoding="utf-8")
+    assert mirrored["changed"] == "mirror images" and mirrored["network"] == taken["network"]
+    assert f"mirror images: {mirrored['mean']['val']} in place of {taken['mean']['val']} on validation cases" in task
     told = " ".join(results.split())
     assert f"FedAvg was at {longer:.1f} with `BasicUNet`" in told and f"FedAvg is at {taken['mean']['test']}." in told
     assert f"| mean of four sites | {' | '.join(means[name] for name in in_order)} |" in results

@@ -97,9 +97,8 @@ def test_scores_of_a_shown_case_are_those_of_the_record(root: Path, seen: Seen, 
 
 
 def test_the_report_says_how_predictions_are_made(made: Made) -> None:
-    assert (
-        "mirror true" in made("3d") and "mirror" not in made("2d").partition("What was run")[2].partition("Versions")[0]
-    )
+    assert "mirror true" in made("3d")
+    assert "mirror" not in made("2d").partition("What was run")[2].partition("Versions")[0]
 
 
 def test_planes_are_the_scans_own_and_radiological(seen: Seen) -> None:

@@ -73,8 +73,8 @@ def _files(pattern: str, base: Path) -> tuple[list[tuple[str, Path]], list[Path]
     others = in_other_formats(found)
     scans = [file for file in found if file.is_dir() or suffix_of(file) or identify(file)]
     if not scans:
-        there = f"{few_names([file.name for file in others])}: {CONVERT}" if others else "correct the pattern"
-        raise DataError(f"{pattern!r} finds no scan below {start} ({_there(start, rest)}): {there}")
+        mend = f"{few_names([file.name for file in others])}: {CONVERT}" if others else "correct the pattern"
+        raise DataError(f"{pattern!r} finds no scan below {start} ({_there(start, rest)}): {mend}")
     return [(_case(file.relative_to(start), stars, pattern), file) for file in scans], others
 
 

@@ -53,7 +53,7 @@ def test_an_interrupted_cell_goes_on_after_its_last_round(tmp_path: Path, monkey
     def interrupted(*arguments: Any, on_look: Any, **options: Any) -> Any:
         def look(progress: Progress | None) -> None:
             on_look(progress)
-            if progress is not None and progress.round >= 3:
+            if progress is not None and progress.round >= 10:
                 raise KeyboardInterrupt
 
         return run(*arguments, on_look=look, **options)
@@ -71,7 +71,7 @@ def test_an_interrupted_cell_goes_on_after_its_last_round(tmp_path: Path, monkey
     monkeypatch.setattr(simulate, "simulate", watched)
     assert cli.main(["compare", str(spec), "--flare", "-w", "in_flare"]) == 0
     (resumed,) = read_comparison(tmp_path / "runs" / "small").cells
-    assert begun[0] >= 3 and resumed.rounds == 30
+    assert begun[0] >= 10 and resumed.rounds == 30
     assert cli.main(["compare", str(spec), "-w", "in_process", "--again"]) == 0
     (whole,) = read_comparison(tmp_path / "runs" / "small").cells
     assert resumed.how == "FLARE's simulator" and whole.how == "one process"
