@@ -56,14 +56,25 @@ def test_the_figures_of_a_new_hospital_are_those_of_the_table() -> None:
 
 
 def test_the_figures_on_the_hippocampus_are_those_of_the_table() -> None:
-    with (RESULTS / "recipes" / "hippocampus_basic_unet" / "table.csv").open(encoding="utf-8", newline="") as file:
-        means = {
-            row["method"]: f"{float(row['value']):.1f}" for row in csv.DictReader(file) if row["column"] == "average"
-        }
-    told = ", ".join(f"{name} {means[name]}" for name in ("FedBN", "FedRDN", "FedFA"))
-    assert f"{means['FedAvg']}; {told}, both {means['FedFA+FedRDN']}; one seed" in PAGE
+    values = _hippocampus("hippocampus_first")
+    means = {name: f"{value:.1f}" for (name, column), value in values.items() if column == "average"}
+    told = ", ".join(f"{name} {means[name]}" for name in ("FedAvg", "FedBN", "FedRDN", "FedFA")).replace(",", ";", 1)
+    both, alone, pooled = (means[name] for name in ("FedFA+FedRDN", "Single", "All"))
+    assert f"{told}, both {both}; each site alone {alone}, pooled {pooled}; one seed" in PAGE
+    fedavg = values["FedAvg", "average"]
+    assert all(
+        round(abs(values[name, "average"] - fedavg), 1) <= 0.1 for name in ("FedBN", "FedRDN", "FedFA", "FedFA+FedRDN")
+    )
+    assert all(values["FedAvg", site] > values["Single", site] for site in ("sim_a", "sim_b", "sim_c", "sim_d")), (
+        "results.md says that FedAvg is above the site's own model at each site"
+    )
     results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     in_order = ("Single", "FedAvg", "FedBN", "FedRDN", "FedFA", "FedFA+FedRDN", "All")
+    gained, possible = (values[name, "average"] - values["Single", "average"] for name in ("FedAvg", "All"))
+    assert f"Federating is worth {gained:.1f} of the {possible:.1f} points" in " ".join(results.split())
+    before = _hippocampus("hippocampus_basic_unet")
+    shown = [f"{before[name, 'average']:.1f}" for name in ("Single", "FedAvg", "All")]
+    assert f"{shown[0]}, {shown[1]} and {shown[2]} (" in " ".join(results.split())
     final = json.loads((RESULTS / "recipes" / "hippocampus_fedavg_60.json").read_text(encoding="utf-8"))["final"][
         "best"
     ]
@@ -76,7 +87,9 @@ def test_the_figures_on_the_hippocampus_are_those_of_the_table() -> None:
     assert mirrored["changed"] == "mirror images" and mirrored["network"] == taken["network"]
     assert f"mirror images: {mirrored['mean']['val']} in place of {taken['mean']['val']} on validation cases" in task
     told = " ".join(results.split())
-    assert f"FedAvg was at {longer:.1f} with `BasicUNet`" in told and f"FedAvg is at {taken['mean']['test']}." in told
+    recipes = " ".join((RESULTS / "recipes" / "README.md").read_text(encoding="utf-8").split())
+    assert f"and {longer:.1f} on test cases, so 60 rounds" in recipes and f"{taken['mean']['test']} on test" in recipes
+    assert f"where it had {taken['mean']['val']} in place of" in told
     assert f"| mean of four sites | {' | '.join(means[name] for name in in_order)} |" in results
 
 
@@ -84,6 +97,12 @@ def test_every_recommendation_without_a_settled_figure_says_so() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("|")][2:]
     compared = [row for row in rows if re.search(r"FedAvg \d|one seed|highest", row)]
     assert len(compared) >= 3 and all(re.search("Undecided|one seed|one test patient", row) for row in compared)
+
+
+def _hippocampus(folder: str) -> dict[tuple[str, str], float]:
+    """Values by (method, column) of a comparison on the hippocampus, in percent."""
+    with (RESULTS / "recipes" / folder / "table.csv").open(encoding="utf-8", newline="") as file:
+        return {(row["method"], row["column"]): float(row["value"]) for row in csv.DictReader(file) if row["value"]}
 
 
 def _final(name: str) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
