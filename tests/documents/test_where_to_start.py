@@ -29,8 +29,7 @@ def test_the_figures_on_patients_are_those_of_the_runs() -> None:
 
 
 def test_the_figures_of_three_seeds_are_those_of_the_table() -> None:
-    with (RESULTS / "claims" / "prostate_by_case" / "table.csv").open(encoding="utf-8", newline="") as file:
-        values = {(row["method"], row["column"]): f"{float(row['value']):.1f}" for row in csv.DictReader(file)}
+    values = {place: f"{value:.1f}" for place, value in _table("claims/prostate_by_case").items()}
     means = {name: values[name, "average"] for name, column in values if column == "average"}
     assert f"FedAvg {means['FedAvg']} was highest; FedFA {means['FedFA']} (p = 0.82)" in PAGE
     assert f"FedRDN {means['FedRDN']}, FedBN {means['FedBN']}, FedFA + FedRDN {means['FedFA + FedRDN']}." in PAGE
@@ -38,8 +37,7 @@ def test_the_figures_of_three_seeds_are_those_of_the_table() -> None:
 
 
 def test_the_figures_on_pictures_are_those_of_the_table() -> None:
-    with (RESULTS / "claims" / "office_caltech" / "table.csv").open(encoding="utf-8", newline="") as file:
-        values = {(row["method"], row["column"]): float(row["value"]) for row in csv.DictReader(file)}
+    values = _table("claims/office_caltech")
     rdn, bn, fa, avg = (f"{values[name, 'average']:.1f}" for name in ("FedRDN", "FedBN", "FedFA", "FedAvg"))
     p_rdn, p_bn, p_fa = (values[name, "p-value against FedAvg"] for name in ("FedRDN", "FedBN", "FedFA"))
     assert f"[{rdn}, {bn} and {avg}](" in PAGE and f"p = {p_rdn:.3f} and {p_bn:.3f} |" in PAGE
@@ -56,7 +54,7 @@ def test_the_figures_of_a_new_hospital_are_those_of_the_table() -> None:
 
 
 def test_the_figures_on_the_hippocampus_are_those_of_the_table() -> None:
-    values = _hippocampus("hippocampus_first")
+    values = _table("recipes/hippocampus_first")
     means = {name: f"{value:.1f}" for (name, column), value in values.items() if column == "average"}
     told = ", ".join(f"{name} {means[name]}" for name in ("FedAvg", "FedBN", "FedRDN", "FedFA")).replace(",", ";", 1)
     both, alone, pooled = (means[name] for name in ("FedFA+FedRDN", "Single", "All"))
@@ -72,7 +70,7 @@ def test_the_figures_on_the_hippocampus_are_those_of_the_table() -> None:
     in_order = ("Single", "FedAvg", "FedBN", "FedRDN", "FedFA", "FedFA+FedRDN", "All")
     gained, possible = (values[name, "average"] - values["Single", "average"] for name in ("FedAvg", "All"))
     assert f"Federating is worth {gained:.1f} of the {possible:.1f} points" in " ".join(results.split())
-    before = _hippocampus("hippocampus_basic_unet")
+    before = _table("recipes/hippocampus_basic_unet")
     shown = [f"{before[name, 'average']:.1f}" for name in ("Single", "FedAvg", "All")]
     assert f"{shown[0]}, {shown[1]} and {shown[2]} (" in " ".join(results.split())
     final = json.loads((RESULTS / "recipes" / "hippocampus_fedavg_60.json").read_text(encoding="utf-8"))["final"][
@@ -99,9 +97,9 @@ def test_every_recommendation_without_a_settled_figure_says_so() -> None:
     assert len(compared) >= 3 and all(re.search("Undecided|one seed|one test patient", row) for row in compared)
 
 
-def _hippocampus(folder: str) -> dict[tuple[str, str], float]:
-    """Values by (method, column) of a comparison on the hippocampus, in percent."""
-    with (RESULTS / "recipes" / folder / "table.csv").open(encoding="utf-8", newline="") as file:
+def _table(folder: str) -> dict[tuple[str, str], float]:
+    """Values of a comparison's table by (method, column); a test of too few pairs has none."""
+    with (RESULTS / folder / "table.csv").open(encoding="utf-8", newline="") as file:
         return {(row["method"], row["column"]): float(row["value"]) for row in csv.DictReader(file) if row["value"]}
 
 
