@@ -13,7 +13,16 @@ import pytest
 from conftest import small_job
 
 from fedshift.reporting.comparison.collect import curve, shown_score
-from fedshift.reporting.comparison.curves import CSV_FILE, SVG_FILE, curves_csv, curves_svg, line, write_curves
+from fedshift.reporting.comparison.curves import (
+    CSV_FILE,
+    SVG_FILE,
+    Line,
+    axis_limits,
+    curves_csv,
+    curves_svg,
+    line,
+    write_curves,
+)
 from fedshift.reporting.comparison.record import Comparison
 from fedshift.schema.results import RoundRecord, new_results
 
@@ -100,6 +109,31 @@ def test_the_picture_has_a_row_a_line_units_and_nothing_from_elsewhere(tmp_path:
     assert "2 seeds; band: sample standard deviation" in " ".join(shown)
     assert "var(" not in svg and "url(http" not in svg and "#10000" not in svg and "#20000" not in svg
     assert svg == curves_svg(told), "equal cells, equal bytes"
+
+
+def test_the_axis_leaves_out_the_first_rounds_where_the_others_would_lie_on_each_other() -> None:
+    rounds = list(range(1, 11))
+    rising = Line(rounds, [10, 40, *[80.0] * 7, 84], None)
+    low, high = axis_limits([rising]) or (0, 0)
+    assert (low, high) == pytest.approx((79.8, 84.2))
+    # A line's band is whole, and so is a line that ends in the first rounds.
+    banded = Line(rounds, rising.means, [1.0] * 10)
+    assert axis_limits([banded]) == pytest.approx((78.7, 85.3))
+    assert axis_limits([rising, Line([1, 2], [30, 20], None)]) is None
+    # Of a score that is better the lower it is, the first rounds lie above.
+    assert axis_limits([Line(rounds, [90, 60, *[20.0] * 7, 16], None)]) == pytest.approx((15.8, 20.2))
+    # Later rounds that take up half of the range, or that are all equal: the axis is left alone.
+    assert axis_limits([Line(rounds, [10, 40, *[50.0] * 7, 84], None)]) is not None
+    assert axis_limits([Line(rounds, [10, 40, *[46.0] * 7, 84], None)]) is None
+    assert axis_limits([Line(rounds, [10, *[50.0] * 9], None)]) is None
+
+
+def test_a_figure_says_that_its_axis_leaves_out_the_first_rounds() -> None:
+    note = "the first rounds lie outside this range"
+    cut = curves_svg(curved({("X",): [[0.1, 0.2, *[0.8] * 7, 0.84]]}))
+    assert cut is not None and note in words(cut)
+    whole = curves_svg(curved({("X",): [[0.1, 0.2, *[0.4] * 7, 0.84]]}))
+    assert whole is not None and note not in words(whole)
 
 
 def test_further_axes_are_panels_and_simulated_data_are_named() -> None:
