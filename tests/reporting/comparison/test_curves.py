@@ -122,14 +122,14 @@ def test_the_axis_leaves_out_the_first_rounds_where_the_others_would_lie_on_each
     assert axis_limits([rising, Line([1, 2], [30, 20], None)]) is None
     # Of a score that is better the lower it is, the first rounds lie above.
     assert axis_limits([Line(rounds, [90, 60, *[20.0] * 7, 16], None)]) == pytest.approx((15.8, 20.2))
-    # Later rounds that take up half of the range, or that are all equal: the axis is left alone.
+    # Later rounds that take up more than half of the range, or that are all equal: the axis is left alone.
     assert axis_limits([Line(rounds, [10, 40, *[50.0] * 7, 84], None)]) is not None
     assert axis_limits([Line(rounds, [10, 40, *[46.0] * 7, 84], None)]) is None
     assert axis_limits([Line(rounds, [10, *[50.0] * 9], None)]) is None
 
 
 def test_a_figure_says_that_its_axis_leaves_out_the_first_rounds() -> None:
-    note = "the first rounds lie outside this range"
+    note = "round (some of the first lie outside this range)"
     cut = curves_svg(curved({("X",): [[0.1, 0.2, *[0.8] * 7, 0.84]]}))
     assert cut is not None and note in words(cut)
     whole = curves_svg(curved({("X",): [[0.1, 0.2, *[0.4] * 7, 0.84]]}))

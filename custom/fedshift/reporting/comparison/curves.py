@@ -30,7 +30,6 @@ _FIRST_ROUNDS = 0.2
 """Share of the rounds whose scores the figure's axis may leave out, so that the lines can be told apart afterwards."""
 _MIN_STRETCH = 2.0
 """They are left out if the other rounds are drawn at least this many times as large."""
-_CUT = "the first rounds lie outside this range"
 _SIDE_BY_SIDE = 3
 _WIDTH, _HEIGHT, _LEGEND_LINE = 400, 300, 17
 """Size of a panel and height of a legend line, in pixels."""
@@ -93,16 +92,16 @@ def axis_limits(lines: Sequence[Line]) -> tuple[float, float] | None:
     """The range of scores that a panel shows; None if it shows all.
 
     In the first rounds scores rise from near zero, which presses the rest of the lines onto each other. If the scores
-    after the first fifth of the rounds take up less than half of the whole range, only these are shown.
+    after the first fifth of the rounds take up half of the whole range or less, only these are shown.
     """
-    every = [value for line in lines for value in line.means]
-    skipped = _FIRST_ROUNDS * max(line.rounds[-1] for line in lines)
+    every = [value for one in lines for value in one.means]
+    skipped = _FIRST_ROUNDS * max(one.rounds[-1] for one in lines)
     later: list[float] = []
-    for line in lines:
-        spread = line.stds or [0.0] * len(line.rounds)
-        for number, mean, std in zip(line.rounds, line.means, spread, strict=True):
+    for one in lines:
+        spread = one.stds or [0.0] * len(one.rounds)
+        for number, mean, std in zip(one.rounds, one.means, spread, strict=True):
             # A line that ends within the first rounds stays whole.
-            if number > skipped or line.rounds[-1] <= skipped:
+            if number > skipped or one.rounds[-1] <= skipped:
                 later += [mean - std, mean + std]
     low, high = min(later), max(later)
     if high == low or max(every) - min(every) < _MIN_STRETCH * (high - low):
@@ -187,19 +186,16 @@ def _panel(axes: Axes, comparison: Comparison, block: Block, lines: dict[int, Li
             low = [mean - std for mean, std in zip(row_line.means, row_line.stds, strict=True)]
             high = [mean + std for mean, std in zip(row_line.means, row_line.stds, strict=True)]
             axes.fill_between(row_line.rounds, low, high, color=figures.colour(number), alpha=0.15, linewidth=0)
-    limits = axis_limits(list(lines.values()))
-    if limits is not None:
-        axes.set_ylim(*limits)
     cells = [cell for cell in comparison.of(block.labels) if cell.curve]
     names = dict.fromkeys(cell.metric for cell in cells)
-    if limits is not None:
-        falling = any(measure(name).better == "lower" for name in names)
-        place = (0.98, 0.97 if falling else 0.03)
-        axes.annotate(_CUT, place, xycoords="axes fraction", ha="right", va="top" if falling else "bottom", fontsize=9)
     units = dict.fromkeys(measure(name).unit for name in names)
     part = "test" if shows_test(comparison) else "validation"
     axes.set_ylabel(", ".join(filter(None, [f"{part} " + " or ".join(names), *units])))
     axes.set_xlabel("round")
+    limits = axis_limits(list(lines.values()))
+    if limits is not None:
+        axes.set_ylim(*limits)
+        axes.set_xlabel("round (some of the first lie outside this range)")
     figures.integer_ticks(axes, [number for row_line in lines.values() for number in row_line.rounds])
     if block.labels:
         axes.set_title(", ".join(f"{axis} {label}" for axis, label in block.labels.items()), fontsize=11, loc="left")
