@@ -171,7 +171,7 @@ def test_every_paired_test_of_a_paper_finds_the_printed_p_value(
         printed = {line["row"]: line["value"] for line in csv.DictReader(file) if line["column"] == "p-value"}
     assert spec.tests
     for row, against in spec.tests:
-        test = Paired(row, against, "", n=2, difference=0.0, t=None, p=None)
+        test = Paired(row, against, "", n=2, difference=0.0, p=None)
         assert printed_p(test, comparison) == printed[against]
 
 

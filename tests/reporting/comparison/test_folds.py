@@ -115,20 +115,31 @@ def test_a_pair_is_a_site_and_a_fold_averaged_over_seeds() -> None:
     )
     (test,) = paired_tests(comparison)
     gaps = [2 * fold / 100 for fold in FOLDS] + [2 * (fold - 4) / 90 for fold in FOLDS]
-    assert test.n == 6 and test.t is None
+    assert test.n == 6 and test.over_pairs is None
     assert test.difference == pytest.approx(sum(gaps) / 6)
     assert test.p == pytest.approx(stats.wilcoxon(gaps, zero_method="zsplit").pvalue)
     notes = footnotes(comparison)
     by_fold = [(a + b) / 2 for a, b in zip(gaps[:3], gaps[3:], strict=True)]
-    assert test.p_folds == pytest.approx(stats.ttest_1samp(by_fold, 0).pvalue)
-    assert f"FedFA against FedAvg: −0.2, p = {test.p:.4f}, over 3 folds p = {test.p_folds:.4f} (n = 6)." in notes
+    expected = stats.ttest_1samp(by_fold, 0)
+    interval = expected.confidence_interval(0.95)
+    assert test.over_folds is not None and test.over_folds.p == pytest.approx(expected.pvalue)
+    assert test.interval == pytest.approx((interval.low, interval.high))
+    low, high = (f"{100 * bound:+.1f}".replace("-", "−") for bound in interval)
+    assert (
+        f"FedFA against FedAvg: −0.2, p = {test.p:.4f}, over 3 folds p = {test.over_folds.p:.4f}, "
+        f"95 % interval {low} to {high} (n = 6)." in notes
+    )
     (told,) = (note for note in notes if "a pair is a site's test part of one fold, averaged over seeds" in note)
     assert "Those of one fold share their model, and folds share training cases, so p tends to be too small" in told
     csv = long_csv(comparison)
-    assert f"FedFA,p-value against FedAvg over folds,{test.p_folds:.6g},,,3,3," in csv
+    assert f"FedFA,p-value against FedAvg over folds,{test.over_folds.p:.6g},,,3,3," in csv
+    assert f"FedFA,difference to FedAvg,{100 * test.difference:.6g},,,6,6," in csv
+    assert f"FedFA,difference to FedAvg (low),{100 * interval.low:.6g},,,3,3," in csv
     begun = [cell for cell in comparison.cells if not (cell.fold == 2 and cell.labels["method"] == "FedFA")]
     (line,) = (note for note in footnotes(comparison.model_copy(update={"cells": begun})) if "against" in note)
-    assert line.endswith("(n = 4, of folds 1, 3 only).") and "over" not in line, "two folds are too few for a test"
+    assert line.endswith("(n = 4, of folds 1, 3 only).") and "over" not in line and "interval" not in line, (
+        "two folds are too few for a test"
+    )
 
 
 def test_a_claim_is_not_confirmed_by_many_pairs_of_few_models() -> None:
@@ -139,8 +150,8 @@ def test_a_claim_is_not_confirmed_by_many_pairs_of_few_models() -> None:
     comparison = crossed(rows, tests=[("X", "Y")], claims=[("X", "Y")], pairs="sites_and_folds")
     (test,) = paired_tests(comparison)
     (one,) = judged(comparison)
-    assert test.p is not None and test.p < 0.05 < (test.p_folds or 0)
-    assert one.outcome == "undecided" and one.told.endswith(f"p = {test.p_folds:.4f} over 3 folds")
+    assert test.p is not None and test.over_folds is not None and test.p < 0.05 < test.over_folds.p
+    assert one.outcome == "undecided" and one.told.endswith(f"p = {test.over_folds.p:.4f} over 3 folds")
 
 
 def test_a_test_of_pairs_that_hardly_differ_is_not_made() -> None:

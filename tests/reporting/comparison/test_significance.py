@@ -7,7 +7,7 @@ from scipy import stats
 
 from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.significance import paired_tests, t_test
-from fedshift.reporting.comparison.tables import footnotes
+from fedshift.reporting.comparison.tables import footnotes, long_csv
 
 from .made import made
 
@@ -22,14 +22,26 @@ def three_seeds(**changes: str) -> Comparison:
 def test_a_pair_is_a_seed_with_the_averages_over_sites() -> None:
     (test,) = paired_tests(three_seeds())
     averages = [[(told["A"] + told["B"]) / 2 for told in row] for row in (OURS, THEIRS)]
-    assert test.n == 3 and test.t is not None and test.p is not None
+    assert test.n == 3 and test.over_pairs is not None and test.over_folds is None and test.interval is not None
     expected = stats.ttest_rel(*averages)
-    assert (test.t, test.p) == pytest.approx((expected.statistic, expected.pvalue))
+    assert (test.over_pairs.t, test.p) == pytest.approx((expected.statistic, expected.pvalue))
     # By hand: the mean of the differences by its standard error.
     gaps = [a - b for a, b in zip(*averages, strict=True)]
     mean = sum(gaps) / 3
     error = (sum((gap - mean) ** 2 for gap in gaps) / 2 / 3) ** 0.5
-    assert test.difference == pytest.approx(mean) and test.t == pytest.approx(mean / error)
+    assert test.difference == pytest.approx(mean) and test.over_pairs.t == pytest.approx(mean / error)
+    # 4.303 is the 0.975 quantile of t with two degrees of freedom.
+    assert test.interval == pytest.approx((mean - 4.303 * error, mean + 4.303 * error), abs=1e-4)
+    low, high = (f"{100 * bound:+.1f}".replace("-", "−") for bound in test.interval)
+    (line,) = (note for note in footnotes(three_seeds()) if note.startswith("FedFA against FedAvg"))
+    assert line.endswith(f", 95 % interval {low} to {high} (n = 3).")
+    csv = long_csv(three_seeds())
+    named = {
+        "difference to FedAvg": mean,
+        "difference to FedAvg (low)": test.interval[0],
+        "difference to FedAvg (high)": test.interval[1],
+    }
+    assert all(f"FedFA,{name},{100 * value:.6g},,,3,3," in csv for name, value in named.items())
     assert "Tests are paired and two-sided; a pair is a seed: the averages over sites of the two rows." in footnotes(
         three_seeds()
     )
@@ -40,16 +52,18 @@ def test_a_pair_can_be_a_site_and_a_seed_and_is_called_dependent() -> None:
     (test,) = paired_tests(comparison)
     flat = [[told[site] for told in row for site in "AB"] for row in (OURS, THEIRS)]
     expected = stats.ttest_rel(*flat)
-    assert test.n == 6 and (test.t, test.p) == pytest.approx((expected.statistic, expected.pvalue))
+    assert test.n == 6 and test.over_pairs is not None
+    assert (test.over_pairs.t, test.p) == pytest.approx((expected.statistic, expected.pvalue))
     (note,) = (line for line in footnotes(comparison) if line.startswith("Tests are paired"))
     assert "a pair is a site and a seed" in note and "not independent" in note
+    assert note.endswith("so p tends to be too small and the interval too narrow.")
 
 
 def test_two_seeds_are_too_few_for_a_p_value() -> None:
     numbers = {("FedFA",): OURS[:2], ("FedAvg",): THEIRS[:2]}
     comparison = made(numbers, tests=[("FedFA", "FedAvg")])
     (test,) = paired_tests(comparison)
-    assert (test.n, test.t, test.p) == (2, None, None) and test.difference == pytest.approx(0.035)
+    assert (test.n, test.p, test.interval) == (2, None, None) and test.difference == pytest.approx(0.035)
     assert "FedFA against FedAvg: +3.5, too few pairs for a test (n = 2)." in footnotes(comparison)
 
 
@@ -78,4 +92,4 @@ def test_every_further_label_has_a_test_of_its_own() -> None:
     ("a", "b"), [([0.5], [0.4]), ([0.5, 0.6], [0.4, 0.3]), ([0.5, 0.6, 0.7], [0.5, 0.6, 0.7]), ([5, 7, 6], [4, 6, 5])]
 )
 def test_few_pairs_or_one_and_the_same_difference_have_no_test(a: list[float], b: list[float]) -> None:
-    assert t_test(a, b) == (None, None)
+    assert t_test(a, b) is None

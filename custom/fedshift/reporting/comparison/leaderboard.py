@@ -201,7 +201,8 @@ def _test(
         return len(ours), signed_rank(list(ours), list(theirs))
     (comparison,) = comparisons
     a, b = ([_average(comparison, name, seed) for seed in seeds[comparison.name]] for name in (row, against))
-    return len(a), t_test(a, b)[1]
+    found = t_test(a, b)
+    return len(a), None if found is None else found.p
 
 
 def _average(comparison: Comparison, row: str, seed: int) -> float:

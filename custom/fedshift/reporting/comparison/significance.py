@@ -25,14 +25,26 @@ from fedshift.reporting.comparison.record import CellRecord, Comparison
 
 FEWEST = 3
 """Pairs needed for a test: with two there is one degree of freedom, and p says next to nothing."""
+CONFIDENCE = 0.95
+"""Of the interval of a mean difference."""
+
+
+@dataclass(frozen=True)
+class TTest:
+    """A two-sided paired t-test: its statistic, its p, and the 95 % interval of the mean difference."""
+
+    t: float
+    p: float
+    interval: tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Paired:
-    """A two-sided paired test; ``t`` is None for a signed-rank test.
+    """A two-sided paired test, of ``n`` pairs whose mean difference is ``difference``.
 
-    ``p`` is None with fewer than `FEWEST` pairs (that differ), and of a t-test with constant differences. ``folds`` are
-    those that the pairs are of, if a pair is of a fold, and ``p_folds`` is of a paired t-test of their averages.
+    With pairs of folds it is a signed-rank test, ``folds`` are those that have pairs, and ``over_folds`` is the t-test
+    of their averages; otherwise it is ``over_pairs``. ``p`` is None with fewer than `FEWEST` pairs (that differ), and
+    of a t-test with constant differences.
     """
 
     row: str
@@ -40,15 +52,21 @@ class Paired:
     block: str
     n: int
     difference: float
-    t: float | None
     p: float | None
+    over_pairs: TTest | None = None
     folds: tuple[int, ...] = ()
-    p_folds: float | None = None
+    over_folds: TTest | None = None
 
     @property
     def largest_p(self) -> float | None:
         """The more cautious p-value; None without a test."""
-        return None if self.p is None else max(self.p, self.p_folds or 0.0)
+        return None if self.p is None else max(self.p, self.over_folds.p if self.over_folds else 0.0)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean difference, by the t-test over pairs or over folds; None without one."""
+        found = self.over_pairs or self.over_folds
+        return None if found is None else found.interval
 
 
 def paired_tests(comparison: Comparison) -> list[Paired]:
@@ -75,14 +93,14 @@ def paired_test(comparison: Comparison, block: Block, row: str, against: str) ->
     if not pairs:
         return None
     a, b = ([values[pair] for pair in pairs] for values in scores)
-    t, p = (None, signed_rank(a, b)) if by_fold else t_test(a, b)
     difference = sum(x - y for x, y in zip(a, b, strict=True)) / len(pairs)
-    folds = tuple(sorted({fold for fold, _ in pairs})) if by_fold else ()
-    p_folds = None
+    name = (row, against, block.key, len(pairs), difference)
     if by_fold:
+        folds = tuple(sorted({fold for fold, _ in pairs}))
         averages = [[fmean(values[pair] for pair in pairs if pair[0] == fold) for fold in folds] for values in scores]
-        p_folds = t_test(*averages)[1]
-    return Paired(row, against, block.key, len(pairs), difference, t, p, folds, p_folds)
+        return Paired(*name, signed_rank(a, b), folds=folds, over_folds=t_test(*averages))
+    found = t_test(a, b)
+    return Paired(*name, None if found is None else found.p, over_pairs=found)
 
 
 def _of_folds(comparison: Comparison, rows: Sequence[Sequence[CellRecord]]) -> list[dict[tuple[int, str], float]]:
@@ -128,16 +146,17 @@ def printed_p(test: Paired, comparison: Comparison) -> str:
     return next((value.value for value in comparison.published if (value.row, value.column) in keys), "")
 
 
-def t_test(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, float | None]:
-    """The t statistic and two-sided p of paired values; None if they are undefined."""
+def t_test(a: Sequence[float], b: Sequence[float]) -> TTest | None:
+    """The t-test of paired values; None with fewer than `FEWEST` pairs, or if all differences are equal."""
     if len(a) < FEWEST:
-        return None, None
+        return None
     differences = [x - y for x, y in zip(a, b, strict=True)]
     spread = max(differences) - min(differences)
     if spread <= 1e-12 * max(map(abs, (*a, *b))):
-        return None, None  # the differences are constant: t is undefined or infinite
+        return None  # the differences are constant: t is undefined or infinite
     from scipy.stats import ttest_rel
 
     found = ttest_rel(a, b)
-    t, p = float(found.statistic), float(found.pvalue)
-    return (t, p) if math.isfinite(t) and math.isfinite(p) else (None, None)
+    interval = found.confidence_interval(CONFIDENCE)
+    t, p, low, high = map(float, (found.statistic, found.pvalue, interval.low, interval.high))
+    return TTest(t, p, (low, high)) if all(map(math.isfinite, (t, p, low, high))) else None

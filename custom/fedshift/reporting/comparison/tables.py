@@ -25,7 +25,7 @@ from fedshift.reporting.comparison.columns import (
 )
 from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.record import CellRecord, Comparison
-from fedshift.reporting.comparison.significance import FEWEST, Paired, paired_tests, printed_p
+from fedshift.reporting.comparison.significance import CONFIDENCE, FEWEST, Paired, paired_tests, printed_p
 from fedshift.reporting.comparison.spec import FULL, Pairs
 from fedshift.reporting.comparison.verdict import verdict
 from fedshift.reporting.p_values import exact_p
@@ -35,10 +35,10 @@ from fedshift.schema.files import write_text
 PAIRS: dict[Pairs, str] = {
     "seeds": "a pair is a seed: the averages over sites of the two rows.",
     "sites_and_seeds": "a pair is a site and a seed. Those of one seed share their models and are not independent, so "
-    "p tends to be too small.",
+    "p tends to be too small and the interval too narrow.",
     "sites_and_folds": "a pair is a site's test part of one fold, averaged over seeds; by Wilcoxon's signed-rank test. "
-    "Those of one fold share their model, and folds share training cases, so p tends to be too small; p over folds is "
-    "of a paired t-test whose pairs are the folds' averages over sites.",
+    "Those of one fold share their model, and folds share training cases, so p tends to be too small; p over folds and "
+    "the interval are of a paired t-test whose pairs are the folds' averages over sites.",
 }
 """What a pair of a test is, as a footnote says it."""
 FILES = ("table.md", "table.tex", "table.csv")
@@ -264,10 +264,10 @@ def test_line(test: Paired, comparison: Comparison) -> str:
     shown = measure(comparison.metric)
     block = f" ({test.block})" if test.block else ""
     difference = shown.difference(test.difference)
-    if test.p is not None and test.t is not None:
-        statistics = f"t = {test.t:.2f}, p = {exact_p(test.p)}"
+    if test.over_pairs is not None:
+        statistics = f"t = {test.over_pairs.t:.2f}, p = {exact_p(test.over_pairs.p)}{interval_text(test, shown)}"
     elif test.p is not None:
-        statistics = f"p = {exact_p(test.p)}{over_folds(test)}"
+        statistics = f"p = {exact_p(test.p)}{over_folds(test)}{interval_text(test, shown)}"
     elif test.n < FEWEST:
         statistics = "too few pairs for a test"
     elif test.folds:  # a signed-rank test, to which equal pairs tell nothing
@@ -283,7 +283,15 @@ def test_line(test: Paired, comparison: Comparison) -> str:
 
 def over_folds(test: Paired) -> str:
     """``, over 5 folds p = 0.0540``; empty without such a test."""
-    return "" if test.p_folds is None else f", over {len(test.folds)} folds p = {exact_p(test.p_folds)}"
+    return "" if test.over_folds is None else f", over {len(test.folds)} folds p = {exact_p(test.over_folds.p)}"
+
+
+def interval_text(test: Paired, of: Measure) -> str:
+    """``, 95 % interval −1.0 to +1.3``: of the mean difference, by the t-test; empty without one."""
+    if test.interval is None:
+        return ""
+    low, high = map(of.difference, test.interval)
+    return f", {100 * CONFIDENCE:.0f} % interval {low} to {high}"
 
 
 def entry_text(entry: Entry, of: Measure) -> str:
@@ -425,11 +433,17 @@ def long_csv(comparison: Comparison) -> str:
                 )
     for test in paired_tests(comparison):
         labels = next(block.labels for block in blocks(comparison) if block.key == test.block)
-        found = [(p_value(test.against), test.p, test.n, printed_p(test, comparison))]
-        if test.p_folds is not None:
-            found.append((f"{p_value(test.against)} over folds", test.p_folds, len(test.folds), ""))
-        for column, p, n, in_paper in found:
-            numbers = ["" if p is None else f"{p:.6g}", "", "", str(n), str(n), in_paper, ""]
+        pairs, told = str(test.n), f"difference to {test.against}"
+        found: list[tuple[str, float | None, str, str]] = [(told, shown.scaled(test.difference), pairs, "")]
+        if test.interval is not None:
+            of = pairs if test.over_folds is None else str(len(test.folds))
+            low, high = map(shown.scaled, test.interval)
+            found += [(f"{told} (low)", low, of, ""), (f"{told} (high)", high, of, "")]
+        found.append((p_value(test.against), test.p, pairs, printed_p(test, comparison)))
+        if test.over_folds is not None:
+            found.append((f"{p_value(test.against)} over folds", test.over_folds.p, str(len(test.folds)), ""))
+        for column, value, n, in_paper in found:
+            numbers = ["" if value is None else f"{value:.6g}", "", "", n, n, in_paper, ""]
             write.writerow([test.row, *labels.values(), column, *numbers, *about])
     return out.getvalue()
 
