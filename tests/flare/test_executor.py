@@ -24,6 +24,7 @@ from fedshift.flare.export import SPEC, write_job
 from fedshift.flare.pieces.site_end import SiteEnd
 from fedshift.schema.messages import Broadcast, Scores, Update
 from fedshift.tasks import machine
+from fedshift.tasks.device import processor
 from fedshift.tasks.kinds import build_task
 
 from .conftest import Context
@@ -166,7 +167,7 @@ def test_threads_are_shared_among_the_clients_of_a_simulation(
     config.write_bytes((write_job(job, tmp_path / "plain") / SPEC).read_bytes())
     info = ask(FedshiftExecutor(), context, codec.STATISTICS, Broadcast(0, 0, {})).info
     assert info is not None
-    assert (info.device, info.precision, info.threads) == ("cpu", "fp32", expected)
+    assert (info.device, info.precision, info.threads) == (processor(), "fp32", expected)
 
 
 @pytest.mark.parametrize(("simulator", "asked", "expected"), [(True, "auto", "cuda:1"), (False, "auto", "auto")])

@@ -30,6 +30,7 @@ from fedshift.schema.evaluation import OneSided
 from fedshift.schema.manifest import PhantomOptions, manifest_sha256
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
+from fedshift.tasks.device import processor
 from reporting.comparison.made import made
 from reporting.reports import HOSTILE, Page, html_of, record, scan_sites, words_of, written
 
@@ -70,7 +71,7 @@ def test_the_report_says_what_was_run_and_what_came_out(run: Path, html: str) ->
         assert f"{site} 1 {value:.1f}" in text and f"{hd95:.1f}" in text
         assert results.data[site].manifest_sha256[:12] in text
     assert f"torch {results.versions['torch']}" in text and "seed 4" in text
-    assert "Sites computed on cpu, fp32, 1 thread: BIDMC, HK, UCL" in text
+    assert f"Sites computed on {processor()}, fp32, 1 thread: BIDMC, HK, UCL" in text
     assert "sessions of one subject stay together, but nothing else tells two scans of one patient" in text
 
 
@@ -82,7 +83,7 @@ def test_the_report_says_what_auto_was_at_each_site(run: Path, tmp_path: Path) -
     assert "The sites used different precisions" not in text
     results.machines["HK"] = MachineRecord(device="NVIDIA H100", precision="bf16", threads=8)
     text = said(results, tmp_path / "different")
-    assert "cpu, fp32, 1 thread: BIDMC, UCL; NVIDIA H100, bf16, 8 threads: HK" in text
+    assert f"{processor()}, fp32, 1 thread: BIDMC, UCL; NVIDIA H100, bf16, 8 threads: HK" in text
     assert "The sites used different precisions" in text
     results.machines = {}
     assert "Sites computed on" not in said(results, tmp_path / "former")

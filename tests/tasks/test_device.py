@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedshift.schema.errors import ConfigError
-from fedshift.tasks.device import MAX_NAME_LENGTH, choose_device, device_name, spread
+from fedshift.tasks.device import MAX_NAME_LENGTH, choose_device, device_name, processor, spread
 
 
 def test_a_gpu_is_used_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,8 +42,23 @@ def test_processes_are_spread_over_gpus_in_turn_unless_one_was_named(
     assert [spread(asked, number) for number in range(5)] == expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [({"amx_bf16": True, "avx512_bf16": True}, "AMX"), ({"avx512_bf16": True}, "AVX512 BF16"), ({}, "AVX2")],
+)
+def test_a_processor_is_named_with_the_instructions_that_results_depend_on(
+    flags: dict[str, bool], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, **flags})
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    name, _, instructions = processor().rpartition(" (")
+    assert name and instructions == f"{told})"
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert processor() == f"{name} (AVX2)", "of a torch that cannot say"
+
+
 def test_a_device_s_name_is_short_and_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert device_name(torch.device("cpu")) == "cpu"
+    assert device_name(torch.device("cpu")) == processor()
     for name, expected in (("NVIDIA H100", "NVIDIA H100"), ("GPU\x1b[31m\u2122" + "x" * 99, None), ("\n", "cuda")):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         told = device_name(torch.device("cuda:0"))

@@ -14,6 +14,7 @@ from conftest import make_site, small_job
 from fedshift.federation.in_process import run_in_process
 from fedshift.schema.errors import ConfigError
 from fedshift.tasks import machine, precision
+from fedshift.tasks.device import device_name
 from fedshift.tasks.precision import autocast, prepare, settled, use_threads, uses_bf16
 
 CPU, GPU, APPLE = torch.device("cpu"), torch.device("cuda:1"), torch.device("mps")
@@ -97,7 +98,9 @@ def test_a_run_with_auto_is_the_run_with_what_it_stands_for(
         weights.append(run.model.weights)
         told = run.results.machines
         assert list(told) == ["BIDMC", "HK"]
-        assert {(m.device, m.precision, m.threads) for m in told.values()} == {("cpu", "bf16" if has else "fp32", 1)}
+        assert {(m.device, m.precision, m.threads) for m in told.values()} == {
+            (device_name(CPU), "bf16" if has else "fp32", 1)
+        }
     assert all(weights[0][key].tobytes() == weights[1][key].tobytes() for key in weights[1])
 
 

@@ -89,7 +89,7 @@ class SiteInfo:
     """What a site reports with its answers: counts, manifest fingerprint, hardware. No paths, no case ids.
 
     ``cases``: the number of cases of each split, of which the samples (slices, patches, pictures) are.
-    ``device``: ``cpu`` or the GPU's model name. ``precision``: fp32 or bf16. ``threads``: PyTorch threads.
+    ``device``: model name of the GPU or the processor. ``precision``: fp32 or bf16. ``threads``: PyTorch threads.
     ``unknown_spacing``: headers of some cases hold no voxel size, so distances in mm mean nothing. ``simulated``: what
     was simulated of real scans, such as their scanners. ``phantom``: `fedshift.schema.manifest.PhantomOptions` of scans
     that are simulated as a whole.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+from functools import cache
+from pathlib import Path
+
 import torch
 
 from fedshift.data.locate import read_settings
@@ -22,9 +26,28 @@ def spread(asked: str, number: int) -> str:
     return f"cuda:{number % count}" if count > 1 else asked
 
 
+@cache
+def _processor_model() -> str:
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return named or platform.processor() or platform.machine()
+
+
+def processor() -> str:
+    """The processor's model name and its instructions that results depend on, ``AMD EPYC (AVX512 BF16)``.
+
+    These are AMX, AVX512 BF16, or what PyTorch's own kernels use, such as AVX2.
+    """
+    has = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    known = {"amx_bf16": "AMX", "avx512_bf16": "AVX512 BF16"}
+    told = next((known[name] for name in known if has.get(name)), torch.backends.cpu.get_cpu_capability())
+    return f"{_processor_model()} ({told})"
+
+
 def device_name(device: torch.device) -> str:
-    """Name of a device for records: ``cpu``, or the GPU's model name."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    """The model name of a GPU or processor for records, as the last bits of results depend on it."""
+    name = {"cuda": torch.cuda.get_device_name, "cpu": lambda _: processor()}.get(device.type, str)(device)
     return "".join(c if " " <= c <= "~" else " " for c in name)[:MAX_NAME_LENGTH].strip() or device.type
 
 

@@ -16,6 +16,7 @@ from fedshift.reporting.comparison.spec import read_spec
 from fedshift.reporting.comparison.store import RUN_FOLDER, Store
 from fedshift.reporting.comparison.work import run_cell
 from fedshift.schema.results import Results, read_results
+from fedshift.tasks.device import processor
 
 from .made import write_spec
 
@@ -68,6 +69,14 @@ def test_a_run_without_the_validation_score_of_a_site_has_none(home: Path) -> No
     assert ran.collect(unknown).cells[0].validation is None, "nor one that never answered"
     silent.data["C"].n["val"] = 0
     assert ran.collect(silent).cells[0].validation == pytest.approx(fmean([scores["A"], scores["B"]]))
+
+
+def test_a_cell_says_on_which_processors_its_sites_trained(home: Path) -> None:
+    ran = Ran(home)
+    assert ran.collect().cells[0].device == processor()
+    results = ran.results
+    results.machines["C"].device = "a GPU"
+    assert ran.collect(results).cells[0].device == " and ".join(sorted((processor(), "a GPU")))
 
 
 def test_evaluations_that_a_site_missed_are_not_called_rounds(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

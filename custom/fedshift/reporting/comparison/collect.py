@@ -142,15 +142,14 @@ def _read_finished(cell: Cell, folder: Path, *, metric: str | None, model: Model
     results = _READERS[cell.plan.kind](run, cell)
     runs = list(results.runs.values())
     first = results.runs[min(results.runs)]
+    machines = [machine for one in runs for machine in one.machines.values()]
     shown = shown_score(runs, metric)
     return {
         "state": "done",
         "reason": "",
         "how": done.how,
-        "device": done.device,
-        "precision": " and ".join(
-            sorted({m.precision for one in results.runs.values() for m in one.machines.values()})
-        ),
+        "device": " and ".join(sorted({machine.device for machine in machines})) or done.device,
+        "precision": " and ".join(sorted({machine.precision for machine in machines})),
         "seconds": done.seconds,
         "rounds": first.job.rounds,
         "selected": {site: one.selected.round for site, one in results.runs.items() if one.selected},

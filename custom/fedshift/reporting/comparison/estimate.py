@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,6 +37,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.strict import Strict
 from fedshift.tasks import optimizers
+from fedshift.tasks.device import processor
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import autocast, prepare, settled, use_threads
 
@@ -242,7 +241,7 @@ def _step_key(job: JobSpec, device: str) -> str:
     schedule = task.schedule
     return json.dumps(
         [
-            _processor() if device == "cpu" else device,
+            processor() if device == "cpu" else device,
             task.network.name,
             task.network.options,
             [*built.spatial, len(task.classes), task.data.get("channels")],
@@ -255,16 +254,6 @@ def _cost_key(cell: Cell, device: str) -> str:
     """A key of everything that a cell's cost depends on: the step, the kind of run and the methods."""
     local = " with local models" if cell.plan.job.evaluation.local else ""
     return f"{_step_key(cell.plan.job, device)} {cell.plan.kind} {'+'.join(cell.plan.job.methods)}{local}"
-
-
-@cache
-def _processor() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def measure_step(job: JobSpec, device: str) -> Step:
