@@ -47,7 +47,10 @@ def processor() -> str:
 
 def device_name(device: torch.device) -> str:
     """The model name of a GPU or processor for records, as the last bits of results depend on it."""
-    name = {"cuda": torch.cuda.get_device_name, "cpu": lambda _: processor()}.get(device.type, str)(device)
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = processor() if device.type == "cpu" else device.type
     return "".join(c if " " <= c <= "~" else " " for c in name)[:MAX_NAME_LENGTH].strip() or device.type
 
 
