@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import MachineRecord
 from fedshift.tasks.device import MAX_NAME_LENGTH, choose_device, device_name, processor, spread
 
 
@@ -59,8 +60,14 @@ def test_a_processor_is_named_with_the_instructions_that_results_depend_on(
 
 def test_a_device_s_name_is_short_and_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_name(torch.device("cpu")) == processor()
-    for name, expected in (("NVIDIA H100", "NVIDIA H100"), ("GPU\x1b[31m\u2122" + "x" * 99, None), ("\n", "cuda")):
+    for name, expected in (
+        ("NVIDIA H100", "NVIDIA H100"),
+        ("GPU\x1b[31m\u2122" + "x" * 99, None),
+        ("\n", "cuda"),
+        ("(r) GPU", "r) GPU"),
+    ):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         told = device_name(torch.device("cuda:0"))
         assert expected in (None, told)
+        MachineRecord(device=told, precision="fp32", threads=1)
         assert told.isprintable() and told.isascii() and 0 < len(told) <= MAX_NAME_LENGTH

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from functools import cache
 from pathlib import Path
 
@@ -51,7 +52,9 @@ def device_name(device: torch.device) -> str:
         name = torch.cuda.get_device_name(device)
     else:
         name = processor() if device.type == "cpu" else device.type
-    return "".join(c if " " <= c <= "~" else " " for c in name)[:MAX_NAME_LENGTH].strip() or device.type
+    # A record is plain text that begins with a letter or a digit.
+    plain = "".join(c if " " <= c <= "~" else " " for c in name)
+    return re.sub(r"^\W+", "", plain)[:MAX_NAME_LENGTH].strip() or device.type
 
 
 def choose_device(asked: str = "auto") -> torch.device:
