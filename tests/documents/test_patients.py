@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.reporting.comparison.ranks import holm
+from fedshift.reporting.comparison.record import read_comparison
+from fedshift.reporting.comparison.significance import paired_tests
+from fedshift.reporting.differences import signed
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-CLAIMS, RECIPE = RESULTS / "claims", RESULTS / "recipes" / "prostate_first"
+CLAIMS, RECIPE = RESULTS / "claims", RESULTS / "recipes" / "prostate"
 UNSEEN = RESULTS / "recipes" / "prostate_unseen_first"
 OTHERS = ("FedBN", "FedFA", "FedRDN", "FedFA+FedRDN")
 
@@ -36,51 +38,49 @@ def test_the_table_on_patients_is_that_of_the_runs(page: str, folder: Path) -> N
     assert len(rows) == (4 if folder == UNSEEN else 5) and "\n".join(rows) in text
 
 
-def recipe() -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Of the cross-validated recipe: means, differences to FedAvg over pairs, and p-values, as pages print them.
-
-    A p below 0.05 comes with the one over folds.
-    """
+def recipe() -> dict[tuple[str, str], float]:
+    """Of the cross-validated recipe: means, differences to FedAvg, their intervals and p, by method and column."""
     with (RECIPE / "table.csv").open(encoding="utf-8", newline="") as file:
-        values = {(line["method"], line["column"]): float(line["value"]) for line in csv.DictReader(file)}
-    table = (RECIPE / "table.md").read_text(encoding="utf-8").replace("\N{MINUS SIGN}", "-")
-    differences = {name: table.partition(f"- {name} against FedAvg: ")[2].partition(",")[0] for name in OTHERS}
-    p_values = {
-        name: [values[name, f"p-value against FedAvg{over}"] for over in ("", " over folds")] for name in OTHERS
+        return {(line["method"], line["column"]): float(line["value"]) for line in csv.DictReader(file)}
+
+
+def flat(page: str) -> str:
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def test_the_recipe_s_methods_are_not_told_apart_from_fedavg() -> None:
+    values = recipe()
+    told = {
+        name: (
+            signed(values[name, "difference to FedAvg"]),
+            f"{values[name, 'p-value against FedAvg']:.2f}",
+            f"{values[name, 'p-value against FedAvg over folds']:.2f}",
+            *(signed(values[name, f"difference to FedAvg ({end})"]) for end in ("low", "high")),
+        )
+        for name in OTHERS
     }
-    return (
-        {name: f"{values[name, 'average']:.1f}" for name in ("FedAvg", *OTHERS)},
-        differences,
-        {name: f"{p:.2f}" if p > 0.05 else f"{p:.3f}; {folds:.2f} over folds" for name, (p, folds) in p_values.items()},
-    )
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_what_is_said_of_the_recipe_s_methods_is_what_was_found(page: str) -> None:
-    _, differences, p = recipe()
-    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-    for name in OTHERS:
+    readme, results, recipes = map(flat, ("README.md", "docs/results.md", "benchmarks/results/recipes/README.md"))
+    for name, (difference, p, over_folds, low, high) in told.items():
         shown = name.replace("+", " + ")
-        assert f"{shown} {differences[name]} (p = {p[name]})" in text, name
+        assert min(float(p), float(over_folds)) > 0.05, "the pages say that none is told apart from FedAvg"
+        assert f"{shown} {difference} (p = {p})" in readme
+        assert f"| {shown} | {difference} | {p} | {over_folds} | {low} to {high} |" in results
+        mean = f"{values[name, 'average']:.1f}"
+        assert f"{shown} {mean} ({difference}, {low} to {high}, p = {p} and {over_folds})" in recipes
+    low = signed(min(values[name, "difference to FedAvg (low)"] for name in OTHERS))
+    high = signed(max(values[name, "difference to FedAvg (high)"] for name in OTHERS))
+    for page in ("README.md", "apps/prostate.yaml", "CHANGELOG.md"):
+        assert f"lie within {low} to {high}" in flat(page), page
 
 
-def test_a_p_value_of_pairs_that_share_a_model_is_not_quoted_alone() -> None:
-    _, _, p = recipe()
-    told = f"p = {p['FedFA']}"
-    assert told == "p = 0.006; 0.05 over folds"
-    for page in ("README.md", "docs/results.md", "docs/where-to-start.md", "apps/prostate.yaml"):
-        text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-        assert text.count("p = 0.006") == text.count(told) == 1, page
-    with (RECIPE / "table.csv").open(encoding="utf-8", newline="") as file:
-        values = {(line["method"], line["column"]): float(line["value"]) for line in csv.DictReader(file)}
-    corrected = (
-        holm([values[name, f"p-value against FedAvg{over}"] for name in OTHERS])[OTHERS.index("FedFA")]
-        for over in ("", " over folds")
-    )
-    holms = " and ".join(f"{p:.2f}" for p in corrected if p is not None)
-    for page in ("docs/results.md", "benchmarks/results/recipes/README.md"):
-        text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-        assert holms in text and "Holm's correction for four tests" in text, page
+def test_what_one_seed_had_shown_is_what_its_runs_show() -> None:
+    comparison = read_comparison(RECIPE / "cells.json")
+    cells = [cell for cell in comparison.cells if cell.seed == 0]
+    first = comparison.model_copy(update={"seeds": [0], "cells": cells})
+    (test,) = (test for test in paired_tests(first) if test.row == "FedFA")
+    assert test.p is not None and test.over_folds is not None
+    p = f"p = {test.p:.3f}; {test.over_folds.p:.2f} over folds"
+    assert f"FedFA had been {signed(100 * test.difference)} from FedAvg ({p})" in flat("docs/results.md")
 
 
 def test_what_is_said_of_a_hospital_that_took_no_part_is_what_was_found() -> None:
@@ -97,27 +97,23 @@ def test_what_is_said_of_a_hospital_that_took_no_part_is_what_was_found() -> Non
     sites = ("BIDMC", "HK", "RUNMC", "UCL")
     best = [name for name in average if all(scores[name, site] > scores["FedAvg", site] for site in sites)]
     assert not best, "none is above FedAvg at every site"
-    assert f"with FedAvg {average['FedAvg']:.1f} here, and {recipe()[0]['FedAvg']} above" in text
+    assert f"with FedAvg {average['FedAvg']:.1f} here, and {recipe()['FedAvg', 'average']:.1f} above" in text
 
 
 def test_where_to_start_and_the_task_say_the_same() -> None:
-    means, differences, p = recipe()
+    values = recipe()
     page = (ROOT / "docs" / "where-to-start.md").read_text(encoding="utf-8")
-    apart = ", ".join(
-        f"{name.replace('+', ' + ')} {means[name]} (p = {p[name]})"
-        for name in sorted(OTHERS, key=means.__getitem__, reverse=True)
-        if name != "FedFA"
+    fedavg, bidmc, both = (
+        f"{values[place]:.1f}" for place in (("FedAvg", "average"), ("FedAvg", "BIDMC"), ("FedFA+FedRDN", "BIDMC"))
     )
-    assert f"FedAvg {means['FedAvg']}; {apart} are not told apart" in page
-    assert f"FedFA {means['FedFA']} was lower (p = {p['FedFA']})" in page
-    with (RECIPE / "table.csv").open(encoding="utf-8", newline="") as file:
-        bidmc = {
-            line["method"]: f"{float(line['value']):.1f}" for line in csv.DictReader(file) if line["column"] == "BIDMC"
-        }
-    assert f"FedAvg is at {bidmc['FedAvg']} there, both at {bidmc['FedFA+FedRDN']}" in page
-    task = " ".join((ROOT / "apps" / "prostate.yaml").read_text(encoding="utf-8").split())
-    assert f"fedfa was {differences['FedFA'].lstrip('-')} points of Dice below it (p = {p['FedFA']}, which" in task
-    assert f"Dice of {means['FedAvg']} percent" in task
+    apart = ", ".join(
+        f"{name.replace('+', ' + ')} {values[name, 'average']:.1f} (p = {values[name, 'p-value against FedAvg']:.2f})"
+        for name in sorted(OTHERS, key=lambda name: values[name, "average"], reverse=True)
+    )
+    assert f"FedAvg {fedavg}; {apart} are not told apart from it" in page
+    assert f"FedAvg is at {bidmc} there, both at {both}" in page
+    assert f"Taking part is worth more: {fedavg} with FedAvg" in page
+    assert f"Dice of {fedavg} percent" in flat("apps/prostate.yaml")
 
 
 @pytest.mark.parametrize(

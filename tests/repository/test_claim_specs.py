@@ -27,29 +27,31 @@ def test_every_row_resolves_and_is_run_often_enough_for_a_test(
     assert len(make_cells(spec, folder=path.parent)) == len(spec.seeds) * len(spec.folds or (None,)) * len(spec.rows)
 
 
-@pytest.mark.parametrize("path", sorted((BENCHMARKS / "results" / "claims").glob(f"*/{FILE_NAME}")), ids=str)
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for kind in ("claims", "recipes") for path in (BENCHMARKS / "results" / kind).glob(f"*/{FILE_NAME}")),
+    ids=lambda path: path.parent.name,
+)
 def test_committed_cells_have_all_run_or_say_why_not_and_are_of_no_phantom(path: Path) -> None:
     comparison = read_comparison(path)
-    spec, _ = read_spec(BENCHMARKS / "claims" / f"{comparison.name}.yaml")
+    (spec_path,) = (one for one in SPECS if one.stem == comparison.name)
+    spec, _ = read_spec(spec_path)
     assert (list(spec.tests), list(spec.claims)) == (comparison.tests, comparison.claims) and not comparison.is_phantom
     for cell in comparison.cells:
         assert cell.state == "done" or (cell.state == "failed" and cell.reason), cell.labels
 
 
-@pytest.mark.parametrize(
-    "path", sorted((BENCHMARKS / "results" / "unfinished").glob(f"*/{FILE_NAME}")), ids=lambda path: path.parent.name
-)
-def test_finished_cells_of_a_comparison_that_has_begun_need_not_run_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("folder", ["prostate", "prostate_unseen_first", "hippocampus_first"])
+def test_finished_cells_of_a_recipe_need_not_run_again(
+    folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """So the seeds that a scale leaves out can be added to them."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
-    begun = read_comparison(path)
-    done = {cell.name for cell in begun.cells if cell.state == "done"}
-    (spec_path,) = (one for one in SPECS if one.stem == begun.name)
-    spec, _ = read_spec(spec_path, begun.scale)
-    kept = Kept([begun])
-    assert done and not begun.is_phantom
-    assert done == {cell.name for cell in make_cells(spec, folder=spec_path.parent) if kept.has(cell)}
-    readme = (path.parents[1] / "README.md").read_text(encoding="utf-8")
-    assert f"{len(done)} of {len(begun.cells)}" in readme
+    comparison = read_comparison(BENCHMARKS / "results" / "recipes" / folder / FILE_NAME)
+    (spec_path,) = (one for one in SPECS if one.stem == comparison.name)
+    spec, _ = read_spec(spec_path)
+    kept = Kept([comparison])
+    assert {cell.name for cell in comparison.cells} == {
+        cell.name for cell in make_cells(spec, folder=spec_path.parent) if kept.has(cell)
+    }
