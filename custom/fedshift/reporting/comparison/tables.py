@@ -408,7 +408,7 @@ def _tex(text: str) -> str:
 
 
 def long_csv(comparison: Comparison) -> str:
-    """The tables in CSV with one number per line: every row, block and column, then the tests' p-values."""
+    """The tables in CSV with one number per line: every row, block and column, then each test's difference and p."""
     shown, (first, *further) = measure(comparison.metric), comparison.axes
     unit = shown.unit
     figures = {(figure.row, figure.column): figure for figure in comparison.published}
