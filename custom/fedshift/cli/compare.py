@@ -164,8 +164,10 @@ class _Command:
         if args.dry_run:
             return 0
         reasons = {cell.name: entry.reason for entry in entries if entry.state == "failed" for cell in entry.cells}
-        for entry in (entry for entry in entries if entry.state == "failed"):
-            self._print_failure(entry)
+        for reason in dict.fromkeys(reasons.values()):
+            names = [name for name, why in reasons.items() if why == reason]
+            told = names[0] if len(names) == 1 else f"{len(names)} cells, from {names[0]} to {names[-1]}"
+            console.print(f"failed: {told}: {reason}", markup=False)
 
         def on_end(entry: QueueEntry) -> None:
             for cell in entry.cells:
@@ -244,7 +246,8 @@ class _Command:
             for name, reason in self._left_out.items():
                 print(f"no row {name}: {reason}")
             self._print_rows(entries)
-        to_run = [entry for entry in entries if entry.state != "done"]
+        ended = ("done",) if self._args.dry_run else ("done", "failed")  # without data nothing runs
+        to_run = [entry for entry in entries if entry.state not in ended]
         if to_run:
             self._print_estimates(to_run, max_parallel, free_memory())
 

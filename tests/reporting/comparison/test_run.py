@@ -443,7 +443,9 @@ def test_a_dry_run_says_what_there_is_to_do_and_what_is_lacking(home: Path, caps
     assert "time: " in shown and "GiB" in shown and "500/200/200 samples" in shown
     assert sorted(path.name for path in (home / "runs").rglob("*") if path.is_file()) == ["calibration.json"]
     assert cli.main(["compare", str(spec)]) == 1
-    assert "failed: FedAvg, seed 0: missing data of shapes at B" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert shown.count("failed: ") == 1 and "failed: 4 cells, from FedAvg, seed 0 to " in shown
+    assert ": missing data of shapes at B" in shown and "time: " not in shown, "what cannot run takes no time"
     told = read_comparison(home / "runs" / "small")
     assert {cell.state for cell in told.cells} == {"failed"}
 
