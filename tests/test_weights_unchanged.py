@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from fedshift.flare.export import write_job
 from fedshift.flare.simulate import simulate
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import BEST, LAST
+from fedshift.tasks.device import processor_model
 
 RECORD = Path(__file__).parent / "golden" / "final_weights.json"
 SITES = {"A": (1.0, 0.0), "B": (0.5, 20.0), "C": (1.4, -30.0)}
@@ -132,19 +132,11 @@ def in_process(name: str, data: Path, folder: Path) -> str:
 
 def machine() -> dict[str, str]:
     """What the bits of a result depend on besides this project's code."""
-    names = {
-        value.strip()
-        for line in (
-            Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").is_file() else ()
-        )
-        for key, _, value in [line.partition(":")]
-        if key.strip() == "model name"
-    }
     return {
         "torch": torch.__version__,
         "numpy": np.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "processor": ", ".join(sorted(names)) or platform.processor() or platform.machine(),
+        "processor": processor_model(),
     }
 
 

@@ -28,7 +28,8 @@ def spread(asked: str, number: int) -> str:
 
 
 @cache
-def _processor_model() -> str:
+def processor_model() -> str:
+    """The processor's model name, as the system tells it."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
@@ -43,7 +44,7 @@ def processor() -> str:
     has = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     known = {"amx_bf16": "AMX", "avx512_bf16": "AVX512 BF16"}
     told = next((known[name] for name in known if has.get(name)), torch.backends.cpu.get_cpu_capability())
-    return f"{_processor_model()} ({told})"
+    return f"{processor_model()} ({told})"
 
 
 def device_name(device: torch.device) -> str:

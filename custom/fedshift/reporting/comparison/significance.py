@@ -94,13 +94,13 @@ def paired_test(comparison: Comparison, block: Block, row: str, against: str) ->
         return None
     a, b = ([values[pair] for pair in pairs] for values in scores)
     difference = sum(x - y for x, y in zip(a, b, strict=True)) / len(pairs)
-    name = (row, against, block.key, len(pairs), difference)
+    shared = (row, against, block.key, len(pairs), difference)
     if by_fold:
         folds = tuple(sorted({fold for fold, _ in pairs}))
         averages = [[fmean(values[pair] for pair in pairs if pair[0] == fold) for fold in folds] for values in scores]
-        return Paired(*name, signed_rank(a, b), folds=folds, over_folds=t_test(*averages))
+        return Paired(*shared, signed_rank(a, b), folds=folds, over_folds=t_test(*averages))
     found = t_test(a, b)
-    return Paired(*name, None if found is None else found.p, over_pairs=found)
+    return Paired(*shared, None if found is None else found.p, over_pairs=found)
 
 
 def _of_folds(comparison: Comparison, rows: Sequence[Sequence[CellRecord]]) -> list[dict[tuple[int, str], float]]:
