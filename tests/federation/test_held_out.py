@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from fedshift.federation.site.site import Site
 from fedshift.reporting.events import scalars
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.job import JobSpec
-from fedshift.schema.messages import Scores, Update
+from fedshift.schema.messages import Broadcast, MethodArrays, Scores, Update
 from fedshift.schema.results import LAST, Results, read_results
 from fedshift.tasks.kinds import build_task
 
@@ -250,6 +252,32 @@ def test_a_site_that_fine_tunes_does_not_when_it_is_held_out(
     results = run(job_without("C", methods="pfedavg"), three_image_sites, tmp_path / "run")
     assert results.final is not None and set(results.final.personal) == {"A", "B"}
     assert set(results.final.best.held_out) == {"C"} and results.evaluations[0].rejected == []
+
+
+@pytest.mark.parametrize("method", ["elcfs", "fedmix", "fediir"])
+def test_what_only_training_needs_goes_to_no_site_with_a_final_model(
+    method: str, three_image_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spectra and averages of other sites' images among it; also if the run ends before its last planned round."""
+    sent: dict[str, list[MethodArrays]] = {"train": [], "validate": []}
+    for task, received in sent.items():
+        asked = getattr(Site, task)
+
+        def watched(
+            site: Site,
+            broadcast: Broadcast,
+            asked: Callable[..., Any] = asked,
+            received: list[MethodArrays] = received,
+            **more: Any,
+        ) -> Any:
+            received.append(broadcast.arrays)
+            return asked(site, broadcast, **more)
+
+        monkeypatch.setattr(Site, task, watched)
+    options = ("schedule.rounds=9", "schedule.patience=1", "optimizer.lr=1e-9")
+    results = run(job_without("C", methods=method, options=options), three_image_sites, tmp_path / "run")
+    assert len(results.rounds) < 9 and results.final is not None and "C" in results.final.last.held_out
+    assert any(sent["train"]) and sent["validate"] and not any(sent["validate"])
 
 
 def test_a_centralised_reference_is_scored_there_too(three_image_sites: dict[str, Path], tmp_path: Path) -> None:

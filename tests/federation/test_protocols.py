@@ -185,6 +185,15 @@ def test_the_sites_own_models_are_kept_if_that_is_asked_for(home: Path, capsys: 
         shutil.rmtree(home / "again")
 
 
+def test_own_models_are_those_of_the_last_round_that_was_run(home: Path) -> None:
+    """A run with patience ends before the last round that was planned."""
+    options = "--set schedule.rounds=9 --set schedule.patience=1 --set optimizer.lr=1e-9"
+    assert command("cross-site", f"-w out {options}") == 0
+    assert len(read_results(home / "out").rounds) < 9
+    scores = CrossSite.read(home / "out").scores
+    assert all(set(row) == {"A", "B", "C"} for row in scores.values()) and set(scores) == {"A", "B", "C"}
+
+
 @pytest.fixture
 def two_larger_sites(tmp_path: Path) -> dict[str, Path]:
     """With enough images for models to differ in their scores."""

@@ -72,7 +72,6 @@ def bank(config: elcfs.Config, images: dict[str, Tensor]) -> dict[str, np.ndarra
     ]
     server = elcfs.Server(config)
     server.receive(sent, server_context(round=0))
-    assert server.broadcast(server_context(round=2)) == {}, "nothing when there is no training"
     return server.broadcast(server_context())
 
 

@@ -76,8 +76,8 @@ def test_sizes_are_those_of_the_task_and_the_number_of_sites() -> None:
 
 def test_arrays_that_model_files_leave_out_are_named_with_their_method() -> None:
     methods = set_of(small_image_job("scaffold+fedrdn", "optimizer.name=sgd", "optimizer.keep=false"))
-    assert ("fedrdn", "means") not in methods.not_in_model_files
-    assert {name for name, _ in methods.not_in_model_files} == {"scaffold"}
+    assert ("fedrdn", "means") not in methods.training_only
+    assert {name for name, _ in methods.training_only} == {"scaffold"}
 
 
 def test_fine_tuning_is_the_longest_that_a_method_asks_for() -> None:

@@ -113,18 +113,22 @@ def cross_site(
         keep_models: leave each site's own model as a model file ``own_models/<site>.pt``.
         on_progress: as in `run_in_process`.
     """
-    last = job.task.schedule.rounds
-    models: dict[str, Broadcast] = {}
+    newest: dict[str, tuple[Broadcast, Update]] = {}
 
     def keep(broadcast: Broadcast, update: Update) -> None:
+        newest[update.site] = broadcast, update
+
+    told = run_in_process(job, data, folder, device=device, on_progress=on_progress, on_update=keep).results
+    last = len(told.rounds)  # fewer than the job's if it has patience
+    models: dict[str, Broadcast] = {}
+    for owner, (broadcast, update) in newest.items():
         if broadcast.round == last:
-            state = StateStore(folder / SITE_STATE / update.site).before(last + 1)
+            state = StateStore(folder / SITE_STATE / owner).before(last + 1)
             personal = state.personal if state else {}
             trained = update.restored(broadcast.unpacked().weights).weights
             weights = {**trained, **{key: value.numpy() for key, value in personal.items()}}
-            models[update.site] = Broadcast(round=last, best_round=0, weights=weights, arrays=broadcast.arrays)
-
-    told = run_in_process(job, data, folder, device=device, on_progress=on_progress, on_update=keep).results
+            models[owner] = Broadcast(round=last, best_round=0, weights=weights, arrays=broadcast.arrays)
+    newest.clear()
     scores: dict[str, dict[str, dict[str, float]]] = {site: {} for site in models}
     host: Site | None = None
     for tested in told.data:

@@ -62,7 +62,8 @@ class ArraySpec:
         low: smallest allowed value of an element.
         high: largest allowed value of an element.
         reveals: what a reader of the array learns about the site, for ``docs/what-leaves-a-site.md``.
-        keep: whether an array from the server is written into model files.
+        keep: whether an array from the server goes with a final model, to sites and into model files; else only with
+            rounds of training.
         kind: what a site's policy allows or forbids.
         mean_of: set if each element is the mean over the training images of one number per image: its mean intensity
             (``intensities``), the deviation of its intensities (``deviations``), both of which the task bounds, or

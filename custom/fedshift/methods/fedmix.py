@@ -227,8 +227,8 @@ class Server(base.Server[Config]):
             self.state = {name: np.concatenate([u.arrays["fedmix"][name] for u in updates]) for name in names}
 
     def broadcast(self, ctx: base.ServerContext) -> Arrays:
-        """A random selection for the round; empty for the final evaluation."""
-        if not self.state or ctx.round > ctx.rounds:
+        """A random selection for the round."""
+        if not self.state:
             return {}
         rng = generator(ctx.seed, "server", ctx.round, "fedmix.averages")
         chosen = torch.randperm(len(self.state["images"]), generator=rng)[: self.config.per_round].numpy()

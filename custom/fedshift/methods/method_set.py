@@ -20,6 +20,7 @@ from fedshift import methods as package
 from fedshift.methods.base import ArraySpec, Client, Owned, Server
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
+from fedshift.schema.messages import MethodArrays
 from fedshift.schema.strict import Strict, nearest
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.losses import check_mixes
@@ -127,6 +128,15 @@ def pooled_references() -> list[str]:
     """Names of all methods that are centralised references."""
     modules = {name: find(name) for name in available()}
     return [name for name, module in modules.items() if Method(name, module, module.Config()).is_pooled]
+
+
+def without(arrays: MethodArrays, left_out: frozenset[tuple[str, str]]) -> MethodArrays:
+    """``arrays`` but those that ``left_out`` names by method and array."""
+    kept = {
+        method: {name: value for name, value in named.items() if (method, name) not in left_out}
+        for method, named in arrays.items()
+    }
+    return {method: named for method, named in kept.items() if named}
 
 
 def require_federation(job: JobSpec) -> None:
@@ -266,8 +276,8 @@ class MethodSet(Sequence[Method]):
         return idle
 
     @property
-    def not_in_model_files(self) -> frozenset[tuple[str, str]]:
-        """(method, array name) of what the server sends but does not write into model files."""
+    def training_only(self) -> frozenset[tuple[str, str]]:
+        """(method, array name) of what the server sends with rounds of training, but not with a final model."""
         return frozenset((m, name) for m, named in self.down.items() for name, spec in named.items() if not spec.keep)
 
     def check(self) -> None:

@@ -55,7 +55,7 @@ ROWS_OF_EVERY_JOB = (
         "46 numbers; classes x classes numbers; 1 number, and 2 per class",
         "at the end",
         "how confident the models are, how many test images the site has of each class, and which are confused, missed "
-        "or invented",
+        "or invented; with fewer than ten cases neither calibration nor the matrix is sent",
     ),
     (
         "federated model against the site's own, on its test cases: name of the score, number of cases, and of "

@@ -16,6 +16,7 @@ from monai.metrics import (
     compute_hausdorff_distance,
     compute_surface_dice,
 )
+from volumesites import blob_job, make_volume_site
 
 from fedshift.data.arrays import radiological, resize_images, restore
 from fedshift.federation.in_process import run_in_process
@@ -174,6 +175,20 @@ def test_few_pictures_are_not_told_by_way_of_the_confusion_matrix(tmp_path: Path
     )
     assert hidden.confusion is None and hidden.calibration is None and hidden.distributions["accuracy"].cases is None
     assert shown.confusion is not None and shown.calibration is not None
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_few_volumes_are_not_told_by_way_of_the_calibration(dims: int, tmp_path: Path) -> None:
+    """Its bins would add up to a single volume's size and wrong voxels."""
+    make, job = (make_site, small_job("fedavg")) if dims == 2 else (make_volume_site, blob_job(tmp_path))
+    site = job.task.sites[0]
+    task = build_task(job)
+    for cases in (FEWEST - 1, FEWEST):
+        data = task.open(make(tmp_path / str(cases), site, cases=cases), site)
+        shapes = [data.labels(index).shape for index in data.eval_index("all")]
+        batches = [torch.full((n, len(job.task.classes), *sides), 0.5) for n, *sides in shapes]
+        kept, told = (task.evaluate(iter(batches), data, "all", seed=0, share_cases=share) for share in (False, True))
+        assert told.calibration is not None and (kept.calibration is None) == (cases < FEWEST)
 
 
 def test_a_model_that_gives_no_numbers_is_scored_all_the_same(

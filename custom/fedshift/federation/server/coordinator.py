@@ -219,7 +219,9 @@ class Coordinator:
         if round_ == 0:
             broadcast = Broadcast(round=0, best_round=0, weights={}, sites=self.invited)
         else:
-            broadcast = self.model.broadcast(round_, best_round=self.best_round, sites=self.invited)
+            broadcast = self.model.broadcast(
+                round_, best_round=self.best_round, sites=self.invited, is_final=round_ > self.rounds
+            )
         self.inbound.forget_model()
         self._down_bytes = payload_bytes(broadcast)
         self._on_progress(self)

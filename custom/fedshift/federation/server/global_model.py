@@ -14,7 +14,7 @@ from fedshift.federation.server.model_average import ModelAverage
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.weights import read_weights
 from fedshift.methods.base import ServerContext, SiteUpdate
-from fedshift.methods.method_set import MethodSet
+from fedshift.methods.method_set import MethodSet, without
 from fedshift.schema import compression
 from fedshift.schema.compression import Packed, packed_keys
 from fedshift.schema.errors import QuorumError
@@ -49,6 +49,7 @@ class GlobalModel:
         self.halves = [(m.name, m.server()) for m in methods]
         self.trainable = methods.trainable
         self.packed_keys = packed_keys(self.weights, self.trainable, self._job.federation.weights_as)
+        self._training_only = methods.training_only
         self._outgoing: Outgoing | None = None
         decay = self._job.federation.model_average
         self._average = None if decay is None else ModelAverage(decay)
@@ -92,13 +93,17 @@ class GlobalModel:
             name: {site: float(share) for site, share in shares.items()} for name, shares in found.items() if shares
         }
 
-    def broadcast(self, round_: int, *, best_round: int, sites: tuple[str, ...]) -> Broadcast:
-        """The message that opens a round."""
+    def broadcast(self, round_: int, *, best_round: int, sites: tuple[str, ...], is_final: bool = False) -> Broadcast:
+        """The message that opens a round, or with ``is_final`` the evaluation of the last model.
+
+        The latter has what a model file has: held-out sites get it too, and the best model comes from such a file.
+        """
         for key in self.weights:  # one at a time: two full models are never in memory
             self.weights[key] = self._lay_out(self.weights[key])
         outgoing = self._outgoing_for(round_)
         plain = {key: value for key, value in self.weights.items() if key not in outgoing.packed}
-        return Broadcast(round_, best_round, plain, outgoing.arrays, sites, outgoing.packed)
+        arrays = without(outgoing.arrays, self._training_only) if is_final else outgoing.arrays
+        return Broadcast(round_, best_round, plain, arrays, sites, outgoing.packed)
 
     def stored_broadcast(
         self, round_: int, weights: Weights, arrays: MethodArrays, *, best_round: int, sites: tuple[str, ...]

@@ -12,7 +12,7 @@ from fedshift.federation.server.run_record import RunRecord
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.state_files import FORMER_STATE_FILE, STATE_FILE, ServerState, load_state, save_state
 from fedshift.federation.server.update_check import Change
-from fedshift.methods.method_set import MethodSet
+from fedshift.methods.method_set import MethodSet, without
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.messages import MethodArrays, Update, Weights
 from fedshift.schema.results import BEST, FILE_NAME, LAST
@@ -35,7 +35,7 @@ class RunFiles:
             record: the run's record, for the models' headers and the state.
         """
         self._job, self._folder, self._record = methods.job, folder, record
-        self._personal, self._not_in_model_files = methods.personal, methods.not_in_model_files
+        self._personal, self._training_only = methods.personal, methods.training_only
         self._spool = folder / "updates"
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -99,11 +99,7 @@ class RunFiles:
             job=self._job,
             round_=round_,
             weights=weights,
-            methods={
-                method: {name: value for name, value in named.items() if (method, name) not in self._not_in_model_files}
-                for method, named in arrays.items()
-                if any((method, name) not in self._not_in_model_files for name in named)
-            },
+            methods=without(arrays, self._training_only),
             personal=sorted(self._personal),
             scores={} if score is None else {f"val_{results.job.metric}": score},
             kind=next((kind for kind in ("phantom", "patients") if kind in kinds), "images"),

@@ -267,6 +267,7 @@ class Task:
             subjects.append(subject_of(case.id))
             tolerance = self._job.evaluation.tolerance
             cases.append(scores_by_class(predicted, reference, numbers, case.spacing, tolerance=tolerance))
+        hides = not share_cases and len(cases) < FEWEST
         values = values_by_score(cases, self._foreground)
         if keep is not None:
             keep.values, keep.subjects = values, subjects
@@ -276,7 +277,7 @@ class Task:
         return Evaluation(
             scores={name: spread.mean for name, spread in spreads.items()},
             distributions=spreads,
-            calibration=calibration.record(fewest=1 if share_cases else FEWEST),
+            calibration=None if hides else calibration.record(fewest=1 if share_cases else FEWEST),
             empty=empty,
             one_sided=count_one_sided(apart),
         )

@@ -309,6 +309,7 @@ class Task:
             if len(by_case) == len(expected)
         }
         subjects = [subject_of(data.manifest.cases[number].id) for number in sorted(by_metric["dice"])]
+        hides = not share_cases and len(subjects) < FEWEST
         if keep is not None:
             keep.values, keep.subjects = cases, subjects
         distributions = {
@@ -321,7 +322,7 @@ class Task:
                 **self._papers(np.concatenate(counts), np.concatenate(shown)),
             },
             distributions=distributions,
-            calibration=calibration.record(fewest=1 if share_cases else FEWEST),
+            calibration=None if hides else calibration.record(fewest=1 if share_cases else FEWEST),
             empty=empty,
             one_sided=count_one_sided(apart),
         )
