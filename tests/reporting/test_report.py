@@ -397,6 +397,17 @@ def test_the_interval_of_the_mean_is_not_taken_from_a_site_with_few_cases() -> N
     assert bounds({"A": [0.8] * 9, "B": [0.7] * 9}) is None, "no spread at all is no certainty"
 
 
+def test_the_mean_has_no_interval_where_subjects_have_several_cases() -> None:
+    """Their scans are alike, so the deviation over cases would say too little."""
+    final = record({site: np.linspace(0.7, 0.9, 20).tolist() for site in ("A", "B")}).final
+    assert final is not None
+    one = final.best.evaluations["A"]["test"].distributions
+    assert mean_with_interval(final.best, ["A", "B"], "dice")[1] is not None
+    one["dice"] = one["dice"].model_copy(update={"subjects": 5})
+    mean, bounds = mean_with_interval(final.best, ["A", "B"], "dice")
+    assert mean == pytest.approx(0.8) and bounds is None
+
+
 def test_where_single_scores_are_kept_back_there_is_a_box_from_quantiles(tmp_path: Path) -> None:
     many = {site: np.random.default_rng(0).uniform(0.5, 0.9, 12).tolist() for site in ("BIDMC", "HK")}
     text = said(record(many, share_cases=False), tmp_path)

@@ -125,8 +125,8 @@ def cross_site(
         if broadcast.round == last:
             state = StateStore(folder / SITE_STATE / owner).before(last + 1)
             personal = state.personal if state else {}
-            trained = update.restored(broadcast.unpacked().weights).weights
-            weights = {**trained, **{key: value.numpy() for key, value in personal.items()}}
+            own = update.restored(broadcast.unpacked().weights).weights
+            weights = {**own, **{key: value.numpy() for key, value in personal.items()}}
             models[owner] = Broadcast(round=last, best_round=0, weights=weights, arrays=broadcast.arrays)
     newest.clear()
     scores: dict[str, dict[str, dict[str, float]]] = {site: {} for site in models}

@@ -277,6 +277,13 @@ def test_mistakes_get_a_sentence(data: dict[str, object], message: str) -> None:
         task(data)
 
 
+def test_mirror_images_along_no_axis_are_refused() -> None:
+    data: dict[str, object] = {"patch": [16, 16, 16], "mirror": []}
+    assert build_task(job(data)).metric == "dice", "training may do without"
+    with pytest.raises(ConfigError, match=r"evaluation.mirror has no axis to mirror, as data.mirror is \[\]"):
+        build_task(job(data, mirror=True))
+
+
 def test_options_of_patches_are_refused_with_slices() -> None:
     two = job({"matrix": 32}, mirror=True)
     two = two.model_copy(update={"task": two.task.model_copy(update={"classes": CLASSES[:2]})})

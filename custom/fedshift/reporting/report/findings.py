@@ -68,12 +68,15 @@ def mean_with_interval(scores: FinalScores, sites: list[str], name: str) -> tupl
 
         (Σ s² / n)² / Σ (s² / n)² / (n - 1)
 
-    They must be at least `MIN_DEGREES_OF_FREEDOM`. Without any spread over cases there is no interval. It covers other
-    cases at the same sites, not other sites.
+    They must be at least `MIN_DEGREES_OF_FREEDOM`. Without any spread over cases there is no interval, and none if some
+    subjects have several cases: these are alike, so that s² / n is too small. It covers other cases at the same sites,
+    not other sites.
     """
     mean = fmean(scores.sites[site]["test"][name] for site in sites)
     spreads = [distribution(scores, site, "test", name) for site in sites]
-    known = [(s.std**2 / s.n, s.n) for s in spreads if s is not None and s.std is not None and s.n > 1]
+    known = [
+        (s.std**2 / s.n, s.n) for s in spreads if s is not None and s.std is not None and s.n > 1 and s.subjects is None
+    ]
     variance = sum(of_site for of_site, _ in known)
     if len(known) < len(sites) or variance == 0:
         return mean, None

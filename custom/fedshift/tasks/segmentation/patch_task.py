@@ -15,7 +15,7 @@ from fedshift.data.counts import STEP
 from fedshift.data.resampled import FORMAT
 from fedshift.data.splits import subject_of
 from fedshift.data.voxels import intensity_range, network_volume, shape_at
-from fedshift.schema.errors import DataError
+from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
 from fedshift.tasks.augmentation import make_augmentation
@@ -55,6 +55,11 @@ class Task:
         """Check the parts of the job that only this kind understands."""
         self._job, task = job, job.task
         self._data = DataSpec.parse(task.data, where=f"task {task.name}: data")
+        if job.evaluation.mirror and self._data.mirror == ():
+            raise ConfigError(
+                f"task {task.name}: evaluation.mirror has no axis to mirror, as data.mirror is []: set "
+                "evaluation.mirror=false, or name the axes"
+            )
         self._foreground = task.classes[1:]
         self.metric = selecting(job, names("dice", self._foreground))
         self.metrics: Mapping[str, tuple[float, float]] = {
