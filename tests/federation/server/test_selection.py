@@ -30,8 +30,15 @@ def test_a_round_that_a_difficult_site_did_not_score_does_not_win_by_that() -> N
 
 def test_nothing_in_common_changes_nothing() -> None:
     assert selection({"A": 0.1}, {"B": 0.9}).best == 1
+    assert selection({"A": 0.9, "B": 0.9}, {"C": 0.95}).best == 1
     assert selection({}, {"B": 0.9}).best == 2
     assert selection({}, {}).best == 0
+
+
+def test_a_round_that_more_sites_scored_replaces_one_that_none_of_them_did() -> None:
+    """Or the first round would stay the best for ever if the only site that scored it left the run."""
+    assert selection({"A": 0.9}, {"B": 0.5, "C": 0.5}).best == 2
+    assert selection({"A": 0.9}, {"B": 0.5, "C": 0.5}, {"B": 0.6, "C": 0.6}).best == 3
 
 
 def test_the_mean_does_not_depend_on_who_answers_first() -> None:

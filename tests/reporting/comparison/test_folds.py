@@ -142,6 +142,19 @@ def test_a_pair_is_a_site_and_a_fold_averaged_over_seeds() -> None:
     )
 
 
+def test_folds_of_different_sites_have_no_interval_of_another_mean() -> None:
+    """A small site is tested in one fold only: the mean over folds is not the mean over pairs."""
+    theirs: dict[tuple[int, int], dict[str, float]] = {(0, fold): {"A": 0.5} for fold in FOLDS}
+    theirs[0, 1]["B"] = 0.6
+    gains = {1: -0.01, 2: 0.02, 3: 0.04}
+    ours = {(0, fold): {site: score + gains[fold] for site, score in theirs[0, fold].items()} for fold in FOLDS}
+    comparison = crossed({"X": ours, "Y": theirs}, tests=[("X", "Y")], pairs="sites_and_folds")
+    (test,) = paired_tests(comparison)
+    assert test.n == 4 and test.difference == pytest.approx(0.01)
+    assert test.over_folds is not None and sum(test.over_folds.interval) / 2 == pytest.approx(0.05 / 3)
+    assert test.interval is None and not any("% interval" in note for note in footnotes(comparison))
+
+
 def test_a_claim_is_not_confirmed_by_many_pairs_of_few_models() -> None:
     gains = {1: 0.001, 2: 0.03, 3: 0.09}
     low = {(0, fold): {"A": 0.5, "B": 0.6} for fold in FOLDS}

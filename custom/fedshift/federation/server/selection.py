@@ -6,7 +6,7 @@ from fedshift.schema.messages import Scores
 
 RULE = (
     "highest mean over sites of the aggregated model's validation {metric}; two rounds are compared over the sites "
-    "that scored both, and of equals the earlier one is kept"
+    "that scored both, and of equals the earlier one is kept; if no site scored both, the one that more sites scored"
 )
 
 RULE_LAST = "the last round: each round samples other sites, so the scores of two rounds cannot be compared"
@@ -47,17 +47,17 @@ class Selection:
 
         Only sites that scored both rounds count: otherwise a round without the score of a difficult site would win.
         """
-        new, old = self.validation(round_), self.validation(self.best)
+        new, old = self.validation(round_), self.validation(self.best) if self.best else {}
         common = [site for site in self._sites if site in new and site in old]
         if self._last:
+            better = True
+        elif common:
+            better = sum(new[s] for s in common) > sum(old[s] for s in common)
+        else:  # else a first round that one site scored, which then left, would stay the best
+            better = len(new) > len(old)
+        if better:
             self.best = round_
-            return True
-        if self.best and (not common or sum(new[s] for s in common) <= sum(old[s] for s in common)):
-            return False
-        if not new:
-            return False
-        self.best = round_
-        return True
+        return better
 
     def validation(self, round_: int) -> dict[str, float]:
         """Site -> validation score of a round's aggregate, of the sites that have reported one, in site order."""

@@ -64,9 +64,14 @@ class Paired:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mean difference, by the t-test over pairs or over folds; None without one."""
+        """The 95 % interval of the mean difference, by the t-test over pairs or over folds; None without one.
+
+        Where folds lack sites that others have, the mean of their averages is not that of all pairs, and there is none.
+        """
         found = self.over_pairs or self.over_folds
-        return None if found is None else found.interval
+        if found is None or not math.isclose(sum(found.interval) / 2, self.difference, abs_tol=1e-9):
+            return None
+        return found.interval
 
 
 def paired_tests(comparison: Comparison) -> list[Paired]:
