@@ -44,6 +44,7 @@ def survey_site(
     preparation: dict[str, object] | None = None,
     lacking: Mapping[int, Sequence[str]] | None = None,
     placeholders: Sequence[int] = (),
+    ids: Sequence[str] = (),
 ) -> Path:
     """A prepared site with a case for each seed; returns its folder.
 
@@ -57,7 +58,7 @@ def survey_site(
         for absent in (lacking or {}).get(seed, ()):
             labels[labels == CLASSES.index(absent)] = 0
         size = (1.0, 1.0, 1.0) if seed in placeholders else spacing
-        name = f"Patient{seed:03d}"
+        name = ids[number] if ids else f"Patient{seed:03d}"
         for index, image in enumerate(images):
             ending = f"_{index:04d}" if len(sequences) > 1 else ""
             _write(image, folder / "volumes" / f"{name}{ending}.nii.gz", size)

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -62,6 +62,11 @@ def subject_of(case: str) -> str:
     Only BIDS names say it. Other ids are not compared, however alike: ``P1a`` and ``P1b`` may be two people.
     """
     return case.partition("_ses-")[0]
+
+
+def most_of_a_subject(cases: Sequence[Case]) -> int:
+    """The largest number of cases that are of one subject; 0 without cases."""
+    return max(Counter(subject_of(case.id) for case in cases).values(), default=0)
 
 
 def case_splits(cases: Sequence[Case], *, site: str, fold: int | None) -> list[Split]:

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedshift.data.fingerprint import case_fingerprints
+from fedshift.data.fingerprint import case_fingerprints, surveyed_cases
 from fedshift.federation.survey.shift import OF_A_SCAN, from_site
-from fedshift.federation.survey.site import answer
+from fedshift.federation.survey.site import answer, least_cases
 from fedshift.schema.errors import PolicyError
 from fedshift.schema.fingerprint import Fingerprint
+from fedshift.schema.manifest import read_manifest
 from fedshift.schema.policy import Policy
 from fedshift.schema.reference import DOUBT, LogSums, Reference
 
@@ -51,7 +52,10 @@ def site_reference(
         _log_withheld(site, fingerprint.withheld)
         return None
     return reference_of(
-        fingerprint, list(case_fingerprints(folder)), confidences, least=max(rules.min_cases, rules.survey_cases)
+        fingerprint,
+        list(case_fingerprints(folder)),
+        confidences,
+        least=least_cases(rules, surveyed_cases(read_manifest(folder))),
     )
 
 

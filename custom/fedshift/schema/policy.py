@@ -72,10 +72,11 @@ class Policy(Strict):
 
     ``train``: whether the site trains. If not, it only scores models, in jobs that hold it out.
     ``allow``: which kinds of arrays methods may send in addition to the network's weights (`ArrayKind`).
-    ``min_cases``: minimum training cases (patients; or pictures, if each picture is a case) before any such array may
-    leave; for prototypes, the minimum in each class. ``encryption``: ``required`` refuses jobs without encrypted
-    or masked updates. ``statistics`` and ``weights``: noise on these, none by default. With noise on the weights,
-    nothing computed from training images leaves without noise, but for counts and for scores of a model with
+    ``min_cases``: minimum training cases (patients, whose several scans count as one where their names say so, see
+    `fedshift.data.splits.subject_of`; or pictures) before any such array may leave; for prototypes, the minimum in each
+    class. Noise, too, is for all scans of a patient together. ``encryption``: ``required`` refuses jobs without
+    encrypted or masked updates. ``statistics`` and ``weights``: noise on these, none by default. With noise on the
+    weights, nothing computed from training images leaves without noise, but for counts and for scores of a model with
     normalisation layers or statistics of the site's own (FedBN, FedRDN). ``dp_sgd``: training by DP-SGD in place of
     ``weights``, under the same rule. ``budget``: what all jobs together may spend; what then leaves has noise, but for
     counts and scores. ``case_scores``: whether the final models' scores of single cases leave (without ids); otherwise

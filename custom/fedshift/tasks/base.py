@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedshift.data.samples import Samples
+from fedshift.data.splits import subject_of
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import EvaluationSpec, JobSpec
@@ -75,6 +76,14 @@ class SiteData(Samples):
     def window_cases(self, subset: Subset) -> np.ndarray:
         """Which case each of the `windows` is of, (n,)."""
         return self.cases(subset)
+
+    def subjects_of(self, cases: np.ndarray) -> np.ndarray:
+        """Whose each of these cases is, (n,): the number of the first case of the same subject (`subject_of`)."""
+        first: dict[str, int] = {}
+        for number, case in enumerate(self.manifest.cases):
+            first.setdefault(subject_of(case.id), number)
+        subjects = np.array([first[subject_of(case.id)] for case in self.manifest.cases], dtype=np.int64)
+        return subjects[cases] if len(subjects) else cases  # every picture is of a subject of its own
 
     @property
     def n_train(self) -> int:

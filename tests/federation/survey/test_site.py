@@ -44,6 +44,18 @@ def test_two_cases_tell_nothing_by_default(tmp_path: Path) -> None:
     assert not answer(survey_site(tmp_path / "more", "A", (1, 2, 3)), "A").withheld
 
 
+def test_the_scans_of_a_subject_are_one_case(tmp_path: Path) -> None:
+    """Four scans of one person are not the four cases that a policy wants, and noise hides all of them together."""
+    ids = [*(f"sub-1_ses-{number}" for number in range(4)), "sub-2", "sub-3", "sub-4"]
+    few = survey_site(tmp_path / "few", "A", range(1, 6), ids=ids[:5])
+    assert "a subject's scans as one" in answer(few, "A").withheld
+    lacking = {number: ["core"] for number in (5, 6, 7)}  # what remains is of one person
+    many = answer(survey_site(tmp_path, "A", range(1, 8), ids=ids, lacking=lacking), "A")
+    assert not many.withheld and "core" not in many.intensities["image"] and many.volumes["core"].values == ()
+    policy = Policy.parse({"statistics": {"multiplier": 0.5, "clip": 1.0}}, where="test")
+    assert answer(tmp_path / "organ" / "A", "A", policy).noise == pytest.approx(4 * 0.5 * np.sqrt(2))
+
+
 def test_a_site_that_wants_encryption_does_not_answer(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"site A: .* answers that the server cannot read"):
         answer(survey_site(tmp_path, "A", (1, 2, 3)), "A", Policy(encryption="required"))

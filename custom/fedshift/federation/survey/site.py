@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedshift.data.fingerprint import counts_only, fingerprint, surveyed_cases
+from fedshift.data.splits import most_of_a_subject, subject_of
 from fedshift.federation.site.privacy.noise import LENGTH, gaussian
 from fedshift.schema.errors import PolicyError
 from fedshift.schema.fingerprint import Fingerprint
-from fedshift.schema.manifest import read_manifest
+from fedshift.schema.manifest import Case, read_manifest
 from fedshift.schema.policy import Policy, StatisticsNoise
 
 if TYPE_CHECKING:
@@ -55,12 +56,15 @@ def answer(
             "those of a survey are not encrypted: plan without this site, or ask it"
         )
     least = max(policy.min_cases, policy.survey_cases)
-    cases = len(surveyed_cases(read_manifest(folder)))
+    cases = surveyed_cases(read_manifest(folder))
     why = ""
     if "statistics" not in policy.allow:
         why = "its policy does not allow statistics (privacy.allow)"
-    elif cases < least:
-        why = f"it has fewer cases than its policy wants for that (privacy.survey_cases, privacy.min_cases: {least})"
+    elif len({subject_of(case.id) for case in cases}) < least:
+        why = (
+            "it has fewer cases than its policy wants for that (privacy.survey_cases, privacy.min_cases: "
+            f"{least}, a subject's scans as one)"
+        )
     elif policy.covers_network and policy.statistics is None:
         why = "its policy puts noise on the network and none on statistics (privacy.weights, privacy.dp_sgd)"
     elif policy.budget is not None and policy.statistics is None:
@@ -72,13 +76,20 @@ def answer(
         from fedshift.federation.site.privacy.ledger import Ledger  # imports scipy, needed with noise only
 
         Ledger(ledger).check(policy.budget, [_mechanism(policy.statistics)], site=site, job=SURVEY, run=None)
-    found = _named(fingerprint(folder, least=least, scanners=policy.scanners, progress=progress), site)
+    found = _named(
+        fingerprint(folder, least=least_cases(policy, cases), scanners=policy.scanners, progress=progress), site
+    )
     if policy.statistics is None:
         return found
-    noisy = with_noise(found, policy.statistics)
+    noisy = with_noise(found, policy.statistics, scans=most_of_a_subject(cases))
     if ledger is not None:
         _record(noisy, policy, policy.statistics, ledger)
     return noisy
+
+
+def least_cases(policy: Policy, cases: Sequence[Case]) -> int:
+    """The fewest of these cases that are of as many subjects as a survey needs, whichever of them they are."""
+    return max(policy.min_cases, policy.survey_cases) * max(most_of_a_subject(cases), 1)
 
 
 def _mechanism(noise: StatisticsNoise) -> Mechanism:
@@ -116,18 +127,19 @@ def _record(noisy: Fingerprint, policy: Policy, noise: StatisticsNoise, folder: 
     )
 
 
-def with_noise(found: Fingerprint, noise: StatisticsNoise) -> Fingerprint:
+def with_noise(found: Fingerprint, noise: StatisticsNoise, *, scans: int = 1) -> Fingerprint:
     """Only the histograms of normalised intensities of whole volumes, with Gaussian noise on every bin.
 
-    A case has a share of 1 in a histogram, so replacing it moves one by at most √2 and n together by √(2n), in L2
-    norm. Nothing else of a fingerprint is bounded like this by itself, so it stays at the site. The noise comes from
-    random bytes that are thrown away: asked again, the site answers with other noise, and spends as much again.
+    A case has a share of 1 in a histogram, so replacing a subject with s cases, at most ``scans``, moves one by at most
+    s√2 and n together by s√(2n), in L2 norm. Nothing else of a fingerprint is bounded like this by itself, so it stays
+    at the site. The noise comes from random bytes that are thrown away: asked again, the site answers with other noise,
+    and spends as much again.
     """
     from fedshift.federation.site.privacy.gate import Budget  # imports torch and scipy, needed with noise only
     from fedshift.schema.fingerprint import ALL, Intensities
 
     budget = Budget(noise, once=1, per_round=0, rounds=1)
-    deviation = budget.multiplier * sqrt(2 * len(found.intensities))
+    deviation = budget.multiplier * scans * sqrt(2 * len(found.intensities))
     log.info(
         "site %s: survey with noise of deviation %.3g a bin: ε = %.3g at δ = %g",
         *(found.site, deviation, budget.total, noise.delta),

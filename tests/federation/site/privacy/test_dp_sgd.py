@@ -65,10 +65,10 @@ def answered(job: JobSpec, data: Path, folder: Path, rules: Policy | None) -> tu
 
 def test_a_batch_is_a_draw_of_cases_and_a_round_has_the_steps_of_the_job() -> None:
     rule = DpSgd(epsilon=8, delta=1e-3, clip=1)
-    plan = make_plan(rule, ScheduleSpec(rounds=5, local_epochs=2, batch_size=8), images=80, cases=4)
+    plan = make_plan(rule, ScheduleSpec(rounds=5, local_epochs=2, batch_size=8), images=80, subjects=4)
     assert (plan.sampling_rate, plan.steps) == (1.0, 20)
     assert plan.multiplier == pytest.approx(noise_multiplier(8, 1e-3, 100)), "all cases in every step: exact"
-    plan = make_plan(rule, ScheduleSpec(rounds=5, local_steps=3, batch_size=8), images=80, cases=40)
+    plan = make_plan(rule, ScheduleSpec(rounds=5, local_steps=3, batch_size=8), images=80, subjects=40)
     assert (plan.sampling_rate, plan.steps) == (0.2, 3)
     spent = composed_epsilon([plan.mechanism(5)], 1e-3)
     assert 7.8 < spent <= 8, "Opacus' accountant and dp-accounting agree, and neither is past the policy"
@@ -89,13 +89,16 @@ class _Line(nn.Module):
 
 
 class _Cases:
-    """Two images a case; the gradient of each image of a case is the case's."""
+    """Two images a case; the gradient of each image of a case is the case's. ``scans``: cases of each subject."""
 
-    def __init__(self, gradients: np.ndarray) -> None:
-        self.gradients = torch.from_numpy(np.repeat(gradients, 2, 0)).float()
+    def __init__(self, gradients: np.ndarray, *, scans: int = 1) -> None:
+        self.gradients, self.scans = torch.from_numpy(np.repeat(gradients, 2, 0)).float(), scans
 
     def cases(self, subset: str) -> np.ndarray:
         return np.repeat(np.arange(len(self.gradients) // 2), 2)
+
+    def subjects_of(self, cases: np.ndarray) -> np.ndarray:
+        return cases // self.scans * self.scans
 
     def drawn(self, index: np.ndarray, *, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         return self.gradients[index], torch.zeros(len(index))
@@ -115,7 +118,9 @@ def hooks(net: nn.Module) -> list[int]:
     return [len(module._forward_hooks) for module in net.modules()]
 
 
-def step(gradients: np.ndarray, *, rate: float, clip: float, multiplier: float = 0.0, steps: int = 1) -> np.ndarray:
+def step(
+    gradients: np.ndarray, *, rate: float, clip: float, multiplier: float = 0.0, steps: int = 1, scans: int = 1
+) -> np.ndarray:
     """How far SGD with learning rate 1 goes, and the network's state is as before."""
     net = _Line(gradients.shape[1])
     before = set(vars(net.layer.weight)), hooks(net)
@@ -126,7 +131,7 @@ def step(gradients: np.ndarray, *, rate: float, clip: float, multiplier: float =
         Plan(clip, multiplier, rate, steps), lambda purpose, shape: rng.normal(size=shape), lambda p, s: rng.random(s)
     )
     chain = ClientChain(method_set.load({"fedavg": {}}), run, {})
-    taken, _ = training.train(_Sum(), _Cases(gradients), chain, run)  # type: ignore[arg-type]
+    taken, _ = training.train(_Sum(), _Cases(gradients, scans=scans), chain, run)  # type: ignore[arg-type]
     assert taken == steps
     assert (set(vars(net.layer.weight)), hooks(net)) == before
     moved: np.ndarray = -net.layer.weight.detach().numpy()[0]
@@ -151,6 +156,15 @@ def test_one_case_moves_a_step_by_no_more_than_the_clip() -> None:
     for changed in (gradients, other):
         difference = step(changed, rate=1.0, clip=0.5) - step(nothing, rate=1.0, clip=0.5)
         assert np.linalg.norm(difference) * 9 <= 0.5 + 1e-5
+
+
+def test_all_scans_of_a_subject_together_move_a_step_by_no_more_than_the_clip() -> None:
+    gradients = np.random.default_rng(1).normal(size=(12, 5))
+    other, nothing = gradients.copy(), gradients.copy()
+    other[4:8] = 1e6
+    nothing[4:8] = 0
+    difference = step(other, rate=1.0, clip=0.5, scans=4) - step(nothing, rate=1.0, clip=0.5, scans=4)
+    assert np.linalg.norm(difference) * 3 == pytest.approx(0.5), "of three subjects, each with one of four scans"
 
 
 def test_noise_has_the_stated_deviation_and_empty_draws_are_steps_of_noise() -> None:
@@ -298,25 +312,25 @@ def test_only_these_methods_go_together_with_dp_sgd() -> None:
 @pytest.mark.parametrize(("epsilon", "multiplier"), [(8.0, 0.8221435546875), (1.0, 3.18359375)])
 def test_the_noise_of_usual_epsilons_is_the_accountants(epsilon: float, multiplier: float) -> None:
     schedule = ScheduleSpec(rounds=20, local_steps=20, batch_size=8)
-    plan = make_plan(DpSgd(epsilon=epsilon, delta=1e-5, clip=1), schedule, images=2000, cases=200)
+    plan = make_plan(DpSgd(epsilon=epsilon, delta=1e-5, clip=1), schedule, images=2000, subjects=200)
     assert plan.multiplier == pytest.approx(multiplier, rel=1e-9)
 
 
 def test_a_small_epsilon_is_nearly_used_up_and_none_is_too_small_for_a_sentence() -> None:
     schedule = ScheduleSpec(rounds=20, local_steps=20, batch_size=8)
-    plan = make_plan(DpSgd(epsilon=0.1, delta=1e-5, clip=1), schedule, images=2000, cases=200)
+    plan = make_plan(DpSgd(epsilon=0.1, delta=1e-5, clip=1), schedule, images=2000, subjects=200)
     assert 0.095 < composed_epsilon([plan.mechanism(20)], 1e-5) <= 0.1
     with pytest.raises(
         ConfigError, match=r"privacy\.dp_sgd\.epsilon: no noise gives 1e-05 at delta 1e-05 over 400 steps"
     ):
-        make_plan(DpSgd(epsilon=1e-5, delta=1e-5, clip=1), schedule, images=2000, cases=200)
+        make_plan(DpSgd(epsilon=1e-5, delta=1e-5, clip=1), schedule, images=2000, subjects=200)
 
 
 def test_without_the_library_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     rule, schedule = DpSgd(epsilon=7, delta=1e-3, clip=1), ScheduleSpec(rounds=1, local_steps=1, batch_size=8)
     monkeypatch.setitem(__import__("sys").modules, "opacus.grad_sample", None)
     with pytest.raises(ConfigError, match=r"privacy.dp_sgd needs Opacus.*pip install 'fedshift\[dp\]'"):
-        make_plan(rule, schedule, images=70, cases=70)
+        make_plan(rule, schedule, images=70, subjects=70)
 
 
 def test_group_norm_will_do_and_batch_norm_will_not() -> None:

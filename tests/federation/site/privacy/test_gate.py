@@ -22,6 +22,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
+from volumesites import blob_job, make_volume_site
 
 from fedshift.data.blocks import write_hashes
 from fedshift.data.locate import read_settings
@@ -172,18 +173,30 @@ def test_cases_are_counted_and_not_slices(tmp_path: Path) -> None:
     data = make_site(tmp_path, "HK", cases=4, depth=8)
     task = build_task(small_job("fedrdn"))
     population = Population.of(task.open(data, "HK"), dense=True)  # type: ignore[arg-type]
-    assert (population.cases, population.share) == (2, 0.5)
+    assert (population.subjects, population.share) == (2, 0.5)
     site = Site(small_job("fedrdn"), "HK", data=data, state=tmp_path / "s", privacy=policy(min_cases=3))
     with pytest.raises(PolicyError, match=r"fewer training cases .*privacy\.min_cases: 3"):
         site.statistics()
     Site(small_job("fedrdn"), "HK", data=data, state=tmp_path / "s", privacy=policy(min_cases=2)).statistics()
 
 
+def test_the_scans_of_a_subject_are_one_case(tmp_path: Path) -> None:
+    ids = [f"sub-{max(number, 2)}_ses-{number}" for number in range(8)]  # three scans of one, one of each other
+    data = make_volume_site(tmp_path, "A", cases=8, val=1, test=1, ids=ids)
+    job = blob_job(tmp_path, methods="fedrdn")
+    population = Population.of(build_task(job).open(data, "A"), dense=True)  # type: ignore[arg-type]
+    assert (population.subjects, population.share) == (4, 0.5)
+    site = Site(job, "A", data=data, state=tmp_path / "s", privacy=policy(min_cases=5))
+    with pytest.raises(PolicyError, match=r"fewer training cases .*privacy\.min_cases: 5, a subject's scans as one"):
+        site.statistics()
+    Site(job, "A", data=data, state=tmp_path / "s", privacy=policy(min_cases=4)).statistics()
+
+
 def test_prototypes_need_the_cases_in_every_class(tmp_path: Path) -> None:
     data = make_image_site(tmp_path, "A")
     job = small_image_job("fedproto")
     population = Population.of(build_task(job).open(data, "A"), dense=False)  # type: ignore[arg-type]
-    assert population.fewest_of_a_class < population.cases
+    assert population.fewest_of_a_class < population.subjects
 
     def ask(least: int) -> Update:
         rules = policy(allow=["prototypes"], min_cases=least)

@@ -1,20 +1,21 @@
-"""DP-SGD at a site: the gradient of each training case is clipped, and noise is added to every step.
+"""DP-SGD at a site: the gradient of each training subject is clipped, and noise is added to every step.
 
-Abadi et al., "Deep Learning with Differential Privacy", CCS 2016. With N training cases, clip C and noise multiplier σ,
-a step is::
+Abadi et al., "Deep Learning with Differential Privacy", CCS 2016. With N training subjects, clip C and noise multiplier
+σ, a step is::
 
-    each case takes part with probability q, on its own (Poisson sampling)
-    g_i = gradient of the loss of one image of case i, drawn at random, alone
+    each subject takes part with probability q, on its own (Poisson sampling)
+    g_i = gradient of the loss of one image of subject i, drawn at random, alone
     g   = ( Σ_i g_i · min(1, C / ‖g_i‖) + N(0, σ²C²) ) / (q N)
 
 and the job's optimiser goes along g. q is ``batch_size`` / N, at most 1, and a round has as many steps as without
-DP-SGD, so that a step sees as many images as a batch on average. The unit of protection is the case (a patient), as in
-all of the policy, though per-sample gradients are of single images: a case that takes part does so with one image.
+DP-SGD, so that a step sees as many images as a batch on average. The unit of protection is the subject (a patient with
+all scans, as far as their names say so: `fedshift.data.splits.subject_of`; or a picture), as in all of the policy,
+though per-sample gradients are of single images: a subject that takes part does so with one image.
 
 σ follows from (ε, δ) for all steps of all rounds: by Opacus' PRV accountant (Gopi, Lee & Wutschitz, NeurIPS 2021), or
-exactly if q = 1. Both count a case as one that is there or whose gradient is zero. N, q and the number of steps do not
-depend on whether it is, and are public. The accountant assumes Poisson sampling, so batches are drawn like that and not
-from shuffled epochs: they differ in size, and may be empty, which is a step of noise alone. Who takes part and the
+exactly if q = 1. Both count a subject as one that is there or whose gradient is zero. N, q and the number of steps do
+not depend on whether it is, and are public. The accountant assumes Poisson sampling, so batches are drawn like that and
+not from shuffled epochs: they differ in size, and may be empty, which is a step of noise alone. Who takes part and the
 noise come from the site's secret, since the server knows the job's seed and the assumption is that it cannot tell.
 
 Per-sample gradients, clipping and virtual batches (a drawn batch goes through the network in parts of `PART` images)
@@ -85,21 +86,21 @@ class Plan:
         return Mechanism(self.multiplier, self.sampling_rate, self.steps * rounds)
 
 
-def make_plan(noise: DpSgd, schedule: ScheduleSpec, *, images: int, cases: int) -> Plan:
+def make_plan(noise: DpSgd, schedule: ScheduleSpec, *, images: int, subjects: int) -> Plan:
     """Work out the noise for a job.
 
     Args:
         noise: the site's policy.
         schedule: the job's.
         images: the site's training images.
-        cases: the site's training cases.
+        subjects: whose these are: the patients; or the pictures, if each is a case.
 
     Raises:
         ConfigError: Opacus is not installed, or no noise is enough.
     """
     epoch = epoch_starts(images, batch_size=schedule.batch_size, drop_last=schedule.drop_last)
     steps = schedule.steps(len(epoch))
-    rate = min(1.0, schedule.batch_size / cases)
+    rate = min(1.0, schedule.batch_size / subjects)
     return Plan(noise.clip, _multiplier(noise.epsilon, noise.delta, rate, steps * schedule.rounds), rate, steps)
 
 
@@ -191,20 +192,20 @@ class PrivateTraining:
             Stopped: the job was aborted.
         """
         net, plan = run.net, self.plan
-        cases, case_of = np.unique(data.cases("train"), return_inverse=True)
-        members = [np.flatnonzero(case_of == case) for case in range(len(cases))]
+        subjects, subject_of = np.unique(data.subjects_of(data.cases("train")), return_inverse=True)
+        members = [np.flatnonzero(subject_of == subject) for subject in range(len(subjects))]
         device = next(net.parameters()).device
         loop = loop or Loop()
         run.steps = plan.steps
         net.train()
         with seeded_global(derive_seed(run.seed, run.site, run.round, "layers")), _sample_gradients(net):
             losses: list[float] = loop.resume(run, chain).get("losses", [])
-            optimizer = self._optimizer(run, expected=plan.sampling_rate * len(cases))
+            optimizer = self._optimizer(run, expected=plan.sampling_rate * len(subjects))
             for step in range(run.step, plan.steps):
                 if run.stop():
                     raise Stopped(f"site {run.site}, round {run.round}: stopped before it was done")
-                takes_part = self.chances(f"cases of step {step}", (len(cases),)) < plan.sampling_rate
-                image, seed = self.chances(f"images of step {step}", (2, len(cases)))
+                takes_part = self.chances(f"cases of step {step}", (len(subjects),)) < plan.sampling_rate
+                image, seed = self.chances(f"images of step {step}", (2, len(subjects)))
                 drawn = [(members[k][int(image[k] * len(members[k]))], seed[k]) for k in np.flatnonzero(takes_part)]
                 parts = [drawn[start : start + PART] for start in range(0, len(drawn), PART)] or [[]]
                 optimizer.zero_grad(set_to_none=True)

@@ -54,18 +54,20 @@ Group = Literal["images", "features"]
 
 @dataclass(frozen=True)
 class Population:
-    """Counts of a site's training split. ``share``: the largest case's share of the images that statistics are of."""
+    """Counts of a site's training split. ``share``: the largest part of the images that statistics are of, of one
+    subject. Scans of one subject are protected together, so what a policy calls a case is a subject here.
+    """
 
     images: int
-    cases: int
+    subjects: int
     share: float
     fewest_of_a_class: int
-    """The smallest number of images of a class that occurs; the number of cases if labels are per pixel."""
+    """The smallest number of images of a class that occurs; the number of subjects if labels are per pixel."""
 
     @classmethod
     def of(cls, data: SiteData, *, dense: bool) -> Population:
         """Count the training split of ``data``; ``dense`` is the task's (`fedshift.tasks.base.Task.dense`)."""
-        counts = np.unique(data.window_cases("train"), return_counts=True)[1]
+        counts = np.unique(data.subjects_of(data.window_cases("train")), return_counts=True)[1]
         share = float(counts.max() / counts.sum()) if len(counts) else 0.0
         fewest = len(counts)
         if not dense and data.n_train:
@@ -170,7 +172,7 @@ class Gate:
         if noise is None or not self._methods.sends_parameters:
             return None
         population = self._population
-        return make_plan(noise, self._job.task.schedule, images=population.images, cases=population.cases)
+        return make_plan(noise, self._job.task.schedule, images=population.images, subjects=population.subjects)
 
     def admit(self, broadcast: Broadcast) -> str:
         """Check a task whose answer depends on the training images, before it is done. Returns a permit for `release`.
@@ -397,11 +399,12 @@ class Gate:
                 "choose another method, or ask the site"
             )
         by_class = spec.kind == "prototypes"
-        if (population.fewest_of_a_class if by_class else population.cases) < policy.min_cases:
+        if (population.fewest_of_a_class if by_class else population.subjects) < policy.min_cases:
             of_a_class = "of a class " if by_class else ""
             raise PolicyError(
                 f"{who} and has fewer training cases {of_a_class}than its policy wants for that "
-                f"(privacy.min_cases: {policy.min_cases}): choose another method, or leave the site out"
+                f"(privacy.min_cases: {policy.min_cases}, a subject's scans as one): choose another method, or leave "
+                "the site out"
             )
         group = group_of(spec)
         needs_noise = policy.covers_network or policy.budget is not None
