@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import nn
 
 from fedshift.data.locate import PHANTOM
@@ -31,7 +30,6 @@ from fedshift.schema.task_files import Numbered, apps_dir, tasks
 from fedshift.tasks import trial
 from fedshift.tasks.base import Task
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.stages import StagedNetwork
 
 PRACTICAL = "practical"
 """Key of a task file: what `practical` reads."""
@@ -196,13 +194,11 @@ def _network(task: Task, spec: TaskSpec) -> nn.Module:
 
 
 def _try(net: nn.Module, task: Task, spec: TaskSpec) -> None:
-    """One image through the network: what does not fit would else be found at every site."""
-    wanted = (1, len(spec.classes), *task.spatial) if task.dense else (1, len(spec.classes))
-    channels = cast(StagedNetwork, net).in_channels
+    """An image without values through the network: what does not fit would else be found at every site."""
+    wanted = (len(spec.classes), *task.spatial) if task.dense else (len(spec.classes),)
     try:
-        with torch.inference_mode():
-            shape = tuple(net.eval()(torch.zeros(1, channels, *task.spatial)).shape)
-    except (RuntimeError, ValueError) as error:
+        shape = tuple(trial.run(net, task.spatial).shape)[1:]
+    except trial.UNFIT as error:
         if task.dense and not isinstance(getattr(net, "head", None), nn.Linear):
             trial.check_patch(net, task.spatial, name=spec.network.name)
         size = " x ".join(map(str, task.spatial))
