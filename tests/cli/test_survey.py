@@ -220,3 +220,35 @@ def test_the_job_of_a_survey(home: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["survey", "jobs/ask", "--out", "asked"]) == 0, "the same sites, in this process"
     assert main(["run", "jobs/ask"]) == 2
     assert "asks for a survey" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("annotated", "lacking", "reason"),
+    [
+        (("core",), {}, "no site outlines the class rim, so none can learn it"),
+        (None, {seed: ["rim"] for seed in range(1, 5)}, "no site has a case with the class rim"),
+    ],
+)
+def test_a_class_that_no_site_has_is_in_no_plan(
+    annotated: tuple[str, ...] | None,
+    lacking: dict[int, list[str]],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Those of one site are enough, and a job for the sites on this machine says it too."""
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    lacking = {**lacking, 5: ["rim"], 6: ["rim"]} if lacking else {}
+    for site, seeds in (("A", (1, 2, 3)), ("B", (4, 5, 6))):
+        survey_site(tmp_path / "data", site, seeds, annotated=annotated, lacking=lacking)
+    assert main(["survey", "organ"]) == 2
+    assert reason in capsys.readouterr().err and (tmp_path / "surveys" / "organ" / "shift.html").is_file()
+    survey_site(tmp_path / "data", "C", (7, 8, 9))
+    assert main(["survey", "organ"]) == 0
+    plan = str(tmp_path / "surveys" / "organ" / "organ.yaml")
+    capsys.readouterr()
+    for sites, fits in (("A,B", annotated is None), ("B,C", True)):
+        assert main(["job", "fedavg", plan, "--sites", sites, "--force"]) == 0
+        assert ("does not fit the data here" not in capsys.readouterr().out) == fits

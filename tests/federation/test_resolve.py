@@ -313,5 +313,7 @@ def test_the_papers_splits_are_data_sets_of_their_own() -> None:
 
 def test_a_job_is_made_without_the_memory_that_its_patches_need() -> None:
     """The machine that makes a job need not be one that trains it."""
-    job = resolve("hippocampus", "fedavg", options=["data.patch=[2048, 2048, 2048]"])  # 34 GB in the first layer's input
+    job = resolve(
+        "hippocampus", "fedavg", options=["data.patch=[2048, 2048, 2048]"]
+    )  # 34 GB in the first layer's input
     assert build_task(job).spatial == (2048, 2048, 2048)

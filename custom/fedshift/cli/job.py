@@ -143,6 +143,7 @@ def _choose(args: argparse.Namespace) -> None:
 def write(args: argparse.Namespace) -> int:
     """``fedshift job``."""
     from fedshift.cli.earlier import require_no_run_inside
+    from fedshift.federation.prepared_here import misfits
     from fedshift.flare.export import write_job
     from fedshift.reporting.report.wording import counted
     from fedshift.reporting.table import site_names
@@ -160,5 +161,7 @@ def write(args: argparse.Namespace) -> int:
         print(f"by the clock: {BY_CLOCK}")
     if job.evaluation.local:
         print("with local models: each site trains a second model, on its own data alone; training takes twice as long")
+    for misfit in misfits(job):
+        print(f"does not fit the data here: {misfit}")
     print(f"{folder}: {counted(job.task.schedule.rounds, 'round')} at {site_names(job.task.sites)}{out}")
     return 0

@@ -187,13 +187,14 @@ def _plan(survey: Survey, args: argparse.Namespace, patch: Sequence[int] | None,
     """Write the planned task file; None if no site tells enough."""
     from fedshift.federation.planning.plan import make_plan
     from fedshift.federation.planning.task_file import ct_note, task_file
-    from fedshift.federation.survey.merge import merge
+    from fedshift.federation.survey.merge import merge, require_every_class
     from fedshift.schema.files import write_text
 
     if all(one.geometry is None for one in survey.planned):
         print("No plan: no site tells the size of its voxels and volumes.", file=sys.stderr)
         return None
     pooled = merge(survey.planned)
+    require_every_class(survey.planned)
     surveyed = sum(one.surveyed > 0 for one in survey.planned)  # with noise, cases count and tell no sizes
     plan = make_plan(pooled, sites=surveyed, dims=args.dims, memory=args.memory, patch=patch)
     write_text(path, task_file(plan, survey.planned, survey.spec, name=path.stem))

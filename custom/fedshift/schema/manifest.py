@@ -204,7 +204,8 @@ class Manifest(Strict):
         if self.classes != classes:
             raise DataError(
                 f"{folder}: {self.site} was prepared with the classes {', '.join(self.classes)}, the job has "
-                f"{', '.join(classes)}: delete the folder and prepare it again, own scans with --task NAME"
+                f"{', '.join(classes)}: correct the task's classes, or delete the folder and prepare it again, own "
+                "scans with --task NAME"
             )
 
     def write(self, folder: Path) -> None:

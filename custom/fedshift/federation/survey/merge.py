@@ -75,6 +75,22 @@ def check_alike(fingerprints: Sequence[Fingerprint]) -> None:
             )
 
 
+def require_every_class(fingerprints: Sequence[Fingerprint]) -> None:
+    """See that each class can be learnt at some site.
+
+    Raises:
+        ConfigError: the masks of no site outline a class, or no case of theirs has it.
+    """
+    for name in fingerprints[0].classes[1:]:
+        outlining = [one for one in fingerprints if one.annotated is None or name in one.annotated]
+        if all(name in one.volumes and not one.volumes[name].cases for one in outlining):
+            has = "has a case with" if outlining else "outlines"
+            raise ConfigError(
+                f"no site {has} the class {name}, so none can learn it: prepare a site whose training cases have it, "
+                "or prepare all of them without this class (--label)"
+            )
+
+
 def _reduced(parts: Sequence[T], add: Callable[[T, T], T]) -> T | None:
     return reduce(add, parts) if parts else None
 
