@@ -140,10 +140,11 @@ def write_described(
     style: str = "msd",
     cases: int = 3,
     seed: int = 0,
+    name: str = "Ball",
 ) -> Path:
     """A data set in the Decathlon's layout (4D for several sequences) or in nnU-Net's (``style`` nnunet)."""
-    for name in ("imagesTr", "labelsTr"):
-        (folder / name).mkdir(parents=True)
+    for part in ("imagesTr", "labelsTr"):
+        (folder / part).mkdir(parents=True)
     training = []
     for k in range(cases):
         image, mask = volume(seed + k)
@@ -158,7 +159,7 @@ def write_described(
         sitk.WriteImage(zones(mask) if len(classes) > 1 else mask, str(folder / "labelsTr" / f"case_{k}.nii.gz"))
         training.append({"image": f"./imagesTr/case_{k}.nii.gz", "label": f"./labelsTr/case_{k}.nii.gz"})
     all_classes = ("background", *classes)
-    said: dict[str, object] = {"name": "Ball", "numTraining": cases}
+    said: dict[str, object] = {"name": name, "numTraining": cases}
     if style == "nnunet":
         said |= {
             "channel_names": {str(number): name for number, name in enumerate(sequences)},

@@ -68,6 +68,8 @@ RUN: dict[str, list[str]] = {
     r"fedshift data phantom --cases 20": ["--sites", "HK", "--cases", "3", "--matrix", "32"],  # as it was made
     r"fedshift data phantom --cases 6": ["--sites", "BIDMC,HK,UCL", "--matrix", "32"],
     r"fedshift survey prostate\b.*": ["--sites", "BIDMC,HK"],
+    r"fedshift survey spleen": [],
+    r"fedshift job \S+ surveys/spleen/.*": ["--set", "schedule.rounds=1", "data.samples_per_case=1"],
     r"fedshift job \S+ surveys/.*": [],
     r"fedshift data (check|prepare own) .*": [],
     r"fedshift data prepare (msd|hippocampus) .*": [],
@@ -411,6 +413,9 @@ def own_scans(folder: Path, *, images: str, masks: str) -> None:
 def for_own_data(folder: Path, phantom: Path) -> None:
     own_scans(folder, images="scans", masks="masks")
     write_described(folder / "Task04_Hippocampus", classes=("Anterior", "Posterior"), cases=12)
+    (spleen := folder / "Task09_Spleen" / "imagesTs").mkdir(parents=True)
+    write_described(spleen.parent, classes=("spleen",), cases=6, name="Spleen")
+    SimpleITK.WriteImage(volume(7)[0], str(spleen / "spleen_7.nii.gz"))
     for number in range(5):
         image, mask = volume(number)
         for name, made in (

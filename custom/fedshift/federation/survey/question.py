@@ -86,7 +86,7 @@ def _read(what: str) -> tuple[dict[str, Any], str]:
             return raw, f"apps/{what}.yaml"
     if found:
         return {"dataset": what, "sites": found}, f"the prepared data set {what}"
-    known = [*tasks(), *prepared_datasets()]
+    known = sorted({*tasks(), *prepared_datasets()})
     raise ConfigError(f"there is no task and no prepared data set {what!r}{nearest(what, known)}, or a .yaml file")
 
 
