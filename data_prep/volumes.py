@@ -240,7 +240,9 @@ def write_site(
             "split_rule": SPLIT_RULE,
             **(preparation or {}),
         }
-        aside = len(cases) - len(writer.entries) + len({finding.file for finding in unmatched})
+        known = {as_compared(case.id) for case in cases}
+        unpaired = {as_compared(finding.case) or str(finding.file) for finding in unmatched} - known
+        aside = len(cases) - len(writer.entries) + len(unpaired)
         if aside:
             said[LEFT_OUT] = aside
         split_of = deal_splits([case.id for case in writer.entries], dataset=dataset, site=site, fixed=splits or {})

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -471,6 +472,68 @@ def test_damaged_cases_are_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
         scan(tmp_path, f"P{k}", k)
     assert len(splits(prepare(tmp_path))) == 5
     assert "cases_left_out_as_damaged" not in read_manifest(site).preparation
+
+
+def two_masks_in_two_folders(folder: Path) -> dict[str, Path]:
+    scan(folder, "P0_seg", 9)
+    (folder / "images" / "P0_seg.nii.gz").unlink()
+    return {"images": folder / "images", "masks": folder / "masks"}
+
+
+def two_scans_in_two_folders(folder: Path) -> dict[str, Path]:
+    sitk.WriteImage(volume(9)[0], str(folder / "images" / "P0.nrrd"))
+    return {"images": folder / "images", "masks": folder / "masks"}
+
+
+def two_masks_by_pattern(folder: Path) -> dict[str, Path]:
+    (folder / "masks" / "more").mkdir()
+    sitk.WriteImage(volume(9)[1], str(folder / "masks" / "more" / "P0.nii.gz"))
+    return {"source": folder, "images": Path("images/*.nii.gz"), "masks": Path("masks/**/*.nii.gz")}
+
+
+def two_scans_by_pattern(folder: Path) -> dict[str, Path]:
+    return {**two_scans_in_two_folders(folder), "source": folder, "images": Path("images/*"), "masks": Path("masks/*")}
+
+
+def two_masks_in_a_case_folder(folder: Path) -> dict[str, Path]:
+    for k in range(4):
+        (folder / "cases" / f"P{k}").mkdir(parents=True)
+        (folder / "images" / f"P{k}.nii.gz").rename(folder / "cases" / f"P{k}" / "T2.nii.gz")
+        (folder / "masks" / f"P{k}.nii.gz").rename(folder / "cases" / f"P{k}" / "mask.nii.gz")
+    sitk.WriteImage(volume(9)[1], str(folder / "cases" / "P0" / "label.nii.gz"))
+    return {"source": folder / "cases"}
+
+
+@pytest.mark.parametrize(
+    "lay",
+    [
+        two_masks_in_two_folders,
+        two_scans_in_two_folders,
+        two_masks_by_pattern,
+        two_scans_by_pattern,
+        two_masks_in_a_case_folder,
+    ],
+)
+def test_a_case_with_two_scans_or_masks_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lay: Callable[[Path], dict[str, Path]]
+) -> None:
+    """… and is not prepared with whichever file comes first."""
+    for k in range(4):
+        scan(tmp_path, f"P{k}", k)
+    given: dict[str, Any] = {"images": None, "masks": None} | lay(tmp_path)
+    site = prepare_own(**given, site="A", root=tmp_path / "out", dataset="d", labels={"a": [1]}, skip_damaged=True)
+    assert sorted(splits(site)) == ["P1", "P2", "P3"] and caplog.text.count("left out: ") == 1
+    assert read_manifest(site).preparation["cases_left_out_as_damaged"] == 1
+
+
+def test_a_case_that_two_parts_of_a_download_have_is_left_out_once(tmp_path: Path) -> None:
+    for part, cases in (("Part1", ("P0", "P1")), ("Part2", ("P0", "P2"))):
+        for number, case in enumerate(cases):
+            write_pair(tmp_path / "raw" / f"Data_{part}", case, seed=len(part) + number + 7 * (part == "Part2"))
+    given: dict[str, Any] = {"dataset": "d", "labels": {"a": [1]}, "source": tmp_path / "raw", "skip_damaged": True}
+    site = prepare_own(None, None, "A", tmp_path / "out", **given)
+    assert sorted(splits(site)) == ["P1", "P2"]
+    assert read_manifest(site).preparation["cases_left_out_as_damaged"] == 1
 
 
 def test_a_case_that_the_site_has_is_not_lost_as_damaged(hospital: Path) -> None:

@@ -65,8 +65,11 @@ def pair_case_folders(folder: Path, sequences: Sequence[str] = ()) -> ScanSet:
             found += [file for file in files if file not in found and is_dicom_mask(file)]
         if len(found) > 1:
             shown = ", ".join(file.name for file in found)
-            findings.append(Finding("error", case, f"holds {len(found)} masks ({shown})", "keep one of them"))
-        masks += [(case.name, file) for file in found[:1]]
+            findings.append(
+                Finding("error", case, f"holds {len(found)} masks ({shown})", "keep one of them", case.name)
+            )
+            continue
+        masks += [(case.name, file) for file in found]
         series = [entry for entry in visible(case) if entry.is_dir() and any(visible(entry))]
         for entry in sorted([*(file for file in scan_files(case) if file not in found), *series]):
             key = _key(stem_of(entry), case.name)

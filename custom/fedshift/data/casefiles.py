@@ -70,12 +70,16 @@ class CaseFiles:
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of ``data check``: the file, what is wrong with it, and how to fix it."""
+    """One result of ``data check``: the file, what is wrong with it, and how to fix it.
+
+    ``case``: the case that cannot be used because of it, where images and masks do not go together.
+    """
 
     level: Literal["error", "warning"]
     file: Path
     message: str
     mend: str
+    case: str = ""
 
     def sentence(self) -> str:
         """Return the finding as one line, whatever is in the file's name."""

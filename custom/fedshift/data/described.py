@@ -48,8 +48,9 @@ def pair_described(folder: Path) -> ScanSet:
         found = pair_folders(images, masks, names=said.sequences, layout="described")
     else:
         found = _split_volumes(pair_folders(images, masks, layout="described"), said.sequences, folder / FILE)
+    again = "download or unpack the set again"
     absent = [
-        Finding("error", folder / image, "is listed in dataset.json but not there", "download or unpack the set again")
+        Finding("error", folder / image, f"is listed in {FILE} but not there", again, stem_of(Path(image)))
         for image in said.listed
         if not _is_there(folder / image)
     ]
@@ -97,7 +98,7 @@ def _split_volumes(found: ScanSet, names: Sequence[str], path: Path) -> ScanSet:
         there = volumes_in(case.image)
         if there > several:
             wanted = f"{FILE} {named}" if names else f"{found.cases[0].image.name} has {several}"
-            findings.append(Finding("error", case.image, f"has {there} volumes, and {wanted}", mend))
+            findings.append(Finding("error", case.image, f"has {there} volumes, and {wanted}", mend, case.id))
             continue
         cases.append(replace(case, images=case.images * several, channels=channels, sequences=sequences))
     if found.cases and not cases:  # the description is wrong, and not every file

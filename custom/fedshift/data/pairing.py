@@ -148,6 +148,8 @@ def match(
 ) -> ScanSet:
     """Match images and masks by case, ignoring upper and lower case, and in which form a letter with an accent is.
 
+    Of a case with two images of one sequence, or two masks, nothing says which is the right one: it is left out.
+
     Args:
         images: what was found, in any order.
         masks: case and file.
@@ -158,16 +160,19 @@ def match(
         names: key -> name of a sequence, by default the key.
     """
     findings: list[Finding] = []
+    unclear: set[str] = set()
     of_case: dict[str, dict[str, Found]] = {}
     for image in images:
         of_keys = of_case.setdefault(as_compared(image.case), {})
         if image.key in of_keys:
             findings.append(doubled(image.case, of_keys[image.key].file, image.file))
+            unclear.add(as_compared(image.case))
         of_keys.setdefault(image.key, image)
     of_mask: dict[str, tuple[str, Path]] = {}
     for case, file in masks:
         if as_compared(case) in of_mask:
             findings.append(doubled(case, of_mask[as_compared(case)][1], file))
+            unclear.add(as_compared(case))
         of_mask.setdefault(as_compared(case), (case, file))
     names = names or {}
     keys = keys or tuple(names) or tuple(sorted({key for found in of_case.values() for key in found}))
@@ -178,27 +183,27 @@ def match(
         first = next(iter(found.values()))
         if case_key not in of_mask:
             wanted = f"{first.case}_segmentation" if layout == "beside" else f"{first.case} in the folder of masks"
-            findings.append(Finding("error", first.file, "has no mask", f"add {wanted}, or remove the image"))
+            mend = f"add {wanted}, or remove the image"
+            findings.append(Finding("error", first.file, "has no mask", mend, first.case))
             continue
         lacking = [key for key in keys if key not in found]
         findings += [_lacks(first, key, names.get(key, key), sequences) for key in lacking]
         unknown = [key for key in found if key not in keys]
         findings += [_unknown(found[key], sequences) for key in unknown]
-        if not (lacking or unknown):
+        if not (lacking or unknown or case_key in unclear):
             files = tuple(found[key].file for key in keys)
             cases.append(CaseFiles(same_form(first.case), files, of_mask[case_key][1], sequences=sequences))
     for case_key, (case, file) in of_mask.items():
         if case_key not in of_case:
-            findings.append(
-                Finding("error", file, f"is a mask without an image {case}", "add the image or remove the mask")
-            )
+            what = f"is a mask without an image {case}"
+            findings.append(Finding("error", file, what, "add the image or remove the mask", case))
     return ScanSet(name, folder, layout, tuple(cases), tuple(findings), sequences)
 
 
 def doubled(case: str, first: Path, second: Path) -> Finding:
     """Two files are of one case."""
     where = first.name if first.parent == second.parent else str(first)
-    return Finding("error", second, f"has the id {case}, as has {where}", "rename or remove one of the two")
+    return Finding("error", second, f"has the id {case}, as has {where}", "rename or remove one of the two", case)
 
 
 def without_ending(stem: str) -> str | None:
@@ -280,9 +285,9 @@ def _lacks(image: Found, key: str, name: str, sequences: Sequence[str]) -> Findi
     mend = "add the file, leave the case out, or name the sequences that all cases have with --sequence"
     if not sequences:
         what, mend = f"is of case {image.case}, which has no image", "add the file or leave the case out"
-    return Finding("error", image.file, what, mend)
+    return Finding("error", image.file, what, mend, image.case)
 
 
 def _unknown(image: Found, sequences: Sequence[str]) -> Finding:
     what = f"is sequence {image.key or 'without a name'} of case {image.case}, the set has {', '.join(sequences)}"
-    return Finding("error", image.file, what, "remove the file, or name it among the sequences")
+    return Finding("error", image.file, what, "remove the file, or name it among the sequences", image.case)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedshift.data.casefiles import Finding
 from fedshift.data.dicom import identify
-from fedshift.data.pairing import Found, ScanSet, contents, doubled, match, not_read
-from fedshift.data.scan_file import CONVERT, as_compared, few_names, in_other_formats, suffix_of
+from fedshift.data.pairing import Found, ScanSet, contents, match, not_read
+from fedshift.data.scan_file import CONVERT, few_names, in_other_formats, suffix_of
 from fedshift.data.scans import stem_of
 from fedshift.schema.errors import DataError
 
@@ -39,15 +39,9 @@ def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> ScanS
     found: list[Found] = []
     findings: list[Finding] = []
     for name, pattern in images.items():
-        of_case: dict[str, Path] = {}
         files, others = _files(pattern, base)
         findings += not_read(others)
-        for case, file in files:
-            if as_compared(case) in of_case:
-                findings.append(doubled(case, of_case[as_compared(case)], file))
-                continue
-            of_case[as_compared(case)] = file
-            found.append(Found(case, file, name))
+        found += [Found(case, file, name) for case, file in files]
     wanted, others = _files(masks, base)
     findings += not_read(others)
     paired = match(found, wanted, name=base.resolve().name, folder=base, layout="patterns", keys=tuple(images))

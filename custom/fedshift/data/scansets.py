@@ -187,7 +187,7 @@ def _name_volumes(found: ScanSet, names: tuple[str, ...]) -> ScanSet:
         if channels and there > len(names):
             what = f"has {there} volumes, and --sequence names {len(names)} ({', '.join(names)})"
             mend = "name every volume in their order, or save those that are used without the others"
-            findings.append(Finding("error", case.image, what, mend))
+            findings.append(Finding("error", case.image, what, mend, case.id))
             continue
         cases.append(replace(case, images=case.images * len(names), channels=channels, sequences=names))
     return replace(found, cases=tuple(cases), findings=tuple(findings), sequences=names)
@@ -263,9 +263,12 @@ def _merge_parts(sets: Sequence[ScanSet]) -> list[ScanSet]:
 def _join(parts: Sequence[ScanSet]) -> ScanSet:
     seen: dict[str, CaseFiles] = {}
     findings = [finding for part in parts for finding in part.findings]
+    unclear = set()
     for case in (case for part in parts for case in part.cases):
         if as_compared(case.id) in seen:
             findings.append(doubled(case.id, seen[as_compared(case.id)].image, case.image))
+            unclear.add(as_compared(case.id))
         seen.setdefault(as_compared(case.id), case)
     folder = parts[0].folder.parent
-    return ScanSet(folder.name, folder, parts[0].layout, tuple(seen.values()), tuple(findings), parts[0].sequences)
+    cases = tuple(case for key, case in seen.items() if key not in unclear)
+    return ScanSet(folder.name, folder, parts[0].layout, cases, tuple(findings), parts[0].sequences)

@@ -80,14 +80,13 @@ def pair_studies(images: Path, masks: Path | None = None, name: str | None = Non
         if len(pairs) > 1:
             shown = ", ".join(sorted(mask.name for _, mask in pairs)[:5])
             mend = "keep one, and give each patient a folder"
-            findings.append(Finding("error", images / case, f"holds {len(pairs)} DICOM masks ({shown})", mend))
+            findings.append(Finding("error", images / case, f"holds {len(pairs)} DICOM masks ({shown})", mend, case))
         else:
             cases.append(CaseFiles(case, (pairs[0][0],), pairs[0][1]))
     bare = {_case(path, images): path for paths in series.values() for path in paths}
     for case in sorted(bare.keys() - of_case.keys()):
-        findings.append(
-            Finding("error", bare[case], f"is of case {case}, which has no mask", "add the mask or remove the case")
-        )
+        what = f"is of case {case}, which has no mask"
+        findings.append(Finding("error", bare[case], what, "add the mask or remove the case", case))
     return ScanSet(name or images.name, images, "studies", tuple(cases), tuple(findings))
 
 
