@@ -263,6 +263,51 @@ def test_bids_with_sessions_and_absolute_patterns(tmp_path: Path) -> None:
     assert [case.id for case in found.cases] == ["sub-01_ses-a", "sub-02_ses-a", "sub-03_ses-a"]
 
 
+SUBJECTS = {
+    "letters of other languages": (("Jörg", "Jürgen", "山田"), "{}_mask"),
+    "numbers of a centre": (("NORTH_01", "NORTH_02", "SOUTH_01"), "{}_mask"),
+    "numbers alone": (("NORTH_01", "NORTH_02"), "{}"),
+    "letters in folders": (("NORTH_A", "NORTH_B"), "{}/mask"),
+    "sequences with numbers": (("01", "02"), "{}_0000"),
+    "an acquisition": (("01", "02"), "{}_desc-prostate_mask"),
+}
+
+
+@pytest.mark.parametrize("kind", SUBJECTS)
+def test_subjects_are_told_apart_by_their_whole_name(tmp_path: Path, kind: str) -> None:
+    names, drawn = SUBJECTS[kind]
+    for k, name in enumerate(names):
+        image, mask = volume(k)
+        save(tmp_path / f"sub-{name}" / "anat" / f"sub-{name}_T2w.nii.gz", image)
+        save(tmp_path / "drawn" / f"{drawn.format(f'sub-{name}')}.nii.gz", mask)
+    (found,) = gather(tmp_path, images=Path("sub-*/anat/*_T2w.nii.gz"), masks=Path("drawn/**/*.nii.gz"))
+    assert sorted(case.id for case in found.cases) == sorted(f"sub-{name}" for name in names) and not found.findings
+
+
+def test_scans_of_one_subject_and_masks_of_another_are_no_case(tmp_path: Path) -> None:
+    save(tmp_path / "sub-Jörg" / "anat" / "sub-Jörg_T2w.nii.gz", volume(0)[0])
+    save(tmp_path / "drawn" / "sub-Jürgen_mask.nii.gz", volume(0)[1])
+    (found,) = gather(tmp_path, images=Path("sub-*/anat/*_T2w.nii.gz"), masks=Path("drawn/*.nii.gz"))
+    assert not found.cases and [finding.message for finding in found.findings] == [
+        "has no mask",
+        "is a mask without an image sub-Jürgen",
+    ]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_patient_s_number_is_no_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
+    """… so that a case's id is the same from wherever the command is run."""
+    for k in range(2):
+        image, mask = volume(k)
+        save(tmp_path / f"100{k}" / "T2.nii.gz", image)
+        save(tmp_path / f"100{k}" / "prostate.nii.gz", mask)
+    if inside:
+        monkeypatch.chdir(tmp_path)
+    start = Path() if inside else tmp_path
+    (found,) = gather(None, images=start / "*" / "T2.nii.gz", masks=start / "*" / "prostate.nii.gz")
+    assert [case.id for case in found.cases] == ["1000", "1001"]
+
+
 def test_other_patterns_name_the_case_by_their_star(tmp_path: Path) -> None:
     for k in range(2):
         image, mask = volume(k)

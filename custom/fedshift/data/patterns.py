@@ -10,11 +10,14 @@ from fedshift.data.casefiles import Finding
 from fedshift.data.dicom import identify
 from fedshift.data.pairing import Found, ScanSet, contents, match, not_read
 from fedshift.data.scan_file import CONVERT, few_names, in_other_formats, suffix_of
-from fedshift.data.scans import stem_of
 from fedshift.schema.errors import DataError
 
 _WILDCARD = re.compile(r"[*?[]")
-_ENTITIES = re.compile(r"(?:^|[/_])(sub-[A-Za-z0-9]+)(?:[/_](?:[^/]*_)?(ses-[A-Za-z0-9]+))?")
+_ENTITIES = re.compile(
+    r"(?:^|[/_])(sub-[^/_]+(?:_(?![A-Za-z]+-)[^/_]+)*(?=/)|sub-[^/_.]+(?:_(?!\d{4}\.)\d+(?=[_/.]|$))*)"
+    r"(?:[/_](?:[^/]*_)?(ses-[^/_.]+))?"
+)
+"""Subject and session. In names that are not BIDS a subject may be ``sub-NORTH_01``, as a folder ``sub-NORTH_A``."""
 
 
 def is_pattern(path: Path) -> bool:
@@ -26,7 +29,8 @@ def pair_patterns(images: Mapping[str, str], masks: str, *, base: Path) -> ScanS
     """The files that patterns find.
 
     A file's case is what BIDS calls it (``sub-01``, or ``sub-01_ses-2`` where there are sessions) in the part of its
-    path that begins at the first wildcard; otherwise what the first ``*`` of the pattern stands for.
+    path that begins at the first wildcard; otherwise what the first ``*`` of the pattern stands for. A subject may have
+    letters of any language, and number after ``_``: ``sub-NORTH_01``.
 
     Args:
         images: sequence -> pattern; one sequence may be unnamed ("").
@@ -95,7 +99,9 @@ def _case(inside: Path, stars: re.Pattern[str], pattern: str) -> str:
     matched = stars.fullmatch(inside.as_posix())
     if matched is None or not matched.groups():
         raise _names_no_case(pattern)
-    return stem_of(Path(matched[1]))
+    name = matched[1]
+    suffix = suffix_of(Path(name)) or (".dcm" if name.lower().endswith(".dcm") else "")
+    return name[: len(name) - len(suffix)]
 
 
 def _names_no_case(pattern: str) -> DataError:
