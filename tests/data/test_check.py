@@ -751,6 +751,29 @@ def test_images_and_masks_that_are_swapped(scans: Path, tmp_path: Path, labels: 
         prepare_own(tmp_path / "images", tmp_path / "masks", "A", tmp_path / "out", dataset="d", labels=labels)
 
 
+@pytest.mark.parametrize("given", ["image", "mask"])
+def test_a_scan_that_is_its_own_mask(scans: Path, given: str) -> None:
+    wrong, right = (IMAGE, MASK) if given == "mask" else (MASK, IMAGE)
+    shutil.copy(scans / right, scans / wrong)
+    (finding,) = check(scans, labels={"gland": [1]})
+    assert finding.level == "error" and finding.file.name == IMAGE
+    assert (finding.message, finding.mend) == ("has the same voxels as its mask", "name the scan")
+
+
+def test_a_mask_among_the_sequences(tmp_path: Path) -> None:
+    """… under a name that does not say so, of another reader or a copy."""
+    folder = write_described(tmp_path / "set", sequences=("T2", "ADC"), style="nnunet") / "imagesTr"
+    for k in range(2):
+        mask = folder.parent / "labelsTr" / f"case_{k}.nii.gz"
+        shutil.copy(mask, folder / f"case_{k}_0001.nii.gz")
+    edit(folder / "case_0_0001.nii.gz", lambda v: np.roll(v, 1, axis=0))
+    second, copy = check(folder.parent)
+    assert (second.level, second.file.name) == ("warning", "case_0_0001.nii.gz")
+    assert second.message == "(ADC of case case_0) has 2 different values, all whole numbers, as a mask has"
+    assert (copy.level, copy.file.name) == ("error", "case_1_0001.nii.gz")
+    assert copy.message == "(ADC of case case_1) has the same voxels as its mask"
+
+
 def test_a_4d_mask_has_a_mend_of_its_own(scans: Path, tmp_path: Path) -> None:
     four_d(scans / MASK)
     (finding,) = check(scans)

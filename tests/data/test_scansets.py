@@ -221,6 +221,31 @@ def test_a_folder_for_each_case(tmp_path: Path) -> None:
     assert check(tmp_path, labels={"a": [1], "b": [2]}, sequences={"T2": ""}) == []
 
 
+@pytest.mark.parametrize("name", ["mask_reader2", "P{}_seg", "Label 2", "prostate mask", "P{}_mask_reader2"])
+@pytest.mark.parametrize("cases", [1, 2])
+def test_a_second_mask_in_a_case_folder_is_no_sequence(tmp_path: Path, name: str, cases: int) -> None:
+    """… whether all cases have one or some."""
+    for k in range(2):
+        image, mask = volume(k)
+        save(tmp_path / f"P{k}" / "T2.nii.gz", image)
+        save(tmp_path / f"P{k}" / "mask.nii.gz", mask)
+        if k < cases:
+            save(tmp_path / f"P{k}" / f"{name.format(k)}.nii.gz", mask)
+    (found,) = find_sets(tmp_path)
+    assert found.layout == "case folders" and [case.id for case in found.cases] == ["P1"][cases - 1 :]
+    assert [finding.file.name for finding in found.findings] == ["P0", "P1"][:cases]
+    assert all(re.fullmatch(r"holds 2 masks \(.*\)", finding.message) for finding in found.findings)
+
+
+def test_case_folders_may_be_called_like_masks(tmp_path: Path) -> None:
+    for k in range(2):
+        image, mask = volume(k)
+        save(tmp_path / f"seg_{k}" / f"seg_{k}_T2.nii.gz", image)
+        save(tmp_path / f"seg_{k}" / f"seg_{k}_mask.nii.gz", mask)
+    (found,) = find_sets(tmp_path)
+    assert [case.sequences for case in found.cases] == [("T2",)] * 2 and not found.findings
+
+
 def test_a_folder_for_each_site_is_no_folder_for_each_case(tmp_path: Path) -> None:
     write_pair(tmp_path / "HK", "Case00")
     write_pair(tmp_path / "UCL", "Case00", seed=1)
@@ -426,6 +451,28 @@ def test_images_and_masks_in_folders_of_usual_names(tmp_path: Path, images: str,
     (found,) = find_sets(tmp_path)
     assert [case.id for case in found.cases] == ["P0", "P1"]
     assert check(tmp_path, labels={"ball": [1]}) == []
+
+
+@pytest.mark.parametrize("mask", ["P{}.seg", "P{}-label", "mask_P{}", "Seg-P{}", "P{}_Segmentation"])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("folders", [("images", "masks"), ("all", "all")], ids=["two folders", "beside"])
+def test_names_of_masks(tmp_path: Path, mask: str, several: bool, folders: tuple[str, str]) -> None:
+    """… such as those of 3D Slicer."""
+    for k in range(2):
+        image, drawn = volume(k)
+        save(tmp_path / folders[0] / (f"P{k}_0000.nrrd" if several else f"P{k}.nrrd"), image)
+        if several:
+            save(tmp_path / folders[0] / f"P{k}_0001.nrrd", other_sequence(image))
+        save(tmp_path / folders[1] / f"{mask.format(k)}.nrrd", drawn)
+    (found,) = find_sets(tmp_path)
+    assert [case.id for case in found.cases] == ["P0", "P1"] and not found.findings
+
+
+def test_scans_that_are_called_like_masks(tmp_path: Path) -> None:
+    for k in range(2):
+        write_pair(tmp_path, f"label_{k}", k)
+    (found,) = find_sets(tmp_path)
+    assert [case.id for case in found.cases] == ["label_0", "label_1"] and not found.findings
 
 
 def in_two_folders(folder: Path, images: str, masks: str) -> None:

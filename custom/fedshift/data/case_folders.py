@@ -8,12 +8,13 @@ from pathlib import Path
 
 from fedshift.data.casefiles import Finding
 from fedshift.data.dicom_masks import is_dicom_mask
-from fedshift.data.pairing import Found, ScanSet, mask_files, match, passed_over, scan_files, visible
+from fedshift.data.pairing import MASK_WORD, Found, ScanSet, mask_files, match, passed_over, scan_files, visible
 from fedshift.data.scan_file import as_compared, same_form
 from fedshift.data.scans import stem_of
 from fedshift.schema.errors import DataError
 
-_MASK = re.compile(r"(?:(.*?)[_.-])?(?:segmentation|seg|mask|labels?)", re.IGNORECASE)
+_ENDS = re.compile(rf"(?:(.*?)[ _.-])?{MASK_WORD}", re.IGNORECASE)
+_BEGINS = re.compile(rf"{MASK_WORD}[ _.-](.*)", re.IGNORECASE)
 
 
 def are_case_folders(folder: Path) -> bool:
@@ -47,7 +48,8 @@ def pair_case_folders(folder: Path, sequences: Sequence[str] = ()) -> ScanSet:
     """The cases of a folder of case folders, which are called as the folders are.
 
     A sequence is what a file's name has besides the name of its folder, so ``P1/P1_T2.nii.gz`` is T2, as is a folder
-    ``P1/T2`` of DICOM files. With ``sequences``, other files are passed over.
+    ``P1/T2`` of DICOM files. With ``sequences``, other files are passed over. A file whose name ends or begins with a
+    word for masks is a mask, also a second reader's ``mask_reader2``, which as a sequence would tell the answer.
 
     Raises:
         DataError: no folder there.
@@ -60,7 +62,7 @@ def pair_case_folders(folder: Path, sequences: Sequence[str] = ()) -> ScanSet:
     spelled: dict[str, str] = {as_compared(name): name for name in sequences}
     for case in (entry for entry in visible(folder) if entry.is_dir()):
         files = mask_files(case)
-        found = [file for file in files if _MASK.fullmatch(stem_of(file))]
+        found = [file for file in files if _mask(file, case)]
         if any(map(is_dicom_mask, found)):  # another one says by its content that it is a mask, whatever its name
             found += [file for file in files if file not in found and is_dicom_mask(file)]
         if len(found) > 1:
@@ -84,13 +86,20 @@ def pair_case_folders(folder: Path, sequences: Sequence[str] = ()) -> ScanSet:
 def is_case(folder: Path) -> bool:
     """Whether a folder holds one case: a mask, and images whose names tell their sequence."""
     files = mask_files(folder)
-    stems = {stem_of(file).lower() for file in files}
-    masks = [found for stem in stems if (found := _MASK.fullmatch(stem))]
-    if len(masks) != 1:
-        return False
-    of, images = masks[0][1], stems - {masks[0][0]}
+    masks = {file: found[1] for file in files if (found := _mask(file, folder))}
+    images = {stem_of(file).lower() for file in files if file not in masks}
     has_series = any(entry.is_dir() for entry in visible(folder))
-    return bool(images or has_series) and (of is None or of == folder.name.lower() or of not in images)
+    if not masks or not (images or has_series):
+        return False
+    of_others = [of.lower() for of in masks.values() if of is not None and of.lower() != folder.name.lower()]
+    own = len(masks) == 1 or len(of_others) < len(masks)
+    return own and not any(of in images for of in of_others)
+
+
+def _mask(file: Path, case: Path) -> re.Match[str] | None:
+    """Whether a file in a case's folder is a mask by its name; in the first group what the name has besides."""
+    stem = stem_of(file)
+    return _ENDS.fullmatch(stem) or _BEGINS.fullmatch(_key(stem, case.name))
 
 
 def _key(stem: str, case: str) -> str:

@@ -27,6 +27,7 @@ ORIGIN_TOLERANCE = 1e-2  # mm
 MOST_OF_A_MASK, MOST_OF_A_SCAN = 32, 16
 """Different values: a mask with more whose image has at most so few is the scan itself."""
 SWAPPED = "are --images and --masks swapped?"
+NAME_IT = "name the scan"
 LOW_CT = -500
 """Hounsfield units; air, which is in nearly every CT scan, has -1000. MRI as it is stored has no such values."""
 _SITE: TypeAdapter[str] = TypeAdapter(Name)
@@ -127,11 +128,14 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
         if image is not None:
             findings += _image_findings(case, number, image)
     findings += _same_sequences(case, images)
-    if mask is not None and first is not None and look_swapped(first.voxels, mask.voxels):
+    if mask is not None and (copies := list(_same_as_mask(case, images, mask))):
+        findings += copies
+    elif mask is not None and first is not None and look_swapped(first.voxels, mask.voxels):
         what = f"has {np.unique(mask.voxels).size} different values, and its image {case.image.name} only a few"
         findings.append(Finding("error", case.mask, what, f"name the folder of the scans as --images; {SWAPPED}"))
-    elif mask is not None:
-        findings += _mask_findings(case.mask, mask, case.labels)
+    else:
+        findings += _like_masks(case, images)
+        findings += _mask_findings(case.mask, mask, case.labels) if mask is not None else []
     if first is not None:
         for number, image in enumerate(images[1:], start=1):
             if image is not None:
@@ -164,8 +168,15 @@ def look_swapped(image: np.ndarray, mask: np.ndarray) -> bool:
     few = np.issubdtype(mask.dtype, np.integer) and int(mask.max()) - int(mask.min()) < MOST_OF_A_MASK
     if few or np.unique(mask).size <= MOST_OF_A_MASK:
         return False
+    return _few_whole_numbers(image) > 0
+
+
+def _few_whole_numbers(image: np.ndarray) -> int:
+    """How many different values an image has, if they are so few and whole as those of a mask; otherwise 0."""
+    if np.unique(image.ravel()[::997]).size > MOST_OF_A_SCAN:  # most images are told by a few of their voxels
+        return 0
     values = np.unique(image)
-    return values.size <= MOST_OF_A_SCAN and bool((values == np.rint(values)).all())
+    return values.size if values.size <= MOST_OF_A_SCAN and bool((values == np.rint(values)).all()) else 0
 
 
 def _read_dicom_mask(case: CaseFiles, image: Scan, findings: list[Finding]) -> Scan:
@@ -302,6 +313,21 @@ def _same_sequences(case: CaseFiles, images: Sequence[Scan | None]) -> Iterator[
             if image.voxels.min() < image.voxels.max():  # otherwise it is found to be empty
                 what = f"{case.named(number)}has the same voxels as {case.named(earlier).strip(' ()')}"
                 yield Finding("error", case.images[number], what, "export the sequence again")
+
+
+def _same_as_mask(case: CaseFiles, images: Sequence[Scan | None], mask: Scan) -> Iterator[Finding]:
+    """Find a sequence that is the mask, as when one file was given as both."""
+    for number, image in enumerate(images):
+        if image is not None and mask.voxels.any() and np.array_equal(image.voxels, mask.voxels):
+            yield Finding("error", case.images[number], f"{case.named(number)}has the same voxels as its mask", NAME_IT)
+
+
+def _like_masks(case: CaseFiles, images: Sequence[Scan | None]) -> Iterator[Finding]:
+    """Find a sequence that may be a mask, such as that of a second reader: a network would learn to copy it."""
+    for number, image in enumerate(images):
+        if image is not None and (few := _few_whole_numbers(image.voxels)) > 1:
+            what = f"{case.named(number)}has {few} different values, all whole numbers, as a mask has"
+            yield Finding("warning", case.images[number], what, "look whether it is a scan, and remove it if it is not")
 
 
 def _mask_findings(path: Path, mask: Scan, labels: Labels | None) -> Iterator[Finding]:

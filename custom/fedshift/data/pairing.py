@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -25,7 +25,10 @@ from fedshift.data.scan_file import (
 from fedshift.data.scans import stem_of
 from fedshift.schema.errors import DataError
 
-MASK_ENDINGS = ("_segmentation", "_labels", "_label", "_mask", "_seg")
+MASK_WORD = "(?:segmentation|seg|mask|labels?)"
+"""What tells a mask from its image, at the end or the beginning of a file's name."""
+_ENDS = re.compile(rf"(.*)[_.-]{MASK_WORD}", re.IGNORECASE)
+_BEGINS = re.compile(rf"{MASK_WORD}[_.-](.+)", re.IGNORECASE)
 NUMBERED = re.compile(r"(.+)_(\d{4})")
 """Stem of nnU-Net's image files: the case and the number of the sequence."""
 UNNAMED = re.compile(r"\d{4}")
@@ -87,10 +90,12 @@ class Found:
 
 
 def pair_beside(folder: Path, name: str | None = None) -> ScanSet:
-    """Images and masks in one folder, distinguished by the mask's suffix: ``Case00`` and ``Case00_segmentation``."""
+    """Images and masks in one folder, distinguished by the mask's name: ``Case00`` and ``Case00_segmentation``."""
     files = scan_files(folder)
-    masks = [(mask_id, file) for file in files if (mask_id := without_ending(stem_of(file))) is not None]
-    images = [Found(stem_of(file), file) for file in files if without_ending(stem_of(file)) is None]
+    known = _cases(map(stem_of, files))
+    masks = [(mask_id, file) for file in files if (mask_id := _masked(stem_of(file), known)) is not None]
+    of_masks = {file for _, file in masks}
+    images = [Found(stem_of(file), file) for file in files if file not in of_masks]
     found = match(_numbered(images, masks), masks, name=name or folder.name, folder=folder, layout="beside")
     return replace(found, findings=(*found.findings, *passed_over([folder])))
 
@@ -118,11 +123,12 @@ def pair_folders(
         )
     series = [entry for entry in visible(images) if entry.is_dir() and any(visible(entry))]
     found = [Found(stem_of(entry), entry) for entry in sorted([*scan_files(images), *series])]
-    known = {as_compared(image.case) for image in found}
+    stems = {as_compared(image.case) for image in found}
+    known = _cases(image.case for image in found)
     mask_ids = []
     for file in scan_files(masks):
         stem = stem_of(file)
-        mask_ids.append((stem if as_compared(stem) in known else without_ending(stem) or stem, file))
+        mask_ids.append((stem if as_compared(stem) in stems else _masked(stem, known) or stem, file))
     found = _numbered(found, mask_ids, several=len(names) > 1)
     unnumbered = not any(image.key for image in found)
     paired = match(
@@ -206,10 +212,21 @@ def doubled(case: str, first: Path, second: Path) -> Finding:
     return Finding("error", second, f"has the id {case}, as has {where}", "rename or remove one of the two", case)
 
 
-def without_ending(stem: str) -> str | None:
-    """A mask's file name without what tells it from its image; None for a name that is no mask's."""
-    ending = next((ending for ending in MASK_ENDINGS if stem.lower().endswith(ending)), None)
-    return stem[: -len(ending)] if ending else None
+def _masked(stem: str, known: Set[str]) -> str | None:
+    """The case that a mask is of, by its file's name; None for a name that is no mask's.
+
+    One that begins like a mask's is one only if the rest is a case that is ``known``, see `_cases`.
+    """
+    if ends := _ENDS.fullmatch(stem):
+        return ends[1]
+    begins = _BEGINS.fullmatch(stem)
+    return begins[1] if begins and as_compared(begins[1]) in known else None
+
+
+def _cases(stems: Iterable[str]) -> set[str]:
+    """The cases that files may be of, by their names without suffixes, as they are compared."""
+    stems = list(stems)
+    return {as_compared(name) for name in [*stems, *(found[1] for found in map(NUMBERED.fullmatch, stems) if found)]}
 
 
 def visible(folder: Path) -> list[Path]:
