@@ -751,6 +751,18 @@ def test_images_and_masks_that_are_swapped(scans: Path, tmp_path: Path, labels: 
         prepare_own(tmp_path / "images", tmp_path / "masks", "A", tmp_path / "out", dataset="d", labels=labels)
 
 
+def test_a_folder_of_masks_that_is_not_there_is_named(scans: Path) -> None:
+    (finding,) = check(scans, masks=scans / "maks")
+    assert finding.sentence() == f"{scans / 'maks'} is not a folder: name the folder that holds the masks"
+
+
+def test_loose_slices_in_a_folder_below_are_named(tmp_path: Path) -> None:
+    write_dicom(tmp_path / "images", volume()[0])
+    (tmp_path / "masks").mkdir()
+    (finding,) = check(tmp_path)
+    assert finding.file == tmp_path / "images" and finding.message.startswith("holds 9 loose DICOM file(s)")
+
+
 @pytest.mark.parametrize("given", ["image", "mask"])
 def test_a_scan_that_is_its_own_mask(scans: Path, given: str) -> None:
     wrong, right = (IMAGE, MASK) if given == "mask" else (MASK, IMAGE)

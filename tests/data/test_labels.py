@@ -58,6 +58,13 @@ def test_labels_as_they_are_given() -> None:
     assert parse_labels(["a=1, 2", "b c=3"]) == {"a": (1, 2), "b c": (3,)}
 
 
+@pytest.mark.parametrize("given", [{}, {"prostate": (1,)}])
+def test_a_class_that_is_not_annotated_as_it_is_spelled(given: dict[str, tuple[int]]) -> None:
+    classes = ("background", "prostate")
+    with pytest.raises(ConfigError, match=r"^--annotated names 'prostat', which is no class.*'prostate'"):
+        settle_labels(given=given, classes=classes, annotated=("prostat",))
+
+
 FORM = "such as prostate=1,2, not"
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from fedshift.data.casefiles import Finding
 from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.pairing import MASK_WORD, Found, ScanSet, mask_files, match, passed_over, scan_files, visible
-from fedshift.data.scan_file import as_compared, same_form
+from fedshift.data.scan_file import ScanError, as_compared, same_form
 from fedshift.data.scans import stem_of
-from fedshift.schema.errors import DataError
 
 _ENDS = re.compile(rf"(?:(.*?)[ _.-])?{MASK_WORD}", re.IGNORECASE)
 _BEGINS = re.compile(rf"{MASK_WORD}[ _.-](.*)", re.IGNORECASE)
@@ -52,10 +51,10 @@ def pair_case_folders(folder: Path, sequences: Sequence[str] = ()) -> ScanSet:
     word for masks is a mask, also a second reader's ``mask_reader2``, which as a sequence would tell the answer.
 
     Raises:
-        DataError: no folder there.
+        ScanError: no folder there.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: name the folder that holds the scans")
+        raise ScanError(folder, "is not a folder", "name the folder that holds the scans")
     images: list[Found] = []
     masks: list[tuple[str, Path]] = []
     findings: list[Finding] = []

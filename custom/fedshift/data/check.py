@@ -134,7 +134,7 @@ def check(
     except ScanError as error:
         return [Finding("error", error.path, error.what, error.mend)]
     except DataError as error:
-        what, _, mend = str(error).removeprefix(str(path)).strip().partition(": ")
+        what, _, mend = str(error).partition(": ")
         return [Finding("error", path, what, mend)]
     counts.sites, counts.samples = len(sets), sum(len(scans.cases) for scans in sets)
     of_set = [

@@ -16,9 +16,9 @@ from typing import Any
 from fedshift.data.casefiles import Finding
 from fedshift.data.labels import BACKGROUND, Labels
 from fedshift.data.pairing import NUMBERED, ScanSet, pair_folders, scan_files
-from fedshift.data.scan_file import as_compared, reading
+from fedshift.data.scan_file import ScanError, as_compared, reading
 from fedshift.data.scans import stem_of, volumes_in
-from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.errors import ConfigError
 
 FILE = "dataset.json"
 
@@ -40,7 +40,7 @@ def pair_described(folder: Path) -> ScanSet:
     """The scans of ``imagesTr`` and ``labelsTr``, with what ``dataset.json`` says where it is there.
 
     Raises:
-        DataError: a description that cannot be read.
+        ScanError: a description that cannot be read.
     """
     said = _read(folder / FILE)
     images, masks = folder / "imagesTr", folder / "labelsTr"
@@ -128,7 +128,7 @@ def _read(path: Path) -> _Description:
             unusable_names=sequences if isinstance(sequences, Finding) else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} cannot be parsed ({error}): download it again or remove it") from None
+        raise ScanError(path, f"cannot be parsed ({error})", "download it again or remove it") from None
 
 
 def numbers(count: int) -> tuple[str, ...]:

@@ -153,6 +153,8 @@ def settle_labels(
     Raises:
         ConfigError: names that do not fit together, or a class that is annotated and has no value.
     """
+    if classes is not None:
+        _refuse_unknown(annotated or (), classes[1:])
     numbers, structures = _numbers_and_structures(given, named=named)
     if given:
         labels: Labels | None = Labels.named(numbers)
@@ -169,9 +171,7 @@ def settle_labels(
     if annotated is None and labels.annotated is not None:
         annotated = labels.annotated
     if annotated is not None:
-        for name in annotated:
-            if name not in labels.classes[1:]:
-                raise ConfigError(f"--annotated names {name!r}, which is no class{nearest(name, labels.classes[1:])}")
+        _refuse_unknown(annotated, labels.classes[1:])
         annotated = tuple(name for name in labels.classes[1:] if name in annotated)
         of_annotated = {
             value: k for value, k in labels.class_of.items() if labels.classes[k] in (BACKGROUND, *annotated)
@@ -186,6 +186,12 @@ def settle_labels(
     known = {name.lower(): name for name in labels.classes} | {BACKGROUND: BACKGROUND}
     structures = {structure: known[name.lower()] for structure, name in structures.items()}
     return replace(labels, structures=structures, codes={k: v for k, v in codes.items() if k in labels.classes})
+
+
+def _refuse_unknown(annotated: Sequence[str], known: Sequence[str]) -> None:
+    for name in annotated:
+        if name not in known:
+            raise ConfigError(f"--annotated names {name!r}, which is no class{nearest(name, known)}")
 
 
 def _numbers_and_structures(

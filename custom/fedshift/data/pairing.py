@@ -23,7 +23,6 @@ from fedshift.data.scan_file import (
     suffix_of,
 )
 from fedshift.data.scans import stem_of
-from fedshift.schema.errors import DataError
 
 MASK_WORD = "(?:segmentation|seg|mask|labels?)"
 """What tells a mask from its image, at the end or the beginning of a file's name."""
@@ -108,19 +107,17 @@ def pair_folders(
     Images that are called ``<case>_0000``, ``<case>_0001`` and so on are the sequences of a case; ``names`` are theirs.
 
     Raises:
-        DataError: one of the folders does not exist, or DICOM files lie loose in it.
+        ScanError: one of the folders does not exist, or DICOM files lie loose in it.
     """
-    for folder in (images, masks):
+    for folder, held in ((images, "scans"), (masks, "masks")):
         if not folder.is_dir():
-            raise DataError(f"{folder} is not a folder: name the folder that holds the scans")
+            raise ScanError(folder, "is not a folder", f"name the folder that holds the {held}")
     if images.resolve() == masks.resolve():
         return pair_beside(images, name)
     loose = [file for file in visible(images) if file.is_file() and file.suffix.lower() == ".dcm"]
     if loose:
-        raise DataError(
-            f"{images} holds {len(loose)} loose DICOM file(s) such as {loose[0].name}: "
-            "put the slices of each series into a sub-folder of its own"
-        )
+        what = f"holds {len(loose)} loose DICOM file(s) such as {loose[0].name}"
+        raise ScanError(images, what, "put the slices of each series into a sub-folder of its own")
     series = [entry for entry in visible(images) if entry.is_dir() and any(visible(entry))]
     found = [Found(stem_of(entry), entry) for entry in sorted([*scan_files(images), *series])]
     stems = {as_compared(image.case) for image in found}

@@ -23,10 +23,10 @@ from fedshift.data.pairing import (
     visible,
 )
 from fedshift.data.patterns import is_pattern, pair_patterns
-from fedshift.data.scan_file import as_compared, reading
+from fedshift.data.scan_file import ScanError, as_compared, reading
 from fedshift.data.scans import stem_of, volumes_in
 from fedshift.data.studies import has_dicom_masks, pair_studies
-from fedshift.schema.errors import ConfigError, DataError
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.strict import nearest
 
 IMAGE_FOLDERS = ("images", "scans")
@@ -43,14 +43,14 @@ def find_sets(path: Path, sequences: Sequence[str] = ()) -> list[ScanSet]:
     """All scans below a folder, up to two levels down. ``sequences``: those to take, see `choose_sequences`.
 
     Raises:
-        DataError: no known layout; the message lists what was found and what is expected.
+        ScanError: no known layout; the message lists what was found and what is expected.
     """
     with reading(path):
         if not path.is_dir():
-            raise DataError(f"{path} is not a folder: name the folder that holds the scans")
+            raise ScanError(path, "is not a folder", "name the folder that holds the scans")
         sets = _merge_parts(list(_walk(path, sequences, levels=2)))
     if not sets:
-        raise DataError(f"{path} holds no scans in a known layout ({contents(path)}): expected {LAYOUTS}")
+        raise ScanError(path, f"holds no scans in a known layout ({contents(path)})", f"expected {LAYOUTS}")
     _refuse_two_of_one_kind(path, sets)
     return sets
 
@@ -218,7 +218,7 @@ def _walk(path: Path, sequences: Sequence[str], levels: int) -> Iterator[ScanSet
     if scan_files(path):
         found = pair_beside(path)
         if not found.cases and is_case(path):
-            raise DataError(f"{path} looks like one case: name the folder above it")
+            raise ScanError(path, "looks like one case", "name the folder above it")
         yield found
         return
     if are_case_folders(path):
@@ -238,17 +238,17 @@ def _refuse_two_of_one_kind(path: Path, sets: Sequence[ScanSet]) -> None:
     """Refuse images and masks in two folders whose names do not say which is which.
 
     Raises:
-        DataError: there are two folders with files of the same names, and none of these is called a mask.
+        ScanError: there are two folders with files of the same names, and none of these is called a mask.
     """
     if len(sets) != 2 or any(found.cases or found.layout != "beside" for found in sets):
         return
     names = [{as_compared(stem_of(file)) for file in scan_files(found.folder)} for found in sets]
     if names[0] == names[1]:
         one, other = (found.folder for found in sets)
-        raise DataError(
-            f"{path} holds two folders with the same names, {one.name} and {other.name}, and nothing says which has "
-            f"the masks: name them, as in --images {one} --masks {other}, or call them images and masks"
+        what = (
+            f"holds two folders with the same names, {one.name} and {other.name}, and nothing says which has the masks"
         )
+        raise ScanError(path, what, f"name them, as in --images {one} --masks {other}, or call them images and masks")
 
 
 def _merge_parts(sets: Sequence[ScanSet]) -> list[ScanSet]:
