@@ -129,6 +129,20 @@ def test_a_case_that_cannot_be_read_is_named_and_the_rest_is_scored(
     assert [bool(row["error"]) for row in rows(balls / "out")] == [False, True, False]
 
 
+def test_a_mask_whose_header_is_wrong_is_taken_on_trust(balls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """… by the option that the error names."""
+    model, wrong = brightness_model(balls / "model.pt"), balls / "masks" / "case1.nii.gz"
+    mask = sitk.ReadImage(str(wrong))
+    mask.SetOrigin((0.5, *mask.GetOrigin()[1:]))
+    sitk.WriteImage(mask, str(wrong))
+    words = [model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out"]
+    assert evaluate(*words) == 1 and "add --trust-voxels" in capsys.readouterr().out
+    assert evaluate(*words, "--force", "--trust-voxels") == 0
+    assert main(["data", "check", str(balls / "images"), "--masks", str(balls / "masks")]) == 1
+    assert "add --trust-voxels" in capsys.readouterr().out
+    assert main(["data", "check", str(balls / "images"), "--masks", str(balls / "masks"), "--trust-voxels"]) == 0
+
+
 def many(folder: Path, names: list[str]) -> list[str]:
     """Scans of these names with masks below a folder, each other than the rest; what `evaluate` is to be given."""
     for number, name in enumerate(names):

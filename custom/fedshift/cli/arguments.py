@@ -38,6 +38,15 @@ def add_true_spacing(parser: Any) -> None:
     )
 
 
+def add_trust_voxels(parser: Any) -> None:
+    """``--trust-voxels``."""
+    parser.add_argument(
+        "--trust-voxels",
+        action="store_true",
+        help="accept files whose header differs from the image's if the number of voxels is the same",
+    )
+
+
 def add_memory(parser: Any) -> None:
     """``--ignore-memory``."""
     parser.add_argument(

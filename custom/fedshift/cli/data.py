@@ -14,6 +14,7 @@ from typing import Any
 from rich.markup import escape
 
 from fedshift.cli import own, phantom
+from fedshift.cli.arguments import add_trust_voxels
 from fedshift.cli.parser import Parser
 from fedshift.cli.prepared import (
     add_out,
@@ -89,6 +90,7 @@ def _add_parsers(subparsers: Any) -> None:
     look.add_argument("--masks", type=Path, metavar="DIR", help="the masks, if they are in another folder")
     look.add_argument("--task", metavar="TASK", help="the task, or its .yaml file, that names the masks' classes")
     own.add_meaning(look)
+    add_trust_voxels(look)
     look.set_defaults(func=_check)
 
 
@@ -162,6 +164,7 @@ def _check(args: argparse.Namespace) -> int:
             classes=task.classes,
             codes=task.codes,
             wanted=task.sequences,
+            trust_voxels=args.trust_voxels,
             progress=on_case,
             counts=counts,
             **own.meaning(args),

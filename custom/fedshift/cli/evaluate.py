@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.cli import own
-from fedshift.cli.arguments import make_folder
+from fedshift.cli.arguments import add_trust_voxels, make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 from fedshift.reporting.known_scores import SCORES
 
@@ -32,6 +32,7 @@ def add_parsers(subparsers: Any) -> None:
     parser.add_argument("--masks", type=Path, metavar="DIR", help="their masks, with the same names; or a pattern")
     parser.add_argument("--source", type=Path, metavar="DIR", help="a folder with images and masks in a usual layout")
     own.add_meaning(parser)
+    add_trust_voxels(parser)
     parser.add_argument(
         "--tolerance", type=float, metavar="MM", help="of surface Dice (default: the one of the model's job)"
     )
@@ -62,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{written} already exists: name another folder with --out, or replace it with --force")
     meaning = own.meaning(args)
     sets = gather(args.source, images=args.images, masks=args.masks, sequences=meaning["sequences"])
-    cases = scoring.labelled_cases(model, sets, labels=meaning["labels"], annotated=meaning["annotated"])
+    cases = scoring.labelled_cases(
+        model, sets, labels=meaning["labels"], annotated=meaning["annotated"], trust_voxels=args.trust_voxels
+    )
     for line in describe(model):
         print(line)
     for finding in (finding for found in sets for finding in found.findings):

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedshift.cli.arguments import add_trust_voxels
 from fedshift.data.locate import DATA, data_home
 
 console = Console(soft_wrap=True, highlight=False)
@@ -34,11 +35,7 @@ def add_volumes(parser: Any) -> None:
     """Options of all data sets of volumes."""
     add_out(parser)
     parser.add_argument("--matrix", type=sizes, default=(), metavar="N,M", help="image sizes in pixels to cache now")
-    parser.add_argument(
-        "--trust-voxels",
-        action="store_true",
-        help="accept files whose header differs from the image's if the number of voxels is the same",
-    )
+    add_trust_voxels(parser)
     parser.add_argument(
         "--skip-damaged", action="store_true", help="leave out cases with an error, list them, and count them"
     )

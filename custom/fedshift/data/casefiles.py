@@ -409,5 +409,5 @@ def _grid_findings(case: CaseFiles, number: int | None, first: Scan, other: Scan
         if not gap.max() <= tolerance:  # also where it is NaN
             differences.append(f"{name} by up to {gap.max():.3g}{unit} (tolerance {tolerance:g}{unit})")
     if differences:
-        mend += ", or, if you know that only its header is wrong, prepare with --trust-voxels"
+        mend += ", or, if you know that only its header is wrong, add --trust-voxels"
         yield Finding("error", path, f"{named}differs from {whose} in {', '.join(differences)}{stored}", mend)

@@ -85,6 +85,7 @@ def check(
     annotated: Sequence[str] | None = None,
     sequences: Mapping[str, str] = MappingProxyType({}),
     wanted: Sequence[str] | None = None,
+    trust_voxels: bool = False,
     progress: Progress | None = None,
     counts: Counts | None = None,
 ) -> list[Finding]:
@@ -101,6 +102,7 @@ def check(
         annotated: the classes that the masks outline; None for all.
         sequences: name of a sequence -> its pattern, or "" (`fedshift.data.scansets.gather`).
         wanted: the sequences that the task takes, empty for one without a name; None if no task is named.
+        trust_voxels: see `fedshift.data.casefiles.CaseFiles`.
         progress: called with what is read next.
         counts: is filled in with how much there was to look at.
 
@@ -136,6 +138,9 @@ def check(
     except DataError as error:
         what, _, mend = str(error).partition(": ")
         return [Finding("error", path, what, mend)]
+    sets = [
+        replace(scans, cases=tuple(replace(case, trust_voxels=trust_voxels) for case in scans.cases)) for scans in sets
+    ]
     counts.sites, counts.samples = len(sets), sum(len(scans.cases) for scans in sets)
     of_set = [
         (

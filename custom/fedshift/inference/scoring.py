@@ -39,9 +39,16 @@ class Scored:
 
 
 def labelled_cases(
-    model: Model, sets: Sequence[ScanSet], *, labels: Mapping[str, Sequence[int | str]], annotated: Sequence[str] | None
+    model: Model,
+    sets: Sequence[ScanSet],
+    *,
+    labels: Mapping[str, Sequence[int | str]],
+    annotated: Sequence[str] | None,
+    trust_voxels: bool = False,
 ) -> list[CaseFiles]:
     """The cases of one or more folders, with the meaning of their masks' values for this model.
+
+    ``trust_voxels``: see `fedshift.data.casefiles.CaseFiles`.
 
     Raises:
         ConfigError: the masks do not fit the model's classes, or the scans its sequences.
@@ -66,7 +73,8 @@ def labelled_cases(
                 f"{found.folder}: nothing says which values of the masks stand for {', '.join(classes[1:])}: name "
                 f"them, as in {every_label(classes)}"
             )
-        cases += [replace(_with_sequences(case, wanted), labels=meant) for case in found.cases]
+        with_names = [_with_sequences(case, wanted) for case in found.cases]
+        cases += [replace(case, labels=meant, trust_voxels=trust_voxels) for case in with_names]
     if not cases:
         raise DataError(f"{sets[0].folder if sets else 'the folder'} holds no scan with a mask")
     return cases
