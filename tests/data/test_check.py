@@ -94,6 +94,14 @@ def cut(path: Path, keep: float) -> None:
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
 
 
+def shorten(folder: Path, suffix: str, data: str) -> None:
+    """Save a scan as MetaImage, and cut off the end of its voxels."""
+    image = folder / IMAGE
+    sitk.WriteImage(sitk.ReadImage(str(image)), str(folder / f"Case01{suffix}"))
+    image.unlink()
+    cut(folder / f"Case01{data}", 0.9)
+
+
 def flip_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 255
@@ -233,6 +241,22 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "truncated image": (lambda d: cut(d / IMAGE, 0.6), IMAGE, "cannot be read, its compressed data end too early"),
     "checksum cut off": (lambda d: cut(d / MASK, 0.98), MASK, "cannot be read, its compressed data end too early"),
     "damaged byte": (lambda d: flip_byte(d / IMAGE), IMAGE, "cannot be read, its compressed data are damaged"),
+    "not compressed": (
+        lambda d: (d / IMAGE).write_bytes(gzip.decompress((d / IMAGE).read_bytes())),
+        IMAGE,
+        "is not compressed",
+    ),
+    "compressed": (lambda d: (d / MASK).rename(d / MASK.removesuffix(".gz")), MASK[:-3], "is compressed"),
+    "short raw data": (
+        lambda d: shorten(d, ".mhd", ".raw"),
+        "Case01.mhd",
+        "cannot be read, its data file Case01.raw has 7776 of 8640 bytes",
+    ),
+    "short raw data in the same file": (
+        lambda d: shorten(d, ".mha", ".mha"),
+        "Case01.mha",
+        " of 8640 bytes are missing",
+    ),
     "empty file": (lambda d: (d / IMAGE).write_bytes(b""), IMAGE, "is an empty file"),
     "not an image": (lambda d: (d / IMAGE).write_text("<html>404</html>", encoding="utf-8"), IMAGE, "cannot be read"),
     "NaN": (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import nibabel
@@ -15,6 +16,21 @@ from nibabel.filebasedimages import ImageFileError
 from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError
 
+GZIP = b"\x1f\x8b"
+"""How a gzip file begins."""
+_BYTES = {
+    "MET_CHAR": 1,
+    "MET_UCHAR": 1,
+    "MET_SHORT": 2,
+    "MET_USHORT": 2,
+    "MET_INT": 4,
+    "MET_UINT": 4,
+    "MET_FLOAT": 4,
+    "MET_LONG_LONG": 8,
+    "MET_ULONG_LONG": 8,
+    "MET_DOUBLE": 8,
+}
+"""Of a MetaImage's number, by its type; ``MET_LONG`` has 4 or 8."""
 CHUNK = 1 << 20
 MOST_AT_ONCE = 16 << 20
 """Bytes that are decompressed at a time; a chunk can hold a thousand times its own length."""
@@ -26,13 +42,28 @@ def fault(path: Path) -> str | None:
     """Describe what is missing or damaged in a file; None if length and checksums are correct.
 
     NIfTI: the header's voxel count against the (decompressed) length, and gzip's checksum. MetaImage: the
-    data file next to the header, and zlib's checksum. Other formats are checked by their readers.
+    data file next to the header, its length, and zlib's checksum. Other formats are checked by their readers.
     """
     name = path.name.lower()
     if name.endswith((".nii", ".nii.gz")):
         return _nifti(path, packed=name.endswith(".gz"))
     if name.endswith((".mha", ".mhd")):
         return _meta_image(path)
+    return None
+
+
+def misnamed(path: Path) -> tuple[str, str] | None:
+    """What is wrong with the name of a NIfTI file that is compressed and not called so, or the other way, and the mend.
+
+    None if there is no such fault.
+    """
+    name = path.name.lower()
+    with path.open("rb") as file:
+        start = file.read(4)
+    if name.endswith(".nii") and start.startswith(GZIP):
+        return "is compressed", f"rename it to {path.name}.gz"
+    if name.endswith(".nii.gz") and {int.from_bytes(start, "little"), int.from_bytes(start, "big")} & {348, 540}:
+        return "is not compressed", f"rename it to {path.name[:-3]}"
     return None
 
 
@@ -117,7 +148,25 @@ def _meta_image(path: Path) -> str | None:
             return "its compressed data end too early" if _unpacked_length(data, 0, start) < 0 else None
         except zlib.error as error:
             return f"its compressed data are damaged, {error}"
-    return None
+    needed, there = _meta_bytes(header), data.stat().st_size - start
+    if there >= needed:
+        return None
+    return (
+        f"{needed - there} of {needed} bytes are missing"
+        if data == path
+        else (f"its data file {where} has {there} of {needed} bytes")
+    )
+
+
+def _meta_bytes(header: Mapping[str, str]) -> int:
+    """How long the uncompressed data of a MetaImage are at least; 0 where its header does not say it."""
+    if header.get("BinaryData", "True").lower() != "true":
+        return 0
+    try:
+        voxels = math.prod(map(int, header["DimSize"].split())) * int(header.get("ElementNumberOfChannels", 1))
+        return voxels * _BYTES[header["ElementType"].upper()]
+    except (KeyError, ValueError):
+        return 0
 
 
 def _unpacked_length(path: Path, window: int, start: int = 0) -> int:
@@ -131,7 +180,7 @@ def _unpacked_length(path: Path, window: int, start: int = 0) -> int:
                 length += len(unpack.decompress(chunk, MOST_AT_ONCE))
                 chunk = unpack.unused_data if unpack.eof else unpack.unconsumed_tail
                 if unpack.eof:
-                    if window == 0 or not chunk.startswith(b"\x1f\x8b"):
+                    if window == 0 or not chunk.startswith(GZIP):
                         return length  # what follows the stream's end is padding
                     unpack = zlib.decompressobj(window)  # gzip allows several members in one file
     return length if unpack.eof else -1

@@ -18,7 +18,7 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.dicom import SeriesFault, check_series, identify
-from fedshift.data.integrity import fault, geometry_fault, non_finite
+from fedshift.data.integrity import fault, geometry_fault, misnamed, non_finite
 from fedshift.data.nifti import spacing_fault
 from fedshift.data.reader_logs import quiet_readers
 from fedshift.data.scan_file import FETCH, ScanError, SeveralVolumes, is_broken_link, reading, suffix_of
@@ -191,8 +191,8 @@ def _read_file(path: Path, *, trusted: bool) -> sitk.Image:
         raise ScanError(path, "does not exist", "name a scan that is there")
     if path.stat().st_size == 0:
         raise ScanError(path, "is an empty file", again)
-    with path.open("rb"):  # ITK and nibabel would call a file that may not be read damaged
-        pass
+    if wrong_name := misnamed(path):  # also fails where a file may not be read, which ITK and nibabel call damaged
+        raise ScanError(path, *wrong_name)
     if not trusted and (wrong := geometry_fault(path)):
         raise ScanError(path, wrong, "export it again, or correct the affine in its header")
     if not trusted and (wrong := spacing_fault(path)):
