@@ -453,6 +453,47 @@ def test_images_and_masks_in_folders_of_usual_names(tmp_path: Path, images: str,
     assert check(tmp_path, labels={"ball": [1]}) == []
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_masks_in_folders_are_named(tmp_path: Path, several: bool) -> None:
+    for k in range(2):
+        image, mask = volume(k)
+        save(tmp_path / "images" / (f"P{k}_0000.nii.gz" if several else f"P{k}.nii.gz"), image)
+        if several:
+            save(tmp_path / "images" / f"P{k}_0001.nii.gz", other_sequence(image))
+        save(tmp_path / "masks" / (f"P{k}/mask.nii.gz" if k else "P0.nii.gz"), mask)
+    (tmp_path / "masks" / "old").mkdir()
+    (found,) = find_sets(tmp_path)
+    assert [case.id for case in found.cases] == ["P0"]
+    assert [finding.sentence() for finding in found.findings] == [
+        f"{tmp_path / 'masks' / 'P1'} is a folder: put the mask itself in its place, as P1.nii.gz"
+    ]
+
+
+def test_a_folder_with_a_scan_in_place_of_slices_is_named(tmp_path: Path) -> None:
+    for k in range(2):
+        image, mask = volume(k)
+        save(tmp_path / "images" / f"P{k}" / f"P{k}.nii.gz", image)
+        save(tmp_path / "masks" / f"P{k}.nii.gz", mask)
+    first, _ = check(tmp_path)
+    assert (first.file.name, first.message) == ("P0", "holds P0.nii.gz and no DICOM series")
+    pattern = str(tmp_path / "images" / "*" / "*.nii.gz")
+    assert first.mend == f"move the scan up, or name images and masks by patterns, such as '{pattern}'"
+    assert check(Path(pattern), masks=tmp_path / "masks" / "*.nii.gz") == []
+
+
+def test_loose_slices_in_a_case_folder_are_named(tmp_path: Path) -> None:
+    image, mask = volume()
+    write_dicom(tmp_path / "P0", image)
+    save(tmp_path / "P0" / "mask.nii.gz", mask)
+    (finding,) = check(tmp_path)
+    wanted = "holds loose DICOM slices: put them into a folder with the sequence's name, such as T2"
+    assert finding.sentence() == f"{tmp_path / 'P0'} {wanted}"
+    (tmp_path / "P0" / "T2").mkdir()
+    for file in (tmp_path / "P0").glob("*.dcm"):
+        file.rename(tmp_path / "P0" / "T2" / file.name)
+    assert check(tmp_path) == []
+
+
 @pytest.mark.parametrize("mask", ["P{}.seg", "P{}-label", "mask_P{}", "Seg-P{}", "P{}_Segmentation"])
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("folders", [("images", "masks"), ("all", "all")], ids=["two folders", "beside"])

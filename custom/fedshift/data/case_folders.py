@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fedshift.data.casefiles import Finding
+from fedshift.data.dicom import looks_like_dicom
 from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.pairing import MASK_WORD, Found, ScanSet, mask_files, match, passed_over, scan_files, visible
-from fedshift.data.scan_file import ScanError, as_compared, same_form
+from fedshift.data.scan_file import ScanError, as_compared, same_form, suffix_of
 from fedshift.data.scans import stem_of
 
 _ENDS = re.compile(rf"(?:(.*?)[ _.-])?{MASK_WORD}", re.IGNORECASE)
@@ -70,9 +71,14 @@ def pair_case_folders(folder: Path, sequences: Sequence[str] = ()) -> ScanSet:
                 Finding("error", case, f"holds {len(found)} masks ({shown})", "keep one of them", case.name)
             )
             continue
-        masks += [(case.name, file) for file in found]
         series = [entry for entry in visible(case) if entry.is_dir() and any(visible(entry))]
-        for entry in sorted([*(file for file in scan_files(case) if file not in found), *series]):
+        entries = sorted([*(file for file in scan_files(case) if file not in found), *series])
+        if found and not entries and _has_slices(case, found):
+            mend = "put them into a folder with the sequence's name, such as T2"
+            findings.append(Finding("error", case, "holds loose DICOM slices", mend, case.name))
+            continue
+        masks += [(case.name, file) for file in found]
+        for entry in entries:
             key = _key(stem_of(entry), case.name)
             if sequences and as_compared(key) not in spelled:
                 continue
@@ -87,12 +93,19 @@ def is_case(folder: Path) -> bool:
     files = mask_files(folder)
     masks = {file: found[1] for file in files if (found := _mask(file, folder))}
     images = {stem_of(file).lower() for file in files if file not in masks}
+    if not masks:
+        return False
     has_series = any(entry.is_dir() for entry in visible(folder))
-    if not masks or not (images or has_series):
+    if not (images or has_series or (any(map(suffix_of, masks)) and _has_slices(folder, masks))):
         return False
     of_others = [of.lower() for of in masks.values() if of is not None and of.lower() != folder.name.lower()]
     own = len(masks) == 1 or len(of_others) < len(masks)
     return own and not any(of in images for of in of_others)
+
+
+def _has_slices(folder: Path, masks: Collection[Path]) -> bool:
+    """Whether DICOM slices lie directly in a folder."""
+    return any(looks_like_dicom(entry) for entry in visible(folder) if entry.is_file() and entry not in masks)
 
 
 def _mask(file: Path, case: Path) -> re.Match[str] | None:

@@ -126,7 +126,11 @@ def pair_folders(
     for file in scan_files(masks):
         stem = stem_of(file)
         mask_ids.append((stem if as_compared(stem) in stems else _masked(stem, known) or stem, file))
-    found = _numbered(found, mask_ids, several=len(names) > 1)
+    below = [(entry.name, entry) for entry in visible(masks) if entry.is_dir()]
+    found = _numbered(found, [*mask_ids, *below], several=len(names) > 1)
+    lacking = {as_compared(image.case) for image in found} - {as_compared(case) for case, _ in mask_ids}
+    in_folders = [(case, entry) for case, entry in below if as_compared(case) in lacking]
+    found = [image for image in found if as_compared(image.case) not in {as_compared(case) for case, _ in in_folders}]
     unnumbered = not any(image.key for image in found)
     paired = match(
         found,
@@ -136,7 +140,11 @@ def pair_folders(
         layout=layout,
         names={"": names[0]} if names and unnumbered else {f"{k:04d}": each for k, each in enumerate(names)},
     )
-    return replace(paired, findings=(*paired.findings, *passed_over([images, masks])))
+    nested = [
+        Finding("error", entry, "is a folder", f"put the mask itself in its place, as {case}.nii.gz", case)
+        for case, entry in in_folders
+    ]
+    return replace(paired, findings=(*paired.findings, *nested, *passed_over([images, masks])))
 
 
 def match(

@@ -14,8 +14,9 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.dicom import Identity, identify, looks_like_dicom
 from fedshift.data.dicom_classes import CT_IMAGES
-from fedshift.data.scan_file import FETCH, is_broken_link
+from fedshift.data.scan_file import FETCH, few_names, is_broken_link, suffix_of
 
+_DESCRIPTION = "0008|103e"
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
 
 
@@ -117,19 +118,37 @@ def list_series(path: Path) -> Listed:
         if unread:
             what = f"holds {unread} DICOM file(s), none of which can be read"
             raise NoSeries(what, "export the series again")
+        if volumes := sorted(entry.name for entry in folder.iterdir() if suffix_of(entry)):
+            pattern = folder.parent / "*" / f"*{suffix_of(Path(volumes[0]))}"
+            mend = f"move the scan up, or name images and masks by patterns, such as '{pattern}'"
+            raise NoSeries(f"holds {few_names(volumes)} and no DICOM series", mend)
         raise NoSeries("holds no DICOM series", "put the slices of one series there")
     scans = {uid: names for uid, names in files.items() if (found := identify(names[0])) is None or found.is_scan}
     scans = scans or files
     if wanted is not None and wanted not in scans:
         raise NoSeries("is no series of its folder", "name the folder, or a series that is there")
     if wanted is None and len(scans) > 1:
+        shown = few_names([f"{uid}{_described(names[0])}" for uid, names in scans.items()])
         raise NoSeries(
-            f"holds {len(scans)} DICOM series", "keep the one that is used, or name it by the folder and its UID"
+            f"holds {len(scans)} DICOM series ({shown})",
+            "leave only the one that is used; if several are, move each into a sub-folder of its own, such as P1/T2 "
+            "and P1/ADC beside P1/mask.nii.gz",
         )
     chosen = wanted if wanted is not None else next(iter(scans))
     known = {name for names in files.values() for name in names}
     others = {entry for entry in folder.iterdir() if _is_other(entry)} | known
     return Listed(folder, scans[chosen], tuple(sorted(others - set(scans[chosen]))))
+
+
+def _described(file: Path) -> str:
+    """What a series is called, in quotes, by one of its files; nothing where it does not say so."""
+    reader = sitk.ImageFileReader()
+    reader.SetFileName(str(file))
+    try:
+        reader.ReadImageInformation()
+        return f" {reader.GetMetaData(_DESCRIPTION).strip()!r}" if reader.HasMetaDataKey(_DESCRIPTION) else ""
+    except RuntimeError:
+        return ""
 
 
 def _is_other(file: Path) -> bool:
