@@ -156,6 +156,17 @@ def test_init_refuses_data_that_are_not_the_sites_own(
     assert tree(kit) == before
 
 
+def test_the_folder_of_other_sites_is_told_from_a_site_that_is_not_prepared(
+    kit: Path, data: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = data[NAME].parent
+    shutil.rmtree(data[NAME])
+    assert site("init", kit, "--data", folder) == 2
+    assert f"{folder} holds the sites caltech, webcam: name one of them" in capsys.readouterr().err
+    assert site("init", kit, "--data", tmp_path) == 2
+    assert "does not exist: prepare the site" in capsys.readouterr().err
+
+
 def test_a_folder_above_the_sites_is_noticed(
     kit: Path, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
