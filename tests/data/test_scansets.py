@@ -309,6 +309,16 @@ def test_subjects_are_told_apart_by_their_whole_name(tmp_path: Path, kind: str) 
     assert sorted(case.id for case in found.cases) == sorted(f"sub-{name}" for name in names) and not found.findings
 
 
+@pytest.mark.parametrize("images", ["sub-*_T2w/scan.nii.gz", "*_T2w/*.nii.gz"])
+def test_what_a_pattern_says_itself_is_no_part_of_a_subject(tmp_path: Path, images: str) -> None:
+    for k in range(2):
+        image, mask = volume(k)
+        save(tmp_path / f"sub-C_{k}_T2w" / "scan.nii.gz", image)
+        save(tmp_path / "drawn" / f"sub-C_{k}_mask.nii.gz", mask)
+    (found,) = gather(tmp_path, images=Path(images), masks=Path("drawn/sub-*_mask.nii.gz"))
+    assert [case.id for case in found.cases] == ["sub-C_0", "sub-C_1"] and not found.findings
+
+
 def test_scans_of_one_subject_and_masks_of_another_are_no_case(tmp_path: Path) -> None:
     save(tmp_path / "sub-Jörg" / "anat" / "sub-Jörg_T2w.nii.gz", volume(0)[0])
     save(tmp_path / "drawn" / "sub-Jürgen_mask.nii.gz", volume(0)[1])

@@ -93,10 +93,14 @@ def _there(start: Path, rest: str) -> str:
 
 def _case(inside: Path, stars: re.Pattern[str], pattern: str) -> str:
     """The case of a file, by its path below the pattern's fixed folders."""
-    entities = _ENTITIES.search(inside.as_posix())
-    if entities:
-        return "_".join(part for part in entities.groups() if part)
-    matched = stars.fullmatch(inside.as_posix())
+    text = inside.as_posix()
+    matched = stars.fullmatch(text)
+    if entities := _ENTITIES.search(text):
+        begin, end = entities.span(1)
+        wild = [stop for start, stop in (matched.regs[1:] if matched else ()) if begin <= start and stop <= end]
+        if wild and text.startswith("_", max(wild)):  # what follows is the pattern's and no case's: sub-*_T2w/scan.nii
+            end = max(wild)
+        return "_".join(part for part in (text[begin:end], entities[2]) if part)
     if matched is None or not matched.groups():
         raise _names_no_case(pattern)
     name = matched[1]
