@@ -670,6 +670,7 @@ def test_a_value_that_nothing_names_is_an_error_if_others_are_named(scans: Path,
     (finding,) = check(scans, labels={"gland": [1, 2]})
     assert finding.level == "error" and finding.file.name == MASK and "has unknown label(s) 3" in finding.message
     assert "0 outside, 1 or 2 gland" in finding.mend and "--label gland=1,2,3 to merge it" in finding.mend
+    assert finding.mend.endswith("or --label background=0,3 beside the other classes to leave it out")
     with pytest.raises(DataError, match=r"Case01_segmentation\.nii\.gz has unknown label\(s\) 3"):
         prepare(scans, tmp_path / "out")
 

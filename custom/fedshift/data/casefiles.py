@@ -366,7 +366,10 @@ def _mend_of_unknown(unknown: np.ndarray, labels: Labels | None, known: str) -> 
         return f"relabel it so that values are {known}"
     name, values = next(iter(labels.values.items()))
     merged = f"--label {name}={','.join(map(str, [*values, first]))}"
-    return f"relabel it so that values are {known}, or say what {first} is, as in {merged} to merge it"
+    return (
+        f"relabel it so that values are {known}, or say what {first} is, as in {merged} to merge it, or --label "
+        f"background=0,{first} beside the other classes to leave it out"
+    )
 
 
 def _classes(voxels: np.ndarray, labels: Labels | None) -> np.ndarray:
