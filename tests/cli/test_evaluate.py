@@ -19,6 +19,7 @@ from fedshift.cli.evaluate import SUMMARY, TABLE
 from fedshift.data.scansets import gather
 from fedshift.inference.scoring import subjects_of
 from fedshift.schema.manifest import read_manifest
+from fedshift.tasks.evaluation.by_class import dice_by_class
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -110,6 +111,29 @@ def test_sequences_go_by_name_in_any_case_and_by_number_where_they_have_none(
     assert score("others", "T2w", "ADC") == 2
     said = capsys.readouterr().err
     assert "has ADC, T2w, and the model takes T2, ADC: say which files are which with --sequence T2=PATTERN" in said
+
+
+def test_4d_files_score_as_their_predicted_masks(tmp_path: Path) -> None:
+    sites, model, _ = train(tmp_path, IN_3D, "fedavg")
+    images, labels = tmp_path / "Task" / "imagesTr", tmp_path / "Task" / "labelsTr"
+    for folder in (images, labels):
+        folder.mkdir(parents=True)
+    for mask in (sites["B"] / "volumes").glob("case*_mask.nii.gz"):
+        name = mask.name.replace("_mask", "")
+        shutil.copyfile(mask, labels / name)
+        adc, t2 = (sitk.ReadImage(str(mask).replace("mask", number)) for number in ("0001", "0000"))
+        sitk.WriteImage(sitk.JoinSeries([adc, t2]), str(images / name))
+    named = {"modality": {"0": "ADC", "1": "T2"}, "labels": {"0": "background", "1": "left", "2": "right"}}
+    (tmp_path / "Task" / "dataset.json").write_text(json.dumps(named), encoding="utf-8")
+    assert evaluate(model, "--source", tmp_path / "Task", "--out", tmp_path / "scores") == 0
+    assert main(["predict", str(model), str(images), "--out", str(tmp_path / "masks")]) == 0
+    told = rows(tmp_path / "scores")
+    assert any(float(row["dice"]) for row in told), "or there would be nothing to compare"
+    for row in told:
+        files = (tmp_path / "masks" / f"{row['case']}_mask.nii.gz", labels / f"{row['case']}.nii.gz")
+        found, truth = (sitk.GetArrayFromImage(sitk.ReadImage(str(file))) for file in files)
+        number = ("left", "right").index(row["class"])
+        assert float(row["dice"]) == pytest.approx(dice_by_class(found, truth, 3)[number], rel=1e-5)
 
 
 def test_a_model_of_slices_finds_balls(balls: Path) -> None:

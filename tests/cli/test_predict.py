@@ -140,7 +140,7 @@ def test_a_bad_image_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFix
         "nan.nii.gz": "NaN or infinite",
         "flat.nii.gz": "the same intensity everywhere",
         "slices.nii.gz": "has 2 slice",
-        "four.nii.gz": "is 4D",
+        "four.nii.gz": "has 2 volumes, and the model takes one",
         "colour.nii.gz": "not in colour",
         "empty.nii.gz": "is an empty file",
         "cut.nii.gz": "cannot be read",

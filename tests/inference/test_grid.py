@@ -15,7 +15,7 @@ import torch
 from dicomstudies import write_slices
 from scanfiles import rotation, volume, write_dicom
 
-from fedshift.data.scans import read_scan
+from fedshift.data.scans import read_scan, read_volumes
 from fedshift.inference import masks
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
 from fedshift.inference.plausible import check_positions
@@ -193,6 +193,20 @@ def test_a_qform_that_is_no_rotation_is_told_and_copied(
     mask.header["quatern_b"] = 0.5
     nibabel.save(mask, out)
     assert masks._position_fields(out) != masks._position_fields(path)
+
+
+@pytest.mark.parametrize("volumes", [1, 2])
+def test_the_mask_of_a_4d_file_is_one_volume_at_its_place(volumes: int, tmp_path: Path) -> None:
+    truth, file = write_ball(tmp_path / "scan.nii.gz", direction=rotation(12, 0)), tmp_path / "4d.nii.gz"
+    scan = sitk.ReadImage(str(tmp_path / "scan.nii.gz"))
+    sitk.WriteImage(sitk.JoinSeries([scan] * volumes, 0.0, 2.5), str(file))
+    (read,) = read_volumes(file, [0])
+    write_mask(read.voxels > 500, read, tmp_path / "m.nii.gz", source=file)
+    mask = sitk.ReadImage(str(tmp_path / "m.nii.gz"))
+    assert mask.GetSize() == truth.GetSize() and nibabel.load(tmp_path / "m.nii.gz").ndim == 3
+    np.testing.assert_array_equal(sitk.GetArrayFromImage(mask), sitk.GetArrayFromImage(truth))
+    for key in ("srow_x", "srow_y", "srow_z", "qoffset_x"):
+        assert np.array_equal(*(nibabel.load(tmp_path / name).header[key] for name in ("m.nii.gz", "4d.nii.gz")))
 
 
 def test_a_grid_of_the_networks_size_comes_back_as_it_was() -> None:

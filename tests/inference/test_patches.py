@@ -122,11 +122,17 @@ def test_sequences_in_any_order_and_layout_give_the_same_mask(
             shutil.copy(file, folder / f"{name}.nii.gz")
     description = tmp_path / "set" / "dataset.json"
     description.write_text('{"channel_names": {"0": "ADC", "1": "T2"}}', encoding="utf-8")
+    volumes = [sitk.ReadImage(str(file)) for file in (t2, adc)]
+    for folder, order in ((tmp_path / "4d", volumes), (tmp_path / "set" / "imagesTs", volumes[::-1])):
+        folder.mkdir()
+        sitk.WriteImage(sitk.JoinSeries(order, 0.0, 2.5), str(folder / "case00.nii.gz"))
     masks = []
     for given, said in (
         (t2, "_0000 = T2, _0001 = ADC (the order of the model)"),
         (swapped, f"_0000 = ADC, _0001 = T2 ({description})"),
         (folders.parent, "T2, ADC, by the files' names in the case's folder"),
+        (tmp_path / "4d", "of 4D files volume 1 = T2, volume 2 = ADC (the order of the model)"),
+        (tmp_path / "set" / "imagesTs", f"of 4D files volume 1 = ADC, volume 2 = T2 ({description})"),
     ):
         out = tmp_path / f"out{len(masks)}"
         assert main(["predict", str(model), str(given), "--out", str(out), "--site", "A"]) == 0

@@ -1,4 +1,4 @@
-"""Which file of a case is which sequence: by number, by ``dataset.json``, or by name in a folder of the case."""
+"""Which file or volume of a case is which sequence: by number, by ``dataset.json``, or by name in the case's folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import unicodedata
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pytest
 import SimpleITK as sitk
@@ -33,6 +34,14 @@ def write(path: Path, level: int, **geometry: tuple[float, ...]) -> Path:
 
 def numbered(folder: Path, count: int = 2) -> list[Path]:
     return [write(folder / f"P1_{number:04d}.nii.gz", 1000 * number) for number in range(count)]
+
+
+def write_4d(path: Path, *levels: int) -> Path:
+    """A 4D file whose volumes say which they are."""
+    volumes = [sitk.ReadImage(str(write(path.with_name("volume.nii.gz"), level))) for level in levels]
+    sitk.WriteImage(sitk.JoinSeries(volumes), str(path))
+    path.with_name("volume.nii.gz").unlink()
+    return path
 
 
 def describe(path: Path, *names: str, key: str = "channel_names") -> None:
@@ -102,6 +111,63 @@ def test_the_folder_of_a_case_has_a_file_for_each_sequence(tmp_path: Path) -> No
     assert list(which_is_which(found, OF)) == ["sequences: T2, ADC, by the files' names in the case's folder"]
     assert read_case(found[1], OF)[1].min((1, 2, 3)).tolist() == [3000, 2000]
     assert first_files(scans_in(in_case_folders([tmp_path / "P1"], OF)), OF) == t2[:1], "the folder of one case"
+
+
+@pytest.mark.parametrize("name", ["b_00.nii.gz", "b_0001.nii.gz", "b.nrrd"])
+def test_the_volumes_of_a_4d_file_are_in_the_models_order(tmp_path: Path, name: str) -> None:
+    file = write_4d(tmp_path / name, 1000, 2000)
+    assert first_files(scans_in(in_case_folders([tmp_path], OF)), OF) == [file] and case_of(file, OF) == file
+    assert files_of(file, OF) == [file, file]
+    scan, voxels = read_case(file, OF)
+    assert scan.voxels.shape == (3, 4, 5) and voxels.min((1, 2, 3)).tolist() == [1000, 2000]
+    said = "sequences: of 4D files volume 1 = T2, volume 2 = ADC (the order of the model)"
+    assert list(which_is_which([file, file], OF)) == [said]
+
+
+@pytest.mark.parametrize("key", ["channel_names", "modality"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_description_says_which_volume_is_which(tmp_path: Path, beside: bool, key: str) -> None:
+    file = write_4d(tmp_path / "imagesTs" / "b_00.nii.gz", 0, 1000, 2000)
+    described = tmp_path / ("" if beside else "imagesTs") / "dataset.json"
+    describe(described, "adc", "DWI", "t2", key=key)
+    assert read_case(file, OF)[1].min((1, 2, 3)).tolist() == [2000, 0]
+    said = f"sequences: of 4D files volume 1 = adc, volume 3 = t2 ({described})"
+    assert list(which_is_which(first_files([file], OF), OF)) == [said]
+    assert read_case(file, ("DWI",))[1].min((1, 2, 3)).tolist() == [1000], "also the one that a model takes"
+    assert list(which_is_which([file], ("DWI",))) == [f"sequences: of 4D files volume 2 = DWI ({described})"]
+    describe(described, "T2", "DWI", "b800", key=key)
+    with pytest.raises(ConfigError, match="calls the sequences T2, DWI, b800, and the model takes T2, ADC: give them"):
+        first_files([file], OF)
+
+
+def test_another_number_of_volumes_than_sequences_is_refused(tmp_path: Path) -> None:
+    file = write_4d(tmp_path / "b_00.nii.gz", 0, 1000, 2000)
+    assert first_files([file], OF) == [file], "the other scans are predicted"
+    with pytest.raises(ScanError, match=r"b_00.nii.gz has 3 volumes, and the model takes 2 \(T2, ADC\): save those"):
+        read_case(file, OF)
+    with pytest.raises(ScanError, match=r"has 3 volumes, and the model takes 1 \(T2\): save those"):
+        read_case(file, ("T2",))
+    with pytest.raises(ScanError, match="has 3 volumes, and the model takes one: save that one alone as a 3D file"):
+        read_case(file, ())
+    describe(tmp_path / "dataset.json", "T2", "ADC")
+    with pytest.raises(ScanError, match=r"has 3 volumes, and .*dataset.json names 2 \(T2, ADC\): name every volume"):
+        read_case(file, OF)
+
+
+def test_a_4d_file_of_one_volume_is_a_scan_of_one_sequence(tmp_path: Path) -> None:
+    file = write_4d(tmp_path / "b_00.nii.gz", 1000)
+    assert nibabel.load(file).ndim == 4
+    for sequences in ((), ("T2",)):
+        assert first_files([file], sequences) == [file] and not list(which_is_which([file], sequences))
+        assert read_case(file, sequences)[1].shape == (1, 3, 4, 5)
+
+
+def test_a_volume_that_is_the_same_everywhere_is_named(tmp_path: Path) -> None:
+    image = sitk.ReadImage(str(write(tmp_path / "P1.nii.gz", 0)))
+    file = tmp_path / "b.nii.gz"
+    sitk.WriteImage(sitk.JoinSeries([image, 0 * image]), str(file))
+    with pytest.raises(ScanError, match=r"b.nii.gz has the same intensity everywhere of ADC: export"):
+        read_case(file, OF)
 
 
 def test_umlauts_that_a_mac_wrote_are_the_same_name(tmp_path: Path) -> None:

@@ -123,14 +123,17 @@ def _write_nifti(grid: np.ndarray, source: Path, path: Path) -> None:
     for text_field in ("descrip", "aux_file", "intent_name"):
         header[text_field] = b""
     header.extensions.clear()
-    values = np.ascontiguousarray(grid.transpose(2, 1, 0)).reshape(stored.shape)
+    values = np.ascontiguousarray(grid.transpose(2, 1, 0))  # one volume, also of a 4D file
     nibabel.save(type(stored)(values, None, header), path)
 
 
 def _position_fields(path: Path) -> tuple[bytes, ...]:
-    """The `POSITION_FIELDS` of a NIfTI file: its matrices would not do, as not every quaternion has one."""
+    """The `POSITION_FIELDS` of a NIfTI file: its matrices would not do, as not every quaternion has one.
+
+    The sizes after the third, such as seconds between the volumes of a 4D file, are no positions.
+    """
     header = nibabel.load(path).header
-    return tuple(np.asarray(header[name], float).tobytes() for name in POSITION_FIELDS)
+    return tuple(np.ravel(header[name])[:4].astype(float).tobytes() for name in POSITION_FIELDS)
 
 
 def volume_ml(mask: np.ndarray, scan: Scan) -> float:

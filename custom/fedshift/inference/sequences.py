@@ -1,8 +1,9 @@
-"""Cases with several sequences: files with numbers, as nnU-Net has them, or a folder for each case.
+"""Cases with several sequences: 4D files, files with numbers, as nnU-Net has them, or a folder for each case.
 
-``<case>_0000.nii.gz``, ``<case>_0001.nii.gz`` and so on are in the order that ``dataset.json`` says, in their folder or
-beside it, and without that file in the model's order. In a folder of a case, ``P1/T2.nii.gz`` or ``P1/P1_T2.nii.gz``
-and ``P1/ADC.nii.gz``, or DICOM series ``P1/T2`` and ``P1/ADC``, go by their names, whether in upper or lower case.
+``<case>_0000.nii.gz``, ``<case>_0001.nii.gz`` and so on, and the volumes of a 4D file, are in the order that
+``dataset.json`` says, in their folder or beside it, and without that file in the model's order. In a folder of a case,
+``P1/T2.nii.gz`` or ``P1/P1_T2.nii.gz`` and ``P1/ADC.nii.gz``, or DICOM series ``P1/T2`` and ``P1/ADC``, go by their
+names, whether in upper or lower case.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fedshift.data.described import FILE
 from fedshift.data.pairing import NUMBERED, UNNAMED, scan_files, visible
 from fedshift.data.scan_file import ScanError, as_compared, reading, suffix_of
 from fedshift.data.scan_folders import MASK
-from fedshift.data.scans import Scan, read_scan, stem_of
+from fedshift.data.scans import Scan, read_scan, read_volumes, stem_of, volumes_in
 from fedshift.data.series import is_series
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE
@@ -40,7 +41,7 @@ def first_files(images: Sequence[Path], sequences: Sequence[str]) -> list[Path]:
     Raises:
         ConfigError: a file's name does not say its sequence, a case lacks one, or ``dataset.json`` names others.
     """
-    if len(sequences) < 2:
+    if not sequences:
         return list(images)
     first: dict[Path, None] = {}
     for image in images:
@@ -56,22 +57,26 @@ def first_files(images: Sequence[Path], sequences: Sequence[str]) -> list[Path]:
 
 
 def which_is_which(images: Sequence[Path], sequences: Sequence[str]) -> Iterator[str]:
-    """Lines that say which files are taken for which sequence; none for a model of one.
+    """Lines that say which files, or volumes of a file, are taken for which sequence; none for 3D files of one.
 
     ``images`` are from `first_files`.
     """
-    if len(sequences) > 1:
-        yield from dict.fromkeys(
-            f"sequences: {_numbering(image.parent, sequences)}"
-            if _is_numbered(image)
-            else f"sequences: {', '.join(sequences)}, by the files' names in the case's folder"
-            for image in images
-        )
+    yield from dict.fromkeys(said for image in images if (said := _said(image, sequences)))
+
+
+def _said(image: Path, sequences: Sequence[str]) -> str | None:
+    if sequences and is_4d(image):
+        return f"sequences: of 4D files {_numbering(image.parent, sequences).volumes}"
+    if len(sequences) < 2:
+        return None
+    if _is_numbered(image):
+        return f"sequences: {_numbering(image.parent, sequences)}"
+    return f"sequences: {', '.join(sequences)}, by the files' names in the case's folder"
 
 
 def case_of(image: Path, sequences: Sequence[str]) -> Path:
     """A path whose name is the case's, from any of its files."""
-    if len(sequences) < 2:
+    if len(sequences) < 2 or is_4d(image):
         return image
     if _is_numbered(image):
         return image.with_name(f"{stem_of(image)[: -len('_0000')]}{suffix_of(image)}")
@@ -80,11 +85,13 @@ def case_of(image: Path, sequences: Sequence[str]) -> Path:
 
 
 def files_of(image: Path, sequences: Sequence[str]) -> list[Path]:
-    """The files of a case in the order of the model's sequences, from any of them.
+    """The files of a case in the order of the model's sequences, from any of them; a 4D file is all of them.
 
     Raises:
         ConfigError: as `first_files`; but a numbered file need not exist.
     """
+    if sequences and is_4d(image):
+        return [image] * len(_numbering(image.parent, sequences).numbers)
     if len(sequences) < 2:
         return [image]
     if not _is_numbered(image):
@@ -102,13 +109,16 @@ def read_case(image: Path, sequences: Sequence[str]) -> tuple[Scan, np.ndarray]:
     """The scan of a case's first sequence, and the voxels of all its sequences (S, z, y, x).
 
     Raises:
-        ScanError: a file cannot be read, is the same everywhere, or lies on another grid than the first.
+        ScanError: a file cannot be read, is the same everywhere, lies on another grid than the first, or is 4D with
+            another number of volumes than there are sequences.
     """
     files = files_of(image, sequences)
-    scans = [read_scan(path) for path in files]
-    for path, scan in zip(files, scans, strict=True):
+    several = is_4d(image)
+    scans = read_volumes(image, _channels(image, sequences)) if several else [read_scan(path) for path in files]
+    for number, (path, scan) in enumerate(zip(files, scans, strict=True)):
         if scan.voxels.min() == scan.voxels.max():
-            raise ScanError(path, "has the same intensity everywhere", "export the scan again")
+            where = f" of {sequences[number]}" if several else ""
+            raise ScanError(path, f"has the same intensity everywhere{where}", "export the scan again")
         differences = ", ".join(_differences(scans[0], scan))
         if differences:
             what = f"lies on another grid than {files[0]}: it differs in {differences}"
@@ -116,12 +126,37 @@ def read_case(image: Path, sequences: Sequence[str]) -> tuple[Scan, np.ndarray]:
     return scans[0], np.stack([scan.voxels for scan in scans])
 
 
+def is_4d(image: Path) -> bool:
+    """Whether a file has several volumes."""
+    return volumes_in(image) > 1
+
+
+def _channels(image: Path, sequences: Sequence[str]) -> list[int]:
+    """Which volumes of a 4D file are the model's sequences.
+
+    Raises:
+        ScanError: it has more or fewer volumes than there are names for.
+    """
+    there = volumes_in(image)
+    if not sequences:
+        raise ScanError(image, f"has {there} volumes, and the model takes one", "save that one alone as a 3D file")
+    order = _numbering(image.parent, sequences)
+    named = f"{len(order.names)} ({', '.join(order.names.values())})"
+    if there != len(order.names) and order.source is not None:
+        wrong = f"has {there} volumes, and {order.source} names {named}"
+        raise ScanError(image, wrong, "name every volume there, in their order")
+    if there != len(order.names):
+        mend = f"save those alone, in this order, or name all {there} in the channel_names of a {FILE} beside it"
+        raise ScanError(image, f"has {there} volumes, and the model takes {named}", mend)
+    return [list(order.names).index(number) for number in order.numbers]
+
+
 @dataclass(frozen=True)
 class _Numbering:
-    """Which number of a file's name is which sequence.
+    """Which number of a file's name, or which volume of a 4D file, is which sequence.
 
     Attributes:
-        names: number -> sequence, of every file that a case may have.
+        names: number -> sequence, of every file that a case may have; in their order.
         numbers: those of the model's sequences, in its order.
         source: the file that says so; None for the model's order.
     """
@@ -138,7 +173,17 @@ class _Numbering:
     def __str__(self) -> str:
         """``_0000 = T2, _0001 = ADC``, and who says so."""
         said = ", ".join(f"_{number:04d} = {self.names[number]}" for number in sorted(self.numbers))
-        return f"{said} ({'the order of the model' if self.source is None else self.source})"
+        return f"{said} ({self._who})"
+
+    @property
+    def volumes(self) -> str:
+        """``volume 1 = T2, volume 2 = ADC``, and who says so."""
+        used = [(place, number) for place, number in enumerate(self.names, start=1) if number in self.numbers]
+        return f"{', '.join(f'volume {place} = {self.names[number]}' for place, number in used)} ({self._who})"
+
+    @property
+    def _who(self) -> str:
+        return "the order of the model" if self.source is None else str(self.source)
 
 
 def _numbering(folder: Path, sequences: Sequence[str]) -> _Numbering:
