@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedshift.cli.evaluate import SUMMARY, TABLE
 from fedshift.data.scansets import gather
 from fedshift.inference.scoring import subjects_of
 from fedshift.schema.manifest import read_manifest
+from fedshift.schema.protocol_results import LabelledScans
 from fedshift.tasks.evaluation.by_class import dice_by_class
 
 
@@ -194,6 +196,23 @@ def test_a_class_that_one_mask_only_has_is_said_and_stored(tmp_path: Path, capsy
     assert "HD95 and ASD count as the volume's diagonal there" in said
     assert [row["one_sided"] for row in rows(tmp_path / "out")] == ["missed", *[""] * 5]
     assert summary_of(tmp_path)["one_sided"] == {"prostate": {"missed": 1, "invented": 0}}
+    assert summary_of(tmp_path)["one_sided_cases"] == {"case0": {"prostate": "missed"}}
+
+
+def test_the_scores_are_reported_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = many(tmp_path, [f"case{number}.nii.gz" for number in range(6)])
+    shutil.copyfile(tmp_path / "images" / "case0.nii.gz", tmp_path / "images" / "case6.nii.gz")
+    shutil.copyfile(tmp_path / "masks" / "case0.nii.gz", tmp_path / "masks" / "case6.nii.gz")
+    assert evaluate(*words) == 1
+    assert f"as a page: fedshift report {tmp_path / 'out'}\n" in capsys.readouterr().out
+    told, model = LabelledScans.read(tmp_path / "out"), Path(str(words[0]))
+    assert told.not_scored == ["case6"] and told.without_spacing == [] and told.classes == ["prostate"]
+    assert told.sha256 == hashlib.sha256(model.read_bytes()).hexdigest() and told.model == model.name
+    assert (told.kind, told.round, told.sites) == ("phantom", 1, ["BIDMC", "HK", "UCL"])
+    assert main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "page.html")]) == 0
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert all(text in html for text in (told.sha256, "PHANTOM", "95 % interval", "Not scored", *told.cases))
+    assert str(tmp_path) not in html
 
 
 def test_a_copy_of_a_scan_is_refused_and_counted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

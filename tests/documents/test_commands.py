@@ -103,6 +103,7 @@ PARSED: dict[str, str] = {
     r"python benchmarks/": "a quarter of an hour",
     r"fedshift drift ": "tests/inference/test_drift.py runs it, on scans by month",
     r"fedshift evaluate ": "tests/cli/test_evaluate.py runs it, on scans with a reader's masks",
+    r"fedshift report scores ": "tests/cli/test_evaluate.py runs it, of such scores",
     r"fedshift predict BUNDLE ": "tests/inference/test_monai_bundle.py runs it, on a bundle as the model zoo has them",
     r"nvflare provision ": "tests/flare/test_runbook.py types it, in real kits",
     r"fedshift watch \S+$": "it goes on until Ctrl-C; tests/cli/test_watch.py runs it",

@@ -16,8 +16,9 @@ from fedshift.federation.resolve import resolve
 from fedshift.reporting import figures
 from fedshift.reporting.report import page
 from fedshift.reporting.report.runs import ReportInput, read
-from fedshift.schema.evaluation import Calibration, Evaluation
+from fedshift.schema.evaluation import Calibration, Evaluation, OneSided
 from fedshift.schema.job import JobSpec
+from fedshift.schema.protocol_results import LabelledScans
 from fedshift.schema.results import DataRecord, Final, FinalScores, Results, RoundRecord, SiteRound, new_results
 from fedshift.tasks.evaluation.spread import distribution
 
@@ -44,6 +45,34 @@ def told(scores: Sequence[float], *, share_cases: bool = True) -> Evaluation:
         ece=0.05, counts=counts, right=[c * 9 // 10 for c in counts], confidence=[0.0] * 12 + [0.83, 0.9, 0.97]
     )
     return Evaluation(scores={"dice": spread.mean}, distributions={"dice": spread}, calibration=calibration)
+
+
+def evaluated(by_case: Mapping[str, Sequence[float]], *, classes: Sequence[str] = ("left", "right")) -> LabelledScans:
+    """A model scored on these cases, with this Dice of each class; of the first case it misses the last class."""
+    dice = np.array(list(by_case.values()))
+    values = {f"dice {name}": dice[:, number] for number, name in enumerate(classes) if len(classes) > 1}
+    values |= {"dice": dice.mean(1), "hd95": 10 * (1 - dice.mean(1))}
+    values |= {f"hd95 {name}": 10 * (1 - dice[:, number]) for number, name in enumerate(classes) if len(classes) > 1}
+    results = new_results(_job("fedfa", 0, ()), metric="dice")
+    return LabelledScans(
+        job=results.job,
+        versions=results.versions,
+        model="best_global_model.pt",
+        sha256="cd" * 32,
+        round=7,
+        sites=["BIDMC", "HK"],
+        kind="patients",
+        statistics="site HK",
+        tolerance=1.5,
+        classes=list(classes),
+        cases=list(by_case),
+        subjects=len(by_case),
+        not_scored=[],
+        without_spacing=[],
+        scores={name: distribution(of, seed=0, share_cases=True) for name, of in values.items()},
+        one_sided={classes[-1]: OneSided(missed=1)},
+        one_sided_cases={next(iter(by_case)): {classes[-1]: "missed"}},
+    )
 
 
 def record(

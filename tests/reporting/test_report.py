@@ -32,7 +32,7 @@ from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut
 from fedshift.schema.results import MachineRecord, Rejection, Results, RoundRecord, new_results, read_results
 from fedshift.tasks.device import processor
 from reporting.comparison.made import made
-from reporting.reports import HOSTILE, Page, html_of, record, scan_sites, words_of, written
+from reporting.reports import HOSTILE, Page, evaluated, html_of, record, scan_sites, words_of, written
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "results"
 GOOD = {"BIDMC": [0.8, 0.9, 0.85, 0.7, 0.95, 0.9], "HK": [0.5, 0.6, 0.55, 0.4, 0.65, 0.6]}
@@ -333,8 +333,8 @@ def test_one_or_two_cases_are_dots_without_a_box(tmp_path: Path) -> None:
 
 def test_a_site_where_every_case_failed_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: dict[str, list[str]] = {}
-    real = distributions._strip
-    monkeypatch.setattr(distributions, "_strip", lambda name, by: drawn.update({name: list(by)}) or real(name, by))
+    real = distributions.strip
+    monkeypatch.setattr(distributions, "strip", lambda name, by: drawn.update({name: list(by)}) or real(name, by))
     said(record({"BIDMC": GOOD["BIDMC"], "HK": [0.0] * 6}), tmp_path / "failed")
     assert drawn == {"dice": ["BIDMC", "HK"]}
     drawn.clear()
@@ -779,3 +779,64 @@ def test_a_run_whose_rounds_ended_by_the_clock_is_said_not_to_repeat(tmp_path: P
     assert "the weights are identical bit for bit" not in clock and "The weights will be others" in clock
     assert "schedule.minutes=30" in clock, "in the command"
     assert clock.count("cannot be repeated bit for bit") == 2, "among the findings too"
+
+
+CASES = {"b_1": [0.6, 0.0], "b_2": [0.9, 0.8], "b_3": [0.2, 0.3], "b_4": [0.7, 0.7], "b_5": [0.8, 0.9]}
+
+
+def test_an_evaluation_on_labelled_scans_is_reported(tmp_path: Path) -> None:
+    scored = evaluated(CASES)
+    scored.write(tmp_path)
+    text = words_of(tmp_path)
+    assert "best_global_model.pt (fedavg + fedfa on prostate) on 5 cases" in text
+    assert "RESEARCH USE ONLY" in text and "PHANTOM" not in text
+    dice = scored.scores["dice"]
+    assert dice.interval is not None
+    low, high = (f"{100 * end:.1f}" for end in dice.interval)
+    assert f"Mean Dice over 5 cases, mean over 2 classes: 59.0 %, 95 % interval [{low}, {high}]." in text
+    assert "right: 1 of 5 cases is in one mask only (1 missed by the model); HD95 and ASD count as" in text
+    assert "Fewer than 10 cases" in text and "that these cases are new to it is not checked here" in text
+    for fact in ("SHA-256 " + "cd" * 32, "Round 7", "2 sites: BIDMC, HK", "scans of patients", "site HK", "1.5 mm"):
+        assert fact in text
+    assert "left 64.0 [" in text and "right 54.0 [" in text and "mean 59.0 [" in text
+    assert [case for case in re.findall(r"b_\d", text) if case] == ["b_3", "b_1", "b_4", "b_2", "b_5"], "worst first"
+    assert "b_1 30.0 60.0 0.0 7.0 right (missed)" in text
+    assert "How the model was trained" in text and "Every dot is a case. The box spans" in text
+
+
+def test_a_phantom_model_and_what_was_not_scored_are_said(tmp_path: Path) -> None:
+    changes = {"kind": "phantom", "not_scored": ["b_6"], "without_spacing": ["b_2"], "subjects": 3}
+    changes["scores"] = {name: of.model_copy(update={"interval": None}) for name, of in evaluated(CASES).scores.items()}
+    evaluated(CASES).model_copy(update=changes).write(tmp_path)
+    html = html_of(tmp_path)
+    text = Page(html).text
+    assert html.count("PHANTOM: no patients") == text.count("PHANTOM: no patients") == 6 and PHANTOM_NOTE in text
+    assert "The model was trained on simulated scans: the scores say nothing about models for patients." in text
+    assert "Not scored, as they could not be read: b_6." in text and "b_2: no voxel size in the header" in text
+    assert "5 cases of 3 subjects" in text and "There is no interval with fewer than 5 subjects." in text
+    assert "[" not in words_of(tmp_path).partition("How the model was trained")[0]
+
+
+def test_an_evaluation_of_one_class_or_of_no_case_is_reported(tmp_path: Path) -> None:
+    evaluated({case: of[:1] for case, of in CASES.items()}, classes=["tumour"]).write(tmp_path)
+    text = words_of(tmp_path)
+    assert "tumour 64.0 [" in text and "mean over 1" not in text and "Dice, tumour" not in text
+    none = {"cases": [], "scores": {}, "one_sided": {}, "one_sided_cases": {}, "subjects": 0, "not_scored": ["a", "b"]}
+    evaluated(CASES).model_copy(update=none).write(tmp_path)
+    text = words_of(tmp_path)
+    assert "None of 2 cases could be scored." in text and "Every case" not in text
+
+
+def test_an_evaluation_beside_a_run_hides_no_run(tmp_path: Path) -> None:
+    evaluated(CASES).write(written(record(GOOD), tmp_path))
+    assert isinstance(read(tmp_path), Run) and not isinstance(read(tmp_path / "evaluation.json"), Run)
+    (tmp_path / "evaluation.json").write_text('{"schema": 1, "cases": []}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"evaluation.json is not a file of this version"):
+        read(tmp_path / "evaluation.json")
+
+
+def test_several_evaluations_are_chapters_of_one_page(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        evaluated(CASES).write(tmp_path / name)
+    assert Page(html_of(tmp_path / "a", tmp_path / "b")).text.count("What was evaluated") == 4

@@ -16,7 +16,7 @@ from fedshift.reporting.report.section import Section
 from fedshift.schema.protocol_results import CrossSite, HeldOutSite, LeaveOneOut, ModelScores
 from fedshift.schema.results import Results
 from reporting.browsing import CONTRAST, WIDTHS, WORST
-from reporting.reports import HOSTILE, html_of, record, scan_sites, written
+from reporting.reports import HOSTILE, evaluated, html_of, record, scan_sites, written
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert results.final is not None
     told = results.final.best.evaluations[HOSTILE]
     told["test"] = told["test"].model_copy(update={"confusion": [[40 * i + j for j in range(12)] for i in range(12)]})
-    folders = [root / "run", written(results, root / "hostile"), *many_models(results, root)]
+    folders = [root / "run", written(results, root / "hostile"), *many_models(results, root), root / "scores"]
+    (root / "scores").mkdir()
+    evaluated({HOSTILE: [0.2, 0.0], **{"z" * 200 + str(n): [0.8, 0.1 * n] for n in range(9)}}).write(root / "scores")
 
     def pictures(one: ReportInput) -> list[Section]:
         if isinstance(one, Run) and one.model is None:
@@ -40,7 +42,15 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = root / "report.html"
     html = report.render(report.chapters([read(folder) for folder in folders], pictures=pictures))
     path.write_text(html, encoding="utf-8")
-    kinds = ("cross-site", "leave-one-out", "data:image/png", "As the images are", "t-SNE", "Worst, median and best")
+    kinds = (
+        "cross-site",
+        "leave-one-out",
+        "data:image/png",
+        "As the images are",
+        "t-SNE",
+        "Worst, median and best",
+        "Every case",
+    )
     assert [kind for kind in kinds if kind not in html] == []
     return path
 

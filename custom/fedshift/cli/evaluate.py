@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
+import hashlib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,9 @@ from fedshift.reporting.known_scores import SCORES
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from fedshift.inference.model import Model
     from fedshift.inference.scoring import Scored, Summary
-    from fedshift.schema.evaluation import OneSided
+    from fedshift.schema.protocol_results import LabelledScans
 
 TABLE, SUMMARY = "scores.csv", "evaluation.json"
 COLUMNS = ("dice", "surface_dice", "hd95", "asd", "volume_difference")
@@ -50,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.inference import scoring
     from fedshift.inference.model import open_model
     from fedshift.inference.plausible import REAL
+    from fedshift.reporting.report.wording import one_sided_sentence
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.job import EvaluationSpec
 
@@ -82,12 +85,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"{case.id}: {case.error or f'Dice {said}'}")
     classes = model.header.job.task.classes[1:]
     summary = scoring.summary(scored, classes, subjects=scoring.subjects_of(sets))
-    _write(args.out, scored, summary, tolerance=tolerance, model=model.path.name)
+    _write(args.out, scored, _record(model, scored, summary, tolerance=tolerance, statistics=ready.statistics))
     console = Console(soft_wrap=True, highlight=False)
     if summary.cases:
         console.print(_table(summary, classes))
     for name, of in summary.one_sided.items():
-        print(_one_sided(name, of, n=len(summary.cases)))
+        print(one_sided_sentence(name, of, n=len(summary.cases)))
     if not all(case.known_spacing for case in scored):
         done = ", and they are resampled by data.matrix and not by 1 mm" if model.resamples_by_matrix else ""
         print(
@@ -95,20 +98,11 @@ def run(args: argparse.Namespace) -> int:
             f"nothing for these scans{done}; {REAL}"
         )
     print(f"every case: {args.out / TABLE}; summary with intervals: {args.out / SUMMARY}")
+    print(f"as a page: fedshift report {shlex.quote(str(args.out))}")
     failed = sum(case.error is not None for case in scored)
     if failed:
         print(f"{failed} of {len(scored)} cases could not be scored")
     return int(failed > 0)
-
-
-def _one_sided(name: str, of: OneSided, *, n: int) -> str:
-    """What is to be known of a class that one mask only has in some cases."""
-    how = [f"{times} {word}" for word, times in (("missed", of.missed), ("invented", of.invented)) if times]
-    is_are = "is" if of.cases == 1 else "are"
-    return (
-        f"{name}: {of.cases} of {n} cases {is_are} in one mask only ({', '.join(how)} by the model); HD95 and ASD "
-        "count as the volume's diagonal there, and surface Dice as 0"
-    )
 
 
 def _table(summary: Summary, classes: Sequence[str]) -> Table:
@@ -142,10 +136,41 @@ def _span(interval: tuple[float, float], factor: float) -> str:
     return " to ".join(f"{factor * end:.1f}" for end in interval)
 
 
-def _write(out: Path, scored: Sequence[Scored], summary: Summary, *, tolerance: float, model: str) -> None:
-    """Write a row for each case and class, and the summary."""
+def _record(
+    model: Model, scored: Sequence[Scored], summary: Summary, *, tolerance: float, statistics: str
+) -> LabelledScans:
+    """What ``fedshift report`` makes a page of."""
+    from fedshift.schema.protocol_results import LabelledScans
+    from fedshift.schema.results import new_results
+
+    header = model.header
+    results = new_results(header.job, metric=model.task.metric)
+    lineage = {"initial_weights": header.initial_weights, "lineage": {k: list(v) for k, v in header.lineage.items()}}
+    kept = [case for case in scored if case.error is None]
+    return LabelledScans(
+        job=results.job.model_copy(update=lineage),
+        versions=results.versions,
+        model=model.path.name,
+        sha256=hashlib.sha256(model.path.read_bytes()).hexdigest(),
+        round=header.round,
+        sites=list(header.sites),
+        kind=header.kind,
+        statistics=statistics,
+        tolerance=tolerance,
+        classes=list(header.job.task.classes[1:]),
+        cases=list(summary.cases),
+        subjects=summary.subjects,
+        not_scored=[case.id for case in scored if case.error is not None],
+        without_spacing=[case.id for case in kept if not case.known_spacing],
+        scores=dict(summary.scores),
+        one_sided=dict(summary.one_sided),
+        one_sided_cases={case.id: dict(case.one_sided) for case in kept if case.one_sided},
+    )
+
+
+def _write(out: Path, scored: Sequence[Scored], record: LabelledScans) -> None:
+    """Write a row for each case and class, and the record."""
     from fedshift.schema.errors import ConfigError
-    from fedshift.schema.files import write_text
 
     try:
         with (out / TABLE).open("w", newline="", encoding="utf-8") as file:
@@ -157,15 +182,6 @@ def _write(out: Path, scored: Sequence[Scored], summary: Summary, *, tolerance: 
                     rows.writerow([case.id, name, *values, case.one_sided.get(name, ""), ""])
                 if case.error is not None:
                     rows.writerow([case.id, "", *("" for _ in COLUMNS), "", case.error])
-        content = {
-            "schema": 1,
-            "model": model,
-            "cases": summary.cases,
-            "subjects": summary.subjects,
-            "tolerance": tolerance,
-            "scores": {name: of.model_dump() for name, of in summary.scores.items()},
-            "one_sided": {name: of.model_dump() for name, of in summary.one_sided.items()},
-        }
-        write_text(out / SUMMARY, json.dumps(content, indent=1))
+        record.write(out)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written ({error.strerror}): name another folder with --out") from None

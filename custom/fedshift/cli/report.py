@@ -12,7 +12,7 @@ def add_parsers(subparsers: Any) -> None:
     """Add the command."""
     report = subparsers.add_parser(
         "report",
-        help="write the results of runs and comparisons as one HTML file",
+        help="write the results of runs, comparisons and evaluations as one HTML file",
         description="Write one HTML file that needs no network, from the records of runs: what was run, on what data, "
         "scores with intervals, curves, costs, faults, and how to repeat it. Several runs are compared as well.",
     )
@@ -21,7 +21,7 @@ def add_parsers(subparsers: Any) -> None:
         type=Path,
         nargs="+",
         metavar="RUN",
-        help="a folder of a run, comparison, leave-one-out or cross-site, a workspace, or a results.json",
+        help="a folder of a run, comparison, leave-one-out, cross-site or evaluate, a workspace, or a results.json",
     )
     report.add_argument(
         "--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="default: report.html"

@@ -1,4 +1,4 @@
-"""``leave_one_out.json`` and ``cross_site.json`` (schema 1): results of the two evaluation protocols."""
+"""``leave_one_out.json``, ``cross_site.json`` and ``evaluation.json`` (schema 1): results of other evaluations."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.evaluation import Distribution, Evaluation, OneSided
 from fedshift.schema.files import write_text
+from fedshift.schema.names import ClassName
 from fedshift.schema.results import DataRecord, JobRecord, Metrics
 from fedshift.schema.strict import first_fault
 
@@ -104,3 +105,58 @@ def mean_metrics(values: Iterable[Metrics]) -> Metrics:
     values = list(values)
     names = sorted({name for metrics in values for name in metrics})
     return {name: fmean(metrics[name] for metrics in values if name in metrics) for name in names}
+
+
+class LabelledScans(_Record):
+    """Scores of a model file on scans with masks, by ``fedshift evaluate``.
+
+    ``job`` is the one that trained the model, and ``versions`` are those that scored it.
+
+    Attributes:
+        model: name of the model's file.
+        sha256: of that file.
+        round: of the model.
+        sites: that trained it.
+        kind: what its training data are.
+        statistics: whose were used, in words.
+        tolerance: of surface Dice, in mm.
+        classes: the model's foreground classes.
+        cases: those that were scored, in the order of the scores of single cases.
+        subjects: whose cases these are.
+        not_scored: cases that could not be read.
+        without_spacing: scored cases whose voxel size is not known.
+        scores: of the mean over classes, and of each class if there are several.
+        one_sided: classes that in some case one mask only has.
+        one_sided_cases: case -> class -> which mask lacks it, of the cases that have such.
+    """
+
+    FILE_NAME = "evaluation.json"
+
+    model: str
+    sha256: str
+    round: int
+    sites: list[str]
+    kind: Literal["phantom", "patients", "images"]
+    statistics: str
+    tolerance: float
+    classes: list[str]
+    cases: list[str]
+    subjects: int
+    not_scored: list[str]
+    without_spacing: list[str]
+    scores: dict[str, Distribution]
+    one_sided: dict[ClassName, OneSided]
+    one_sided_cases: dict[str, dict[ClassName, Literal["missed", "invented"]]]
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if any(len(of.cases or ()) != len(self.cases) for of in self.scores.values()):
+            raise ValueError("a score is not of every case")
+        if self.cases and "dice" not in self.scores:
+            raise ValueError("the cases have no Dice")
+        return self
+
+    @property
+    def is_phantom(self) -> bool:
+        """Whether the model was trained on simulated scans."""
+        return self.kind == "phantom"

@@ -32,7 +32,7 @@ def score_distributions(run: Run) -> Section | None:
         found = final.best.evaluations.get(site, {}).get(part)
         for name, spread in ({} if found is None else found.distributions).items():
             values = spread.cases if spread.cases is not None else spread.quantiles
-            drawable = spread.cases is not None or _has_box(spread)
+            drawable = spread.cases is not None or has_box(spread)
             if values is not None and drawable:
                 by_metric.setdefault(name, {})[site] = spread
                 if not set(values) <= {0.0, 1.0}:
@@ -43,13 +43,13 @@ def score_distributions(run: Run) -> Section | None:
     drawn: list[Figure] = []
     with figures.style():
         for name in ordered(by_metric):
-            drawn.append(_strip(name, dict(list(by_metric[name].items())[:MAX_SITES])))
+            drawn.append(strip(name, dict(list(by_metric[name].items())[:MAX_SITES])))
     spreads = [spread for by_site in by_metric.values() for spread in by_site.values()]
-    boxes = any(_has_box(spread) for spread in spreads)
+    boxes = any(has_box(spread) for spread in spreads)
     notes = []
     if any(spread.cases is None for spread in spreads):
         notes.append("Sites whose policy withholds scores of single cases have a box only, drawn from their quantiles.")
-    if boxes and not all(_has_box(spread) for spread in spreads):
+    if boxes and not all(has_box(spread) for spread in spreads):
         notes.append(f"Sites with fewer than {MIN_CASES_FOR_BOX} cases have no box.")
     more = max(len(by_site) for by_site in by_metric.values()) - MAX_SITES
     if more > 0:
@@ -58,19 +58,20 @@ def score_distributions(run: Run) -> Section | None:
         "distributions",
         "Scores over cases",
         ("Every dot is a test case. " if any(spread.cases is not None for spread in spreads) else "")
-        + (_BOX if boxes else "")
+        + (BOX if boxes else "")
         + "Unlike a mean, this shows single cases that failed.",
         [Figures(drawn), *([Text(" ".join(notes))] if notes else [])],
     )
 
 
-_BOX = (
-    "The box spans the middle half of a site's test cases, the line inside is the median, and the whiskers span the "
+BOX = (
+    "The box spans the middle half of the cases, the line inside is the median, and the whiskers span the "
     "5th to the 95th percentile. "
 )
 
 
-def _has_box(spread: Distribution) -> bool:
+def has_box(spread: Distribution) -> bool:
+    """Whether there are enough cases for one."""
     return spread.n >= MIN_CASES_FOR_BOX
 
 
@@ -82,11 +83,12 @@ def _quantiles(spread: Distribution) -> list[float]:
     return found
 
 
-def _strip(name: str, by_site: dict[str, Distribution]) -> Figure:
+def strip(name: str, by_site: dict[str, Distribution]) -> Figure:
+    """A score's cases as dots and boxes, a row for each site, or for each of what else the keys are."""
     of = metric(name)
     drawn, (axes,) = figures.drawing(height=90 + 30 * len(by_site))
     for row, spread in enumerate(by_site.values()):
-        if _has_box(spread):
+        if has_box(spread):
             low, q1, middle, q3, high = (of.factor * value for value in _quantiles(spread))
             axes.plot([low, high], [row, row], color=figures.INK, linewidth=1.2)
             axes.barh(row, q3 - q1, left=q1, height=0.56, color=figures.GRID, edgecolor=figures.INK, linewidth=1.1)
@@ -98,7 +100,7 @@ def _strip(name: str, by_site: dict[str, Distribution]) -> Figure:
             axes.scatter(
                 cases,
                 row + offset,
-                s=16 if _has_box(spread) else 30,
+                s=16 if has_box(spread) else 30,
                 color=figures.colour(row),
                 alpha=0.85,
                 linewidths=0,

@@ -29,7 +29,7 @@ MAX_ECE = 0.1
 """A larger expected calibration error gets a caution."""
 MIN_CALIBRATION_SAMPLES = 200
 """With fewer samples the calibration error may be large by chance."""
-_KINDS = {
+KINDS = {
     "phantom": "simulated scans (the phantom: no patients)",
     "patients": "scans of patients",
     "images": "images of public data sets",
@@ -98,7 +98,7 @@ def tested(scores: FinalScores, sites: list[str], name: str) -> list[str]:
 
 def _what_was_run(run: Run) -> Iterator[str]:
     job, data = run.results.job, run.results.data
-    kinds = sorted({_KINDS[record.kind] for record in data.values()})
+    kinds = sorted({KINDS[record.kind] for record in data.values()})
     held_out = f"; {listed(job.held_out)} held out" if job.held_out else ""
     where = f"{counted(len(run.trained), 'site')} ({listed(run.trained)}){held_out}" if data else "no site yet"
     on = f", on {' and '.join(kinds)}" if kinds else ""

@@ -21,6 +21,7 @@ from fedshift.reporting.report import (
     distributions,
     findings,
     grid,
+    labelled,
     methods,
     repeat,
     scores,
@@ -34,7 +35,7 @@ from fedshift.reporting.report.section import Chapter, Figures, Section
 from fedshift.reporting.report.wording import listed
 from fedshift.reporting.table import PHANTOM_NOTE
 from fedshift.schema.errors import ConfigError
-from fedshift.schema.protocol_results import LeaveOneOut
+from fedshift.schema.protocol_results import LabelledScans, LeaveOneOut
 from fedshift.schema.strict import nearest
 
 COMPARISON = "Comparison"
@@ -60,7 +61,7 @@ _SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
 def chapters(
     given: Sequence[ReportInput], *, pictures: Pictures | None = None, site: str | None = None
 ) -> list[Chapter]:
-    """Build the chapters: first the comparison of several runs, then each run, then `compare` and transfer records.
+    """Build the chapters: first the comparison of several runs, then each run, then all other records.
 
     After a run come the pages of its sites, if they compared its model with their own or were left out in turn.
 
@@ -97,6 +98,10 @@ def chapters(
             shown = list(pictures(one)) if pictures is not None else []
             found = transfer.sections(one, shown)
             made.append(Chapter(key, title, found, _about(one.run), one.run.results.is_phantom, bool(shown)))
+        if isinstance(one, LabelledScans):
+            made.append(
+                Chapter("evaluation", labelled.TITLE, labelled.sections(one), labelled.about(one), one.is_phantom)
+            )
     return with_ids(made)
 
 

@@ -1,4 +1,4 @@
-"""Read and label the inputs of ``fedshift report``: folders or records of runs and comparisons."""
+"""Read and label the inputs of ``fedshift report``: folders or records of runs, comparisons and evaluations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedshift.reporting.report.wording import listed, short
 from fedshift.reporting.table import scored_on
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Distribution, Evaluation
-from fedshift.schema.protocol_results import CrossSite, LeaveOneOut, own_model
+from fedshift.schema.protocol_results import CrossSite, LabelledScans, LeaveOneOut, own_model
 from fedshift.schema.results import (
     BEST,
     FILE_NAME,
@@ -94,11 +94,11 @@ class Transfer:
     """The run next to a cross-site record; otherwise a run without rounds, with the record's job, versions and data."""
 
 
-ReportInput = Run | Transfer | Comparison
+ReportInput = Run | Transfer | Comparison | LabelledScans
 
 
 def read(path: Path) -> ReportInput:
-    """Read a folder or a record file.
+    """Read a folder or a record file; of an evaluation only where no other record is.
 
     Raises:
         ConfigError: there is no record, there are several, or the record is of another version.
@@ -112,6 +112,11 @@ def read(path: Path) -> ReportInput:
             return _transfer(kind.read(path), path)
     if path.name == CELLS or (path / CELLS).is_file():
         return read_comparison(path)
+    evaluated = path if path.is_dir() else path.parent
+    if path.name == LabelledScans.FILE_NAME or (
+        (path / LabelledScans.FILE_NAME).is_file() and not (path / FILE_NAME).is_file()
+    ):
+        return LabelledScans.read(evaluated)
     return _read_run(path if path.is_file() else _find_results(path))
 
 

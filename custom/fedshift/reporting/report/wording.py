@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fedshift.reporting import differences
 from fedshift.reporting.known_scores import SCORES, known_score
+from fedshift.schema.evaluation import OneSided
 
 NO_BREAK = "\u00a0"
 """No-break space, between a number and its unit."""
@@ -132,3 +133,13 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 def counted(n: int, one: str, many: str | None = None) -> str:
     """A number with its noun: ``1 site``, ``2 sites``."""
     return f"{n} {one if n == 1 else many or one + 's'}"
+
+
+def one_sided_sentence(name: str, of: OneSided, *, n: int) -> str:
+    """What is to be known of a class that one mask only has in some of ``n`` cases."""
+    how = [f"{times} {word}" for word, times in (("missed", of.missed), ("invented", of.invented)) if times]
+    is_are = "is" if of.cases == 1 else "are"
+    return (
+        f"{name}: {of.cases} of {n} cases {is_are} in one mask only ({', '.join(how)} by the model); HD95 and ASD "
+        "count as the volume's diagonal there, and surface Dice as 0"
+    )
