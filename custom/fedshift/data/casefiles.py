@@ -27,7 +27,6 @@ ORIGIN_TOLERANCE = 1e-2  # mm
 MOST_OF_A_MASK, MOST_OF_A_SCAN = 32, 16
 """Different values: a mask with more whose image has at most so few is the scan itself."""
 SWAPPED = "are --images and --masks swapped?"
-NAME_IT = "name the scan"
 LOW_CT = -500
 """Hounsfield units; air, which is in nearly every CT scan, has -1000. MRI as it is stored has no such values."""
 _SITE: TypeAdapter[str] = TypeAdapter(Name)
@@ -319,7 +318,8 @@ def _same_as_mask(case: CaseFiles, images: Sequence[Scan | None], mask: Scan) ->
     """Find a sequence that is the mask, as when one file was given as both."""
     for number, image in enumerate(images):
         if image is not None and mask.voxels.any() and np.array_equal(image.voxels, mask.voxels):
-            yield Finding("error", case.images[number], f"{case.named(number)}has the same voxels as its mask", NAME_IT)
+            what = f"{case.named(number)}has the same voxels as its mask"
+            yield Finding("error", case.images[number], what, "name the scan")
 
 
 def _like_masks(case: CaseFiles, images: Sequence[Scan | None]) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from pydantic import field_validator
 from fedshift.schema.errors import DataError
 from fedshift.schema.job import read_yaml
 from fedshift.schema.manifest import FILE_NAME
+from fedshift.schema.names import few_names
 from fedshift.schema.policy import Policy
 from fedshift.schema.strict import Strict
 from fedshift.schema.task_files import apps_dir, tasks
@@ -145,8 +146,8 @@ def _from_site_file(file: Path, by_kit: Mapping[str, str], dataset: str, site: s
     """The folder that a kit's file names."""
     if dataset not in by_kit:
         raise DataError(
-            f"{file} names data of {_listed(sorted(by_kit))}, and none of {dataset}: add it with 'fedshift site init "
-            f"KIT --data DIR' if site {site} takes part in jobs on {dataset}"
+            f"{file} names data of {few_names(sorted(by_kit), most=MOST_NAMED)}, and none of {dataset}: add it with "
+            f"'fedshift site init KIT --data DIR' if site {site} takes part in jobs on {dataset}"
         )
     given = by_kit[dataset]
     if not Path(given).is_absolute():
@@ -193,12 +194,12 @@ def _hint(root: Path, dataset: str, site: str, *, phantom: Path) -> str:
     if sites:
         close = {name.casefold(): name for name in sites}.get(site.casefold()) or _closest(site, sites)
         meant = f" ({close} is nearest)" if close else ""
-        return f"; {root / dataset} holds {_listed(sites)}{meant}"
+        return f"; {root / dataset} holds {few_names(sites, most=MOST_NAMED)}{meant}"
     sets = [folder.name for folder in _folders(root) if _sites_in(folder)]
     if sets:
         close = _closest(dataset, [name for name in sets if _is_site(root / name / site)] or sets)
         meant = f" ({close} is nearest)" if close else ""
-        return f"; {root} holds data of {_listed(sets)}{meant}"
+        return f"; {root} holds data of {few_names(sets, most=MOST_NAMED)}{meant}"
     if not root.is_dir():
         close = _closest(root.name, [folder.name for folder in _folders(root.parent)])
         return f"; {root} does not exist" + (f", {root.parent / close} does" if close else "")
@@ -207,11 +208,6 @@ def _hint(root: Path, dataset: str, site: str, *, phantom: Path) -> str:
 
 def _closest(name: str, known: Sequence[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def _other_roots(root: Path) -> Iterator[Path]:

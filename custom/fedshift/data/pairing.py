@@ -15,7 +15,6 @@ from fedshift.data.scan_file import (
     CONVERT,
     ScanError,
     as_compared,
-    few_names,
     in_other_formats,
     is_broken_link,
     reading,
@@ -23,6 +22,7 @@ from fedshift.data.scan_file import (
     suffix_of,
 )
 from fedshift.data.scans import stem_of
+from fedshift.schema.names import few_names
 
 MASK_WORD = "(?:segmentation|seg|mask|labels?)"
 """What tells a mask from its image, at the end or the beginning of a file's name."""

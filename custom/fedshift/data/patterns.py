@@ -9,8 +9,9 @@ from pathlib import Path
 from fedshift.data.casefiles import Finding
 from fedshift.data.dicom import identify
 from fedshift.data.pairing import Found, ScanSet, contents, match, not_read
-from fedshift.data.scan_file import CONVERT, few_names, in_other_formats, suffix_of
+from fedshift.data.scan_file import CONVERT, in_other_formats, suffix_of
 from fedshift.schema.errors import DataError
+from fedshift.schema.names import few_names
 
 _WILDCARD = re.compile(r"[*?[]")
 _ENTITIES = re.compile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,6 @@ OTHER_SUFFIXES = (".hdr", ".hdr.gz", ".nhdr", ".gipl", ".gipl.gz", ".mgh", ".mgz
 """Of scans in formats that are not read, or whose checks (`fedshift.data.integrity`) do not know them."""
 CONVERT = "save them as NIfTI (.nii.gz)"
 """How such scans are mended."""
-MOST_NAMES = 6
 FETCH = "fetch it, as with `datalad get` or `git annex get`, or remove the link"
 """How a link to nowhere is mended."""
 
@@ -56,12 +55,6 @@ def suffix_of(path: Path) -> str | None:
 def in_other_formats(entries: Iterable[Path]) -> list[Path]:
     """The scans among a folder's entries that are passed over because of their format."""
     return [entry for entry in entries if entry.name.lower().endswith(OTHER_SUFFIXES) and entry.is_file()]
-
-
-def few_names(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def is_broken_link(path: Path) -> bool:

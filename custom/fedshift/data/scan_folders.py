@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedshift.data.dicom import looks_like_dicom
-from fedshift.data.scan_file import CONVERT, few_names, in_other_formats, is_broken_link, suffix_of
+from fedshift.data.scan_file import CONVERT, in_other_formats, is_broken_link, suffix_of
 from fedshift.data.series import series_in
 from fedshift.schema.errors import DataError
+from fedshift.schema.names import few_names
 
 MASK = "_mask"
 """How the stems of masks end that `fedshift predict` writes."""

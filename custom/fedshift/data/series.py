@@ -14,7 +14,8 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.dicom import Identity, identify, looks_like_dicom
 from fedshift.data.dicom_classes import CT_IMAGES
-from fedshift.data.scan_file import FETCH, few_names, is_broken_link, suffix_of
+from fedshift.data.scan_file import FETCH, is_broken_link, suffix_of
+from fedshift.schema.names import few_names
 
 _DESCRIPTION = "0008|103e"
 _UID = re.compile(r"[0-9][0-9.]{0,63}")

@@ -14,13 +14,11 @@ from pydantic import Field, model_validator
 
 from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
-from fedshift.schema.names import ClassName
+from fedshift.schema.names import ClassName, few_names
 from fedshift.schema.strict import Strict
 
 Split = Literal["train", "val", "test"]
 FILE_NAME = "manifest.json"
-MOST_NAMED = 6
-"""Sites that an error names."""
 SPACING_TOLERANCE = 1e-3
 """Millimetres; headers in single precision and decimal DICOM strings differ by less."""
 DIRECTION_TOLERANCE = 1e-3
@@ -229,8 +227,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         sites = sorted(below.parent.name for below in folder.glob(f"*/{FILE_NAME}") if below.parent.name[0] != ".")
         if sites:
-            more = f" and {len(sites) - MOST_NAMED} more" if len(sites) > MOST_NAMED else ""
-            raise DataError(f"{folder} holds the sites {', '.join(sites[:MOST_NAMED])}{more}: name one of them")
+            raise DataError(f"{folder} holds the sites {few_names(sites)}: name one of them")
         raise DataError(f"{path} does not exist: prepare the site with 'fedshift data prepare' first")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))

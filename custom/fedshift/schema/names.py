@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -35,6 +36,12 @@ def one_line(text: object) -> str:
 def comma_separated(text: str) -> list[str]:
     """The names in ``A,B``, for options of the command line."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def few_names(names: Sequence[str], *, most: int = 6) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def printable(text: str) -> str:

@@ -79,11 +79,11 @@ class SiteData(Samples):
 
     def subjects_of(self, cases: np.ndarray) -> np.ndarray:
         """Whose each of these cases is, (n,): the number of the first case of the same subject (`subject_of`)."""
+        if not self.manifest.cases:
+            return cases  # every picture is of a subject of its own
         first: dict[str, int] = {}
-        for number, case in enumerate(self.manifest.cases):
-            first.setdefault(subject_of(case.id), number)
-        subjects = np.array([first[subject_of(case.id)] for case in self.manifest.cases], dtype=np.int64)
-        return subjects[cases] if len(subjects) else cases  # every picture is of a subject of its own
+        subjects = [first.setdefault(subject_of(case.id), k) for k, case in enumerate(self.manifest.cases)]
+        return np.asarray(np.array(subjects, dtype=np.int64)[cases])
 
     @property
     def n_train(self) -> int:
