@@ -42,6 +42,7 @@ SLOW_LINE: list[dict[str, Any]] = [
     for file in ("slow_line", "slow_line_weights_as")
     for run in json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))["runs"]
 ]
+GPU: dict[str, Any] = json.loads((RESULTS / "performance" / "gpu_step.json").read_text(encoding="utf-8"))["tasks"]
 PEERS = ("Flower simulation", "NVFlare FedAvgRecipe")
 
 
@@ -335,3 +336,21 @@ def test_the_layout_of_features(name: str) -> None:
     assert all(values["median"] > 0.95 for values in faster), "slower than channels last"
     if "instance norm" in name or "SegResNet" in name:
         assert max(values["median"] for values in faster) > 1.3, "or the change is worth nothing"
+
+
+@pytest.mark.parametrize("name", GPU["prostate"]["seconds_a_step"])
+def test_a_step_on_a_gpu(name: str) -> None:
+    values = [task["seconds_a_step"][name] for task in GPU.values()]
+    in_ms = [{key: 1000 * one[key] for key in ("median", "low", "high")} for one in values]
+    assert row(name, "On a GPU") == [told(one, 0) for one in in_ms]
+
+
+def test_what_reading_and_augmenting_takes_beside_a_gpu() -> None:
+    shares = [GPU[name]["input_of_an_epoch"]["median"] for name in ("FedFA's U-Net", "prostate")]
+    quoted = "{:.0%} of an epoch with the U-Net's turns and flips and {:.0%} with".format(*shares).replace("%", " %")
+    assert quoted in " ".join(PAGE.split())
+    ratios = [
+        task["seconds_a_step"]["fedshift, bf16"]["median"] / task["seconds_a_step"]["plain, bf16"]["median"]
+        for task in GPU.values()
+    ]
+    assert round(min(ratios)) == 2 and max(ratios) < 4

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import make_site, small_job
 
 from fedshift.cli import main
+from fedshift.federation import footprint as seen
 from fedshift.federation import memory
 from fedshift.federation.footprint import footprint
 from fedshift.federation.memory import (
@@ -91,6 +93,22 @@ def test_batches_are_no_larger_than_the_largest_site(tmp_path: Path, monkeypatch
     on_gpus = needs_of(job, data, replace(measured, gpus=(5 * MB, 3 * MB)))
     assert [(need.where, need.shared_by) for need in on_gpus] == [("", 1), ("GPU ", 2)]
     assert on_gpus[1].free == 3 * MB
+
+
+@pytest.mark.parametrize(
+    ("device", "several", "free"),
+    [("auto", True, (10, 11, 12)), ("auto", False, (10,)), ("cuda:1", True, (11,)), ("cpu", True, ())],
+)
+def test_only_gpus_that_a_run_uses_are_looked_at(
+    device: str, several: bool, free: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSHIFT_DEVICE", device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda one: (10 + (one if isinstance(one, int) else one.index), 80))
+    monkeypatch.setattr(seen, "choose_device", lambda asked: torch.device("cuda:0" if asked == "auto" else asked))
+    monkeypatch.setattr(seen, "settled", lambda precision, device: "fp32")
+    assert seen.measure(small_job("fedavg"), several=several).gpus == free, "each takes memory on the GPU for itself"
 
 
 def test_bf16_leaves_less_and_a_wider_network_more_for_the_backward_pass() -> None:

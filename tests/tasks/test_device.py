@@ -13,8 +13,15 @@ from fedshift.tasks.device import MAX_NAME_LENGTH, choose_device, device_name, p
 def test_a_gpu_is_used_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for there in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        assert choose_device("auto").type == ("cuda" if there else "cpu")
+        assert choose_device("auto") == torch.device("cuda:0" if there else "cpu")
     assert choose_device("cpu").type == "cpu"
+
+
+def test_a_gpu_is_chosen_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", lambda size, device: None)
+    assert [choose_device(asked) for asked in ("cuda", "cuda:1")] == [torch.device("cuda:0"), torch.device("cuda:1")], (
+        "torch.cuda.set_device takes no other"
+    )
 
 
 @pytest.mark.parametrize("asked", ["gpu", "cuda:99", "mps"])

@@ -45,7 +45,7 @@ class DomainGradients:
         self._sites.setdefault(key, set()).add(site)
         if not n:
             return
-        parts = [n * part for part in gradient()]
+        parts = [n * part.cpu() for part in gradient()]
         before = self._sums.get(key)
         self._sums[key] = parts if before is None else [a + b for a, b in zip(before, parts, strict=True)]
         self._samples[key] = self._samples.get(key, 0) + n

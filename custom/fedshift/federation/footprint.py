@@ -24,15 +24,18 @@ FEW = 2
 """Images; batch norms need more than one."""
 
 
-def measure(job: JobSpec) -> Measured:
-    """What a run of the job on this machine depends on. It uses the GPUs, so a process that is to be forked may not."""
+def measure(job: JobSpec, *, several: bool = False) -> Measured:
+    """What a run of the job on this machine depends on. It uses the GPUs, so a process that is to be forked may not.
+
+    ``several``: whether the run's processes are dealt to all GPUs, where none was named.
+    """
     asked = read_settings(None).device
     device = choose_device(asked)
     seen = footprint(job, precision=settled(job.task.schedule.precision, device))
     if device.type != "cuda":
         return seen
-    several = range(torch.cuda.device_count()) if asked == "auto" else (device,)
-    return replace(seen, gpus=tuple(torch.cuda.mem_get_info(one)[0] for one in several))
+    used = range(torch.cuda.device_count()) if several and asked == "auto" else (device,)
+    return replace(seen, gpus=tuple(torch.cuda.mem_get_info(one)[0] for one in used))
 
 
 def footprint(job: JobSpec, *, precision: Precision | None = None) -> Measured:

@@ -46,7 +46,7 @@ def _main() -> int:
 
     def measured() -> dict[str, Any]:
         use_threads(1)
-        return asdict(measure(read_job_folder(folder)))
+        return asdict(measure(read_job_folder(folder), several=True))
 
     if MEASURE in sys.argv:
         found = run_in_child(measured) if CAN_FORK else measured()

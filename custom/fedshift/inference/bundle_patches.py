@@ -107,6 +107,8 @@ def segment_files(
 
     ``true_spacing``: whether voxels of 1 x 1 x 1 mm are real, not a header's placeholder.
     """
+    # Float32 as in training: by itself a GPU's convolutions take TF32.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     if not isinstance(true_spacing, bool):
         raise ValueError(f"true_spacing must be True or False, not {true_spacing!r}")
     if not files:

@@ -78,6 +78,8 @@ def segment_files(
     device: torch.device,
 ) -> None:
     """Segment the scans one by one and save the masks."""
+    # Float32 as in training: by itself a GPU's convolutions take TF32.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     if not files:
         raise ValueError("no scans found: set dataset_dir to a folder of .nii.gz files, or datalist to a list of files")
     for file in files:

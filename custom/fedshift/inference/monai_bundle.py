@@ -34,6 +34,7 @@ from fedshift.tasks import pretrained
 from fedshift.tasks.device import choose_device
 from fedshift.tasks.networks import monai
 from fedshift.tasks.networks.monai.one_name import without_second_names
+from fedshift.tasks.precision import prepare
 
 IMAGE, PRED = "image", "pred"
 READING = ("LoadImaged", "EnsureChannelFirstd", "AddChanneld")
@@ -197,7 +198,7 @@ def open_bundle(folder: Path, *, device: str = "auto") -> Bundle:
         signed=_is_ct(config),
         notes=tuple(notes),
         device=torch_device,
-        net=net.to(torch_device).eval(),
+        net=prepare(net, "fp32", torch_device).eval(),
         inferer=_inferer(config),
         before=before,
         after=tuple(after),

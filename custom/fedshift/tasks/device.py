@@ -59,15 +59,15 @@ def device_name(device: torch.device) -> str:
 
 
 def choose_device(asked: str = "auto") -> torch.device:
-    """Turn ``auto`` or a torch device name into a device.
+    """Turn ``auto`` or a torch device name into a device; a GPU comes with its number, as PyTorch selects it by that.
 
     Raises:
         ConfigError: this machine has no such device.
     """
     if asked == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(asked)
+        device = torch.device("cuda:0" if asked == "cuda" else asked)
     except RuntimeError:  # its message lists all of PyTorch's device types, that of the next its backends
         raise _unusable(asked, "PyTorch knows no such device") from None
     try:

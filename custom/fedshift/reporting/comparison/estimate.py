@@ -37,7 +37,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.strict import Strict
 from fedshift.tasks import optimizers
-from fedshift.tasks.device import processor
+from fedshift.tasks.device import device_name
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.precision import autocast, prepare, settled, use_threads
 
@@ -241,7 +241,7 @@ def _step_key(job: JobSpec, device: str) -> str:
     schedule = task.schedule
     return json.dumps(
         [
-            processor() if device == "cpu" else device,
+            device_name(torch.device(device)),
             task.network.name,
             task.network.options,
             [*built.spatial, len(task.classes), task.data.get("channels")],

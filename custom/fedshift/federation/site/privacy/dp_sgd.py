@@ -261,9 +261,10 @@ def _samples(data: SiteData, part: list[tuple[int, float]]) -> tuple[Tensor, Ten
 def _backward(task: Task, net: nn.Module, batch: Batch) -> list[float]:
     """Set every parameter's gradient for each sample. Returns the samples' losses."""
     logits: Logits = net(batch.x)
-    losses = [task.loss(_one(logits, i), batch.y[i : i + 1]) for i in range(len(batch.x))]
-    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-    return [float(loss.detach()) for loss in losses]
+    losses = torch.stack([task.loss(_one(logits, i), batch.y[i : i + 1]) for i in range(len(batch.x))])
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    told: list[float] = losses.detach().tolist()
+    return told
 
 
 def _one(logits: Logits, i: int) -> Logits:
