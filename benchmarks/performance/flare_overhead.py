@@ -3,7 +3,7 @@
     python -m benchmarks.performance.flare_overhead --flower FLOWER/bin/python
 
 Compared are ``fedshift run``, which is FLARE's simulator with the sites shared out among as many workers as there are
-cores, and ``fedshift run -t 6``; FLARE's bare command, which has one site at work at a time, and with a job in which
+cores, and ``fedshift run -p 6``; FLARE's bare command, which has one site at work at a time, and with a job in which
 one client hosts all sites; NVFlare's own `FedAvgRecipe` with its client API, and Flower's simulation (in an
 environment of its own: ``pip install 'flwr[simulation]'``), all with clients that send back the weights they got; the
 coordinator alone, in one process, with the same checks and files; and a loop that only averages arrays. A round is the
@@ -69,7 +69,7 @@ def main() -> None:
 
         measures: dict[str, Callable[[], float]] = {
             "fedshift run": lambda: run("fedshift run", *RUN),
-            "fedshift run -t 6": lambda: run("fedshift run -t 6", *RUN, "-p", "6"),
+            "fedshift run -p 6": lambda: run("fedshift run -p 6", *RUN, "-p", "6"),
             "nvflare simulator": lambda: run("nvflare simulator", *BARE, of="bare", rounds=BARE_ROUNDS),
             "nvflare simulator, one host": lambda: run("nvflare simulator, one host", *BARE, of="one_host"),
             "NVFlare FedAvgRecipe": lambda: a_round(recipe(job, folder)),

@@ -2,7 +2,7 @@
 
     python -m benchmarks.performance.server_memory
 
-``fedshift run -t N`` with N sites, each a client and a process of its own, which all answer at the same moment. Told is
+``fedshift run -p N`` with N sites, each a client and a process of its own, which all answer at the same moment. Told is
 the server's largest resident set over three rounds less what it had before the first, in models.
 """
 

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import SimpleITK as sitk
+import torch
 from inference.conftest import brightness_model, write_ball
 from inference.test_patches import IN_3D, train
 
 from fedshift.cli import main
 from fedshift.cli.evaluate import SUMMARY, TABLE
 from fedshift.data.scansets import gather
+from fedshift.inference import scoring
 from fedshift.inference.scoring import subjects_of
 from fedshift.schema.manifest import read_manifest
 from fedshift.schema.protocol_results import LabelledScans
@@ -153,6 +155,24 @@ def test_a_case_that_cannot_be_read_is_named_and_the_rest_is_scored(
     assert evaluate(model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out") == 1
     assert "1 of 3 cases could not be scored" in capsys.readouterr().out
     assert [bool(row["error"]) for row in rows(balls / "out")] == [False, True, False]
+
+
+def test_a_scan_that_does_not_fit_into_memory_is_named_and_the_rest_is_scored(
+    balls: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict_mask, calls = scoring.predict_mask, iter((1 << 50, 1, 1))
+
+    def hungry(*args: Any, **named: Any) -> np.ndarray:
+        torch.empty(next(calls))
+        return predict_mask(*args, **named)
+
+    monkeypatch.setattr(scoring, "predict_mask", hungry)
+    model = brightness_model(balls / "model.pt")
+    assert evaluate(model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out") == 1
+    assert "1 of 3 cases could not be scored" in capsys.readouterr().out
+    table = rows(balls / "out")
+    assert [bool(row["dice"]) for row in table] == [False, True, True]
+    assert "case0.nii.gz: memory ran out; predict it on a machine with more memory" in table[0]["error"]
 
 
 def test_a_mask_whose_header_is_wrong_is_taken_on_trust(balls: Path, capsys: pytest.CaptureFixture[str]) -> None:

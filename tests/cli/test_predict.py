@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import SimpleITK as sitk
+import torch
 from conftest import SHAPE_CLASSES, make_image_site, small_image_job
 from inference.conftest import BALL, Run, brightness_model, dice, save_model, write_ball
 from PIL import Image, ImageColor
@@ -19,7 +21,7 @@ from fedshift.cli.predict import PARTIAL, PARTIAL_RECORD, RECORD
 from fedshift.data.images import open_images
 from fedshift.data.scans import read_scan
 from fedshift.federation.in_process import run_in_process
-from fedshift.inference import overlay
+from fedshift.inference import overlay, segment
 from fedshift.inference.class_colours import class_colour
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.schema.results import BEST
@@ -174,6 +176,25 @@ def test_a_failed_call_does_not_stand_in_the_way_of_the_corrected_one(
     assert sorted(path.name for path in out.iterdir()) == ["a_mask.nii.gz", "b_mask.nii.gz", "predictions.csv", RECORD]
     assert [bool(row["error"]) for row in rows(out)] == [False, False]
     assert predict(model, *both, "--out", out) == 2, "a finished table is replaced with --force only"
+
+
+def test_a_scan_that_does_not_fit_into_memory_is_named_with_a_mend_and_the_rest_is_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = brightness_model(tmp_path / "model.pt"), tmp_path / "out"
+    for name in ("large", "small"):
+        write_ball(tmp_path / f"{name}.nii.gz")
+    predict_mask, calls = segment.predict_mask, iter((1 << 50, 1))
+
+    def hungry(*args: Any, **named: Any) -> np.ndarray:
+        torch.empty(next(calls))
+        return predict_mask(*args, **named)
+
+    monkeypatch.setattr(segment, "predict_mask", hungry)
+    assert predict(model, tmp_path / "large.nii.gz", tmp_path / "small.nii.gz", "--out", out) == 1
+    said = capsys.readouterr()
+    assert f"{tmp_path / 'large.nii.gz'}: memory ran out; predict it on a machine with more memory" in said.err
+    assert (out / "small_mask.nii.gz").is_file() and not (out / "large_mask.nii.gz").exists()
 
 
 def test_an_unfinished_call_lets_nobody_elses_file_be_replaced(

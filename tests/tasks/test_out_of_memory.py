@@ -13,7 +13,7 @@ from conftest import make_site, small_job
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.site import local_training
 from fedshift.schema.errors import TooLittleMemory
-from fedshift.tasks.out_of_memory import out_of_memory_as_error
+from fedshift.tasks.out_of_memory import training_out_of_memory
 
 
 def on_a_gpu() -> None:
@@ -23,13 +23,13 @@ def on_a_gpu() -> None:
 @pytest.mark.parametrize("exhaust", [lambda: torch.empty(1 << 50), lambda: np.ones(1 << 55), on_a_gpu])
 def test_what_torch_and_numpy_raise_names_site_round_and_mend(exhaust: Callable[[], object]) -> None:
     said = r"^site HK, round 3: .*memory ran out; .*schedule.batch_size"
-    with pytest.raises(TooLittleMemory, match=said) as caught, out_of_memory_as_error("HK", 3):
+    with pytest.raises(TooLittleMemory, match=said) as caught, training_out_of_memory("HK", 3):
         exhaust()
     assert ("the GPU's" in str(caught.value)) is (exhaust is on_a_gpu)
 
 
 def test_other_errors_pass() -> None:
-    with pytest.raises(RuntimeError, match="shapes"), out_of_memory_as_error("HK", 3):
+    with pytest.raises(RuntimeError, match="shapes"), training_out_of_memory("HK", 3):
         raise RuntimeError("shapes do not fit")
 
 

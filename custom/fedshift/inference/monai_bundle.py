@@ -34,6 +34,7 @@ from fedshift.tasks import pretrained
 from fedshift.tasks.device import choose_device
 from fedshift.tasks.networks import monai
 from fedshift.tasks.networks.monai.one_name import without_second_names
+from fedshift.tasks.out_of_memory import is_out_of_memory
 from fedshift.tasks.precision import prepare
 
 IMAGE, PRED = "image", "pred"
@@ -126,6 +127,8 @@ class Bundle:
                     sure = data[PRED].as_tensor().amax(0)
                 data = step(data)
         except FAULTS as error:
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                raise
             raise self._failure(name, scan, error) from None
         found = data[PRED].as_tensor()
         if found.shape[1:] != shape:

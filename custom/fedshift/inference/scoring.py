@@ -22,6 +22,7 @@ from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.evaluation import Distribution, OneSided
 from fedshift.schema.seeding import derive_seed
 from fedshift.tasks.evaluation.by_class import Side, count_one_sided, distributions, one_sided, scores_by_class
+from fedshift.tasks.out_of_memory import prediction_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,9 @@ def score_cases(
                 same = first.setdefault(content_hash(image.voxels), file)
                 if same != file:
                     raise ScanError(file, f"has the same voxels as {same}", "remove one of the two, or it counts twice")
-            yield _scored(model, ready, case, decoded, tolerance, true_spacing=true_spacing)
+            with prediction_out_of_memory(case.image):
+                scored = _scored(model, ready, case, decoded, tolerance, true_spacing=true_spacing)
+            yield scored
         except FedshiftError as error:
             yield Scored(case.id, case.image, {}, error=str(error))
 

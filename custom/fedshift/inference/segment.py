@@ -29,6 +29,7 @@ from fedshift.inference.slicewise import batches, probabilities, to_network, to_
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.fingerprint import ALL
 from fedshift.tasks.evaluation.confidence import confidence
+from fedshift.tasks.out_of_memory import prediction_out_of_memory
 from fedshift.tasks.precision import autocast
 
 if TYPE_CHECKING:
@@ -301,7 +302,9 @@ def segment_scans(
         begin(image)
         written: dict[str, Path] = {}
         try:
-            yield _segment_one(of, image, wanted, written, origin, true_spacing=true_spacing)
+            with prediction_out_of_memory(image):
+                made = _segment_one(of, image, wanted, written, origin, true_spacing=true_spacing)
+            yield made
         except FedshiftError as error:
             for path in written.values():  # all of a scan's results, or none
                 path.unlink(missing_ok=True)

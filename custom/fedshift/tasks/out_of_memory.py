@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import torch
 
@@ -19,8 +20,8 @@ def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
 
 
 @contextmanager
-def out_of_memory_as_error(site: str, round_: int | None = None) -> Iterator[None]:
-    """Raise `TooLittleMemory`, with site, round and advice, if the block runs out of memory.
+def out_of_memory_as_error(where: str, *, mend: str) -> Iterator[None]:
+    """Raise `TooLittleMemory`, with where it was and what to do, if the block runs out of memory.
 
     Raises:
         TooLittleMemory: torch or NumPy could not allocate what it needed.
@@ -30,9 +31,21 @@ def out_of_memory_as_error(site: str, round_: int | None = None) -> Iterator[Non
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        where = f"site {site}" if round_ is None else f"site {site}, round {round_}"
         what = "the GPU's memory" if isinstance(error, torch.cuda.OutOfMemoryError) else "memory"
-        raise TooLittleMemory(
-            f"{where}: {what} ran out; make the job with a smaller schedule.batch_size or smaller images (such as "
-            "data.matrix), or let fewer sites work at a time with 'fedshift run -t'"
-        ) from error
+        raise TooLittleMemory(f"{where}: {what} ran out; {mend}") from error
+
+
+def training_out_of_memory(site: str, round_: int | None = None) -> AbstractContextManager[None]:
+    """`out_of_memory_as_error` of a site's work in a round."""
+    return out_of_memory_as_error(
+        f"site {site}" if round_ is None else f"site {site}, round {round_}",
+        mend="make the job with a smaller schedule.batch_size or smaller images (such as data.matrix), or let fewer "
+        "sites work at a time with 'fedshift run -p'",
+    )
+
+
+def prediction_out_of_memory(scan: Path) -> AbstractContextManager[None]:
+    """`out_of_memory_as_error` of a scan's prediction."""
+    return out_of_memory_as_error(
+        str(scan), mend="predict it on a machine with more memory (--device cpu does without a GPU's)"
+    )

@@ -32,7 +32,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Weights
 from fedshift.schema.seeding import derive_seed
 from fedshift.tasks.base import CaseScores, SiteData, Task
-from fedshift.tasks.out_of_memory import out_of_memory_as_error
+from fedshift.tasks.out_of_memory import training_out_of_memory
 
 log = logging.getLogger("fedshift")
 
@@ -180,7 +180,7 @@ class LocalModel:
         load_weights(self._net, {key: value.numpy() for key, value in weights.items()})
         run = self._run(round_, {})
         chain = ClientChain(self._methods, run, {})
-        with out_of_memory_as_error(self._site, round_):
+        with training_out_of_memory(self._site, round_):
             chain.receive({})
             yield run, chain
 

@@ -41,7 +41,7 @@ from fedshift.schema.reference import Reference
 from fedshift.tasks.base import CaseScores, Everything, SiteData, Subset, Task
 from fedshift.tasks.device import choose_device, device_name
 from fedshift.tasks.kinds import build_task
-from fedshift.tasks.out_of_memory import out_of_memory_as_error
+from fedshift.tasks.out_of_memory import training_out_of_memory
 from fedshift.tasks.precision import prepare, settled, use_threads
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Site:
         self._task = task
         if beside is None:
             place, threads = choose_device(device), use_threads(schedule.threads, workers=workers)
-            with out_of_memory_as_error(name):
+            with training_out_of_memory(name):
                 self._net = prepare(self._task.network(), schedule.precision, place)
             self._machine = {
                 "device": device_name(place),
@@ -517,7 +517,7 @@ class Site:
 
     def _measure(self) -> tuple[SiteState, MethodArrays]:
         state = SiteState()
-        with out_of_memory_as_error(self.name, 0):
+        with training_out_of_memory(self.name, 0):
             arrays = ClientChain(self._methods, self._run(0, {}), state.methods).statistics(self._training)
         return state, arrays
 
@@ -554,7 +554,7 @@ class Site:
             self._net.load_state_dict(state.personal, strict=False)
         handles = chain.attach(self._net)
         try:
-            with out_of_memory_as_error(self.name, broadcast.round):
+            with training_out_of_memory(self.name, broadcast.round):
                 chain.receive(broadcast.arrays)
                 yield _Session(run, chain, state)
         finally:
