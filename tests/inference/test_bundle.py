@@ -19,6 +19,7 @@ import SimpleITK as sitk
 import torch
 from conftest import make_image_site, small_image_job, small_job
 from scanfiles import rotation
+from tasks.networks.test_monai import SMALL
 
 import fedshift
 from fedshift.cli import main
@@ -28,6 +29,7 @@ from fedshift.inference import bundle_slices, export
 from fedshift.inference.bundle import script
 from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.schema.results import LAST
+from fedshift.tasks import networks
 
 from .conftest import Run, save_model, write_ball
 
@@ -148,6 +150,19 @@ def test_a_bundles_network_holds_on_to_no_device(methods: str, trained: Run, tmp
     assert export.write_torchscript(model, ready, tmp_path / "model.ts") < 1e-6
     loaded = torch.jit.load(str(tmp_path / "model.ts"))  # type: ignore[no-untyped-call]
     assert "Device" not in str(loaded.inlined_graph), "it would stay there when the rest moves to a GPU"
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_no_networks_graph_holds_on_to_a_device(name: str) -> None:
+    if name in ("monai.SwinUNETR", "monai.UNETR"):
+        pytest.importorskip("einops")
+    patch = (64, 64, 64) if name == "monai.SwinUNETR" else (32, 32, 32)
+    net = networks.build(name, SMALL[name], in_channels=1, n_classes=2, seed=0, spatial_dims=3, patch=patch).eval()
+    with torch.no_grad():
+        traced = export.trace(net, torch.rand(1, 1, *patch))
+        x = torch.rand(1, 1, *patch)
+        torch.testing.assert_close(traced(x), net(x))
+    assert "Device" not in str(traced.inlined_graph)
 
 
 @pytest.mark.parametrize("methods", METHODS)

@@ -30,13 +30,26 @@ COMPARED_BATCH_SIZES = (1, 3)
 """Batch sizes at which logits are compared."""
 
 
-class _DropRedundantMoves(TorchFunctionMode):
-    """Skip ``.to()`` calls that change nothing: a trace would record them as moves to this machine's CPU."""
+class _WithoutDevices(TorchFunctionMode):
+    """Keep this machine's CPU out of a trace, which would stay there when the rest moves to a GPU.
+
+    ``.to()`` and ``as_tensor()`` that change nothing are skipped, and zeros are made where the network's input is.
+    """
+
+    def __init__(self, image: Tensor) -> None:
+        super().__init__()
+        self._image = image
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
         if func is torch.Tensor.to and len(args) == 2 and not kwargs and _is_already_there(*args):
             return args[0]
-        return func(*args, **(kwargs or {}))
+        if func is torch.as_tensor and len(args) == 1 and isinstance(args[0], Tensor) and not kwargs:
+            return args[0]
+        if func is torch.zeros and kwargs.get("device") == self._image.device:
+            del kwargs["device"]
+            return self._image.new_zeros(*args, **{"dtype": torch.get_default_dtype(), **kwargs})
+        return func(*args, **kwargs)
 
 
 def _is_already_there(tensor: Tensor, target: object) -> bool:
@@ -63,11 +76,18 @@ def write_torchscript(model: Model, ready: ReadyModel, path: Path, *, named: Pat
         ConfigError: the network cannot be traced, its logits differ, or the file cannot be written.
     """
     named = named or path
-    with _exporting(model, ready, path, "TorchScript", named) as network, _DropRedundantMoves(), torch.no_grad():
-        traced = torch.jit.trace(network, example(model, batch=2), check_trace=False)  # type: ignore[no-untyped-call]
+    with _exporting(model, ready, path, "TorchScript", named) as network, torch.no_grad():
+        traced = trace(network, example(model, batch=2))
         path.write_bytes(_without_debug_records(_saved(torch.jit.save, traced)))
         loaded = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
         return _check_logits(model, network, loaded, named)
+
+
+def trace(network: nn.Module, image: Tensor) -> torch.jit.ScriptModule:
+    """The network's forward pass on a batch (B, C, *spatial) as TorchScript that holds on to no device."""
+    with _WithoutDevices(image):
+        traced = torch.jit.trace(network, image, check_trace=False)  # type: ignore[no-untyped-call]
+    return cast(torch.jit.ScriptModule, traced)
 
 
 def write_torch_export(model: Model, ready: ReadyModel, path: Path) -> float:
