@@ -134,8 +134,6 @@ ELSEWHERE = {
     "tasks/base": "federation/test_protocols.py",
     "tasks/kinds/segmentation": "tasks/segmentation/test_patches.py",
     "tasks/segmentation/patch_task": "tasks/segmentation/test_patches.py",
-    "tasks/segmentation/volumes": "tasks/segmentation/test_patches.py",
-    "tasks/segmentation/windows": "tasks/segmentation/test_patches.py",
     "tasks/stages": "methods/test_manifold_mixup.py",
 }
 """Module -> the file that tests it together with others. A module that gets a test of its own leaves this table."""

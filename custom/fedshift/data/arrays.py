@@ -176,17 +176,28 @@ def _resample(slices: np.ndarray, matrix: int) -> np.ndarray:
 
 
 def resize_axis(values: np.ndarray, axis: int, after: int) -> np.ndarray:
-    """Resample floating-point values along one axis by summing over the few elements with a weight above 0.
+    """Resample floating-point values along one axis."""
+    return summed(values, axis, *taps(values.shape[axis], after))
 
-    A matrix product would be slower on a busy machine (threaded BLAS), and its order of summation is not fixed.
+
+def taps(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
+    """The elements with a weight above 0 in each new element: the first (after,), the weights from there on (after, n).
+
+    Few elements have one, so that summing over them is faster than a matrix product on a busy machine (threaded BLAS),
+    and its order is fixed.
     """
-    weights = resize_weights(values.shape[axis], after)
-    taps = int((weights > 0).sum(axis=1).max())
-    first = np.minimum((weights > 0).argmax(axis=1), weights.shape[1] - taps)
+    weights = resize_weights(before, after)
+    n = int((weights > 0).sum(axis=1).max())
+    first = np.minimum((weights > 0).argmax(axis=1), before - n)
+    return first, np.take_along_axis(weights, first[:, None] + np.arange(n), axis=1)
+
+
+def summed(values: np.ndarray, axis: int, first: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Weighted sums of neighbours along one axis, for ``first`` and ``weights`` as of `taps`, or some rows of them."""
     weights = weights.astype(values.dtype)
     total: np.ndarray | float = 0.0
-    for tap in range(taps):
-        weight = weights[np.arange(after), first + tap].reshape(-1, *[1] * (values.ndim - 1 - axis))
+    for tap in range(weights.shape[1]):
+        weight = weights[:, tap].reshape(-1, *[1] * (values.ndim - 1 - axis))
         total = total + np.take(values, first + tap, axis=axis) * weight
     return np.asarray(total)
 

@@ -15,6 +15,8 @@ SCRIPT = "patchwise"
 """Name of the script's module."""
 COPIED_FUNCTIONS = (
     arrays.resize_weights,
+    arrays.taps,
+    arrays.summed,
     arrays.resize_axis,
     voxels.normalised,
     voxels.shape_at,
@@ -22,15 +24,18 @@ COPIED_FUNCTIONS = (
     voxels.network_volume,
     is_dummy_geometry,
     windows.mirrors,
+    windows.mirrored,
     windows.sliding,
+    windows.sliding_by_slices,
     components.largest_components,
     volumes.as_images,
     volumes.neighbours,
     volumes.as_volume,
     volumes.softmax_in_place,
-    volumes.classes_of,
-    volumes.segment,
+    volumes.choose,
+    volumes.resliced,
     volumes.probabilities_of,
+    volumes.segment,
     precision.uses_bf16,
     precision.autocast,
 )
@@ -51,7 +56,7 @@ SCRIPT_HEADER = '''"""Segment scans by patches. fedshift {version}; Apache Licen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import combinations, product
 from typing import Any, Literal
@@ -60,6 +65,7 @@ import numpy as np
 import torch
 from scipy import ndimage
 from torch import Tensor
+from torch.nn.functional import pad
 
 Precision = Literal["fp32", "bf16", "auto"]
 Normalise = Literal["volume", "percentile", "fixed", "none"]

@@ -28,7 +28,7 @@ from fedshift.inference.sequences import case_of, read_case
 from fedshift.inference.slicewise import batches, probabilities, to_network, to_scan
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.fingerprint import ALL
-from fedshift.tasks.evaluation.confidence import confidence
+from fedshift.tasks.evaluation.confidence import Confidence, confidence
 from fedshift.tasks.out_of_memory import prediction_out_of_memory
 from fedshift.tasks.precision import autocast
 
@@ -428,8 +428,9 @@ def outline(
                 logits: Tensor = ready.predictor(x.to(ready.device))
             return logits
 
-        by_class = model.patches.probabilities(forward, voxels, spacing)
-        return model.patches.on_scan(by_class, scan.voxels.shape, certainty=certainty), confidence(by_class)
+        sure = Confidence()
+        mask = model.patches.segment(forward, voxels, spacing, certainty=certainty, see=sure.add)
+        return mask, sure.mean
     found = probabilities(
         scan.voxels,
         ready.predictor,

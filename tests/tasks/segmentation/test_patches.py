@@ -19,8 +19,6 @@ from fedshift.schema.seeding import generator
 from fedshift.tasks.base import Everything, Task
 from fedshift.tasks.kinds import build_task
 from fedshift.tasks.segmentation.patches import cut
-from fedshift.tasks.segmentation.volumes import classes_of, softmax_in_place
-from fedshift.tasks.segmentation.windows import mirrors, sliding
 
 
 def job(data: dict[str, object], **evaluation: object) -> JobSpec:
@@ -213,50 +211,6 @@ def test_classes_that_a_site_does_not_outline_are_neither_learned_nor_scored(tmp
     none = make_volume_site(tmp_path / "none", "A", annotated=())
     with pytest.raises(DataError, match="outline none of the task's classes"):
         built.at(built.open(none, "A"))
-
-
-def test_the_sliding_window_puts_volumes_of_any_size_together() -> None:
-    x = torch.randn(1, 2, 13, 22, 9, generator=torch.Generator().manual_seed(0))
-    seen = []
-
-    def forward(window: torch.Tensor) -> torch.Tensor:
-        seen.append(tuple(window.shape[2:]))
-        return window * torch.tensor([1.0, -2.0]).reshape(1, 2, 1, 1, 1)
-
-    for mirror in ((), (0, 1, 2)):
-        found = sliding(forward, x, patch=(8, 8, 12), overlap=0.5, mirror=mirror)
-        torch.testing.assert_close(found, forward(x), rtol=1e-4, atol=1e-4)
-    assert set(seen) == {(8, 8, 12), (13, 22, 9)}
-    assert mirrors((0, 1)) == [(), (2,), (3,), (2, 3)] and len(mirrors((0, 1, 2))) == 8
-
-
-def test_mirror_images_are_averaged() -> None:
-    x = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    ramp = torch.linspace(0, 1, 8)
-
-    def forward(window: torch.Tensor) -> torch.Tensor:
-        return window + ramp
-
-    found = sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0, 1))
-    torch.testing.assert_close(found, x + 0.5)
-    torch.testing.assert_close(sliding(forward, x, patch=(8, 8), overlap=0.5, mirror=(0,)), x + ramp)
-
-
-@pytest.mark.parametrize("shape", [(1, 3, 5, 6, 7), (4, 3, 6, 7), (1, 3, 6, 7)])
-def test_probabilities_take_the_memory_of_the_logits(shape: tuple[int, ...]) -> None:
-    logits = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    wanted = logits.softmax(1)
-    found = softmax_in_place(logits)
-    assert found.data_ptr() == logits.data_ptr()
-    torch.testing.assert_close(found, wanted)
-
-
-def test_only_the_largest_part_of_each_class_is_kept_if_asked() -> None:
-    probability = np.zeros((3, 12, 20, 24), np.float32)
-    probability[0] = 0.5
-    probability[1, 2:6, 2:6, 2:6] = probability[1, 10, 15, 15] = probability[2, 8, 8, 8] = 1
-    before, after = (classes_of(probability, (12, 20, 24), largest_component=asked) for asked in (False, True))
-    assert (before == 1).sum() == 65 and (after == 1).sum() == 64 and (after == 2).sum() == 1
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,31 @@ from __future__ import annotations
 import numpy as np
 
 
-def confidence(probability: np.ndarray) -> float | None:
-    """Mean probability of the predicted class over the voxels that are predicted as foreground; None if there are none.
+class Confidence:
+    """Mean probability of the predicted class over the voxels that are predicted as foreground."""
 
-    Args:
-        probability: of the classes on the network's grid, (K, z, y, x); class 0 is the background.
-    """
-    background, *others = probability
-    most, found = background.copy(), np.zeros(background.shape, bool)
-    for one in others:  # class after class: `argmax` over the first axis copies them all
-        found |= one > most
-        np.maximum(most, one, out=most)
-    return float(most[found].mean(dtype=np.float64)) if found.any() else None
+    def __init__(self) -> None:
+        """Without any voxels."""
+        self._total, self._voxels = 0.0, 0
+
+    def add(self, probability: np.ndarray) -> None:
+        """Count the probabilities of the classes on the network's grid, (K, z, y, x); class 0 is the background."""
+        background, *others = probability
+        most, found = background.copy(), np.zeros(background.shape, bool)
+        for one in others:  # class after class: `argmax` over the first axis copies them all
+            found |= one > most
+            np.maximum(most, one, out=most)
+        self._total += float(most[found].sum(dtype=np.float64))
+        self._voxels += int(np.count_nonzero(found))
+
+    @property
+    def mean(self) -> float | None:
+        """None if nothing was predicted as foreground."""
+        return self._total / self._voxels if self._voxels else None
+
+
+def confidence(probability: np.ndarray) -> float | None:
+    """`Confidence.mean` of the probabilities (K, z, y, x) of a whole scan."""
+    counted = Confidence()
+    counted.add(probability)
+    return counted.mean

@@ -36,7 +36,7 @@ from fedshift.tasks.evaluation.overlap import box_of
 from fedshift.tasks.evaluation.spread import FEWEST, distribution
 from fedshift.tasks.losses import Logits, make_loss
 from fedshift.tasks.segmentation.patches import DataSpec, Patches
-from fedshift.tasks.segmentation.volumes import as_images, as_volume, classes_of, probabilities_of
+from fedshift.tasks.segmentation.volumes import as_images, as_volume, classes_of, segment
 from fedshift.tasks.segmentation.windows import sliding
 
 OVERLAP_OF_ROUNDS = 1 - STEP
@@ -180,23 +180,29 @@ class Task:
             "largest_component": self._job.evaluation.largest_component,
         }
 
-    def probabilities(
-        self, forward: Callable[[Tensor], Tensor], voxels: np.ndarray, spacing: Sequence[float] | None
+    def segment(
+        self,
+        forward: Callable[[Tensor], Tensor],
+        voxels: np.ndarray,
+        spacing: Sequence[float] | None,
+        *,
+        certainty: np.ndarray | None = None,
+        see: Callable[[np.ndarray], None],
     ) -> np.ndarray:
-        """Of the classes of a scan, (K, z, y, x) float32 on the network's grid, with the steps of `evaluate`.
+        """Classes of a scan, (z, y, x) uint8 on its own grid, with the steps of `evaluate`.
 
         Args:
             forward: as for `logits`.
             voxels: the scan's sequences (S, z, y, x) in RAS orientation, as stored.
             spacing: mm along z, y, x; None if it is not known.
+            certainty: float32 of the scan's shape, filled in with the probability of each voxel's class.
+            see: called with probabilities, as for `fedshift.tasks.segmentation.volumes.segment`.
 
         Raises:
             DataError: intensities that the task's normalisation cannot take.
         """
-        options = self.inference()
-        del options["largest_component"]
         try:
-            return probabilities_of(voxels, spacing, forward, **options)
+            return segment(voxels, spacing, forward, **self.inference(), certainty=certainty, see=see)
         except ValueError as error:
             raise DataError(f"the scan {error}") from None
 
@@ -292,15 +298,9 @@ class Task:
         for batch in probabilities:
             yield confidence(as_volume(batch, self._data.dims))
 
-    def on_scan(
-        self, probability: np.ndarray, shape: Sequence[int], *, certainty: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Classes (z, y, x) uint8 on a scan's own grid, from probabilities (K, z, y, x) on the network's.
-
-        ``certainty`` (float32, of ``shape``) is filled in with the probability of each voxel's class.
-        """
-        largest = self._job.evaluation.largest_component
-        return classes_of(probability, shape, largest_component=largest, certainty=certainty)
+    def on_scan(self, probability: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """Classes (z, y, x) uint8 on a scan's own grid, from probabilities (K, z, y, x) on the network's."""
+        return classes_of(probability, shape, largest_component=self._job.evaluation.largest_component)
 
     def _number(self, name: str) -> int:
         return self._job.task.classes.index(name)
