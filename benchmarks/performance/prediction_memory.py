@@ -4,8 +4,8 @@
 
 ``fedshift predict`` with the hippocampus task, MONAI's ``BasicUNet`` and weights that were never trained, on made-up
 volumes. One volume is predicted, then others of twice and four times its length, each in a process of its own whose
-peak Linux reports. What a voxel more costs is compared with the probabilities that the prediction is made of, a float32
-for each class: three, and fourteen as in a task of many organs. Windows do not overlap, which changes no memory.
+peak Linux reports. What a voxel more costs is compared with its probabilities, a float32 for each class: three, and
+fourteen as in a task of many organs. Windows do not overlap, for speed.
 """
 
 from __future__ import annotations

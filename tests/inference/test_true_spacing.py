@@ -31,6 +31,7 @@ from fedshift.inference.model import Choice, make_ready, open_model
 from fedshift.inference.segment import ready_for
 from fedshift.schema.manifest import TRUE_SPACING, read_manifest
 from fedshift.schema.results import LAST, Results
+from fedshift.tasks.segmentation import volumes
 from fedshift.tasks.segmentation.patch_task import Task as PatchTask
 
 from .conftest import brightness_model, save_model, write_ball
@@ -65,14 +66,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Path], 
 def grids(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Voxels along z, y, x of every volume that the network is asked for."""
     seen: list[tuple[int, ...]] = []
-    plain = PatchTask.probabilities
+    plain = volumes.network_volume
 
-    def watched(task: PatchTask, *of: Any) -> np.ndarray:
-        found = plain(task, *of)
-        seen.append(found.shape[1:])
-        return found
+    def watched(*of: Any, **options: Any) -> np.ndarray:
+        made = plain(*of, **options)
+        seen.append(made.shape[1:])
+        return made
 
-    monkeypatch.setattr(PatchTask, "probabilities", watched)
+    monkeypatch.setattr(volumes, "network_volume", watched)
     return seen
 
 

@@ -41,7 +41,7 @@ def test_committed_cells_have_all_run_or_say_why_not_and_are_of_no_phantom(path:
         assert cell.state == "done" or (cell.state == "failed" and cell.reason), cell.labels
 
 
-@pytest.mark.parametrize("folder", ["prostate", "prostate_unseen_first", "hippocampus_first"])
+@pytest.mark.parametrize("folder", ["prostate", "prostate_unseen_first", "hippocampus"])
 def test_finished_cells_of_a_recipe_need_not_run_again(
     folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -55,22 +55,3 @@ def test_finished_cells_of_a_recipe_need_not_run_again(
     assert {cell.name for cell in comparison.cells} == {
         cell.name for cell in make_cells(spec, folder=spec_path.parent) if kept.has(cell)
     }
-
-
-@pytest.mark.parametrize(
-    "path", sorted((BENCHMARKS / "results" / "unfinished").glob(f"*/{FILE_NAME}")), ids=lambda path: path.parent.name
-)
-def test_finished_cells_of_a_comparison_that_has_begun_need_not_run_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.delenv("FEDSHIFT_DATA", raising=False)
-    begun = read_comparison(path)
-    done = {cell.name for cell in begun.cells if cell.state == "done"}
-    (spec_path,) = (one for one in SPECS if one.stem == begun.name)
-    spec, _ = read_spec(spec_path, begun.scale)
-    kept = Kept([begun])
-    assert done and not begun.is_phantom
-    assert done == {cell.name for cell in make_cells(spec, folder=spec_path.parent) if kept.has(cell)}
-    readme = (path.parents[1] / "README.md").read_text(encoding="utf-8")
-    assert f"{len(done)} of {len(begun.cells)}" in readme

@@ -18,6 +18,8 @@ COPIED_FUNCTIONS = (
     arrays.restore,
     arrays._square,
     arrays._resample,
+    arrays.taps,
+    arrays.summed,
     arrays.resize_axis,
     arrays.resize_weights,
     precision.uses_bf16,

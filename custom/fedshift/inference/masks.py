@@ -96,13 +96,15 @@ def _lies_on(back: Scan, mask: np.ndarray, scan: Scan) -> bool:
         and np.allclose(placed[:3, 3], wanted[:3, 3], rtol=1e-6, atol=TOLERANCE)
     ):
         return False
-    z, y, x = np.nonzero(mask)
-    at = (to_back @ np.stack([x, y, z, np.ones_like(x)])).astype(int)[:3]
-    sizes_back = np.array(back.voxels.shape[::-1])[:, None]
-    if ((at < 0) | (at >= sizes_back)).any() or sorted(back.voxels.shape) != sorted(mask.shape):
+    turn, shift = to_back[:3, :3], to_back[:3, 3]
+    if not ((np.abs(turn).sum(0) == 1).all() and (np.abs(turn).sum(1) == 1).all()):
         return False
-    values = back.voxels[at[2], at[1], at[0]]
-    return np.count_nonzero(back.voxels) == len(x) and np.array_equal(values, mask[z, y, x])
+    axes = np.abs(turn).argmax(0)  # of `back`, for each of the scan's
+    flipped = turn.sum(0) < 0
+    placed_voxels = back.voxels.T.transpose(axes)  # views: a copy of a large scan's indices takes 100 bytes a voxel
+    if not np.array_equal(shift[axes], np.where(flipped, np.array(placed_voxels.shape) - 1, 0)):
+        return False
+    return np.array_equal(np.flip(placed_voxels, tuple(np.flatnonzero(flipped).tolist())), mask.T)
 
 
 def _affine(scan: Scan) -> np.ndarray:

@@ -61,15 +61,15 @@ def sliding_by_slices(
         for wanted, have in zip(patch, (depth, rows, columns), strict=True)
     ]
     windows = dense_patch_slices((depth, rows, columns), tuple(patch), steps)
-    weight = compute_importance_map(tuple(patch), mode="gaussian")
+    weight = compute_importance_map(tuple(patch), mode="gaussian", device=x.device)
     held = min(patch[0] + (AT_ONCE[3] - 1) * steps[0], depth)
-    total, count = torch.zeros(0), torch.zeros(1, held, rows, columns)
+    total, count = torch.zeros(0), torch.zeros(1, held, rows, columns, device=x.device)
     low = 0  # the slice with which `total` and `count` begin
     for index in range(0, len(windows), AT_ONCE[3]):
         batch = windows[index : index + AT_ONCE[3]]
         found = mirrored(forward, torch.cat([x[(..., *window)] for window in batch]).float(), mirror)
         if not len(total):
-            total = torch.zeros(found.shape[1], held, rows, columns)
+            total = torch.zeros(found.shape[1], held, rows, columns, device=x.device)
         for (z, *place), one in zip(batch, found, strict=True):
             here = (..., slice(z.start - low, z.stop - low), *place)
             total[here] += one * weight
