@@ -17,7 +17,7 @@ SPACING = (2.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("dims", [2, 3])
-@pytest.mark.parametrize("wanted", [None, (3.1, 1.5, 1.0), (0.7, 0.8, 1.1), (90.0, 1.0, 1.0)], ids=str)
+@pytest.mark.parametrize("wanted", [None, (3.1, 1.5, 1.0), (0.7, 0.8, 1.1), (0.2, 1.0, 1.0), (90.0, 1.0, 1.0)], ids=str)
 def test_a_scan_is_segmented_slice_by_slice_as_from_all_its_probabilities(
     wanted: tuple[float, ...] | None, dims: int
 ) -> None:

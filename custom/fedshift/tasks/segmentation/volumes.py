@@ -1,7 +1,7 @@
 """From the voxels of one scan to its classes, with the same steps as in training and evaluation.
 
-`fedshift.inference.patch_bundle` copies the source of these functions into bundles, so they may use only numpy, torch,
-MONAI, SciPy and the functions imported here.
+`fedshift.inference.bundle_patches` copies the source of these functions into bundles, so they may use only numpy,
+torch, MONAI, SciPy and the functions imported here.
 """
 
 from __future__ import annotations
