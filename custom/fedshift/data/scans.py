@@ -23,6 +23,7 @@ from fedshift.data.nifti import spacing_fault
 from fedshift.data.reader_logs import quiet_readers
 from fedshift.data.scan_file import FETCH, ScanError, SeveralVolumes, is_broken_link, reading, suffix_of
 from fedshift.data.series import NoSeries, folder_and_uid, is_multiframe_file, is_series, list_series
+from fedshift.schema.reading import COMPUTED, Reading
 
 quiet_readers()
 
@@ -52,6 +53,8 @@ class Scan:
     direction: tuple[float, ...]
     stored: str
     stored_direction: tuple[float, ...]
+    reading: Reading = COMPUTED
+    """How its file was read."""
 
 
 def stem_of(path: Path) -> str:
