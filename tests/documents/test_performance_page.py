@@ -43,6 +43,7 @@ SLOW_LINE: list[dict[str, Any]] = [
     for run in json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))["runs"]
 ]
 GPU: dict[str, Any] = json.loads((RESULTS / "performance" / "gpu_step.json").read_text(encoding="utf-8"))["tasks"]
+H100: dict[str, Any] = json.loads((RESULTS / "performance" / "gpu_step_h100.json").read_text(encoding="utf-8"))["tasks"]
 PEERS = ("Flower simulation", "NVFlare FedAvgRecipe")
 
 
@@ -339,10 +340,13 @@ def test_the_layout_of_features(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GPU["prostate"]["seconds_a_step"])
-def test_a_step_on_a_gpu(name: str) -> None:
-    values = [task["seconds_a_step"][name] for task in GPU.values()]
+@pytest.mark.parametrize(("card", "heading"), [(GPU, "## On a GPU"), (H100, "### On an H100")])
+def test_a_step_on_a_gpu(name: str, card: dict[str, Any], heading: str) -> None:
+    values = [task["seconds_a_step"][name] for task in card.values()]
     in_ms = [{key: 1000 * one[key] for key in ("median", "low", "high")} for one in values]
-    assert row(name, "On a GPU") == [told(one, 0) for one in in_ms]
+    below = PAGE.partition(f"\n{heading}\n")[2].partition("\n##")[0]
+    (cells,) = [line.strip("|").split("|")[1:] for line in below.splitlines() if line.startswith(f"| {name} |")]
+    assert [cell.strip() for cell in cells] == [told(one, 0) for one in in_ms]
 
 
 def test_what_reading_and_augmenting_takes_beside_a_gpu() -> None:
