@@ -9,7 +9,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 
-from fedshift.flare.guard import commands, component, gate, sessions
+from fedshift.flare.guard import commands, component, disabling, gate, sessions
 from fedshift.flare.patches import patch
 from fedshift.flare.patches.job_restart import ServerJobLauncher, SiteJobLauncher
 from fedshift.flare.patches.patch import NotAsExpectedError
@@ -25,6 +25,7 @@ def nothing_done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(gate, "apply", lambda: done.append("gate"))
     monkeypatch.setattr(commands, "apply", lambda: done.append("commands"))
     monkeypatch.setattr(sessions, "apply", lambda: done.append("sessions"))
+    monkeypatch.setattr(disabling, "apply", lambda: done.append("disabling"))
     monkeypatch.setattr(component.patches, "install", lambda: done.append("patches"))
     return done
 
@@ -32,7 +33,7 @@ def nothing_done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_it_is_installed_once(nothing_done: list[str]) -> None:
     for _ in range(2):
         component.Guard()
-    assert nothing_done == ["gate", "commands", "sessions", "patches", "patches"]
+    assert nothing_done == ["gate", "commands", "sessions", "disabling", "patches", "patches"]
 
 
 def test_it_must_come_before_the_first_connection(monkeypatch: pytest.MonkeyPatch, nothing_done: list[str]) -> None:
@@ -46,7 +47,7 @@ def test_a_process_that_cannot_have_it_does_not_start(monkeypatch: pytest.Monkey
     def other() -> None:
         raise NotAsExpectedError("NVFlare is another")
 
-    for part in (gate, commands, sessions):
+    for part in (gate, commands, sessions, disabling):
         monkeypatch.setattr(part, "apply", other)
         with pytest.raises(NotAsExpectedError):
             component.Guard()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.sec.audit import AuditService
 
 from fedshift.flare import patches
-from fedshift.flare.guard import commands, gate, sessions
+from fedshift.flare.disabled_sites import DISABLED
+from fedshift.flare.guard import commands, disabling, gate, sessions
 from fedshift.flare.kit import is_root
+from fedshift.schema.errors import ConfigError
 
 log = logging.getLogger("fedshift")
 
@@ -39,11 +43,14 @@ class Guard(FLComponent):
                 gate.apply()
                 commands.apply()
                 sessions.apply()
+                disabling.apply()
                 _installed.append("guard")
         patches.protect()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Say once how the party runs."""
+        """Find out who is disabled, before anybody can register; say once how the party runs."""
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            self._use_kit(fl_ctx)
         if event_type == EventType.SYSTEM_START:
             log.info("the guard is in place: what no party of this federation may say is dropped")
             if is_root():
@@ -52,3 +59,11 @@ class Guard(FLComponent):
                 )
                 log.warning(text)
                 AuditService.add_event(user="fedshift", action="fedshift.root", msg=text)
+
+    @staticmethod
+    def _use_kit(fl_ctx: FLContext) -> None:
+        try:
+            DISABLED.use(Path(fl_ctx.get_workspace().get_root_dir()))
+        except ConfigError as error:
+            log.error("%s", error)
+            raise UnsafeComponentError(str(error)) from None
