@@ -113,24 +113,28 @@ class Deployed:
     def start(self, *names: str, environment: Mapping[str, str] | None = None) -> None:
         """Start the server or sites, each as a process of its own."""
         for name in names:
-            role = "server" if name == SERVER else "client"
-            options = ["secure_train=true", f"org={org(name)}", "config_folder=config"]
-            command = [
-                *self.within.get(name, ()),
-                *(sys.executable, "-u", "-m", f"nvflare.private.fed.app.{role}.{role}_train"),
-                *("-m", str(self.kits / name), "-s", f"fed_{role}.json", "--set", *options),
-                *([] if name == SERVER else [f"uid={name}"]),
-            ]
-            with (self.folder / f"{name}.log").open("ab") as log:
-                self.processes[name] = subprocess.Popen(
-                    command,
-                    cwd=self.kits / name,
-                    env={**self.environment(), **(environment or {})},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            self.start_from(name, self.kits / name, name, environment=environment)
+
+    def start_from(self, process: str, kit: Path, name: str, *, environment: Mapping[str, str] | None = None) -> None:
+        """Start a party, called ``process`` here, from any kit with this name."""
+        role = "server" if name == SERVER else "client"
+        options = ["secure_train=true", f"org={org(name)}", "config_folder=config"]
+        command = [
+            *self.within.get(name, ()),
+            *(sys.executable, "-u", "-m", f"nvflare.private.fed.app.{role}.{role}_train"),
+            *("-m", str(kit), "-s", f"fed_{role}.json", "--set", *options),
+            *([] if name == SERVER else [f"uid={name}"]),
+        ]
+        with (self.folder / f"{process}.log").open("ab") as log:
+            self.processes[process] = subprocess.Popen(
+                command,
+                cwd=kit,
+                env={**self.environment(), **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def start_all(self) -> None:
         """Server and sites; returns when the sites are connected."""

@@ -211,6 +211,12 @@ class Admission:
             level = logging.ERROR if refusals == SEVERAL else logging.INFO
             log.log(level, "job %s cannot start at site %s: %s", job.job_id, client.name, refusal)
             return
+        if any(other.name == client.name and token != client.token for token, other in participants.items()):
+            log.warning(
+                "site %s has registered again, and only this last registration takes part from now on; if nobody has "
+                "started the site anew: is it there twice, with a copy of its kit?",
+                client.name,
+            )
         # A new dictionary, as NVFlare's threads iterate over the old one; without the site's entry before its restart.
         others = {token: other for token, other in participants.items() if other.name != client.name}
         running[RunProcessKey.PARTICIPANTS] = {**others, client.token: client}
