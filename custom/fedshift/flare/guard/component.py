@@ -10,6 +10,7 @@ from typing import IO
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
@@ -59,7 +60,7 @@ class Guard(FLComponent):
         """
         if event_type == EventType.SYSTEM_BOOTSTRAP:  # in the process between jobs only
             try:
-                self._begin(Path(fl_ctx.get_workspace().get_root_dir()))
+                self._begin(Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
             except ConfigError as error:
                 log.error("%s", error)
                 raise UnsafeComponentError(str(error)) from None
