@@ -50,7 +50,8 @@ class Kept:
             assert console.disable_client(site)["clients"][0]["state"] == "disabled"
             first = self._now().round
             federation.reaches(job_id, first + LATER)
-            wait_for(lambda: f"Client '{site}' is disabled" in federation.log(site), 60, "the site to be told")
+            told = f"the server refuses this site: \"Client '{site}' is disabled\""
+            wait_for(lambda: told in federation.log(site), 60, "the site to be told")
             self.logs[site] = federation.log(SERVER)[before:]
             self.progress[site] = self._now()
             self.out[site] = first, self._now().round

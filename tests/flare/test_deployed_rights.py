@@ -15,7 +15,6 @@ import pytest
 import torch
 from conftest import small_image_job
 from nvflare.fuel.flare_api.flare_api import Session
-from nvflare.fuel.hci.client.api_status import APIStatus
 
 from fedshift.cli import main
 from fedshift.federation.in_process import run_in_process
@@ -39,8 +38,9 @@ SECRET = "what nobody at a console may read"
 def said(session: Session, line: str) -> tuple[bool, str]:
     """Whether the server has done a command that is typed as it is, and what it said."""
     reply: dict[str, Any] = session.api.server_execute(line)
-    done = reply.get("status") == APIStatus.SUCCESS and "rror" not in str(reply.get("details", ""))
-    return done, f"{reply.get('details')} {reply.get('data')} {reply.get('meta')}"
+    errors = [item for item in reply.get("data") or [{"type": "error"}] if item["type"] == "error"]
+    done = not errors and (reply.get("meta") or {}).get("status", "ok") == "ok"
+    return done, f"{reply.get('data')} {reply.get('meta')}"
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ import pytest
 from nvflare.apis.client import Client
 from nvflare.apis.fl_constant import ReservedTopic, RunProcessKey, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
-from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageType
+from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageType, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.hci.conn import Connection
 from nvflare.fuel.hci.server.constants import ConnProps
 from nvflare.private.fed.server.training_cmds import TrainingCommandModule
@@ -146,6 +147,17 @@ def test_nothing_of_a_disabled_sites_job_passes_in_either_direction(
 def test_nvflare_tells_a_disabled_site_that_it_is(topic: str) -> None:
     DISABLED.add(["HK"], by=OWNER)
     assert disabling.refusal(message("HK", "server", CellChannel.SERVER_MAIN, topic, me="server")) is None
+
+
+def test_a_site_says_in_its_log_why_the_server_refuses_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(disabling, "_told", {})
+    for text in ("Client 'HK' is disabled", "Client 'HK' is disabled", *(f"another\n{n}" for n in range(100))):
+        disabling.note_refusal(make_reply(ReturnCode.UNAUTHENTICATED, text))
+    disabling.note_refusal(make_reply(ReturnCode.OK, ""))
+    assert caplog.messages[0] == "the server refuses this site: \"Client 'HK' is disabled\""
+    assert len(caplog.messages) == disabling.MOST and not any("\n" in text for text in caplog.messages)
 
 
 def test_a_name_that_begins_like_a_disabled_one_is_another() -> None:

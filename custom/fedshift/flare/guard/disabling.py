@@ -15,16 +15,24 @@ Fixed in NVFlare when: a job's process at the server refuses a site that is disa
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 from nvflare.apis.fl_constant import RunProcessKey
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.hci.server.constants import ConnProps
 
 from fedshift.flare.disabled_sites import DISABLED
+from fedshift.flare.guard.drops import PAUSE
 from fedshift.flare.guard.rules import Message, party
 from fedshift.flare.patches.patch import Patch, find
 
 log = logging.getLogger("fedshift")
+
+LONGEST, MOST = 120, 20
+"""Characters of a refusal in the log, and different ones that are told."""
+_told: dict[str, float] = {}
+"""Refusal → when it was last told."""
 
 COMMANDS = "nvflare.private.fed.server.training_cmds:TrainingCommandModule"
 PATCH = Patch(
@@ -69,8 +77,8 @@ def apply() -> None:
 def refusal(message: Message) -> str | None:
     """Why a message is dropped: it comes from a disabled site's process of a job, or goes there.
 
-    What a site's process between jobs says to that of the server, such as heartbeats, NVFlare refuses by itself, with a
-    sentence that the site's log then has.
+    What a site's process between jobs says to that of the server, such as heartbeats, NVFlare refuses by itself; the
+    site hears why (`note_refusal`).
     """
     disabled = DISABLED.all()
     ends = [party(message.origin), party(message.destination)] if disabled else []
@@ -78,6 +86,16 @@ def refusal(message: Message) -> str | None:
         return None
     root = next((end.root for end in ends if end is not None and end.root in disabled), None)
     return None if root is None else f"site {root} is disabled {disabled[root]}"
+
+
+def note_refusal(message: Any) -> None:
+    """At a site: say in its log why the server refuses it. NVFlare says no more than that a heartbeat has failed."""
+    if message.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.UNAUTHENTICATED:
+        why = str(message.get_header(MessageHeaderKey.ERROR))[:LONGEST]
+        now = time.monotonic()
+        if now - _told.get(why, -PAUSE) >= PAUSE and len(_told) < MOST:
+            _told[why] = now
+            log.warning("the server refuses this site: %a", why)
 
 
 def _end_jobs(engine: Any, names: list[str]) -> None:

@@ -75,6 +75,7 @@ def apply() -> None:
         if reason is None:
             _take_off(me, message)
             _put_on(endpoint, connection, message)
+            disabling.note_refusal(message)
             original(self, endpoint, connection, message)
         else:
             sender = _sender(endpoint, connection)
