@@ -163,6 +163,13 @@ def test_a_log_is_set_to_a_level_and_to_nothing_else(name: str, level: str) -> N
     assert refusal(name, [*where[:-1], "client", "A", "INFO"], role="project_admin"), "a site does not do it"
 
 
+@pytest.mark.parametrize("name", ["disable_client", "enable_client", "remove_client"])
+def test_a_site_is_no_console_and_not_the_server(name: str) -> None:
+    for site in ("server", "all", "_admin_3f509f41", "server A", "A server"):
+        assert refusal(name, site.split(), role="project_admin"), site
+    assert refusal(name, ["server_of_A", "serverless", "all_of_us"], role="project_admin") is None
+
+
 def test_before_the_login_there_is_the_login() -> None:
     assert {name for name, lines in RIGHT.items() if refusal(name, lines[0].split(), role=None) is None} == {
         "_cert_login",

@@ -28,7 +28,7 @@ the server) of the person's organisation."""
 # Arguments are joined by line breaks before they are compared, so that none can pass for two; in the patterns below a
 # blank is such a break.
 _JOB = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_SITE = r"(?!_admin_)[A-Za-z0-9_-][A-Za-z0-9_.~-]{0,99}"
+_SITE = r"(?!_admin_|(?:server|all)(?:\s|$))[A-Za-z0-9_-][A-Za-z0-9_.~-]{0,99}"
 _PARTIES = rf"(?:server|all|client(?: {_SITE})*)"
 _LEVEL = r"(?i:info|warning|error|critical)"
 """Not ``debug``, with which NVFlare writes tokens into the log; no file, and none of the modes that add three."""
@@ -72,7 +72,7 @@ _AT = ("server|all|client [SITE …]", _PARTIES)
 _SITES = ("SITE …", rf"{_SITE}(?: {_SITE})*")
 _WISH = rf"(?:-[dur]|-n {_NAME}|-m \d{{1,6}}|--submit-token {_TOKEN}|[0-9A-Fa-f-]{{1,36}})"
 _WISHES = rf"(?:{_WISH}(?: {_WISH})*)?"
-_LOG = rf"{_JOB}(?: (?:@ALL|{_SITE}))?(?: log\.(?:txt|json))?"
+_LOG = rf"{_JOB}(?: (?:server|all|@ALL|{_SITE}))?(?: log\.(?:txt|json))?"
 
 COMMANDS: Mapping[str, Command] = {
     # What a console says of itself.

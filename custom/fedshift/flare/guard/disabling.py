@@ -93,7 +93,7 @@ def note_refusal(message: Any) -> None:
     if message.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.UNAUTHENTICATED:
         why = str(message.get_header(MessageHeaderKey.ERROR))[:LONGEST]
         now = time.monotonic()
-        if now - _told.get(why, -PAUSE) >= PAUSE and len(_told) < MOST:
+        if now - _told.get(why, -PAUSE) >= PAUSE and (why in _told or len(_told) < MOST):
             _told[why] = now
             log.warning("the server refuses this site: %a", why)
 
