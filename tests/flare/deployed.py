@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +34,7 @@ from fedshift.schema.job import JobSpec
 from fedshift.schema.results import Results, read_results
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT, SERVER, LEAD = "test_federation", "localhost", "lead@hub.org"
+PROJECT, SERVER, LEAD, OWNER = "test_federation", "localhost", "lead@hub.org", "admin@hub.org"
 BUILDERS = "nvflare.lighter.impl"
 SILENCE = 12.0
 """Seconds after which a site notices that its question was lost with a killed process; in real kits two minutes."""
@@ -53,6 +54,7 @@ class Deployed:
         port: int | None = None,
         keys: bool = False,
         within: Mapping[str, Sequence[str]] | None = None,
+        people: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
         """Provision the federation and lay out its kits; no process is started.
 
@@ -63,8 +65,9 @@ class Deployed:
             port: where another federation's server listens, for a stranger who tries to get in.
             keys: whether kits have keys for encrypted updates, of FLARE's HEBuilder.
             within: a party's processes are started by this command.
+            people: beside the lead and the project's admin, each with organisation and role.
         """
-        self.lines, self.within = lines or {}, within or {}
+        self.lines, self.within, self.people = lines or {}, within or {}, people or {}
         self.folder = folder
         self.sites, self.data = tuple(data), dict(data)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -110,24 +113,28 @@ class Deployed:
     def start(self, *names: str, environment: Mapping[str, str] | None = None) -> None:
         """Start the server or sites, each as a process of its own."""
         for name in names:
-            role = "server" if name == SERVER else "client"
-            options = ["secure_train=true", f"org={org(name)}", "config_folder=config"]
-            command = [
-                *self.within.get(name, ()),
-                *(sys.executable, "-u", "-m", f"nvflare.private.fed.app.{role}.{role}_train"),
-                *("-m", str(self.kits / name), "-s", f"fed_{role}.json", "--set", *options),
-                *([] if name == SERVER else [f"uid={name}"]),
-            ]
-            with (self.folder / f"{name}.log").open("ab") as log:
-                self.processes[name] = subprocess.Popen(
-                    command,
-                    cwd=self.kits / name,
-                    env={**self.environment(), **(environment or {})},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            self.start_from(name, self.kits / name, name, environment=environment)
+
+    def start_from(self, process: str, kit: Path, name: str, *, environment: Mapping[str, str] | None = None) -> None:
+        """Start a party, called ``process`` here, from any kit with this name."""
+        role = "server" if name == SERVER else "client"
+        options = ["secure_train=true", f"org={org(name)}", "config_folder=config"]
+        command = [
+            *self.within.get(name, ()),
+            *(sys.executable, "-u", "-m", f"nvflare.private.fed.app.{role}.{role}_train"),
+            *("-m", str(kit), "-s", f"fed_{role}.json", "--set", *options),
+            *([] if name == SERVER else [f"uid={name}"]),
+        ]
+        with (self.folder / f"{process}.log").open("ab") as log:
+            self.processes[process] = subprocess.Popen(
+                command,
+                cwd=kit,
+                env={**self.environment(), **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def start_all(self) -> None:
         """Server and sites; returns when the sites are connected."""
@@ -186,6 +193,16 @@ class Deployed:
             self._session = new_secure_session(LEAD, str(self.kits / LEAD), timeout=180)
             self._session.set_timeout(ANSWER)
         return self._session
+
+    @contextmanager
+    def console(self, person: str) -> Iterator[Session]:
+        """A session of another person than the coordinator."""
+        session = new_secure_session(person, str(self.kits / person), timeout=180)
+        session.set_timeout(ANSWER)
+        try:
+            yield session
+        finally:
+            session.close()
 
     def close_session(self) -> None:
         """Also before the server is stopped: a session does not survive that."""
@@ -298,7 +315,8 @@ class Deployed:
             "participants": [
                 {"name": SERVER, "type": "server", "org": "hub", "fed_learn_port": self.port, "admin_port": admin_port},
                 *({"name": site, "type": "client", "org": org(site), **self._way(site)} for site in self.sites),
-                {"name": "admin@hub.org", "role": "project_admin", **person},
+                {"name": OWNER, "role": "project_admin", **person},
+                *({"name": name, "type": "admin", "org": of, "role": role} for name, (of, role) in self.people.items()),
                 {"name": LEAD, "role": "lead", **person},
             ],
             "builders": [

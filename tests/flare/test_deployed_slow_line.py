@@ -76,6 +76,43 @@ def test_the_weights_are_those_of_a_run_without_a_cut(cut: Cut, tmp_path: Path) 
     assert not record.absent and not record.rejected
 
 
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cut]:
+    """As above, with a server that is killed in the middle of the update and started again, in place of the line."""
+    folder = tmp_path_factory.mktemp("restarted")
+    schedule = ("schedule.rounds=1", "schedule.local_steps=1", "federation.min_sites=2")
+    job = small_image_job("fedavg", "network.options.width=46", *schedule, sites=("A", "B"))
+    data = {site: path for site, path in image_sites(folder / "data").items() if site in job.task.sites}
+    with Line(rate_mbit=24) as line, Deployed(folder, data, lines={"B": line}) as federation:
+        federation.start_all()
+        run = DeployedRun.submit(federation, job)
+        run.federation.reaches(run.job_id, 1)
+        start = line.up.passed
+        size = sum(value.nbytes for value in read_weights(build_task(job).network()).values())
+        wait_for(lambda: line.up.passed - start > 0.6 * size, 90, "B to send more than half of its update")
+        federation.close_session()
+        federation.kill(SERVER)
+        before = line.up.passed
+        federation.start(SERVER)
+        federation.connected(federation.sites)
+        run.end()
+        yield Cut(run, size, before - start, line.up.passed - before)
+
+
+def test_a_server_that_restarts_with_pieces_under_way_ends_with_the_same_weights(
+    restarted: Cut, tmp_path: Path
+) -> None:
+    assert restarted.before > restarted.size / 2
+    run_in_process(restarted.run.job, restarted.run.federation.data, tmp_path)
+    ours, theirs = read_model_file(tmp_path / LAST), read_model_file(restarted.run.folder / LAST)
+    for key, value in ours["weights"].items():
+        assert torch.equal(value, theirs["weights"][key]), key
+    (record,) = restarted.run.results.rounds
+    assert not record.absent and not record.rejected
+    for name in (SERVER, "A", "B"):
+        assert not list((restarted.run.federation.kits / name).rglob("pieces")), name
+
+
 def test_nothing_of_the_pieces_is_left(cut: Cut) -> None:
     for name in (SERVER, "A", "B"):
         assert not list((cut.run.federation.kits / name).rglob("pieces")), name

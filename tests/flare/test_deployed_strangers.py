@@ -12,22 +12,27 @@ import pytest
 from conftest import small_image_job
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
+from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.lighter.utils import load_crt
 
 from fedshift import __version__
 from fedshift.cli import main
 
 from .conftest import ROOT, image_sites
-from .deployed import PROJECT, SERVER, Deployed, DeployedRun, wait_for
+from .deployed import OWNER, PROJECT, SERVER, Deployed, DeployedRun, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeployedRun]:
-    """Site A as it should be, B with another fedshift, C with an expired certificate; D is of another project."""
+    """Site A as it should be, B with another fedshift, C with an expired certificate; D is of another project.
+
+    E's certificate is valid in two hours, as if its clock, or the project's, were wrong by two hours.
+    """
     folder = tmp_path_factory.mktemp("guarded")
     data = image_sites(folder / "data")
+    data["E"] = data["C"]
     other = folder / "other_version" / "fedshift"
     shutil.copytree(ROOT / "custom" / "fedshift", other, ignore=shutil.ignore_patterns("__pycache__"))
     init = other / "__init__.py"
@@ -36,20 +41,24 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeployedRun]:
         Deployed(folder / "ours", data) as federation,
         Deployed(folder / "theirs", {"D": data["C"]}, port=federation.port) as stranger,
     ):
-        expire(federation, "C")
-        federation.start(SERVER, "A", "C")
+        set_times(federation, "C", start=-timedelta(days=30), end=-timedelta(days=1))
+        set_times(federation, "E", start=timedelta(hours=2), end=timedelta(days=30))
+        federation.start(SERVER, "A", "C", "E")
         federation.start("B", environment={"PYTHONPATH": os.pathsep.join([str(other.parent), str(ROOT)])})
         federation.connected(["A", "B"])
         stranger.start("D")
-        job = small_image_job("fedavg", "schedule.rounds=2", "federation.min_sites=1", "federation.grace=2")
+        options = ("schedule.rounds=2", "federation.min_sites=1", "federation.grace=2")
+        job = small_image_job("fedavg", *options, sites=("A", "B", "C"))
         run = DeployedRun.submit(federation, job).end()
         wait_for(lambda: "CERTIFICATE_VERIFY_FAILED" in stranger.log("D"), 240, "D to be refused")
+        # A person whose certificate has expired does not get as far as the login either.
+        set_times(federation, OWNER, start=-timedelta(days=30), end=-timedelta(hours=2))
         yield run
 
 
-def expire(federation: Deployed, site: str) -> None:
-    """Put a certificate into a kit that was signed by its project and ended yesterday."""
-    startup = federation.kits / site / "startup"
+def set_times(federation: Deployed, party: str, *, start: timedelta, end: timedelta) -> None:
+    """Put a certificate into a kit that was signed by its project, and is valid between these times from now."""
+    startup = federation.kits / party / "startup"
     old = load_crt(startup / "client.crt")
     key = federation.root_key()
     now = datetime.now(UTC)
@@ -59,19 +68,19 @@ def expire(federation: Deployed, site: str) -> None:
         .issuer_name(old.issuer)
         .public_key(old.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=30))
-        .not_valid_after(now - timedelta(days=1))
+        .not_valid_before(now + start)
+        .not_valid_after(now + end)
     )
     for extension in old.extensions:
         builder = builder.add_extension(extension.value, extension.critical)
-    expired = builder.sign(key, hashes.SHA256())
-    (startup / "client.crt").write_bytes(expired.public_bytes(serialization.Encoding.PEM))
+    made = builder.sign(key, hashes.SHA256())
+    (startup / "client.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
 
 
 def test_only_sites_of_the_project_with_a_valid_certificate_get_in(guarded: DeployedRun) -> None:
     connected = {client.name for client in guarded.federation.session.get_connected_client_list()}
     assert connected == {"A", "B"}
-    for name in ("C", "D"):
+    for name in ("C", "D", "E"):
         assert f"Client: New client {name}@" not in guarded.federation.log(SERVER)
 
 
@@ -80,6 +89,27 @@ def test_a_site_can_see_that_its_certificate_has_expired(
 ) -> None:
     assert main(["site", "check", str(guarded.federation.kits / "C")]) == 1
     assert re.search(r"certificate.*(expired|ended)", capsys.readouterr().out)
+
+
+def test_both_logs_say_that_a_certificate_is_out_of_time(guarded: DeployedRun) -> None:
+    federation = guarded.federation
+    server = federation.log(SERVER)
+    for site, ours, theirs in (
+        ("C", "it has expired, ask the project's owner for a new kit", "certificate has expired"),
+        ("E", "not yet (it is ", "certificate is not yet valid"),
+    ):
+        assert f"the other parties will not talk to this one, because of its certificate: of {site}, valid from " in (
+            federation.log(site)
+        )
+        assert ours in federation.log(site)
+        assert f"because of the certificate of whoever connected: {theirs}; the clock of this machine says" in server
+
+
+def test_a_person_with_an_expired_certificate_does_not_log_in(guarded: DeployedRun) -> None:
+    federation = guarded.federation
+    with pytest.raises(Exception, match=r"(?i)connect|login|session|certificate|timed out"):
+        new_secure_session(OWNER, str(federation.kits / OWNER), timeout=20)
+    assert f"Created user session for {OWNER}" not in federation.log(SERVER)
 
 
 def test_a_site_can_see_that_its_kit_is_of_another_project(

@@ -284,14 +284,13 @@ def _about_software() -> Iterator[Remark]:
 
 
 def _about_certificate(kit: Kit) -> Remark:
+    from fedshift.flare.kit import out_of_time
+
     now = datetime.now(UTC)
+    fault = out_of_time(kit, now)
+    if fault is not None:
+        return Remark("error", "certificate", fault)
     text = f"of {kit.name}, valid from {kit.valid_from:%Y-%m-%d} to {kit.valid_until:%Y-%m-%d}"
-    if now < kit.valid_from:
-        return Remark(
-            "error", "certificate", f"{text}: not yet (it is {now:%Y-%m-%d %H:%M} UTC), set this machine's clock"
-        )
-    if now > kit.valid_until:
-        return Remark("error", "certificate", f"{text}: it has expired, ask the project's owner for a new kit")
     days = (kit.valid_until - now).days
     return Remark("ok" if days > FEW_DAYS else "warning", "certificate", f"{text}, {days} days left")
 

@@ -112,6 +112,12 @@ class FedshiftAggregator(FLComponent):
         self._reject(client, key, reason)
         self._tell(self.coordinator)
 
+    def take_out(self, client: str, key: str, reason: str) -> None:
+        """Leave out all sites of a client that are asked in the open round, with the answers that they have given."""
+        for site in self._asked(client):
+            self.coordinator.take_out(site, key, reason)
+        self._tell(self.coordinator)
+
     def _note(self, coordinator: Coordinator) -> None:
         """Show progress, but only once for a message with the answers of many sites."""
         if not self._message:

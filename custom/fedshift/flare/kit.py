@@ -25,6 +25,7 @@ from nvflare.lighter.utils import cert_to_dict, load_crt, load_private_key_file,
 from nvflare.private.fed.utils.site_config import project_site_config
 
 from fedshift.data.locate import SITE_FILE
+from fedshift.flare.console_commands import ROLES, rights
 from fedshift.flare.export import client_config, server_config
 from fedshift.flare.log_lines import OneEntry
 from fedshift.flare.store import is_at, jobs_folder, snapshots_folder
@@ -58,13 +59,10 @@ READMISSION = {"id": "readmission", "path": "fedshift.flare.patches.readmission.
 """Server component that lets late and restarted sites into a running job."""
 SILENCE = 120
 """Seconds without a byte after which a site asks the server again, after a network failure; FLARE's default is 300."""
-NEVER, ANYWHERE = "none", "any"
-"""FLARE's names for where a right holds."""
-CODE, SHELL = "byoc", "shell_commands"
-"""The right to send code with a job, and the right to read a party's files (``cat``, ``tail``, ``grep``, ``ls``)."""
-DOWNLOAD, LOG = "download_job", "get_job_log"
-RIGHTS = ("submit_job", "clone_job", "manage_job", DOWNLOAD, LOG, "view", "operate", "app_command", "report_version")
-"""The other rights that FLARE's ``any`` stands for."""
+NEVER = "none"
+"""FLARE's name for nowhere."""
+CODE = "byoc"
+"""The right to send code with a job."""
 PRIVACY = """
 # What may leave beside the network's weights and scores. A job whose methods send more is refused here.
 privacy:
@@ -161,6 +159,16 @@ def key_fault(kit: Kit) -> str | None:
         return f"{key} is no private key without a password: {new}"
     if public != load_crt(key.with_suffix(".crt")).public_key():
         return f"{key} is not of this certificate: {new}"
+    return None
+
+
+def out_of_time(kit: Kit, now: datetime) -> str | None:
+    """Why a party's certificate is of no use at this time; None if it is valid."""
+    valid = f"of {kit.name}, valid from {kit.valid_from:%Y-%m-%d} to {kit.valid_until:%Y-%m-%d}"
+    if now < kit.valid_from:
+        return f"{valid}: not yet (it is {now:%Y-%m-%d %H:%M} UTC), set this machine's clock"
+    if now > kit.valid_until:
+        return f"{valid}: it has expired, ask the project's owner for a new kit"
     return None
 
 
@@ -300,26 +308,30 @@ def resources(kit: Kit) -> dict[str, Any]:
 
 
 def authorization(kit: Kit, *, allow_code: bool = False) -> dict[str, Any]:
-    """``authorization.json``: the kit's, without the rights to send code and to read a party's files.
+    """``authorization.json``: the rights of the table of commands, and none to send code or to read a party's files.
 
-    FLARE's default gives both rights to the project admin and the first one to every lead, and does not let a lead read
-    the server's log of the lead's own jobs (``nvflare job logs``). The commands that read files are not there either
-    (`fedshift.flare.guard.commands`): FLARE's limit no path at a site.
+    FLARE's default lets project admins and leads send code, lets the former read a party's files, and lets whoever may
+    look reset what others look at. It does not let a lead read the server's log of the lead's own jobs
+    (``nvflare job logs``).
+
+    Args:
+        kit: a site's or a server's.
+        allow_code: keep the default's right to send code.
     """
     content = read_json(kit.local / f"{AUTHORIZATION}.default")
     permissions = content.get("permissions")
     if not isinstance(permissions, dict):
         raise ConfigError(f"{kit.local / AUTHORIZATION}.default has no permissions: unpack the kit again")
-    for role, rights in permissions.items():
-        if rights == ANYWHERE:
-            rights = permissions[role] = dict.fromkeys((*RIGHTS, SHELL, CODE), ANYWHERE)
-        if SHELL in rights:
-            rights[SHELL] = NEVER
-        if not allow_code and CODE in rights:
-            rights[CODE] = NEVER
-        if kit.role == "server" and DOWNLOAD in rights:
-            rights.setdefault(LOG, rights[DOWNLOAD])  # what is downloaded has the log in it
+    content["permissions"] = {role: {**rights(role), CODE: _code(permissions, role, allow_code)} for role in ROLES}
     return content
+
+
+def _code(permissions: Mapping[str, Any], role: str, allow_code: bool) -> Any:
+    """Whether a role may send code: what the default says, if the kit's owner allows it at all."""
+    default = permissions.get(role, NEVER)
+    if not allow_code:
+        return NEVER
+    return default.get(CODE, NEVER) if isinstance(default, dict) else default
 
 
 def log_config() -> dict[str, Any]:
@@ -455,9 +467,18 @@ def _at(content: Any, key: str) -> Any:
 def _authorization_faults(kit: Kit) -> Iterator[Fault]:
     path = kit.local / AUTHORIZATION
     permissions = read_json(path).get("permissions")
-    for role, rights in permissions.items() if isinstance(permissions, dict) else ():
-        if (rights.get(CODE, NEVER) if isinstance(rights, dict) else rights) != NEVER:
+    for role, given in permissions.items() if isinstance(permissions, dict) else ():
+        if (given.get(CODE, NEVER) if isinstance(given, dict) else given) != NEVER:
             yield Fault(f"{path} lets the role {role} send code with a job: set its {CODE} to {NEVER!r}", grave=False)
+        ours = rights(role)
+        theirs = given if isinstance(given, dict) else {"everything": given}
+        more = sorted(n for n, where in theirs.items() if n != CODE and where not in (NEVER, ours.get(n)))
+        if more:
+            yield Fault(
+                f"{path} gives the role {role} other rights than fedshift's table of commands ({', '.join(more)}): "
+                "run 'fedshift site init' with --force unless that is meant",
+                grave=False,
+            )
 
 
 def registered(kit: Kit) -> dict[str, Any]:

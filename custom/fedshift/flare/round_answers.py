@@ -29,6 +29,9 @@ class Aggregator(Protocol):
     def refuse(self, client: str, key: str, reason: str) -> None:
         """Leave a client out of the round."""
 
+    def take_out(self, client: str, key: str, reason: str) -> None:
+        """Leave a client out of the round, with the answer that it has given."""
+
 
 class RoundAnswers:
     """One answer of each client that is asked, as long as the round is open.
@@ -50,6 +53,7 @@ class RoundAnswers:
         self.fault: Exception | None = None
         self._aggregator: Aggregator | None = None
         self._gone: set[str] = set()
+        self._left_out: set[str] = set()
         self._unusable: deque[tuple[str, str]] = deque(maxlen=MOST_UNUSABLE)
 
     def open(self, asked: frozenset[str], aggregator: Aggregator) -> None:
@@ -57,6 +61,7 @@ class RoundAnswers:
         with self.changed:
             self._aggregator, self.asked, self.answered = aggregator, asked, set()
             self._unusable.clear()
+            self._left_out.clear()
 
     def close(self) -> None:
         """The round is over: answers are stale from now on."""
@@ -111,6 +116,15 @@ class RoundAnswers:
                 if self._aggregator is not None and name in self.asked - self.answered:
                     self._aggregator.refuse(name, "answer", fault)
                     self.answered.add(name)
+
+    def leave_out(self, client: str, key: str, reason: str) -> None:
+        """Leave a client out of the open round, once, whether it has answered or not: it may not take part."""
+        with self.changed:
+            if self._aggregator is not None and client not in self._left_out:
+                self._left_out.add(client)
+                self._aggregator.take_out(client, key, reason)
+                self.answered.add(client)
+                self.changed.notify_all()
 
     def note_silent(self, moved: Set[str]) -> frozenset[str]:
         """After a round: who has not answered. It is not waited for again, unless it ``moved`` a part of a model."""

@@ -28,6 +28,8 @@ from fedshift.data.local_sites import find_sites
 from fedshift.federation.server.coordinator import Coordinator
 from fedshift.flare import codec, patches
 from fedshift.flare.aggregator import FedshiftAggregator
+from fedshift.flare.disabled_clients import DisabledClients
+from fedshift.flare.disabled_sites import DISABLED
 from fedshift.flare.executor import job_of
 from fedshift.flare.hosts import hosts
 from fedshift.flare.message_limits import MessageLimits
@@ -172,6 +174,7 @@ class FedshiftWorkflow(Controller):
         if not server_is_simulated(fl_ctx):
             self._pieces = ServerEnd(folder, largest=limits.answer, on_told=self._show)
             self._pieces.register(fl_ctx.get_engine().get_cell())
+            DISABLED.use(Path(fl_ctx.get_workspace().get_root_dir()))
         aggregator, federation = self._aggregator, job.federation
         patience = RoundDeadline(
             frozenset(hosts(job)),
@@ -194,6 +197,7 @@ class FedshiftWorkflow(Controller):
                 stopped=lambda: bool(abort_signal.triggered),
             )
             coordinator = aggregator.coordinator
+            self._disabled = DisabledClients(coordinator, self.answers, DISABLED.all)
             events.update(coordinator.results)  # after a restart the curves are written again from round 1
             if coordinator.results.final is not None:
                 log.warning("the run had been finished when it was interrupted: nothing is left to do")
@@ -243,6 +247,7 @@ class FedshiftWorkflow(Controller):
         asked = frozenset(client for client, sites in hosts(coordinator.job).items() if invited & set(sites))
         out = invited & set(coordinator.job.task.held_out)
         awaited = frozenset(client for client, sites in hosts(coordinator.job).items() if out & set(sites))
+        asked, awaited = asked - self._disabled.names, awaited - self._disabled.names
         patience = replace(patience, clients=asked, min_sites=coordinator.needed, awaited=awaited)
         if self._pieces is not None:
             self._pieces.open(data, asked, place=_place(coordinator, coordinator.round))
@@ -252,7 +257,9 @@ class FedshiftWorkflow(Controller):
         started = time.monotonic() - coordinator.waited
         quorum_after: float | None = None
         answers.open(asked, self._aggregator)
-        self.broadcast(task, fl_ctx, targets=sorted(asked), min_responses=len(asked))
+        self._disabled.leave_out()
+        if asked:  # to FLARE, nobody is everybody
+            self.broadcast(task, fl_ctx, targets=sorted(asked), min_responses=len(asked))
         self._long_poll.notify()
         try:
             if name == codec.STATISTICS:
@@ -262,6 +269,7 @@ class FedshiftWorkflow(Controller):
             with answers.changed:
                 while answers.fault is None:
                     answers.leave_out_unusable()
+                    self._disabled.leave_out()
                     elapsed = time.monotonic() - started - coordinator.waited
                     usable = coordinator.usable
                     if quorum_after is None and usable >= patience.min_sites:

@@ -179,6 +179,22 @@ def test_a_round_is_hopeless_once_too_many_sites_are_rejected(tmp_path: Path) ->
     assert server.hopeless
 
 
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_site_that_may_not_take_part_is_taken_out_with_what_it_has_sent(answered: bool, tmp_path: Path) -> None:
+    server, without = (coordinator(tmp_path / name, "federation.min_sites=2") for name in ("with", "without"))
+    for one in (server, without):
+        requests = one.requests()
+        answer(one, next(requests))
+        request = next(requests)
+        answer(one, request, sites="ABC" if answered and one is server else "AB")
+        one.take_out("C", "disabled", "by admin")
+        one.take_out("C", "disabled", "by admin")
+        assert one.answered == ["A", "B"] and one.rejected == {"C": "disabled: by admin"}
+        next(requests)
+        assert set(one.results.rounds[0].sites) == {"A", "B"} and one.results.rounds[0].absent == ["C"]
+    assert all(np.array_equal(value, without.model.weights[key]) for key, value in server.model.weights.items())
+
+
 def test_no_validation_data_are_found_missing_before_the_first_training_round(tmp_path: Path) -> None:
     server = coordinator(tmp_path)
     requests = server.requests()

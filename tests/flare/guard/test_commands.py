@@ -26,6 +26,7 @@ from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.server.server_cmd_modules import ServerCommandModules
 
+from fedshift.flare.console_commands import COMMANDS
 from fedshift.flare.export import write_job
 from fedshift.flare.guard import commands, gate
 from fedshift.flare.guard.drops import Drops
@@ -94,16 +95,30 @@ def test_a_site_reads_no_file_and_takes_no_log_settings(site: Site, topic: str) 
     assert "[A:fedshift.dropped]" in site.audit.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("topic", sorted(commands.DONE - {TrainingTopic.DEPLOY}))
+@pytest.mark.parametrize("topic", sorted({*commands.DONE} - {TrainingTopic.DEPLOY}))
 def test_what_a_federation_needs_is_done(site: Site, topic: str) -> None:
-    assert not refused(site.asked(topic, {}, job_id=JOB))
+    body = {"num_of_gpus": 1} if commands.DONE[topic].body == "resources" else ""
+    assert not refused(site.asked(topic, body, job_id=JOB))
     assert site.done == [topic]
+
+
+@pytest.mark.parametrize("topic", sorted({*commands.DONE} - {TrainingTopic.DEPLOY}))
+def test_an_order_comes_with_what_belongs_to_it(site: Site, topic: str) -> None:
+    """For a job if it is about one, and with no path, settings or text of another's."""
+    fits = {"num_of_gpus": 1} if commands.DONE[topic].body == "resources" else ""
+    for body in ("../local/fedshift.yaml", b"x", ["/etc/passwd"], *([{"config": "x"}] if fits == "" else [""])):
+        assert refused(site.asked(topic, body, job_id=JOB)), body
+    for job in ("../local", JOB.upper(), *([None] if commands.DONE[topic].job else [])):
+        assert refused(site.asked(topic, fits, **({} if job is None else {RequestHeader.JOB_ID: job}))), job
+    for command in ("made up", *(name for name, command in COMMANDS.items() if not command.roles)):
+        assert refused(site.asked(topic, fits, job_id=JOB, **{RequestHeader.ADMIN_COMMAND: command})), command
+    assert not site.done
 
 
 def test_every_topic_of_nvflare_is_done_or_left_out_on_purpose() -> None:
     topics = {topic for p in ClientRequestProcessors.request_processors for topic in p.get_topics()}
     system = {SysCommandTopic.SHELL, SysCommandTopic.CONFIGURE_SITE_LOG, SysCommandTopic.REPORT_ENV}
-    assert topics == commands.DONE | system | {TrainingTopic.CONFIGURE_JOB_LOG}
+    assert topics == {*commands.DONE} | system | {TrainingTopic.CONFIGURE_JOB_LOG}
 
 
 @pytest.mark.parametrize("job", ["local", "startup", "../HK", JOB.upper(), f"{JOB}/..", "", None])

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import logging
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.apis.workspace import Workspace
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 
-from fedshift.flare.guard import commands, component, gate, sessions
+from fedshift.flare import kit_lock
+from fedshift.flare.disabled_sites import DISABLED, FILE
+from fedshift.flare.guard import commands, component, disabling, gate, sessions
 from fedshift.flare.patches import patch
 from fedshift.flare.patches.job_restart import ServerJobLauncher, SiteJobLauncher
 from fedshift.flare.patches.patch import NotAsExpectedError
@@ -25,6 +34,7 @@ def nothing_done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(gate, "apply", lambda: done.append("gate"))
     monkeypatch.setattr(commands, "apply", lambda: done.append("commands"))
     monkeypatch.setattr(sessions, "apply", lambda: done.append("sessions"))
+    monkeypatch.setattr(disabling, "apply", lambda: done.append("disabling"))
     monkeypatch.setattr(component.patches, "install", lambda: done.append("patches"))
     return done
 
@@ -32,7 +42,7 @@ def nothing_done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_it_is_installed_once(nothing_done: list[str]) -> None:
     for _ in range(2):
         component.Guard()
-    assert nothing_done == ["gate", "commands", "sessions", "patches", "patches"]
+    assert nothing_done == ["gate", "commands", "sessions", "disabling", "patches", "patches"]
 
 
 def test_it_must_come_before_the_first_connection(monkeypatch: pytest.MonkeyPatch, nothing_done: list[str]) -> None:
@@ -46,7 +56,7 @@ def test_a_process_that_cannot_have_it_does_not_start(monkeypatch: pytest.Monkey
     def other() -> None:
         raise NotAsExpectedError("NVFlare is another")
 
-    for part in (gate, commands, sessions):
+    for part in (gate, commands, sessions, disabling):
         monkeypatch.setattr(part, "apply", other)
         with pytest.raises(NotAsExpectedError):
             component.Guard()
@@ -70,3 +80,71 @@ def test_a_party_that_runs_as_root_is_warned(
     with caplog.at_level(logging.WARNING, logger="fedshift"):
         component.Guard().handle_event(EventType.SYSTEM_START, FLContext())
     assert ["runs as root" in text for text in caplog.messages] == [True] * root
+
+
+# --- before anybody can register -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def begins(
+    kits_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], component.Guard]]:
+    """Start the process between jobs of a party, as far as the guard has to do with it."""
+    monkeypatch.setattr(kit_lock, "PATIENCE", 0.0)
+
+    def begin(name: str) -> component.Guard:
+        folder = tmp_path / name
+        if not folder.exists():
+            shutil.copytree(kits_of("prostate") / name, folder)
+        context, guard = FLContext(), component.Guard()
+        context.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(folder), name), private=True)
+        guard.handle_event(EventType.SYSTEM_BOOTSTRAP, context)
+        return guard
+
+    yield begin
+    DISABLED._path = None
+
+
+def test_a_second_process_of_a_sites_kit_does_not_go_on(begins: Callable[[str], component.Guard]) -> None:
+    first = begins("HK")
+    with pytest.raises(UnsafeComponentError, match="in use by another process"):
+        begins("HK")
+    assert first._lock is not None
+    first._lock.close()
+    begins("HK")
+    assert begins("localhost")._lock is None, "a server locks its store"
+
+
+def test_a_server_whose_list_of_disabled_sites_is_damaged_does_not_go_on(
+    begins: Callable[[str], component.Guard], tmp_path: Path
+) -> None:
+    begins("localhost")
+    DISABLED.add(["HK"], by="project@coordination.example")
+    DISABLED._path = None
+    begins("localhost")
+    assert set(DISABLED.all()) == {"HK"}
+    (tmp_path / "localhost" / FILE).write_text("{", encoding="utf-8")
+    with pytest.raises(UnsafeComponentError, match="would take part again"):
+        begins("localhost")
+
+
+@pytest.mark.parametrize(
+    ("shifted", "said"), [(timedelta(), ""), (timedelta(hours=-2), "not yet"), (timedelta(days=400), "it has expired")]
+)
+def test_a_party_says_that_its_own_certificate_is_out_of_time(
+    shifted: timedelta,
+    said: str,
+    begins: Callable[[str], component.Guard],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:
+            return datetime.now(UTC) + shifted
+
+    monkeypatch.setattr(component, "datetime", Clock)
+    with caplog.at_level(logging.ERROR, logger="fedshift"):
+        begins("HK")
+    told = [text for text in caplog.messages if "because of its certificate: of HK, valid from" in text]
+    assert [said in text for text in told] == [True] * bool(said)

@@ -18,6 +18,7 @@ from fedshift.flare.guard import sessions
 from fedshift.flare.guard.gate import PERSON
 from fedshift.flare.patches import patch
 
+JOB = "3f509f41-3a7e-406e-88f6-69672abb2e34"
 OWNER, OTHER = "lead@hub.org", "other@hub.org"
 
 
@@ -39,14 +40,15 @@ def asked(login: LoginModule, *command: str, person: str | None) -> tuple[bool, 
     conn.request = {"data": [{"type": "token", "data": "any"}]}
     headers: dict[str, Any] = {} if person is None else {PERSON: person}
     conn.set_prop(ConnProps.REQUEST, Message(headers, b""))
+    conn.set_prop(ConnProps.CMD_ENTRY, SimpleNamespace(name=command[0]))
     done = login.pre_command(conn, list(command))
     return done, str(conn.close())
 
 
 def test_a_session_is_used_over_its_owners_connection_only(login: LoginModule) -> None:
-    assert asked(login, "abort_job", "1", person=OWNER)[0]
+    assert asked(login, "abort_job", JOB, person=OWNER)[0]
     for person in (OTHER, "", None):
-        done, said = asked(login, "abort_job", "1", person=person)
+        done, said = asked(login, "abort_job", JOB, person=person)
         assert not done and "another person's" in said
 
 

@@ -26,6 +26,7 @@ from nvflare.private.defs import ERROR_MSG_PREFIX, CellMessageHeaderKeys, JobFai
 from nvflare.private.fed.server.fed_server import FederatedServer
 
 from fedshift.flare import store
+from fedshift.flare.disabled_sites import DISABLED
 from fedshift.flare.patches import patch
 from fedshift.flare.patches.readmission import INTERVAL, LACKS_APP, STILL_RUNS, Admission, Readmission, update_clients
 from fedshift.schema.job import FILE_NAME
@@ -215,6 +216,44 @@ def test_a_site_that_is_started_again_takes_the_place_of_its_former_self(admissi
     engine.clients["UCL"] = Client("UCL", "another token")
     admission.look(engine, engine.context())
     assert set(engine.run_processes["job-1"][RunProcessKey.PARTICIPANTS]) == {"token-HK", "another token"}
+
+
+def test_a_site_that_has_registered_twice_is_told_of(
+    admission: Admission, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(tmp_path)
+    engine.run("HK", "UCL")
+    engine.clients["UCL"] = Client("UCL", "another token")
+    for _ in range(2):
+        admission.look(engine, engine.context())
+    assert [text for text in caplog.messages if "registered again" in text] == [
+        "site UCL has registered again, and only this last registration takes part from now on; if nobody has started "
+        "the site anew: is it there twice, with a copy of its kit?"
+    ]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_site_that_was_disabled_is_off_the_job_and_is_started_again_when_it_may_come_back(
+    late: bool, admission: Admission, tmp_path: Path
+) -> None:
+    """Also one that came late, and had been started here before."""
+    engine = Engine(tmp_path)
+    engine.run(*(("HK",) if late else ("HK", "UCL")))
+    admission.look(engine, engine.context())
+    assert engine.participants() == {"HK", "UCL"}
+    engine.done.clear()
+    DISABLED.use(tmp_path)
+    try:
+        DISABLED.add(["UCL"], by="admin@hub.org")
+        client = engine.clients.pop("UCL")
+        admission.look(engine, engine.context())
+        assert engine.participants() == {"HK"} and not engine.done
+        DISABLED.remove(["UCL"])
+        engine.clients["UCL"] = client  # NVFlare knows it by its former token
+        admission.look(engine, engine.context())
+        assert engine.participants() == {"HK", "UCL"} and engine.done == [("start", "UCL")]
+    finally:
+        DISABLED._path = None
 
 
 @pytest.mark.parametrize(

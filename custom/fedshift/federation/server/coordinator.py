@@ -278,6 +278,16 @@ class Coordinator:
         self._on_reject(rejection, self.round)
         self._on_progress(self)
 
+    def take_out(self, site: str, key: str, reason: str) -> None:
+        """Leave a site out of the open round that may not take part, with the update that it has sent.
+
+        Scores of the final evaluation that it has sent stay.
+        """
+        if site in self._updates:
+            self._reject_accepted(site, Rejected(key, reason))
+        elif site not in self.answered:
+            self.reject(site, key, reason)
+
     def close(self) -> None:
         """End a round: reject outliers, select among earlier models, combine the updates, save everything.
 

@@ -6,9 +6,9 @@ log configuration (which may name any Python function), and deletes or replaces 
 which NVFlare looks for in the whole workspace, and which can name a folder of Python files to import. Any certificate
 of the project signs a job, that of another site and of the server too.
 Cost: a hostile server or coordinator, or whoever can speak as one, reads and changes everything at a site.
-Instead: a site does what is in `DONE` and nothing else, for job ids that NVFlare gives and for jobs that hold only the
-files that fedshift writes, signed by somebody with a role in the project. The server's console has no commands to read
-files or to look into connections.
+Instead: a site does what is in `DONE` and nothing else, with what is said there, for job ids that NVFlare gives and for
+jobs that hold only the files that fedshift writes, signed by somebody with a role in the project. The server's console
+has no commands to read files or to look into connections.
 Fixed in NVFlare when: a site can list the topics that it takes, and a job with a ``comm_config.json`` is refused.
 """
 
@@ -21,11 +21,13 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nvflare.apis.app_validation import AppValidator
+from nvflare.apis.fl_constant import AdminCommandNames
 from nvflare.fuel.hci.reg import CommandModuleSpec
 from nvflare.fuel.utils.zip_utils import unzip_all_from_bytes
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
@@ -34,6 +36,7 @@ from nvflare.private.admin_defs import Message, error_reply
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic, new_cell_message
 from nvflare.private.fed.server.shell_cmd import ShellCommandModule
 
+from fedshift.flare.console_commands import COMMANDS
 from fedshift.flare.export import client_config, server_config
 from fedshift.flare.guard.gate import DROPS
 from fedshift.flare.patches import uploads
@@ -62,28 +65,37 @@ PATCH = Patch(
         ),
     },
 )
-DONE = frozenset(
-    {
-        TrainingTopic.CHECK_STATUS,
-        TrainingTopic.GET_SCOPES,
-        TrainingTopic.CHECK_RESOURCE,
-        TrainingTopic.CANCEL_RESOURCE,
-        TrainingTopic.DEPLOY,
-        TrainingTopic.START_JOB,
-        TrainingTopic.ABORT,
-        TrainingTopic.ABORT_TASK,
-        TrainingTopic.DELETE_RUN,
-        TrainingTopic.SHUTDOWN,
-        TrainingTopic.RESTART,
-        TrainingTopic.NOTIFY_JOB_STATUS,
-        SysCommandTopic.SYS_INFO,
-        SysCommandTopic.REPORT_RESOURCES,
-        SysCommandTopic.REPORT_VERSION,
-        "info.show_stats",
-        "info.show_errors",
-        "info.reset_errors",
-    }
-)
+Body = Literal["nothing", "resources", "archive"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What comes with an order of the server's: whether a job's id has to, and what its body may be."""
+
+    job: bool = False
+    body: Body = "nothing"
+
+
+DONE: Mapping[str, Order] = {
+    TrainingTopic.CHECK_STATUS: Order(),
+    TrainingTopic.GET_SCOPES: Order(),
+    TrainingTopic.CHECK_RESOURCE: Order(job=True, body="resources"),
+    TrainingTopic.CANCEL_RESOURCE: Order(body="resources"),
+    TrainingTopic.DEPLOY: Order(job=True, body="archive"),
+    TrainingTopic.START_JOB: Order(job=True, body="resources"),
+    TrainingTopic.ABORT: Order(job=True),
+    TrainingTopic.ABORT_TASK: Order(job=True),
+    TrainingTopic.DELETE_RUN: Order(job=True),
+    TrainingTopic.SHUTDOWN: Order(),
+    TrainingTopic.RESTART: Order(),
+    TrainingTopic.NOTIFY_JOB_STATUS: Order(job=True),
+    SysCommandTopic.SYS_INFO: Order(),
+    SysCommandTopic.REPORT_RESOURCES: Order(),
+    SysCommandTopic.REPORT_VERSION: Order(),
+    "info.show_stats": Order(job=True),
+    "info.show_errors": Order(job=True),
+    "info.reset_errors": Order(job=True),
+}
 """Topics that a site acts on. Not among them: ``sys.shell``, both that set how it logs, and the one that tells of the
 kit's path."""
 CONFIGS: Mapping[str, tuple[Callable[[], dict[str, Any]], ...]] = {
@@ -136,13 +148,22 @@ def refusal(request: Any) -> str | None:
     """Why a site doesn't do this, or None if it does."""
     if not isinstance(request, Message):
         return "it is no request"
-    if request.topic not in DONE:
+    order = DONE.get(request.topic)
+    if order is None:
         return f"this site does not do {request.topic!r}"
     job = request.get_header(RequestHeader.JOB_ID)
-    needs_job = request.topic in (TrainingTopic.DEPLOY, TrainingTopic.START_JOB, TrainingTopic.DELETE_RUN)
-    if (needs_job or job is not None) and not _is_job_id(job):
+    if (order.job or job is not None) and not _is_job_id(job):
         return f"{job!r} is no id of a job"
-    return _unwanted_file(request.body) if request.topic == TrainingTopic.DEPLOY else None
+    command = request.get_header(RequestHeader.ADMIN_COMMAND)
+    if command not in (None, AdminCommandNames.CHECK_RESOURCES) and not (
+        command in COMMANDS and COMMANDS[command].roles
+    ):
+        return f"no console of this federation has {command!r}"
+    if order.body == "archive":
+        return _unwanted_file(request.body)
+    if order.body == "resources":
+        return None if isinstance(request.body, dict) else "what it says of resources is no table"
+    return f"{request.topic!r} comes with nothing" if request.body else None
 
 
 def _signed_by_nobody(request: Message, engine: Any) -> str | None:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.sec.audit import AuditService
 
 from fedshift.flare import patches
-from fedshift.flare.guard import commands, gate, sessions
-from fedshift.flare.kit import is_root
+from fedshift.flare.disabled_sites import DISABLED
+from fedshift.flare.guard import commands, disabling, gate, sessions
+from fedshift.flare.kit import is_root, open_kit, out_of_time
+from fedshift.flare.kit_lock import hold_kit
+from fedshift.schema.errors import ConfigError
 
 log = logging.getLogger("fedshift")
 
@@ -32,6 +40,7 @@ class Guard(FLComponent):
             RuntimeError: the process has connections already, over which messages may have come.
         """
         super().__init__()
+        self._lock: IO[str] | None = None
         with _once:
             if not _installed:
                 if CoreCell.ALL_CELLS:
@@ -39,12 +48,23 @@ class Guard(FLComponent):
                 gate.apply()
                 commands.apply()
                 sessions.apply()
+                disabling.apply()
                 _installed.append("guard")
         patches.protect()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Say once how the party runs."""
-        if event_type == EventType.SYSTEM_START:
+        """Before anybody can register, find out who is disabled; say once how the party runs.
+
+        Raises:
+            UnsafeComponentError: the process must not go on; NVFlare then ends it.
+        """
+        if event_type == EventType.SYSTEM_BOOTSTRAP:  # in the process between jobs only
+            try:
+                self._begin(Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
+            except ConfigError as error:
+                log.error("%s", error)
+                raise UnsafeComponentError(str(error)) from None
+        elif event_type == EventType.SYSTEM_START:
             log.info("the guard is in place: what no party of this federation may say is dropped")
             if is_root():
                 text = (
@@ -52,3 +72,12 @@ class Guard(FLComponent):
                 )
                 log.warning(text)
                 AuditService.add_event(user="fedshift", action="fedshift.root", msg=text)
+
+    def _begin(self, folder: Path) -> None:
+        kit = open_kit(folder)
+        fault = out_of_time(kit, datetime.now(UTC))
+        if fault is not None:
+            log.error("the other parties will not talk to this one, because of its certificate: %s", fault)
+        DISABLED.use(folder)
+        if kit.role == "site":  # a server locks its store
+            self._lock = hold_kit(folder)

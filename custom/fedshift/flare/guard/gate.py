@@ -21,6 +21,7 @@ from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.streaming.stream_const import STREAM_ACK_TOPIC, STREAM_CHANNEL, StreamHeaderKey
 from nvflare.private.defs import CellMessageHeaderKeys
 
+from fedshift.flare.guard import disabling
 from fedshift.flare.guard.drops import Drops
 from fedshift.flare.guard.rules import Message, party, refusal
 from fedshift.flare.patches.patch import Patch, find
@@ -74,6 +75,7 @@ def apply() -> None:
         if reason is None:
             _take_off(me, message)
             _put_on(endpoint, connection, message)
+            disabling.note_refusal(message)
             original(self, endpoint, connection, message)
         else:
             sender = _sender(endpoint, connection)
@@ -88,7 +90,7 @@ def _why_not(me: str, endpoint: Any, connection: Any, message: Any) -> str | Non
         seen = envelope(me, endpoint, connection, message)
     except (TypeError, ValueError, AttributeError) as error:
         return f"it is malformed ({type(error).__name__})"
-    return refusal(seen) or _anothers_stream(seen, message)
+    return refusal(seen) or disabling.refusal(seen) or _anothers_stream(seen, message)
 
 
 def envelope(me: str, endpoint: Any, connection: Any, message: Any) -> Message:

@@ -1,21 +1,25 @@
-"""A console's session is of the person whose certificate its connection has.
+"""A console's session is of the person whose certificate its connection has, and gives the commands of the table.
 
 NVFlare 2.9: what a console signs to log in is its user's name and nothing that is used once, and whoever has a
-session's token is its user, over any connection.
-Cost: a coordinator who has seen another's login or token gives orders with the other's rights.
+session's token is its user, over any connection. Of a command's arguments each command looks at what it likes.
+Cost: a coordinator who has seen another's login or token gives orders with the other's rights, and one who may read
+the log of a job reads logs of other folders of the server's machine.
 Instead: the gate writes down whose certificate a console's connection has, and a login or a token of somebody else is
-refused. A signature that was seen is then of no use without the person's own key.
-Fixed in NVFlare when: a login signs the server's nonce, and a session is bound to its connection's certificate.
+refused. A signature that was seen is then of no use without the person's own key. And `console_commands` is asked
+before NVFlare looks at a command.
+Fixed in NVFlare when: a login signs the server's nonce, a session is bound to its connection's certificate, and a
+command's arguments are checked where commands are registered.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from nvflare.fuel.hci.proto import InternalCommands
+from nvflare.fuel.hci.proto import InternalCommands, MetaStatusValue, make_meta
 from nvflare.fuel.hci.server.constants import ConnProps
 
-from fedshift.flare.guard.gate import PERSON
+from fedshift.flare.console_commands import refusal
+from fedshift.flare.guard.gate import DROPS, PERSON
 from fedshift.flare.patches.patch import Patch, find
 
 LOGIN = "nvflare.fuel.hci.server.login:LoginModule"
@@ -53,6 +57,12 @@ def apply() -> None:
         session = conn.get_prop(ConnProps.SESSION)
         if person is not None and session is not None and session.user_name != person:
             conn.append_error("this session is another person's")
+            return False
+        name = conn.get_prop(ConnProps.CMD_ENTRY).name  # a command may be given with its module's name before its own
+        reason = refusal(name, args[1:], role=None if session is None else session.user_role)
+        if reason is not None:
+            DROPS.add(person or (session.user_name if session else "a console"), f"console/{name}", reason)
+            conn.append_error(reason, meta=make_meta(MetaStatusValue.NOT_AUTHORIZED, reason))
             return False
         return True
 

@@ -25,6 +25,7 @@ from fedshift.flare.patches import (
     send_window,
     spooled_answers,
     steady_clock,
+    tls_faults,
     unpack_in_turn,
     uploads,
 )
@@ -44,6 +45,7 @@ MESSAGES: tuple[ModuleType, ...] = (
     spooled_answers,
     send_window,
     steady_clock,
+    tls_faults,
 )
 """Patches of how messages are packed, sent and received, and of the clock. Each has a `PATCH` and an `apply()`."""
 

@@ -37,6 +37,7 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.private.admin_defs import MsgHeader, ReturnCode
 from nvflare.private.defs import ERROR_MSG_PREFIX, JobFailureMsgKey
 
+from fedshift.flare.disabled_sites import DISABLED
 from fedshift.flare.patches.patch import Patch, find
 from fedshift.flare.store import hold, is_at, jobs_folder
 from fedshift.schema.errors import ConfigError
@@ -160,6 +161,7 @@ class Admission:
     def look(self, engine: Any, fl_ctx: FLContext) -> None:
         """Start each job, also one that was left, at the connected sites that it names and that have no part in it."""
         runner = engine.job_runner
+        _without_disabled(engine)
         for job_id in list(runner.running_jobs):
             # NVFlare fails a job unless every site ends well. Here only the workflow's quorum decides.
             for name in list(runner._pending_client_outcomes.get(job_id, ())):
@@ -198,7 +200,7 @@ class Admission:
         participants: dict[str, Client] = running[RunProcessKey.PARTICIPANTS]
         key = job.job_id, client.token
         # After the server was stopped no site runs the job any more, not even the one that it was resumed with.
-        if key in self._admitted or (client.token in participants and job.job_id not in self._resumed):
+        if client.token in participants and (key in self._admitted or job.job_id not in self._resumed):
             return
         refusals, again = self._refusals.get(key, (0, 0.0))
         if self._clock() < again:
@@ -209,6 +211,12 @@ class Admission:
             level = logging.ERROR if refusals == SEVERAL else logging.INFO
             log.log(level, "job %s cannot start at site %s: %s", job.job_id, client.name, refusal)
             return
+        if any(other.name == client.name and token != client.token for token, other in participants.items()):
+            log.warning(
+                "site %s has registered again, and only this last registration takes part from now on; if nobody has "
+                "started the site anew: is it there twice, with a copy of its kit?",
+                client.name,
+            )
         # A new dictionary, as NVFlare's threads iterate over the old one; without the site's entry before its restart.
         others = {token: other for token, other in participants.items() if other.name != client.name}
         running[RunProcessKey.PARTICIPANTS] = {**others, client.token: client}
@@ -252,6 +260,16 @@ class Admission:
             return "it does not answer"
         refused = reply.get_header(MsgHeader.RETURN_CODE, ReturnCode.OK) != ReturnCode.OK
         return str(reply.body) if refused else None
+
+
+def _without_disabled(engine: Any) -> None:
+    """Take sites that were disabled off the running jobs, so that they are admitted again when they may come back."""
+    disabled = DISABLED.all()
+    for running in list(engine.run_processes.values()) if disabled else ():
+        participants = running[RunProcessKey.PARTICIPANTS]
+        kept = {token: client for token, client in participants.items() if client.name not in disabled}
+        if len(kept) < len(participants):
+            running[RunProcessKey.PARTICIPANTS] = kept
 
 
 def _note_failures() -> None:

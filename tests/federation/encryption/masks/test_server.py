@@ -97,6 +97,23 @@ def test_an_update_that_arrives_and_is_refused_stays_masked(tmp_path: Path) -> N
     assert [fault.site for fault in parties.server.results.rounds[-1].rejected] == ["UCL"]
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_site_that_is_disabled_is_in_no_sum_unless_it_is_being_unmasked(asked: bool, tmp_path: Path) -> None:
+    parties = Parties(masked_job(sites=SIX), tmp_path)
+    parties.upload(*SIX)
+    rest = tuple(site for site in SIX if site != "HK")
+    if not asked:
+        parties.server.take_out("HK", "disabled", "by admin")
+    question = parties.question()
+    assert question.sites == (SIX if asked else rest)
+    if asked:
+        parties.server.take_out("HK", "disabled", "by admin")
+        parties.server.take_out("HK", "disabled", "by admin")
+    parties.unmask(question, *rest)
+    parties.server.close()
+    assert_same_bits(parties.server.model.weights, plain_mean(parties, *question.sites))
+
+
 # --- whole runs -------------------------------------------------------------------------------------------
 
 

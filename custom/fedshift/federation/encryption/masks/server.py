@@ -163,6 +163,13 @@ class MaskedCoordinator(Coordinator):
             self._unmasking.refused[site] = f"{key}: {reason}"
         self._on_reject(Rejection(site=site, key=key, reason=reason), self.round)
 
+    def take_out(self, site: str, key: str, reason: str) -> None:
+        """Leave a site out; one whose update is in the sum that is being unmasked stays in it, and gives no shares."""
+        if self._unmasking is None:
+            super().take_out(site, key, reason)
+        else:
+            self.reject(site, key, reason)
+
     def close(self) -> None:
         """End a round, as `Coordinator.close`, with the sum of the updates.
 

@@ -1,0 +1,81 @@
+"""A connection that fails because of a certificate is said in the log.
+
+NVFlare 2.9: a server whose TLS library refuses a site's certificate, because it has expired, is not valid yet, or is of
+another project, logs nothing, and neither does the site.
+Cost: two clocks that differ by hours look like a network that is down.
+Instead: the sockets of NVFlare's TLS contexts say what OpenSSL says, with this machine's time, at most once a minute
+for each reason. OpenSSL does not tell whose certificate it was before it is valid; the connection's other end says so
+of its own (`fedshift.flare.kit.out_of_time`).
+Fixed in NVFlare when: a server logs why a handshake failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from nvflare.fuel.f3.drivers import net_utils
+
+from fedshift.flare.patches.patch import Patch
+
+log = logging.getLogger("fedshift")
+
+PATCH = Patch(
+    name="tls_faults",
+    without="nobody is told why a certificate was refused",
+    calls={"nvflare.fuel.f3.drivers.net_utils:get_ssl_context": "params, ssl_server"},
+)
+PAUSE = 60.0
+"""Seconds between two lines with the same reason."""
+
+
+class Telling(ssl.SSLObject):
+    """Of a context whose failed handshakes are logged."""
+
+    def do_handshake(self) -> None:
+        """Agree with the other end, and say why not."""
+        try:
+            super().do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            _TOLD.tell(str(error.verify_message), server=bool(self.server_side))
+            raise
+
+
+class _Told:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._when: dict[str, float] = {}
+
+    def tell(self, reason: str, *, server: bool) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._when.get(reason, -PAUSE) < PAUSE:
+                return
+            self._when[reason] = now
+        log.error(
+            "a connection was refused because of the certificate of %s: %s; the clock of this machine says %s: compare "
+            "the clocks, and run 'fedshift site check' at both ends",
+            "whoever connected" if server else "the server",
+            reason,
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        )
+
+
+_TOLD = _Told()
+
+
+def apply() -> None:
+    """Have NVFlare's TLS contexts make such sockets."""
+    original = net_utils.get_ssl_context
+
+    def get_ssl_context(params: dict[str, Any], ssl_server: bool) -> ssl.SSLContext | None:
+        context: ssl.SSLContext | None = original(params, ssl_server)
+        if context is not None:
+            context.sslobject_class = Telling
+        return context
+
+    net_utils.get_ssl_context = get_ssl_context

@@ -1,0 +1,171 @@
+"""What people may do at the console of a deployed federation: organisations' admins, leads and members.
+
+And what a coordinator can make of the models of an encrypted job, which the console downloads like any others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_image_job
+from nvflare.fuel.flare_api.flare_api import Session
+
+from fedshift.cli import main
+from fedshift.federation.in_process import run_in_process
+from fedshift.federation.model_files import read_model_file
+from fedshift.flare.console_commands import COMMANDS
+from fedshift.inference.model import open_model
+from fedshift.schema.errors import ConfigError
+from fedshift.schema.results import BEST, LAST
+
+from .conftest import image_sites
+from .deployed import LEAD, OWNER, SERVER, Deployed, DeployedRun, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+OF_A, OF_HUB, MEMBER = "admin@a.org", "boss@hub.org", "member@hub.org"
+PEOPLE = {OF_A: ("a", "org_admin"), OF_HUB: ("hub", "org_admin"), MEMBER: ("hub", "member")}
+"""Of site A's organisation; of the server's and the lead's; and somebody who may look."""
+SECRET = "what nobody at a console may read"
+
+
+def said(session: Session, line: str) -> tuple[bool, str]:
+    """Whether the server has done a command that is typed as it is, and what it said."""
+    reply: dict[str, Any] = session.api.server_execute(line)
+    errors = [item for item in reply.get("data") or [{"type": "error"}] if item["type"] == "error"]
+    done = not errors and (reply.get("meta") or {}).get("status", "ok") == "ok"
+    return done, f"{reply.get('data')} {reply.get('meta')}"
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    folder = tmp_path_factory.mktemp("rights")
+    with Deployed(folder / "f", image_sites(folder / "data"), keys=True, people=PEOPLE) as federation:
+        federation.start_all()
+        yield federation
+
+
+@pytest.fixture(scope="module")
+def running(federation: Deployed) -> DeployedRun:
+    """A job of the lead that nobody waits for."""
+    run = DeployedRun.submit(federation, small_image_job("fedavg", "schedule.rounds=5000", "schedule.local_epochs=3"))
+    federation.reaches(run.job_id, 1)
+    return run
+
+
+@pytest.mark.parametrize("person", [OF_A, MEMBER])
+def test_nobody_touches_the_jobs_and_sites_of_other_organisations(
+    person: str, federation: Deployed, running: DeployedRun
+) -> None:
+    job = running.job_id
+    with federation.console(person) as console:
+        assert said(console, "check_status server")[0] and said(console, f"get_job_meta {job}")[0], "looking is allowed"
+        for line in (
+            *(f"{name} {job}" for name in ("abort_job", "delete_job", "download_job", "clone_job", "get_job_log")),
+            *(f"reset_errors {job} server", f"configure_job_log {job} server ERROR"),
+            *("disable_client B", "enable_client B", "remove_client B", "disable_client A", "remove_client A"),
+            *("shutdown server", "restart server", "configure_site_log server ERROR", "list_sessions"),
+            *("register_study mine --sites A", "list_studies", "app_command x y", "report_env A", "dead B x"),
+        ):
+            done, text = said(console, line)
+            assert not done, (line, text)
+    assert running.job_process("B").is_running() and running.job_process(SERVER).is_running()
+    assert {client.name for client in federation.session.get_connected_client_list()} == {"A", "B", "C"}
+
+
+def test_an_organisations_admin_does_not_end_a_site_of_another(federation: Deployed) -> None:
+    """No job runs: the server would refuse all of it then. The server passes these on, and each site decides."""
+    for job in federation.session.list_jobs():
+        if job["status"] == "RUNNING":
+            federation.session.abort_job(job["job_id"])
+            federation.finished(job["job_id"])
+    with federation.console(OF_A) as console:
+        for line in ("shutdown client B", "restart client B C", "shutdown all", "restart all"):
+            said(console, line)
+    assert all(federation.processes[site].poll() is None for site in (SERVER, "B", "C"))
+    for site in ("B", "C"):
+        assert not (federation.kits / site / "shutdown.fl").exists(), site
+        assert not (federation.kits / site / "restart.fl").exists(), site
+    # Its own has stopped, which it may.
+    wait_for(lambda: federation.processes["A"].poll() is not None, 120, "site A to end")
+    federation.processes.pop("A")
+    federation.start("A")
+    federation.connected(federation.sites)
+
+
+def test_an_admin_of_the_leads_organisation_manages_its_jobs_and_no_sites(federation: Deployed) -> None:
+    run = DeployedRun.submit(federation, small_image_job("fedavg", "schedule.rounds=5000"))
+    federation.reaches(run.job_id, 1)
+    with federation.console(OF_HUB) as console:
+        for line in ("disable_client B", "remove_client B", f"clone_job {run.job_id}"):
+            assert not said(console, line)[0], line
+        assert said(console, f"get_job_log {run.job_id}")[0]
+        assert said(console, f"abort_job {run.job_id}")[0]
+    assert federation.finished(run.job_id) == "FINISHED:ABORTED"
+
+
+def test_a_leads_log_command_reads_no_file_outside_the_job(federation: Deployed) -> None:
+    run = DeployedRun.submit(federation, small_image_job("fedavg", "schedule.rounds=5000"))
+    federation.reaches(run.job_id, 1)
+    outside = federation.kits / SERVER / "elsewhere"
+    outside.mkdir(exist_ok=True)
+    for name in ("log.txt", "log.json", "log_fl.txt", "fl.log"):
+        (outside / name).write_text(SECRET, encoding="utf-8")
+    before = len(federation.log(SERVER))
+    with federation.console(LEAD) as console:
+        done, text = said(console, f"get_job_log {run.job_id} server")
+        assert done and "fedshift" in text, "the job's own log is read"
+        for site in ("../elsewhere", str(outside), "..", f"../{run.job_id}/../elsewhere"):
+            for name in ("", " log.txt", " log.json", f" {outside}/log.txt"):
+                done, text = said(console, f"get_job_log {run.job_id} {site}{name}")
+                assert not done and SECRET not in text, (site, name, text)
+        for line in (
+            f"configure_job_log {run.job_id} server {outside}/log.json",
+            f'configure_job_log {run.job_id} server {{"version":1}}',
+            f"configure_job_log {run.job_id} server debug",
+            f"configure_job_log {run.job_id} client A INFO",
+        ):
+            assert not said(console, line)[0], line
+        assert said(console, f"configure_job_log {run.job_id} server INFO")[0]
+        assert said(console, f"abort_job {run.job_id}")[0]
+    assert f"dropped a message from {LEAD} (console/get_job_log)" in federation.log(SERVER)[before:]
+    federation.finished(run.job_id)
+
+
+def test_no_command_is_done_that_the_table_leaves_out(federation: Deployed) -> None:
+    with federation.console(OWNER) as console:
+        for name, command in COMMANDS.items():
+            if not command.roles:
+                done, text = said(console, f"{name} A")
+                assert not done, (name, text)
+        assert said(console, "list_sessions")[0]
+
+
+def test_the_models_of_an_encrypted_job_are_downloaded_as_ciphertexts_that_a_site_opens(
+    federation: Deployed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("federation.encryption=ckks", "schedule.rounds=2", "federation.min_sites=2")
+    run = DeployedRun.submit(federation, small_image_job("fedavg", *options)).end()
+    plain = small_image_job("fedavg", "schedule.rounds=2", "federation.min_sites=2")
+    run_in_process(plain, federation.data, tmp_path / "plain")
+    weights = read_model_file(tmp_path / "plain" / LAST)["weights"]
+    key, expected = max(weights.items(), key=lambda item: item[1].numel())
+    for name in (BEST, LAST):
+        content = (run.folder / name).read_bytes()
+        assert expected.numpy().astype(np.float32).tobytes()[:64] not in content
+        with pytest.raises(ConfigError, match="is encrypted: open it with 'fedshift site decrypt'"):
+            open_model(run.folder / name)
+    out = tmp_path / "opened.pt"
+    assert main(["site", "decrypt", str(federation.kits / "B"), str(run.folder / LAST), "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert torch.allclose(read_model_file(out)["weights"][key], expected, atol=1e-4)
+    # Neither the coordinator's nor the server's kit has a key that opens it.
+    for kit in (LEAD, SERVER):
+        assert main(["site", "decrypt", str(federation.kits / kit), str(run.folder / LAST), "--out", str(out)]) != 0
+        assert re.search(r"key|console|kit", capsys.readouterr().err)
