@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedshift.data.deflated import inflated_head
 from fedshift.data.dicom_classes import is_multiframe, is_no_scan
 from fedshift.data.scan_file import DATA_SUFFIXES, ScanError, reading, suffix_of
 
@@ -126,10 +127,10 @@ def identify(path: Path) -> Identity | None:
     with reading(path), path.open("rb") as file:
         content = file.read(HEAD)
         try:
-            found = _elements(content, last=SERIES)
+            found = _elements(inflated_head(content), last=SERIES)
         except _Fault:
             try:  # a very long sequence before the series' UID
-                found = _elements(content + file.read(), last=SERIES)
+                found = _elements(inflated_head(content + file.read()), last=SERIES)
             except _Fault:
                 return None
     return Identity(
