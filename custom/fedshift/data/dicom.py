@@ -26,7 +26,7 @@ from fedshift.data.scan_file import DATA_SUFFIXES, ScanError, reading, suffix_of
 MAGIC, START = b"DICM", 132
 """The word before the first element, and where that begins."""
 IMPLICIT, EXPLICIT = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1"
-COMPRESSED = ("1.2.840.10008.1.2.4.", "1.2.840.10008.1.2.5")
+COMPRESSED = ("1.2.840.10008.1.2.4.", "1.2.840.10008.1.2.5", "1.2.840.10008.1.2.8.")
 """Transfer syntaxes: of uncompressed pixels, and what those of compressed pixels begin with."""
 LONG = frozenset({b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV"})
 """Value representations whose length has four bytes."""

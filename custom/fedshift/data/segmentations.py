@@ -31,6 +31,8 @@ LABELMAP = ".7"
 """How the class of a label map ends."""
 _SYNTAXES = {"1.2.840.10008.1.2.8.1": "Deflated Image Frame Compression"}
 """Names of transfer syntaxes that pydicom does not know."""
+_UNCOMPRESSED = tuple(f"1.2.840.10008.1.2{ending}" for ending in ("", ".1", ".1.99", ".2"))
+"""Transfer syntaxes whose pixels are as they are, even if the whole data set is deflated."""
 
 
 def syntax_name(content: Any) -> str:
@@ -159,7 +161,7 @@ def _decoded(content: Any, path: Path) -> np.ndarray:
     try:
         pixels: np.ndarray = content.pixel_array
     except UNREADABLE:
-        if not content.file_meta.TransferSyntaxUID.is_compressed:
+        if content.file_meta.TransferSyntaxUID in _UNCOMPRESSED:
             raise
         what = f"is compressed ({syntax_name(content)}), and no decoder for it is installed, or its data are damaged"
         raise ScanError(path, what, "export it without compression") from None
