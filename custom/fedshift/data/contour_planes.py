@@ -2,7 +2,7 @@
 
 Between two contours a structure is interpolated by its shape, as planning systems do: each pixel's distance from the
 outline, negative outside, changes linearly from one contour to the next (Raya and Udupa, 1990). The first and the last
-contour reach half of the usual distance further, so that volume is contours' area times distance.
+contour reach half of the distance to the next one further, so that volume is contours' area times distance.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def on_slices(
     between = bool((np.abs(places - np.rint(places)) > OFF).any())
     if between and not interpolate and usual > 1 + OFF:
         raise BetweenSlices
-    reach = usual / 2 if interpolate else 0.5
+    apart = np.diff(places, prepend=-np.inf, append=np.inf)
+    reach = np.minimum(np.minimum(apart[:-1], apart[1:]), usual) / 2 if interpolate else np.full(len(places), 0.5)
     longest = min(MOST_TIMES * max(usual, 1.0), MOST_MM / spacing[0])
     voxels = np.zeros((count, *shapes[0].shape), bool)
     made, moved = [], 0.0
@@ -82,10 +83,12 @@ def on_slices(
             low, high = places[after - 1], places[after]
             voxels[k] = _between(shapes[after - 1], shapes[after], (k - low) / (high - low), spacing[1:])
             made.append(k)
-        elif (interpolate or between) and -reach <= k - places[nearest] + TIE < reach:
+        elif (interpolate or between) and -reach[nearest] <= k - places[nearest] + TIE < reach[nearest]:
             voxels[k] = shapes[nearest]
-            moved = max(moved, abs(k - places[nearest]))
-            made += [k] if interpolate else []
+            if interpolate:
+                made.append(k)
+            else:
+                moved = max(moved, abs(k - float(places[nearest])))
     return OnSlices(voxels, tuple(k for k in made if voxels[k].any()), moved)
 
 

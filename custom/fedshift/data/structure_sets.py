@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedshift.data.contour_planes import OFF, BetweenSlices, OnSlices, on_slices, plane_of, usual_distance
-from fedshift.data.contours import filled
+from fedshift.data.contours import area_of, filled
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan
 from fedshift.data.segmentations import AGAIN, code_of, syntax_name
@@ -85,7 +85,7 @@ def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, inter
         )
     except BetweenSlices:
         apart = usual_distance(np.array(sorted(planes))) * spacing[0]
-        what = f"has contours of {name!r} between the slices of its image, {apart:.3g} mm apart"
+        what = f"has contours of {name!r} between the slices of its image, {apart:.2g} mm apart"
         raise ScanError(path, what, f"add --interpolate, or {AGAIN}") from None
     remarks = [*_beyond(rasters, placed, count, spacing, path, name)]
     gaps, said = _gaps(placed, count, axis, spacing[0], name, interpolate=interpolate)
@@ -124,17 +124,20 @@ def _outlines(contours: Iterable[Any], image: Scan, path: Path, name: str) -> _O
 def _raster(polygons: Sequence[np.ndarray], shape: tuple[int, int], *, odd: bool) -> tuple[np.ndarray, int]:
     """The pixels inside polygons (points, 2) of x, y; and how many more there are beyond the image.
 
-    No more than the image's own size is looked at on each side.
+    Further off than the image's own size these are not drawn, and the polygons' area counts.
     """
     rows, columns = shape
     sizes = np.array([columns, rows])
     points = np.concatenate(polygons)
-    low = np.clip(np.ceil(-points.min(0)), 0, sizes).astype(int)
-    high = np.clip(np.ceil(points.max(0)) - sizes + 1, 0, sizes).astype(int)
+    needed = np.ceil(np.stack([-points.min(0), points.max(0) - sizes + 1]))
+    low, high = np.clip(needed, 0, sizes).astype(int)
     wide, tall = (low + sizes + high).tolist()
     inside = filled([polygon + low for polygon in polygons], (tall, wide), odd=odd)
     kept = inside[low[1] : low[1] + rows, low[0] : low[0] + columns]
-    return kept, int(np.count_nonzero(inside) - np.count_nonzero(kept))
+    beside = int(np.count_nonzero(inside) - np.count_nonzero(kept))
+    if (needed > sizes).any():
+        beside = max(beside, round(sum(map(area_of, polygons))) - int(np.count_nonzero(kept)))
+    return kept, beside
 
 
 def _beyond(
