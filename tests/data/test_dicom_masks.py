@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -366,3 +367,101 @@ def test_without_classes_a_mask_that_cannot_be_drawn_at_all_is_an_error(tmp_path
     path = draw_structures(tmp_path / "rs.dcm", series, [(1, "iso", POINT)])
     with pytest.raises(ScanError, match="outlines 'iso' with something else than closed contours"):
         read_mask(path, read_scan(series), None)
+
+
+def _without_series(made: pydicom.Dataset) -> None:
+    del made.ReferencedSeriesSequence
+
+
+def _without_derivation(made: pydicom.Dataset) -> None:
+    _without_series(made)
+    for group in made.PerFrameFunctionalGroupsSequence:
+        del group.DerivationImageSequence
+    made.pop("SourceImageSequence", None)
+
+
+def _top_level_sources(made: pydicom.Dataset) -> None:
+    sources = [one for group in made.PerFrameFunctionalGroupsSequence for one in group.DerivationImageSequence]
+    _without_derivation(made)
+    made.SourceImageSequence = [image for one in sources for image in one.SourceImageSequence]
+
+
+def _instances_of_a_series(made: pydicom.Dataset) -> None:
+    listed = made.ReferencedSeriesSequence[0].ReferencedInstanceSequence
+    _without_derivation(made)
+    made.ReferencedInstanceSequence = listed
+
+
+def _renamed_series(made: pydicom.Dataset) -> None:
+    made.ReferencedSeriesSequence[0].SeriesInstanceUID = "1.2.3"
+
+
+def _unknown_images(made: pydicom.Dataset) -> None:
+    _without_derivation(made)
+    other = pydicom.Dataset()
+    other.ReferencedSOPInstanceUID = "1.2.3"
+    made.SourceImageSequence = [other]
+
+
+@pytest.mark.parametrize(
+    ("change", "same_frame", "words"),
+    [
+        pytest.param(_without_series, True, None, marks=pytest.mark.reads("DICOM mask: images named, and no series")),
+        (_top_level_sources, True, None),
+        (_instances_of_a_series, True, None),
+        (_renamed_series, True, None),
+        pytest.param(
+            _without_derivation,
+            False,
+            None,
+            marks=pytest.mark.reads("DICOM mask: a frame of reference named, and neither series nor images"),
+        ),
+        (_without_derivation, True, "refers to 2 series by its frame of reference alone"),
+        (_unknown_images, False, "refers to a series that is not there"),
+    ],
+)
+@pytest.mark.parametrize("deflate", [False, True])
+def test_the_series_of_a_mask_is_found_by_what_it_says(
+    deflate: bool, change: Callable[[pydicom.Dataset], None], same_frame: bool, words: str | None, tmp_path: Path
+) -> None:
+    """A study has two series, which may have one frame of reference; the mask lies among them."""
+    image, mask = volume()
+    series = write_slices(tmp_path / "P0" / "t2", image)
+    frame = pydicom.dcmread(next(series.iterdir())).FrameOfReferenceUID
+
+    def in_frame(made: pydicom.Dataset, _: int) -> None:
+        made.FrameOfReferenceUID = frame if same_frame else made.FrameOfReferenceUID
+
+    write_slices(tmp_path / "P0" / "other", image, seed="other", change=in_frame)
+    path = draw_segmentation(tmp_path / "P0" / "m" / "seg.dcm", series, {"prostate": drawn(mask)})
+    content = pydicom.dcmread(path)
+    change(content)
+    if deflate:
+        content.file_meta.TransferSyntaxUID = "1.2.840.10008.1.2.1.99"
+    content.save_as(path)
+    (found,) = gather(tmp_path)
+    assert [finding.message for finding in found.findings if finding.file == path] == ([] if words is None else [words])
+    if words is None:
+        (case,) = found.cases
+        assert case.image == series
+        decoded, findings = read_case(replace(case, labels=labels()))
+        assert decoded is not None
+        assert [one.message for one in findings] == ["refers to another series than that of its image"] * (
+            change is _renamed_series
+        )
+        np.testing.assert_array_equal(decoded.mask.voxels, in_ras(mask))
+
+
+def test_a_structure_set_names_the_images_of_its_contours(tmp_path: Path) -> None:
+    image, _ = volume()
+    series = write_slices(tmp_path / "P0" / "t2", image)
+    write_slices(tmp_path / "P0" / "other", image, seed="other")
+    path = draw_structures(tmp_path / "P0" / "m" / "rs.dcm", series, [(1, "Prostate", GLAND)])
+    content = pydicom.dcmread(path)
+    del content.ReferencedFrameOfReferenceSequence[0].RTReferencedStudySequence
+    of_slice = pydicom.Dataset()
+    of_slice.ReferencedSOPInstanceUID = pydicom.dcmread(next(series.iterdir())).SOPInstanceUID
+    content.ROIContourSequence[0].ContourSequence[0].ContourImageSequence = [of_slice]
+    content.save_as(path)
+    (case,) = gather(tmp_path)[0].cases
+    assert case.image == series
