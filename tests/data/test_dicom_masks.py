@@ -144,6 +144,9 @@ def test_a_readers_segment_is_the_mask_whatever_its_number(
     assert said(remarks) == ["has structures that are no class of the data set and are left out: 'Bladder'"]
 
 
+@pytest.mark.reads("DICOM mask: a structure by its name, then by its code")
+@pytest.mark.reads("DICOM mask: structures that are no class")
+@pytest.mark.reads("DICOM mask: two structures of one class")
 def test_names_codes_and_what_the_command_says(tmp_path: Path) -> None:
     image, mask = volume()
     series = write_slices(tmp_path / "s", image)
@@ -175,6 +178,7 @@ def test_names_codes_and_what_the_command_says(tmp_path: Path) -> None:
             read_mask(path, scan, wanted)
 
 
+@pytest.mark.reads("DICOM mask: a mask of another series than its image")
 def test_a_mask_beside_its_image_is_refused_and_one_of_another_series_warned_of(tmp_path: Path) -> None:
     image, mask = volume()
     series = write_slices(tmp_path / "s", image)
