@@ -16,8 +16,8 @@ import numpy as np
 from data_prep.volumes import LEFT_OUT, OWN, SPLIT_RULE, CaseFiles, refuse_unmatched, write_site
 from fedshift.data.casefiles import MOST_OF_A_MASK, SWAPPED, look_swapped, read_values
 from fedshift.data.check import numbers_of_structures, prepared_files
-from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.labels import Labels, every_label, settle_labels
+from fedshift.data.named_masks import names_structures
 from fedshift.data.pairing import ScanSet
 from fedshift.data.scan_file import same_form
 from fedshift.data.scans import read_volumes
@@ -52,6 +52,7 @@ def prepare_own(
     licence: str = LICENCE,
     citation: str = "",
     trust_voxels: bool = False,
+    interpolate: bool = False,
     true_spacing: bool = False,
     skip_damaged: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -72,9 +73,9 @@ def prepare_own(
         dataset: the data set the site takes part in.
         source: a folder in any known layout in place of ``images`` and ``masks``; or what relative paths begin at.
         sequences: name -> pattern or "", see `fedshift.data.scansets.gather`.
-        labels: class -> values of the masks, or names of structures in DICOM masks; several are merged.
+        labels: class -> values of the masks, or names of structures where masks name them; several are merged.
         classes: the classes of the task, the background first; by default those of the site or of the scans.
-        codes: of the classes; structures of DICOM masks are found by them.
+        codes: of the classes; structures of masks that name them are found by them.
         annotated: the classes that the site's masks outline; None for all.
         wanted: the sequences that the task takes, empty for one without a name; None if no task is named.
         withdraw: ids of cases to remove.
@@ -82,6 +83,7 @@ def prepare_own(
         licence: licence terms, for the manifest.
         citation: reference, for the manifest.
         trust_voxels: use the first image's geometry for files whose header differs but whose voxel count matches.
+        interpolate: fill slices between two contours of a structure set (`fedshift.data.contour_planes`).
         true_spacing: voxels of 1 x 1 x 1 mm are no placeholder.
         skip_damaged: leave out cases with an error.
         progress: called with the id of each case before it is read.
@@ -104,7 +106,10 @@ def prepare_own(
     names = _names(found, manifest, wanted, target, asked=bool(sequences)) if found else ()
     for finding in numbers_of_structures(found, labels) if found else ():
         log.warning("%s", finding.sentence())
-    given = [replace(case, labels=meant, trust_voxels=trust_voxels) for case in found.cases] if found else []
+    given = [
+        replace(case, labels=meant, trust_voxels=trust_voxels, interpolate=interpolate)
+        for case in (found.cases if found else ())
+    ]
     _refuse_withdrawals(withdraw, known=list(known), given=given, target=target, images=images or source)
     kept = (
         [prepared_files(target, manifest, case) for case in known.values() if case.id not in withdraw]
@@ -236,14 +241,15 @@ def _labels(
         classes = manifest.classes
     recorded = manifest.preparation.get("labels") if manifest else None
     recorded_labels = Labels.named(recorded) if isinstance(recorded, dict) else None
-    described = found.labels or recorded_labels or found.described_labels(given)
+    described = found.labels if recorded_labels else found.described_labels(given)
     labels = settle_labels(
         given=given,
         described=described,
+        recorded=recorded_labels,
         classes=classes,
         annotated=annotated,
         codes=codes,
-        named=all(is_dicom_mask(case.mask) for case in found.cases),
+        named=all(names_structures(case.mask) for case in found.cases),
     )
     if labels is None:
         raise ConfigError(_what_are_they(found, classes))
@@ -266,9 +272,9 @@ def _listed(names: Sequence[str]) -> str:
 def _what_are_they(found: ScanSet, classes: Sequence[str] | None) -> str:
     values: set[int] = set()
     folder = os.path.commonpath([case.mask.parent for case in found.cases])
-    if any(is_dicom_mask(case.mask) for case in found.cases):
+    if any(names_structures(case.mask) for case in found.cases):
         return (
-            f"the masks in {folder} are DICOM, and nothing says what their structures are: name a task with "
+            f"the masks in {folder} name their structures, and nothing says which are classes: name a task with "
             "--task, or each class with the names of its structures, as in --label 'prostate=Whole gland'"
         )
     for case in found.cases[:5]:

@@ -203,3 +203,66 @@ def draw_structures(
 def _along(one: Dataset) -> float:
     cosines = np.array(one.ImageOrientationPatient, float)
     return float(np.cross(cosines[:3], cosines[3:]) @ np.array(one.ImagePositionPatient, float))
+
+
+def write_frames(
+    path: Path,
+    series: Path,
+    frames: Sequence[tuple[int, Sequence[float], np.ndarray]],
+    *,
+    spacing: tuple[float, float],
+    thickness: float | None = None,
+    between: float | None = None,
+    orientation: Sequence[float] | None = None,
+    kind: str = "BINARY",
+    names: Sequence[str] = ("prostate",),
+    change: Callable[[Dataset], None] = lambda made: None,
+    syntax: str = ExplicitVRLittleEndian,
+) -> Path:
+    """A DICOM SEG, frame by frame, with whatever its pixel measures say or leave out.
+
+    ``frames``: segment (not looked at in a label map), position of the first pixel in mm, and pixels; ``spacing``
+    between rows and columns. Fractions are of 255.
+    """
+    first = pydicom.dcmread(sorted(series.glob("*.dcm"))[0])
+    made = _common(f"1.2.840.10008.5.1.4.1.1.66.{7 if kind == 'LABELMAP' else 4}", seed="frames")
+    made.SOPInstanceUID, made.Modality = generate_uid(), "SEG"
+    made.StudyInstanceUID, made.FrameOfReferenceUID = first.StudyInstanceUID, first.FrameOfReferenceUID
+    made.SegmentationType = kind
+    if kind == "FRACTIONAL":
+        made.SegmentationFractionalType, made.MaximumFractionalValue = "PROBABILITY", 255
+    made.BitsAllocated = made.BitsStored = 1 if kind == "BINARY" else 8
+    made.HighBit = made.BitsStored - 1
+    pixels = np.stack([pixels for _, _, pixels in frames]).astype(np.uint8)
+    made.NumberOfFrames, made.Rows, made.Columns = pixels.shape
+    measures, plane, shared, of_series = Dataset(), Dataset(), Dataset(), Dataset()
+    measures.PixelSpacing = list(spacing)
+    if thickness is not None:
+        measures.SliceThickness = thickness
+    if between is not None:
+        measures.SpacingBetweenSlices = between
+    plane.ImageOrientationPatient = list(orientation or first.ImageOrientationPatient)
+    shared.PixelMeasuresSequence, shared.PlaneOrientationSequence = [measures], [plane]
+    made.SharedFunctionalGroupsSequence = [shared]
+    groups = []
+    for number, position, _ in frames:
+        group, place, segment = Dataset(), Dataset(), Dataset()
+        place.ImagePositionPatient, segment.ReferencedSegmentNumber = _numbers(position), number
+        group.PlanePositionSequence, group.SegmentIdentificationSequence = [place], [segment]
+        groups.append(group)
+    made.PerFrameFunctionalGroupsSequence = groups
+    of_series.SeriesInstanceUID = first.SeriesInstanceUID
+    made.ReferencedSeriesSequence = [of_series]
+    segments = []
+    for number, name in enumerate(names, start=1):
+        segment = Dataset()
+        segment.SegmentNumber, segment.SegmentLabel, segment.SegmentAlgorithmType = number, name, "MANUAL"
+        segments.append(segment)
+    made.SegmentSequence = segments
+    bits = np.packbits(pixels.ravel(), bitorder="little") if kind == "BINARY" else pixels
+    made.PixelData = bits.tobytes() + b"\0" * (len(bits.tobytes()) % 2)
+    change(made)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made.file_meta.TransferSyntaxUID = syntax
+    made.save_as(path, enforce_file_format=True)
+    return path

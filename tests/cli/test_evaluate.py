@@ -189,6 +189,19 @@ def test_a_mask_whose_header_is_wrong_is_taken_on_trust(balls: Path, capsys: pyt
     assert main(["data", "check", str(balls / "images"), "--masks", str(balls / "masks"), "--trust-voxels"]) == 0
 
 
+def test_warnings_of_reading_a_mask_stand_beside_its_scores(balls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """… here of a mask that was drawn on every second slice."""
+    model, striped = brightness_model(balls / "model.pt"), balls / "masks" / "case1.nii.gz"
+    mask = sitk.ReadImage(str(striped))
+    for number in range(0, mask.GetDepth(), 2):
+        mask[:, :, number] = 0
+    sitk.WriteImage(mask, str(striped))
+    words = [model, "--images", balls / "images", "--masks", balls / "masks", "--out", balls / "out"]
+    assert evaluate(*words) == 0
+    (warning,) = (line for line in capsys.readouterr().out.splitlines() if "has no voxel of prostate in slices" in line)
+    assert warning.startswith(f"warning: {striped}")
+
+
 def many(folder: Path, names: list[str]) -> list[str]:
     """Scans of these names with masks below a folder, each other than the rest; what `evaluate` is to be given."""
     for number, name in enumerate(names):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from fedshift.data.prepared import read_labels
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import read_scan
 from fedshift.data.scansets import gather
+from fedshift.data.structures import Remark
 from fedshift.federation.resolve import resolve
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import read_manifest
@@ -43,6 +46,10 @@ def labels(**given: tuple[str, ...]) -> Labels:
 
 def drawn(mask: sitk.Image) -> np.ndarray:
     return sitk.GetArrayFromImage(mask) > 0
+
+
+def said(remarks: Sequence[Remark]) -> list[str]:
+    return [remark.what for remark in remarks]
 
 
 def in_ras(mask: sitk.Image) -> np.ndarray:
@@ -134,9 +141,12 @@ def test_a_readers_segment_is_the_mask_whatever_its_number(
     )
     read, remarks = read_mask(seg, read_scan(series), labels())
     np.testing.assert_array_equal(read.voxels, in_ras(mask))
-    assert remarks == ["has structures that are no class of the data set and are left out: 'Bladder'"]
+    assert said(remarks) == ["has structures that are no class of the data set and are left out: 'Bladder'"]
 
 
+@pytest.mark.reads("DICOM mask: a structure by its name, then by its code")
+@pytest.mark.reads("DICOM mask: structures that are no class")
+@pytest.mark.reads("DICOM mask: two structures of one class")
 def test_names_codes_and_what_the_command_says(tmp_path: Path) -> None:
     image, mask = volume()
     series = write_slices(tmp_path / "s", image)
@@ -155,7 +165,7 @@ def test_names_codes_and_what_the_command_says(tmp_path: Path) -> None:
     both, _ = read_mask(parts, scan, labels(prostate=("Inner", "outer")))
     np.testing.assert_array_equal(both.voxels, in_ras(mask))
     _, remarks = read_mask(seg("odd", {"prostate": half}), scan, labels())
-    assert remarks == ["calls a structure 'prostate' and codes it as 'Bladder', not 'Prostate'"]
+    assert said(remarks) == ["calls a structure 'prostate' and codes it as 'Bladder', not 'Prostate'"]
     zones = settle_labels(classes=("background", "inner", "outer"), named=True)
     assert zones is not None
     np.testing.assert_array_equal(np.unique(read_mask(parts, scan, zones)[0].voxels), [0, 1, 2])
@@ -168,18 +178,16 @@ def test_names_codes_and_what_the_command_says(tmp_path: Path) -> None:
             read_mask(path, scan, wanted)
 
 
-def test_a_mask_of_another_grid_is_refused_and_one_of_another_series_warned_of(tmp_path: Path) -> None:
+@pytest.mark.reads("DICOM mask: a mask of another series than its image")
+def test_a_mask_beside_its_image_is_refused_and_one_of_another_series_warned_of(tmp_path: Path) -> None:
     image, mask = volume()
     series = write_slices(tmp_path / "s", image)
     seg = draw_segmentation(tmp_path / "seg.dcm", series, {"prostate": drawn(mask)})
-    moved, flipped, smaller = (sitk.Image(image) for _ in range(3))
-    moved.SetOrigin([value + 0.3 for value in image.GetOrigin()])
-    flipped = sitk.Flip(image, (False, True, False))
-    smaller = image[:, :, 5:]
-    for name, other in (("moved", moved), ("smaller", smaller)):
-        scan = read_scan(write_slices(tmp_path / name, other, seed=name))
-        with pytest.raises(ScanError, match=r"does not lie on the voxels|has voxels outside its image"):
-            read_mask(seg, scan, labels())
+    moved, flipped = sitk.Image(image), sitk.Flip(image, (False, True, False))
+    moved.SetOrigin([value + 300 for value in image.GetOrigin()])
+    scan = read_scan(write_slices(tmp_path / "moved", moved, seed="moved"))
+    with pytest.raises(ScanError, match=r"has 'prostate' where its image has no voxels"):
+        read_mask(seg, scan, labels())
     # Stored the other way round in memory, the same places: nothing is flipped.
     sitk.WriteImage(flipped, tmp_path / "flipped.nii.gz")
     there, _ = read_mask(seg, read_scan(tmp_path / "flipped.nii.gz"), labels())
@@ -230,7 +238,7 @@ def test_what_is_wrong_with_studies_is_said(tmp_path: Path) -> None:
     said = [finding.sentence() for finding in gather(root)[0].findings]
     assert len(said) == 3 and "P1 holds 2 DICOM masks (1.2.3.dcm, second.dcm): keep one" in said[1]
     assert "again.dcm refers to a series that is not there" in said[0] and "P0, which has no mask" in said[2]
-    with pytest.raises(ConfigError, match=r"are DICOM, and nothing says what their structures are"):
+    with pytest.raises(ConfigError, match=r"name their structures, and nothing says which"):
         prepare_own(None, None, "A", tmp_path / "out", dataset="x", source=studies(tmp_path / "again", 1))
 
 
@@ -363,3 +371,101 @@ def test_without_classes_a_mask_that_cannot_be_drawn_at_all_is_an_error(tmp_path
     path = draw_structures(tmp_path / "rs.dcm", series, [(1, "iso", POINT)])
     with pytest.raises(ScanError, match="outlines 'iso' with something else than closed contours"):
         read_mask(path, read_scan(series), None)
+
+
+def _without_series(made: pydicom.Dataset) -> None:
+    del made.ReferencedSeriesSequence
+
+
+def _without_derivation(made: pydicom.Dataset) -> None:
+    _without_series(made)
+    for group in made.PerFrameFunctionalGroupsSequence:
+        del group.DerivationImageSequence
+    made.pop("SourceImageSequence", None)
+
+
+def _top_level_sources(made: pydicom.Dataset) -> None:
+    sources = [one for group in made.PerFrameFunctionalGroupsSequence for one in group.DerivationImageSequence]
+    _without_derivation(made)
+    made.SourceImageSequence = [image for one in sources for image in one.SourceImageSequence]
+
+
+def _instances_of_a_series(made: pydicom.Dataset) -> None:
+    listed = made.ReferencedSeriesSequence[0].ReferencedInstanceSequence
+    _without_derivation(made)
+    made.ReferencedInstanceSequence = listed
+
+
+def _renamed_series(made: pydicom.Dataset) -> None:
+    made.ReferencedSeriesSequence[0].SeriesInstanceUID = "1.2.3"
+
+
+def _unknown_images(made: pydicom.Dataset) -> None:
+    _without_derivation(made)
+    other = pydicom.Dataset()
+    other.ReferencedSOPInstanceUID = "1.2.3"
+    made.SourceImageSequence = [other]
+
+
+@pytest.mark.parametrize(
+    ("change", "same_frame", "words"),
+    [
+        pytest.param(_without_series, True, None, marks=pytest.mark.reads("DICOM mask: images named, and no series")),
+        (_top_level_sources, True, None),
+        (_instances_of_a_series, True, None),
+        (_renamed_series, True, None),
+        pytest.param(
+            _without_derivation,
+            False,
+            None,
+            marks=pytest.mark.reads("DICOM mask: a frame of reference named, and neither series nor images"),
+        ),
+        (_without_derivation, True, "refers to 2 series by its frame of reference alone"),
+        (_unknown_images, False, "refers to a series that is not there"),
+    ],
+)
+@pytest.mark.parametrize("deflate", [False, True])
+def test_the_series_of_a_mask_is_found_by_what_it_says(
+    deflate: bool, change: Callable[[pydicom.Dataset], None], same_frame: bool, words: str | None, tmp_path: Path
+) -> None:
+    """A study has two series, which may have one frame of reference; the mask lies among them."""
+    image, mask = volume()
+    series = write_slices(tmp_path / "P0" / "t2", image)
+    frame = pydicom.dcmread(next(series.iterdir())).FrameOfReferenceUID
+
+    def in_frame(made: pydicom.Dataset, _: int) -> None:
+        made.FrameOfReferenceUID = frame if same_frame else made.FrameOfReferenceUID
+
+    write_slices(tmp_path / "P0" / "other", image, seed="other", change=in_frame)
+    path = draw_segmentation(tmp_path / "P0" / "m" / "seg.dcm", series, {"prostate": drawn(mask)})
+    content = pydicom.dcmread(path)
+    change(content)
+    if deflate:
+        content.file_meta.TransferSyntaxUID = "1.2.840.10008.1.2.1.99"
+    content.save_as(path)
+    (found,) = gather(tmp_path)
+    assert [finding.message for finding in found.findings if finding.file == path] == ([] if words is None else [words])
+    if words is None:
+        (case,) = found.cases
+        assert case.image == series
+        decoded, findings = read_case(replace(case, labels=labels()))
+        assert decoded is not None
+        assert [one.message for one in findings] == ["refers to another series than that of its image"] * (
+            change is _renamed_series
+        )
+        np.testing.assert_array_equal(decoded.mask.voxels, in_ras(mask))
+
+
+def test_a_structure_set_names_the_images_of_its_contours(tmp_path: Path) -> None:
+    image, _ = volume()
+    series = write_slices(tmp_path / "P0" / "t2", image)
+    write_slices(tmp_path / "P0" / "other", image, seed="other")
+    path = draw_structures(tmp_path / "P0" / "m" / "rs.dcm", series, [(1, "Prostate", GLAND)])
+    content = pydicom.dcmread(path)
+    del content.ReferencedFrameOfReferenceSequence[0].RTReferencedStudySequence
+    of_slice = pydicom.Dataset()
+    of_slice.ReferencedSOPInstanceUID = pydicom.dcmread(next(series.iterdir())).SOPInstanceUID
+    content.ROIContourSequence[0].ContourSequence[0].ContourImageSequence = [of_slice]
+    content.save_as(path)
+    (case,) = gather(tmp_path)[0].cases
+    assert case.image == series

@@ -47,6 +47,15 @@ def add_trust_voxels(parser: Any) -> None:
     )
 
 
+def add_interpolate(parser: Any) -> None:
+    """``--interpolate``."""
+    parser.add_argument(
+        "--interpolate",
+        action="store_true",
+        help="fill slices that lie between two contours of an RT Structure Set, as planning systems do",
+    )
+
+
 def add_memory(parser: Any) -> None:
     """``--ignore-memory``."""
     parser.add_argument(

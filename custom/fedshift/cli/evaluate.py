@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.cli import own
-from fedshift.cli.arguments import add_trust_voxels, make_folder
+from fedshift.cli.arguments import add_interpolate, add_trust_voxels, make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 from fedshift.reporting.known_scores import SCORES
 
@@ -35,6 +35,7 @@ def add_parsers(subparsers: Any) -> None:
     parser.add_argument("--source", type=Path, metavar="DIR", help="a folder with images and masks in a usual layout")
     own.add_meaning(parser)
     add_trust_voxels(parser)
+    add_interpolate(parser)
     parser.add_argument(
         "--tolerance", type=float, metavar="MM", help="of surface Dice (default: the one of the model's job)"
     )
@@ -67,7 +68,12 @@ def run(args: argparse.Namespace) -> int:
     meaning = own.meaning(args)
     sets = gather(args.source, images=args.images, masks=args.masks, sequences=meaning["sequences"])
     cases = scoring.labelled_cases(
-        model, sets, labels=meaning["labels"], annotated=meaning["annotated"], trust_voxels=args.trust_voxels
+        model,
+        sets,
+        labels=meaning["labels"],
+        annotated=meaning["annotated"],
+        trust_voxels=args.trust_voxels,
+        interpolate=args.interpolate,
     )
     for line in describe(model):
         print(line)
@@ -82,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     for case in scoring.score_cases(model, ready, cases, tolerance=tolerance, true_spacing=true):
         scored.append(case)
         said = ", ".join(f"{name} {of['dice']:.3f}" for name, of in case.scores.items())
+        for warning in case.warnings:
+            print(f"warning: {warning}")
         print(f"{case.id}: {case.error or f'Dice {said}'}")
     classes = model.header.job.task.classes[1:]
     summary = scoring.summary(scored, classes, subjects=scoring.subjects_of(sets))

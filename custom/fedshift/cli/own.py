@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedshift.cli.arguments import add_true_spacing
+from fedshift.cli.arguments import add_interpolate, add_true_spacing
 from fedshift.cli.display import console
 from fedshift.cli.prepared import add_volumes, default_root, print_export, print_next, print_site, progress
 from fedshift.schema.codes import Codes, parse_codes
@@ -56,6 +56,7 @@ def add_parser(kinds: Any) -> None:
     parser.add_argument("--withdraw", nargs="+", default=[], metavar="ID", help="cases to remove")
     parser.add_argument("--licence", metavar="TEXT", help="licence terms, stored in the manifest")
     add_true_spacing(parser)
+    add_interpolate(parser)
     add_volumes(parser)
     parser.set_defaults(func=run)
 
@@ -67,7 +68,7 @@ def add_meaning(parser: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=V,V",
-        help="a class and the mask's values for it (of DICOM masks the names of structures), once for each class; "
+        help="a class and the mask's values for it (or names of structures, as DICOM has), once for each class; "
         "several are merged",
     )
     parser.add_argument(
@@ -114,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
             matrices=args.matrix,
             licence=args.licence or LICENCE,
             trust_voxels=args.trust_voxels,
+            interpolate=args.interpolate,
             true_spacing=args.true_spacing,
             skip_damaged=args.skip_damaged,
             progress=on_case,

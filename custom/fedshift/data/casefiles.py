@@ -12,12 +12,16 @@ from typing import Literal
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from fedshift.data.dicom_masks import is_dicom_mask, read_mask, wrong_image
+from fedshift.data.dicom_masks import is_dicom_mask, wrong_image
 from fedshift.data.labels import Labels
+from fedshift.data.named_masks import names_structures, read_named_mask
 from fedshift.data.nifti import unclear_positions
 from fedshift.data.scan_file import ScanError, SeveralVolumes
 from fedshift.data.scans import Scan, read_scan, read_volumes
 from fedshift.data.series import is_dicom
+from fedshift.data.slicer_masks import refuse_layers
+from fedshift.data.stripes import stripes
+from fedshift.data.structures import LOOK
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
 from fedshift.schema.names import Name, printable
 
@@ -34,7 +38,9 @@ _SITE: TypeAdapter[str] = TypeAdapter(Name)
 
 @dataclass(frozen=True)
 class CaseFiles:
-    """A case: a file for each sequence, of any kind that `fedshift.data.scans` reads, and its mask, which may be DICOM.
+    """A case: a file for each sequence, of any kind that `fedshift.data.scans` reads, and its mask.
+
+    The mask may be DICOM or a segmentation of 3D Slicer, too (`fedshift.data.named_masks`).
 
     Attributes:
         id: the case.
@@ -45,6 +51,7 @@ class CaseFiles:
         labels: what the mask's values mean; without them every whole number from 0 to 255 is accepted.
         trust_voxels: take the first image's geometry for the other files, whatever their headers say, if they have the
             same number of voxels along each axis.
+        interpolate: fill slices between two contours of a structure set (`fedshift.data.contour_planes`).
     """
 
     id: str
@@ -54,6 +61,7 @@ class CaseFiles:
     sequences: tuple[str, ...] = ()
     labels: Labels | None = None
     trust_voxels: bool = False
+    interpolate: bool = False
 
     @property
     def image(self) -> Path:
@@ -117,10 +125,10 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
     trusted = first.stored_direction if first and case.trust_voxels else None
     mask = None
     try:
-        if not is_dicom_mask(case.mask):
+        if not names_structures(case.mask):
             mask = read_values(case.mask, direction=trusted)
         elif first is not None:
-            mask = _read_dicom_mask(case, first, findings)
+            mask = _read_named_mask(case, first, trusted, findings)
     except ScanError as error:
         findings.append(Finding("error", error.path, error.what, error.mend))
     for number, image in enumerate(images):
@@ -146,7 +154,9 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
     read = tuple(image for image in images if image is not None)
     if len(read) < len(images) or mask is None or any(finding.level == "error" for finding in findings):
         return None, findings
-    return Decoded(read, replace(read[0], voxels=_classes(mask.voxels, case.labels))), findings
+    classes = replace(read[0], voxels=_classes(mask.voxels, case.labels), reading=mask.reading)
+    findings += _stripes(case, classes)
+    return Decoded(read, classes), findings
 
 
 def read_values(path: Path, *, direction: tuple[float, ...] | None = None) -> Scan:
@@ -155,6 +165,7 @@ def read_values(path: Path, *, direction: tuple[float, ...] | None = None) -> Sc
     Raises:
         ScanError: as there.
     """
+    refuse_layers(path)
     try:
         return read_scan(path, direction=direction)
     except SeveralVolumes as error:
@@ -178,13 +189,31 @@ def _few_whole_numbers(image: np.ndarray) -> int:
     return values.size if values.size <= MOST_OF_A_SCAN and bool((values == np.rint(values)).all()) else 0
 
 
-def _read_dicom_mask(case: CaseFiles, image: Scan, findings: list[Finding]) -> Scan:
-    """The mask on the image's grid, with warnings of what its file says of it."""
-    mask, remarks = read_mask(case.mask, image, case.labels)
-    other = wrong_image(case.mask, case.image) if is_dicom(case.image) else None
-    mend = "look whether it is the right mask of the case"
-    findings += [Finding("warning", case.mask, said, mend) for said in [*remarks, *([other] if other else [])]]
+def _read_named_mask(case: CaseFiles, image: Scan, trusted: tuple[float, ...] | None, findings: list[Finding]) -> Scan:
+    """The mask on the image's grid, with warnings of what its file says of it.
+
+    Raises:
+        ScanError: it cannot be read, or would be resampled from a place that has nothing to do with the image's.
+    """
+    mask, remarks = read_named_mask(case.mask, image, case.labels, interpolate=case.interpolate, direction=trusted)
+    other = wrong_image(case.mask, case.image) if is_dicom(case.image) and is_dicom_mask(case.mask) else None
+    if other is not None and other.elsewhere and mask.reading.resampled is not None:
+        what = f"{other.what}, and does not lie on its voxels either"
+        raise ScanError(case.mask, what, "name the image that it was drawn on")
+    findings += [Finding("warning", case.mask, remark.what, remark.mend) for remark in remarks]
+    findings += [Finding("warning", case.mask, other.what, LOOK)] if other else []
     return mask
+
+
+def _stripes(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
+    """Find classes that lack slices between two of their slices; of contours that was said when they were filled."""
+    if mask.reading.gaps is not None:
+        return
+    names = case.labels.classes[1:] if case.labels else [f"value {value}" for value in range(1, 256)]
+    along = next(axis for axis, ends in enumerate(("RL", "AP", "SI")) if mask.stored[2] in ends)
+    mend = "look whether slices were forgotten, or whether it was drawn on thicker slices than the image's"
+    for what in stripes(mask.voxels, names, mask.spacing, slices_along=along):
+        yield Finding("warning", case.mask, what, mend)
 
 
 def name_fault(name: str, *, several: bool = False) -> tuple[str, str] | None:
@@ -351,7 +380,7 @@ def _mask_findings(path: Path, mask: Scan, labels: Labels | None) -> Iterator[Fi
     elif not mask.voxels.any():
         mend = f"draw the {structure} ({known}) or leave the case out"
         yield Finding("error", path, "is an empty mask", mend)
-    elif mask.voxels.any(axis=(1, 2)).all() and (labels is not None or not is_dicom_mask(path)):
+    elif mask.voxels.any(axis=(1, 2)).all() and (labels is not None or not names_structures(path)):
         yield Finding(
             "warning",
             path,

@@ -24,9 +24,10 @@ from fedshift.data.casefiles import (
     name_fault,
     read_case,
 )
-from fedshift.data.dicom_masks import is_dicom_mask, structures_in
+from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.images import open_images
 from fedshift.data.labels import Labels, every_label, settle_labels
+from fedshift.data.named_masks import names_structures, structures_in
 from fedshift.data.pairing import ScanSet
 from fedshift.data.patterns import is_pattern
 from fedshift.data.prepared import image_files, mask_file
@@ -86,6 +87,7 @@ def check(
     sequences: Mapping[str, str] = MappingProxyType({}),
     wanted: Sequence[str] | None = None,
     trust_voxels: bool = False,
+    interpolate: bool = False,
     progress: Progress | None = None,
     counts: Counts | None = None,
 ) -> list[Finding]:
@@ -94,15 +96,16 @@ def check(
     Args:
         path: a folder of scans in any known layout, a prepared site, or a folder with several of either.
         masks: the masks, if they lie in a folder of their own; ``path`` then holds the images. Both may be patterns.
-        labels: class -> values of the masks, or names of structures in DICOM masks, for scans that are not prepared
-            yet.
+        labels: class -> values of the masks, or names of structures where masks name them, for scans that are not
+            prepared yet.
         dataset: that of the task; a prepared site of another one is an error.
         classes: those of the task, the background first.
-        codes: of these classes; structures of DICOM masks are found by them.
+        codes: of these classes; structures of masks that name them are found by them.
         annotated: the classes that the masks outline; None for all.
         sequences: name of a sequence -> its pattern, or "" (`fedshift.data.scansets.gather`).
         wanted: the sequences that the task takes, empty for one without a name; None if no task is named.
         trust_voxels: see `fedshift.data.casefiles.CaseFiles`.
+        interpolate: see there.
         progress: called with what is read next.
         counts: is filled in with how much there was to look at.
 
@@ -139,7 +142,11 @@ def check(
         what, _, mend = str(error).partition(": ")
         return [Finding("error", path, what, mend)]
     sets = [
-        replace(scans, cases=tuple(replace(case, trust_voxels=trust_voxels) for case in scans.cases)) for scans in sets
+        replace(
+            scans,
+            cases=tuple(replace(case, trust_voxels=trust_voxels, interpolate=interpolate) for case in scans.cases),
+        )
+        for scans in sets
     ]
     counts.sites, counts.samples = len(sets), sum(len(scans.cases) for scans in sets)
     of_set = [
@@ -151,7 +158,7 @@ def check(
                 classes=classes,
                 codes=codes,
                 annotated=annotated,
-                named=all(is_dicom_mask(case.mask) for case in scans.cases),
+                named=all(names_structures(case.mask) for case in scans.cases),
             ),
         )
         for scans in sets
@@ -229,8 +236,8 @@ def _check_set(
                 holders.setdefault(value, []).append(case.mask)
             yield from _twice(case, decoded, None, seen, "")
     if labels is None:
-        dicom = bool(scans.cases) and all(is_dicom_mask(case.mask) for case in scans.cases)
-        unnamed = list(_without_classes(scans) if dicom else _without_names(scans.folder, holders, classes))
+        named = bool(scans.cases) and all(names_structures(case.mask) for case in scans.cases)
+        unnamed = list(_without_classes(scans) if named else _without_names(scans.folder, holders, classes))
         counts.unnamed = counts.unnamed or bool(unnamed)
         yield from unnamed
     else:
@@ -240,7 +247,7 @@ def _check_set(
 
 
 def _without_classes(scans: ScanSet) -> Iterator[Finding]:
-    """One warning for a folder of DICOM masks, with the structures that they have, if nothing says which are wanted."""
+    """One warning for a folder of masks that name structures, with these, if nothing says which are wanted."""
     held: Counter[str] = Counter()
     for case in scans.cases:
         with suppress(ScanError):  # is found when the mask is read
@@ -248,7 +255,8 @@ def _without_classes(scans: ScanSet) -> Iterator[Finding]:
     if held:
         shown = ", ".join(f"{name!r} ({times})" for name, times in sorted(held.items(), key=lambda one: -one[1])[:12])
         more = f" and {len(held) - 12} more" if len(held) > 12 else ""
-        what = f"has DICOM masks with the structures {shown}{more}, and nothing says which of them are classes"
+        kind = "DICOM masks" if all(is_dicom_mask(case.mask) for case in scans.cases) else "masks"
+        what = f"has {kind} with the structures {shown}{more}, and nothing says which of them are classes"
         mend = "name the task with --task, or each class with its structures, as in --label 'prostate=Whole gland'"
         yield Finding("warning", scans.folder, what, mend)
 

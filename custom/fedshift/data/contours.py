@@ -62,7 +62,7 @@ def filled(polygons: Sequence[np.ndarray], shape: tuple[int, int], *, odd: bool 
         shape: rows, columns.
         odd: the file says XOR (CLOSEDPLANAR_XOR): inside is what lies in an odd number of polygons.
     """
-    drawn = [(polygon, _drawn(polygon, shape)) for polygon in sorted(polygons, key=_area, reverse=True)]
+    drawn = [(polygon, _drawn(polygon, shape)) for polygon in sorted(polygons, key=area_of, reverse=True)]
     inside = np.zeros(shape, bool)
     kept: list[tuple[np.ndarray, np.ndarray, int]] = []
     for polygon, pixels in drawn:
@@ -100,7 +100,8 @@ def _drawn(polygon: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     return inside
 
 
-def _area(polygon: np.ndarray) -> float:
+def area_of(polygon: np.ndarray) -> float:
+    """Of a polygon (points, 2), in pixels."""
     x, y = (polygon - polygon[0]).T
     return abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
 

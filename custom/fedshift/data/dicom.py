@@ -19,13 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fedshift.data.deflated import inflated_head
 from fedshift.data.dicom_classes import is_multiframe, is_no_scan
 from fedshift.data.scan_file import DATA_SUFFIXES, ScanError, reading, suffix_of
 
 MAGIC, START = b"DICM", 132
 """The word before the first element, and where that begins."""
 IMPLICIT, EXPLICIT = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1"
-COMPRESSED = ("1.2.840.10008.1.2.4.", "1.2.840.10008.1.2.5")
+COMPRESSED = ("1.2.840.10008.1.2.4.", "1.2.840.10008.1.2.5", "1.2.840.10008.1.2.8.")
 """Transfer syntaxes: of uncompressed pixels, and what those of compressed pixels begin with."""
 LONG = frozenset({b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV"})
 """Value representations whose length has four bytes."""
@@ -126,10 +127,10 @@ def identify(path: Path) -> Identity | None:
     with reading(path), path.open("rb") as file:
         content = file.read(HEAD)
         try:
-            found = _elements(content, last=SERIES)
+            found = _elements(inflated_head(content), last=SERIES)
         except _Fault:
             try:  # a very long sequence before the series' UID
-                found = _elements(content + file.read(), last=SERIES)
+                found = _elements(inflated_head(content + file.read()), last=SERIES)
             except _Fault:
                 return None
     return Identity(

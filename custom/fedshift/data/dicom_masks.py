@@ -1,56 +1,45 @@
-"""Masks in DICOM: segmentations (SEG) and RT Structure Sets, brought onto the grid of their image.
-
-Which structure of a file is which class is found by name or by code, never by its number: a number says nothing, and
-differs from file to file.
-"""
+"""Masks in DICOM: segmentations (SEG) and RT Structure Sets, and which image each is of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from fedshift.data.contours import filled
+from fedshift.data import segmentations, structure_sets
+from fedshift.data.deflated import MOST_WHOLE, is_too_large
 from fedshift.data.dicom import identify
 from fedshift.data.dicom_classes import SEGMENTATIONS, STRUCTURE_SET, is_mask
 from fedshift.data.dicom_extra import UNREADABLE, need_highdicom, quiet
-from fedshift.data.labels import BACKGROUND, Labels
+from fedshift.data.labels import Labels
 from fedshift.data.scan_file import ScanError
-from fedshift.data.scans import Scan
-from fedshift.schema.codes import plain_name
+from fedshift.data.scans import Scan, dicom_source
+from fedshift.data.segmentations import AGAIN
+from fedshift.data.structures import Remark, paint
 from fedshift.schema.names import one_line
 
-OFF = 0.1
-"""Of a voxel: how far a frame may lie beside the image's voxels, and a contour beside its slice."""
-AGAIN = "export the mask on the slices of its image again"
-MOST_STRUCTURES = 255
-"""That are drawn where nobody says which are wanted: values of a mask without names go up to this."""
-CodeKey = tuple[tuple[str, str], tuple[str, str] | None]
-
-
-@dataclass(frozen=True)
-class Structure:
-    """A segment, or a region of interest (ROI): its number, name, code, and how to draw it on the image's grid."""
-
-    number: int
-    name: str
-    code: CodeKey | None
-    meaning: str
-    """The code in words."""
-    draw: Callable[[], np.ndarray]
-    """Its voxels: bool [z, y, x]."""
+GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "DerivationImageSequence")
+"""What in a SEG holds references to source images, each within the one before it or at the top."""
 
 
 @dataclass(frozen=True)
 class References:
-    """What a mask says of its image: UIDs of the series, and of the frame of reference ("" if it does not say)."""
+    """What a mask says of its image: UIDs of the series, of single images, and of the frame of reference ("" for none).
+
+    Images are looked up only where it names no series.
+    """
 
     series: tuple[str, ...]
+    images: tuple[str, ...]
     frame: str
+
+
+class OtherImage(NamedTuple):
+    """Why a mask is not of an image; ``elsewhere``: places in both are not the same, as of another patient or day."""
+
+    what: str
+    elsewhere: bool
 
 
 def is_dicom_mask(path: Path) -> bool:
@@ -72,7 +61,10 @@ def references(path: Path) -> References:
     """
     with quiet():
         try:
-            return _references(_open(path))
+            content = _open(path)
+            series = tuple(dict.fromkeys(_series(content)))
+            images = tuple(dict.fromkeys(_images(content)))
+            return References(series, images, _frame(content))
         except UNREADABLE:
             raise ScanError(path, "does not say of which image it is", AGAIN) from None
 
@@ -94,64 +86,57 @@ def structures_in(path: Path) -> tuple[str, ...]:
             raise ScanError(path, "cannot be read as a DICOM mask", AGAIN) from None
 
 
-def read_mask(path: Path, image: Scan, labels: Labels | None) -> tuple[Scan, list[str]]:
+def read_mask(
+    path: Path, image: Scan, labels: Labels | None, *, interpolate: bool = False
+) -> tuple[Scan, list[Remark]]:
     """Read a DICOM mask on the grid of its image.
 
     Args:
         path: a SEG or an RT Structure Set.
         image: the image that it belongs to.
-        labels: what is wanted; without them all structures that can be drawn are, with the values 1, 2 and so on in
-            the file's order, and where two overlap the later one has the voxel.
-
-    Returns:
-        The mask, with the first of each class's values in ``labels``; and remarks.
+        labels: what is wanted, see `fedshift.data.structures.paint`.
+        interpolate: fill slices between two contours, see `fedshift.data.contour_planes`.
 
     Raises:
-        ScanError: it cannot be read, does not lie on the image's grid, or its structures are not the classes.
+        ScanError: it cannot be read, does not lie on the image, or its structures are not the classes.
         ConfigError: highdicom is not installed.
     """
     with quiet():
         try:
             content = _open(path)
-            found = list(
-                _segments(content, image, path) if "SegmentSequence" in content else _rois(content, image, path)
-            )
-            chosen, remarks = _choose(found, labels, path) if labels else _all_drawn(found)
+            if content.SOPClassUID == STRUCTURE_SET:
+                found = structure_sets.regions(content, image, path, interpolate=interpolate)
+                record = structure_sets.reading_of(content)
+            else:
+                found = segmentations.segments(content, image, path)
+                record = segmentations.reading_of(content)
+            mask, remarks = paint(found, image, labels, path, record)
             if any(one.get("SegmentAlgorithmType") == "AUTOMATIC" for one in content.get("SegmentSequence", [])):
-                remarks.append("says that a program drew it, and nobody by hand")
-            voxels = np.zeros(image.voxels.shape, np.uint16)
-            for structure, value in chosen:
-                drawn = structure.draw()
-                both = drawn & (voxels != 0) & (voxels != value) & (labels is not None)
-                if both.any():
-                    raise ScanError(
-                        path,
-                        f"has {int(both.sum())} voxel(s) of {structure.name!r} that are of another class too",
-                        "give each voxel one class",
-                    )
-                voxels[drawn] = value
+                remarks.append(Remark("says that a program drew it, and nobody by hand"))
         except UNREADABLE:
             raise ScanError(path, "cannot be read as a DICOM mask", AGAIN) from None
-    mask = Scan(voxels, image.spacing, image.origin, image.direction, image.stored, image.stored_direction)
     return mask, remarks
 
 
-def wrong_image(path: Path, image: Path) -> str | None:
+def wrong_image(path: Path, image: Path) -> OtherImage | None:
     """Why a DICOM mask is not of a DICOM image, by what both say; None if nothing speaks against it."""
-    from fedshift.data.scans import dicom_source
-
-    said = references(path)
-    first = dicom_source(image)[0][0]
-    found = identify(first)
-    if said.series and found is not None and found.series not in said.series:
-        return "refers to another series than that of its image"
-    frame = _frame_of(first)
-    if said.frame and frame and said.frame != frame:
-        return "has another frame of reference than its image"
-    return None
+    said, files = references(path), dicom_source(image)[0]
+    first, frame = identify(files[0]), frame_of(files[0])
+    elsewhere = bool(said.frame and frame and said.frame != frame)
+    if said.series and first is not None and first.series not in said.series:
+        return OtherImage("refers to another series than that of its image", elsewhere)
+    if said.images and not said.series and not any(of.instance in said.images for of in map(identify, files) if of):
+        return OtherImage("refers to other images than its image", elsewhere)
+    return OtherImage("has another frame of reference than its image", elsewhere) if elsewhere else None
 
 
-def _frame_of(file: Path) -> str:
+def frame_of(file: Path) -> str:
+    """The frame of reference of a DICOM file, "" if it does not say it.
+
+    Raises:
+        ConfigError: highdicom is not installed.
+    """
+    need_highdicom(f"{file} is DICOM, and reading its frame of reference")
     import pydicom
 
     with quiet():
@@ -162,261 +147,52 @@ def _open(path: Path) -> Any:
     need_highdicom(f"{path} is a DICOM mask, and reading it")
     import pydicom
 
+    if is_too_large(path):
+        what = f"has more than {MOST_WHOLE:,} bytes when it is inflated"
+        raise ScanError(path, what, "export fewer segments")
     content = pydicom.dcmread(path)
     if content.SOPClassUID not in (*SEGMENTATIONS, STRUCTURE_SET):
         raise ScanError(path, "is no DICOM SEG or RT Structure Set", "name the mask")
     return content
 
 
-def _references(content: Any) -> References:
-    frame = str(content.get("FrameOfReferenceUID", "") or "")
-    series = [str(one.SeriesInstanceUID) for one in content.get("ReferencedSeriesSequence", [])]
-    for other in content.get("ReferencedFrameOfReferenceSequence", []):
-        frame = frame or str(other.get("FrameOfReferenceUID", "") or "")
-        for study in other.get("RTReferencedStudySequence", []):
-            series += [str(one.SeriesInstanceUID) for one in study.get("RTReferencedSeriesSequence", [])]
-    return References(tuple(dict.fromkeys(series)), frame)
+def _frame(content: Any) -> str:
+    others = content.get("ReferencedFrameOfReferenceSequence", [])
+    named = [content.get("FrameOfReferenceUID"), *(other.get("FrameOfReferenceUID") for other in others)]
+    return next((str(uid) for uid in named if uid), "")
 
 
-def _all_drawn(found: Sequence[Structure]) -> tuple[list[tuple[Structure, int]], list[str]]:
-    """All structures that can be drawn with their values, where nobody says which are wanted; remarks on the others.
-
-    Raises:
-        ScanError: none can.
-    """
-    chosen: list[tuple[Structure, int]] = []
-    faults: list[ScanError] = []
-    for structure in found[:MOST_STRUCTURES]:
-        try:
-            drawn = structure.draw()
-        except ScanError as error:  # a point or a couch, for example, that no task asks for
-            faults.append(error)
-            continue
-        chosen.append((replace(structure, draw=partial(np.asarray, drawn)), len(chosen) + 1))
-    if faults and not chosen:
-        raise faults[0]
-    return chosen, [f"{fault.what}, which does not matter unless it is a class" for fault in faults]
+def _series_items(content: Any) -> Iterator[Any]:
+    yield from content.get("ReferencedSeriesSequence", [])
+    for frame in content.get("ReferencedFrameOfReferenceSequence", []):
+        for study in frame.get("RTReferencedStudySequence", []):
+            yield from study.get("RTReferencedSeriesSequence", [])
 
 
-def _choose(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[list[tuple[Structure, int]], list[str]]:
-    """The structures that are wanted with their values, and remarks on the others."""
-    wanted = [name for name in (labels.annotated or labels.classes[1:]) if name in labels.values]
-    by_name = {plain_name(name): name for name in wanted if name not in labels.structures.values()}
-    by_code = {labels.codes[name].same_as: name for name in by_name.values() if name in labels.codes}
-    chosen: list[tuple[Structure, int]] = []
-    left: list[str] = []
-    remarks: list[str] = []
-    seen: dict[str, str] = {}
-    for structure in found:
-        key = plain_name(structure.name)
-        if key in labels.structures:
-            name: str | None = labels.structures[key]
-        else:
-            name = by_name.get(key)
-            coded = None if structure.code is None else by_code.get(structure.code)
-            if name is not None and coded not in (None, name):
-                raise ScanError(
-                    path,
-                    f"has a structure called {structure.name!r} with the code of {coded}",
-                    f"correct its code, or say what it is, as in --label {name}={structure.name!r}",
-                )
-            if name is not None and coded is None and structure.code is not None and name in labels.codes:
-                meaning = labels.codes[name].type.meaning
-                remarks.append(
-                    f"calls a structure {structure.name!r} and codes it as {structure.meaning!r}, not {meaning!r}"
-                )
-            name = name or coded
-            if name in seen:
-                raise ScanError(
-                    path,
-                    f"has two structures that are {name}, {seen[name]!r} and {structure.name!r}",
-                    f"keep one of them, or say which, as in --label {name}={structure.name!r}",
-                )
-            if name is not None:
-                seen[name] = structure.name
-        if name is None:
-            left.append(structure.name)
-        elif name != BACKGROUND and name in wanted:
-            chosen.append((structure, labels.values[name][0]))
-    if not chosen:
-        named = ", ".join(repr(structure.name) for structure in found[:8]) or "no structure"
-        first = repr(found[0].name) if found else "NAME"
-        raise ScanError(
-            path,
-            f"has {named}, none of which is {' or '.join(wanted)}",
-            f"say which one is, as in --label {wanted[0] if wanted else 'NAME'}={first}",
-        )
-    if left:
-        shown = ", ".join(map(repr, left[:8]))
-        remarks.append(f"has structures that are no class of the data set and are left out: {shown}")
-    return chosen, remarks
+def _series(content: Any) -> Iterator[str]:
+    return (str(uid) for item in _series_items(content) if (uid := item.get("SeriesInstanceUID")))
 
 
-# --- segmentations ------------------------------------------------------------------------------------------
+def _images(content: Any) -> Iterator[str]:
+    """The single images that a mask names: of a SEG its sources, of a structure set those that contours lie on."""
+    for item in _series_items(content):
+        yield from _instances(item.get("ReferencedInstanceSequence", []))
+        yield from _instances(item.get("ContourImageSequence", []))
+    for holder in _within([content], GROUPS):
+        yield from _instances(holder.get("SourceImageSequence", []))
+        yield from _instances(holder.get("ReferencedInstanceSequence", []))
+    for roi in content.get("ROIContourSequence", []):
+        for contour in roi.get("ContourSequence", []):
+            yield from _instances(contour.get("ContourImageSequence", []))
 
 
-def _segments(content: Any, image: Scan, path: Path) -> Iterator[Structure]:
-    if content.get("SegmentationType") == "FRACTIONAL":
-        levels = set(np.unique(content.pixel_array).tolist())
-        if not levels <= {0, int(content.MaximumFractionalValue)}:
-            raise ScanError(path, "has fractional segments", "export it as a binary segmentation")
-    frames = _frames(content, image, path)
-    labelled = content.SOPClassUID.endswith(".7")
-    for segment in content.SegmentSequence:
-        number = int(segment.SegmentNumber)
-        if not number:
-            continue  # the background of a label map
-
-        def draw(number: int = number) -> np.ndarray:
-            return _draw(frames(), number, image, path, labelled=labelled)
-
-        code, meaning = _code(segment.get("SegmentedPropertyTypeCodeSequence"))
-        yield Structure(number, one_line(segment.get("SegmentLabel", "")), code, meaning, draw)
+def _within(holders: Iterable[Any], names: tuple[str, ...]) -> Iterator[Any]:
+    """The holders themselves, and the items of the sequences of these names in them."""
+    for holder in holders:
+        yield holder
+        for name in names:
+            yield from _within(holder.get(name, []), names)
 
 
-Frame = tuple[int | None, np.ndarray, np.ndarray]
-"""Its segment (None in a label map), its pixels [rows, columns], and the affine from its (column, row) to x, y, z."""
-
-
-def _frames(content: Any, image: Scan, path: Path) -> Callable[[], list[Frame]]:
-    """The frames of a segmentation, decoded once when they are first asked for."""
-    kept: list[Frame] = []
-
-    def decode() -> list[Frame]:
-        if not kept:
-            pixels = content.pixel_array
-            pixels = pixels[None] if pixels.ndim == 2 else pixels
-            shared = content.SharedFunctionalGroupsSequence[0]
-            described = len(content.PerFrameFunctionalGroupsSequence)
-            if described != len(pixels):
-                what = f"has {len(pixels)} frame(s) and says of {described} which segment and slice they are"
-                raise ScanError(path, what, AGAIN)
-            for number, own in enumerate(content.PerFrameFunctionalGroupsSequence):
-                kept.append((_segment_of(own, shared), pixels[number], _affine(own, shared, image, path)))
-        return kept
-
-    return decode
-
-
-def _segment_of(own: Any, shared: Any) -> int | None:
-    group = own if "SegmentIdentificationSequence" in own else shared
-    found = group.get("SegmentIdentificationSequence")
-    return int(found[0].ReferencedSegmentNumber) if found else None
-
-
-def _affine(own: Any, shared: Any, image: Scan, path: Path) -> np.ndarray:
-    """From (column, row, 1) of a frame to the indices x, y, z of the image's voxels: whole numbers.
-
-    Raises:
-        ScanError: the frame does not lie on the image's voxels.
-    """
-
-    def of(name: str) -> Any:
-        return (own if name in own else shared)[name][0]
-
-    orientation = np.array(of("PlaneOrientationSequence").ImageOrientationPatient, float)
-    between_rows, between_columns = map(float, of("PixelMeasuresSequence").PixelSpacing)
-    steps = np.stack([orientation[:3] * between_columns, orientation[3:] * between_rows], 1)
-    position = np.array(of("PlanePositionSequence").ImagePositionPatient, float)
-    inverse = np.linalg.inv(_matrix(image))
-    exact = np.column_stack([inverse @ steps, inverse @ (position - np.array(image.origin))])
-    whole = np.rint(exact)
-    most = np.abs(exact - whole) @ np.array([*reversed(image.voxels.shape[1:]), 1.0])
-    if most.max() > OFF or (np.abs(whole[:, :2]).sum(0) != 1).any() or (whole[:, 0] == whole[:, 1]).all():
-        raise ScanError(path, "does not lie on the voxels of its image", AGAIN)
-    affine: np.ndarray = whole.astype(int)
-    return affine
-
-
-def _draw(frames: Iterable[Frame], number: int, image: Scan, path: Path, *, labelled: bool) -> np.ndarray:
-    voxels = np.zeros(image.voxels.shape, bool)
-    limits = np.array(image.voxels.shape[::-1])
-    for segment, pixels, affine in frames:
-        if not labelled and segment != number:
-            continue
-        rows, columns = np.nonzero(pixels == number if labelled else pixels)
-        at = affine @ np.stack([columns, rows, np.ones_like(rows)])
-        if ((at < 0) | (at >= limits[:, None])).any():
-            raise ScanError(path, "has voxels outside its image", AGAIN)
-        x, y, z = at
-        voxels[z, y, x] = True
-    return voxels
-
-
-# --- structure sets -----------------------------------------------------------------------------------------
-
-
-def _rois(content: Any, image: Scan, path: Path) -> Iterator[Structure]:
-    contours = {
-        int(one.ReferencedROINumber): one.get("ContourSequence", []) for one in content.get("ROIContourSequence", [])
-    }
-    observed = {
-        int(one.ReferencedROINumber): one.get("RTROIIdentificationCodeSequence")
-        for one in content.get("RTROIObservationsSequence", [])
-    }
-    for roi in content.StructureSetROISequence:
-        number = int(roi.ROINumber)
-        name = one_line(roi.get("ROIName", ""))
-
-        def draw(number: int = number, name: str = name) -> np.ndarray:
-            return _fill(contours.get(number, []), image, path, name)
-
-        code, meaning = _code(observed.get(number))
-        yield Structure(number, name, code, meaning, draw)
-
-
-def _fill(contours: Iterable[Any], image: Scan, path: Path, name: str) -> np.ndarray:
-    """The voxels whose centres are within the contours of their slice, see `fedshift.data.contours.filled`."""
-    inverse = np.linalg.inv(_matrix(image))
-    drawn: list[np.ndarray] = []
-    odd = False
-    for contour in contours:
-        kind = contour.get("ContourGeometricType")
-        if kind not in ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR"):
-            raise ScanError(
-                path, f"outlines {name!r} with something else than closed contours", "export it as closed contours"
-            )
-        points = np.array(contour.ContourData, float).reshape(-1, 3)
-        if not np.isfinite(points).all():
-            raise ScanError(path, f"has a contour of {name!r} that is not in numbers", AGAIN)
-        odd = odd or kind == "CLOSEDPLANAR_XOR"
-        drawn.append((points - np.array(image.origin)) @ inverse.T)
-    voxels = np.zeros(image.voxels.shape, bool)
-    if not drawn:
-        return voxels
-    axis = int(np.argmin(np.max([np.ptp(points, axis=0) for points in drawn], axis=0)))  # across the slices
-    across = [other for other in range(3) if other != axis]
-    slices: dict[int, list[np.ndarray]] = {}
-    for points in drawn:
-        at = int(np.rint(points[:, axis].mean()))
-        if np.abs(points[:, axis] - at).max() > OFF or not 0 <= at < image.voxels.shape[2 - axis]:
-            raise ScanError(path, f"has a contour of {name!r} that does not lie in a slice of its image", AGAIN)
-        slices.setdefault(at, []).append(points[:, across])
-    by_axis: np.ndarray = np.moveaxis(voxels, 2 - axis, 0)  # [slice, the later axis, the earlier axis]
-    rows, columns = by_axis[0].shape
-    for at, polygons in slices.items():
-        by_axis[at] = filled(polygons, (rows, columns), odd=odd)
-    return voxels
-
-
-# --- both ---------------------------------------------------------------------------------------------------
-
-
-def _matrix(image: Scan) -> np.ndarray:
-    """From index x, y, z to millimetres."""
-    matrix: np.ndarray = np.reshape(image.direction, (3, 3)) * np.array(image.spacing)
-    return matrix
-
-
-def _code(sequence: Any) -> tuple[CodeKey | None, str]:
-    """The code of a structure and its modifier, and what it means."""
-    if not sequence:
-        return None, ""
-    code = sequence[0]
-    modifier = code.get("SegmentedPropertyTypeModifierCodeSequence")
-    key = (_pair(code), _pair(modifier[0]) if modifier else None)
-    return key, one_line(code.get("CodeMeaning", ""))
-
-
-def _pair(code: Any) -> tuple[str, str]:
-    return str(code.get("CodeValue", "")), str(code.get("CodingSchemeDesignator", ""))
+def _instances(items: Iterable[Any]) -> Iterator[str]:
+    return (str(uid) for item in items if (uid := item.get("ReferencedSOPInstanceUID")))

@@ -1,4 +1,4 @@
-"""What the values of a mask mean, and the names of a DICOM mask's structures: which class each stands for."""
+"""What the values of a mask mean, and the names of its structures where it has some: which class each stands for."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Labels:
     ``classes`` begins with the background, ``class_of`` maps each value that a mask may have, except 0, to the index of
     its class. ``annotated``: the classes that the masks outline, None for all but the background.
 
-    In a DICOM mask a class is the structure of its name, or of its code in ``codes``; ``structures`` maps other names
-    (`fedshift.schema.codes.plain_name`) to their classes.
+    In a mask that names its structures a class is the structure of its name, or of its code in ``codes``;
+    ``structures`` maps other names (`fedshift.schema.codes.plain_name`) to their classes. ``said`` maps the values that
+    a person or a file beside the masks has named to their classes, which names must not contradict.
     """
 
     classes: tuple[str, ...]
@@ -38,6 +39,7 @@ class Labels:
     annotated: tuple[str, ...] | None = None
     structures: Mapping[str, str] = field(default_factory=dict)
     codes: Mapping[str, ClassCodes] = field(default_factory=dict)
+    said: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of_classes(cls, classes: Sequence[str], annotated: tuple[str, ...] | None = None) -> Labels:
@@ -110,8 +112,8 @@ def parse_labels(texts: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
         numbers = tuple(_number_or_name(value.strip()) for value in values.split(","))
         if not (name and equals and all(number != "" for number in numbers)):
             raise ConfigError(
-                f"--label takes a name and values of the masks, such as prostate=1,2, not {text!r}; of DICOM masks "
-                "names of structures, such as 'prostate=Whole gland'"
+                f"--label takes a name and values of the masks, such as prostate=1,2, not {text!r}; of masks that name "
+                "their structures, as DICOM does, these names, such as 'prostate=Whole gland'"
             )
         if name in found:
             raise ConfigError(f"--label names {name} twice: write --label {name}=VALUE,VALUE once")
@@ -135,6 +137,7 @@ def settle_labels(
     *,
     given: Mapping[str, Sequence[int | str]] = MappingProxyType({}),
     described: Labels | None = None,
+    recorded: Labels | None = None,
     classes: Sequence[str] | None = None,
     annotated: Sequence[str] | None = None,
     codes: Mapping[str, ClassCodes] = MappingProxyType({}),
@@ -145,10 +148,11 @@ def settle_labels(
     Args:
         given: class -> values, as a person gave them; comes before what is ``described``.
         described: what a file beside the masks says.
+        recorded: what an earlier preparation of the site has recorded, where nothing else says it.
         classes: the classes of the task or of the prepared site, in their order, the background first.
         annotated: the classes that the masks outline, None for all.
-        codes: of the classes, by which structures of DICOM masks are found.
-        named: whether all masks are DICOM, which names its structures.
+        codes: of the classes, by which structures of masks that name them are found.
+        named: whether all masks name their structures.
 
     Raises:
         ConfigError: names that do not fit together, or a class that is annotated and has no value.
@@ -156,6 +160,10 @@ def settle_labels(
     if classes is not None:
         _refuse_unknown(annotated or (), classes[1:])
     numbers, structures = _numbers_and_structures(given, named=named)
+    said = {value: name for name, values in given.items() for value in values if isinstance(value, int)}
+    if described is not None and not given:
+        said = {value: name for name, values in described.values.items() for value in values}
+    described = described or recorded
     if given:
         labels: Labels | None = Labels.named(numbers)
     elif described is None and classes is not None and named:
@@ -185,7 +193,9 @@ def settle_labels(
             )
     known = {name.lower(): name for name in labels.classes} | {BACKGROUND: BACKGROUND}
     structures = {structure: known[name.lower()] for structure, name in structures.items()}
-    return replace(labels, structures=structures, codes={k: v for k, v in codes.items() if k in labels.classes})
+    said = {value: known[name.lower()] for value, name in said.items() if name.lower() in known}
+    codes = {name: of for name, of in codes.items() if name in labels.classes}
+    return replace(labels, structures=structures, codes=codes, said=said)
 
 
 def _refuse_unknown(annotated: Sequence[str], known: Sequence[str]) -> None:

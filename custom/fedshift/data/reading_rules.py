@@ -23,15 +23,118 @@ class Rule:
 
 DICOM_IMAGES: tuple[Rule, ...] = ()
 """Classic series and enhanced images."""
-DICOM_MASKS: tuple[Rule, ...] = ()
+DICOM_MASKS: tuple[Rule, ...] = (
+    Rule(
+        "a structure by its name, then by its code",
+        "read",
+        "whatever its case and signs; a name with another class's code is refused",
+    ),
+    Rule(
+        "structures that are no class",
+        "warned of",
+        "left out; --label 'prostate=PZ,TZ' says what they are, and merges several",
+    ),
+    Rule("two structures of one class", "refused", "keep one, or say which with --label"),
+    Rule("two classes in one voxel", "refused", "give each voxel one class; structures that are no class may overlap"),
+    Rule(
+        "a mask of another series than its image", "warned of", "by the UIDs of series, images and frame of reference"
+    ),
+    Rule("images named, and no series", "read", "the series that has these images"),
+    Rule(
+        "a frame of reference named, and neither series nor images",
+        "read",
+        "the series that has it, if it is the only one",
+    ),
+    Rule("a SEG on its image's slices", "read", "binary, fractions, label map: voxel for voxel"),
+    Rule(
+        "a SEG without frames of empty slices", "read", "a frame reaches to the next one only where that is next to it"
+    ),
+    Rule(
+        "a SEG of thicker slices than its image",
+        "converted",
+        "a frame reaches half-way to the next; a voxel is of the pixel that its centre lies in; with a warning",
+    ),
+    Rule("a SEG of finer slices", "converted", "the same"),
+    Rule("a SEG of other pixels: finer, turned, shifted, cropped", "converted", "the same, in any plane"),
+    Rule(
+        "a SEG off its image's voxels and of another frame of reference",
+        "refused",
+        "its places say nothing of the image's",
+    ),
+    Rule(
+        "a SEG of fractions",
+        "converted",
+        "a half or more of the largest value is inside; with a warning, unless all are 0 or whole",
+    ),
+    Rule("a SEG or structure set that reaches beyond its image", "warned of", "cut off, and how many ml"),
+    Rule("a SEG or structure set wholly beside its image", "refused", "name the image that it was drawn on"),
+    Rule("a SEG of slides, in tiles", "refused", "it has no place in a scan"),
+    Rule("a SEG whose frames lack their place", "refused", "export it again"),
+    Rule("a deflated SEG or structure set", "read", "up to 4 GiB"),
+    Rule("a SEG in RLE, JPEG 2000 or another compression that can be decoded", "read", "by pydicom's decoders"),
+    Rule("a SEG in a compression without decoder", "refused", "the compression is named"),
+    Rule("closed contours on the image's slices", "read", "filled by the voxels' centres"),
+    Rule(
+        "holes, by contours within contours or by keyholes",
+        "read",
+        "a contour wholly within another is a hole, one in that an island",
+    ),
+    Rule("contours of a slice that overlap or repeat each other", "read", "united; a copy counts once"),
+    Rule("contours that say XOR", "read", "what lies in an even number of them is outside"),
+    Rule(
+        "slices without a contour within a structure",
+        "warned of",
+        "by structure and slice; --interpolate fills them by the shapes next to them",
+    ),
+    Rule(
+        "contours between slices, no further apart than these",
+        "converted",
+        "a slice takes the nearest, within half of a slice; with a warning",
+    ),
+    Rule("contours between slices, further apart than these", "refused", "unless --interpolate"),
+    Rule("contours across the image's slices, in planes of its voxels", "read", "filled in these planes"),
+    Rule("contours in no plane of the image's voxels", "refused", "export it on the image's slices"),
+    Rule("points and open contours", "refused", "of a class; other structures may have them"),
+)
 """SEG and RT Structure Sets."""
-SEG_NRRD: tuple[Rule, ...] = ()
+SEG_NRRD: tuple[Rule, ...] = (
+    Rule(
+        "segments with names, whatever their values",
+        "read",
+        "by name, as DICOM masks are; values may differ from case to case",
+    ),
+    Rule("segments with a code", "read", "by the terminology entry, after the name; Tissue, the default, says nothing"),
+    Rule("segments that nobody has named", "read", "Segment_1 and the like, by the value that --label gives"),
+    Rule(
+        "names against --label or dataset.json",
+        "refused",
+        "where a value is said to be another class than its segment is called",
+    ),
+    Rule("values that no segment has", "refused", "save it from 3D Slicer again"),
+    Rule("two segments with one value, or one name", "refused", "keep one of them"),
+    Rule("layers of segments that overlap", "read", "two classes in one voxel are refused"),
+    Rule("layers without names", "refused", "save it from 3D Slicer again, or as a mask of one value for each class"),
+    Rule("voxels cut to the segments' extent", "read", "placed on the image's voxels"),
+    Rule(
+        "other voxels than the image's",
+        "converted",
+        "a voxel is of the segment's voxel that its centre lies in; with a warning",
+    ),
+    Rule("segments beyond the image", "warned of", "cut off, and how many ml; refused if nothing is left"),
+    Rule("no names", "read", "by its values, as any mask"),
+)
 """3D Slicer's segmentations."""
 FILES: tuple[Rule, ...] = ()
 """NIfTI, NRRD, MetaImage and formats that are not read."""
 LISTS: tuple[Rule, ...] = ()
 """How images and masks are put together: names, patterns, dataset.json."""
-MASKS: tuple[Rule, ...] = ()
+MASKS: tuple[Rule, ...] = (
+    Rule(
+        "slices without a class between slices that have it",
+        "warned of",
+        "by class and slice, where a gap is short and what is on both sides of it overlaps",
+    ),
+)
 """What holds for masks of every format."""
 PICTURES: tuple[Rule, ...] = ()
 """PNG, JPEG, TIFF."""

@@ -107,7 +107,7 @@ def _read_volumes(path: Path, channels: Sequence[int | None], direction: tuple[f
     elif is_multiframe_file(path):
         image = _read_multiframe(path)[0]
     else:
-        image = _read_file(path, trusted=direction is not None)
+        image = open_file(path, trusted=direction is not None)
     if image.GetPixelID() in _COMPLEX:
         raise ScanError(path, "has complex voxels", "export the magnitude")
     components = image.GetNumberOfComponentsPerPixel()
@@ -185,8 +185,12 @@ def content_hash(voxels: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _read_file(path: Path, *, trusted: bool) -> sitk.Image:
-    """Read a file; ``trusted``: the geometry in its header is not used."""
+def open_file(path: Path, *, trusted: bool) -> sitk.Image:
+    """Read a file as it is stored; ``trusted``: the geometry in its header is not used.
+
+    Raises:
+        ScanError: as for `read_scan`.
+    """
     again = "copy or export it again"
     if is_broken_link(path):
         raise ScanError(path, "is a link to a file that does not exist", FETCH)

@@ -1,13 +1,13 @@
-"""DICOM studies with DICOM masks: a mask belongs to the series that it refers to, wherever both files lie."""
+"""DICOM studies with DICOM masks: a mask belongs to the series that it means, wherever both files lie."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedshift.data.casefiles import CaseFiles, Finding
-from fedshift.data.dicom import looks_like_dicom
-from fedshift.data.dicom_masks import is_dicom_mask, references
+from fedshift.data.dicom import identify, looks_like_dicom
+from fedshift.data.dicom_masks import References, frame_of, is_dicom_mask, references
 from fedshift.data.pairing import ScanSet, visible
 from fedshift.data.scan_file import ScanError, same_form
 from fedshift.data.series import series_by_uid
@@ -58,19 +58,19 @@ def pair_studies(images: Path, masks: Path | None = None, name: str | None = Non
                     series.setdefault(uid, []).extend(paths)
         except ScanError as error:
             findings.append(Finding("error", error.path, error.what, error.mend))
+    scans = _Scans(series)
     of_case: dict[str, list[tuple[Path, Path]]] = {}
     for mask in (file for folder in _folders(masks or images) for file in visible(folder)):
         try:
             if not is_dicom_mask(mask):
                 continue
-            wanted = references(mask).series
+            found, how = scans.of(references(mask))
         except ScanError as error:
             finding = Finding("error", error.path, error.what, error.mend)
             findings += [] if finding in findings else [finding]  # of a slice, as above
             continue
-        found = [path for uid in wanted for path in series.get(uid, [])]
         if len(found) != 1:
-            what = f"refers to {len(found)} series" if found else "refers to a series that is not there"
+            what = f"refers to {len(found)} series{how}" if found else "refers to a series that is not there"
             mend = f"put the series of its image below {images}, once, or remove the mask"
             findings.append(Finding("error", mask, what, mend))
             continue
@@ -88,6 +88,58 @@ def pair_studies(images: Path, masks: Path | None = None, name: str | None = Non
         what = f"is of case {case}, which has no mask"
         findings.append(Finding("error", bare[case], what, "add the mask or remove the case", case))
     return ScanSet(name or images.name, images, "studies", tuple(cases), tuple(findings))
+
+
+class _Scans:
+    """The scans below a folder, and which of them a mask means."""
+
+    def __init__(self, series: Mapping[str, Sequence[Path]]) -> None:
+        self._series = series
+        self._by_image: dict[str, Path] = {}
+        self._by_frame: dict[str, list[Path]] = {}
+
+    def of(self, said: References) -> tuple[list[Path], str]:
+        """The scans that a mask means, and by what if not by the UID of the series.
+
+        Masks do not always name the series. Then one of the images tells it; or, where no image is named, the frame of
+        reference, if a single series has it.
+        """
+        found = [path for uid in said.series for path in self._series.get(uid, [])]
+        if len(found) == 1:
+            return found, ""
+        by_image = {path for uid in said.images if (path := self._images.get(uid)) is not None}
+        if by_image and (not found or by_image <= set(found)):
+            return sorted(by_image), " by the images that it names"
+        if found or said.series or said.images or not said.frame:
+            return found, ""
+        return self._frames.get(said.frame, []), " by its frame of reference alone"
+
+    @property
+    def _images(self) -> Mapping[str, Path]:
+        """The UID of each image -> its scan; read once it is asked for."""
+        if not self._by_image:
+            for uid, paths in self._series.items():
+                for path in paths:
+                    for file in self._files(path):
+                        if (found := identify(file)) is not None and (path == file or found.series == uid):
+                            self._by_image[found.instance] = path
+        return self._by_image
+
+    @property
+    def _frames(self) -> Mapping[str, list[Path]]:
+        """The UID of a frame of reference -> the scans that have it; read once it is asked for."""
+        if not self._by_frame:
+            for uid, paths in self._series.items():
+                for path in paths:
+                    files = (f for f in self._files(path) if (of := identify(f)) is not None and of.series == uid)
+                    if (file := next(files, None)) is not None:
+                        self._by_frame.setdefault(frame_of(file), []).append(path)
+        return self._by_frame
+
+    @staticmethod
+    def _files(path: Path) -> list[Path]:
+        folder = path if path.is_dir() else path.parent
+        return [path] if path.is_file() else [file for file in visible(folder) if looks_like_dicom(file)]
 
 
 def _case(path: Path, images: Path) -> str:

@@ -50,14 +50,12 @@ def write_segmentation(
         segments = [
             _described(number, name, origin.codes[name], algorithm) for number, name in enumerate(classes, start=1)
         ]
-        measures = None
-        if not source.frames:
-            spacing = source.first.PixelSpacing
-            measures = hd.PixelMeasuresSequence(
-                pixel_spacing=[float(value) for value in spacing],
-                slice_thickness=float(source.first.SliceThickness or _between_slices(scan)),
-                spacing_between_slices=_between_slices(scan),
-            )
+        measured = _measured(source)
+        measures = hd.PixelMeasuresSequence(
+            pixel_spacing=[float(value) for value in measured.PixelSpacing],
+            slice_thickness=float(measured.get("SliceThickness") or _between_slices(scan)),
+            spacing_between_slices=_between_slices(scan),
+        )
         made = hd.seg.Segmentation(
             source_images=list(source.objects),
             pixel_array=source.in_frames(grid),
@@ -83,6 +81,14 @@ def write_segmentation(
         path.unlink()
         raise DataError(f"{path} was not the mask when read back, so it was deleted: export the scan again")
     return made
+
+
+def _measured(source: Source) -> Any:
+    """What holds the pixel spacing and the thickness of a slice: a file, or a functional group of an enhanced image."""
+    if not source.frames:
+        return source.first
+    own, shared = source.first.PerFrameFunctionalGroupsSequence[0], source.first.SharedFunctionalGroupsSequence[0]
+    return (own if "PixelMeasuresSequence" in own else shared).PixelMeasuresSequence[0]
 
 
 def _described(number: int, name: str, of: ClassCodes, algorithm: Any) -> Any:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.data.casefiles import CaseFiles, Decoded, known_spacing, read_case
-from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.labels import every_label, settle_labels
+from fedshift.data.named_masks import names_structures
 from fedshift.data.pairing import UNNAMED, ScanSet
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan, content_hash
@@ -36,6 +36,8 @@ class Scored:
     """The classes that the model's mask or the reader's only has: HD95 and ASD are the volume's diagonal."""
     known_spacing: bool = True
     """Whether the voxel size is known; without it, distances in mm and volumes in ml mean nothing."""
+    warnings: tuple[str, ...] = ()
+    """Of reading the case."""
     error: str | None = None
 
 
@@ -46,10 +48,11 @@ def labelled_cases(
     labels: Mapping[str, Sequence[int | str]],
     annotated: Sequence[str] | None,
     trust_voxels: bool = False,
+    interpolate: bool = False,
 ) -> list[CaseFiles]:
     """The cases of one or more folders, with the meaning of their masks' values for this model.
 
-    ``trust_voxels``: see `fedshift.data.casefiles.CaseFiles`.
+    ``trust_voxels`` and ``interpolate``: see `fedshift.data.casefiles.CaseFiles`.
 
     Raises:
         ConfigError: the masks do not fit the model's classes, or the scans its sequences.
@@ -67,7 +70,7 @@ def labelled_cases(
             classes=classes,
             annotated=annotated,
             codes=model.header.job.task.codes,
-            named=all(is_dicom_mask(case.mask) for case in found.cases),
+            named=all(names_structures(case.mask) for case in found.cases),
         )
         if meant is None:
             raise ConfigError(
@@ -75,7 +78,9 @@ def labelled_cases(
                 f"them, as in {every_label(classes)}"
             )
         with_names = [_with_sequences(case, wanted) for case in found.cases]
-        cases += [replace(case, labels=meant, trust_voxels=trust_voxels) for case in with_names]
+        cases += [
+            replace(case, labels=meant, trust_voxels=trust_voxels, interpolate=interpolate) for case in with_names
+        ]
     if not cases:
         raise DataError(f"{sets[0].folder if sets else 'the folder'} holds no scan with a mask")
     return cases
@@ -134,14 +139,14 @@ def score_cases(
     for case in cases:
         begin(case.id)
         try:
-            decoded = _decoded(case)
+            decoded, warnings = _decoded(case)
             for file, image in zip(case.images, decoded.images, strict=True):
                 same = first.setdefault(content_hash(image.voxels), file)
                 if same != file:
                     raise ScanError(file, f"has the same voxels as {same}", "remove one of the two, or it counts twice")
             with prediction_out_of_memory(case.image):
                 scored = _scored(model, ready, case, decoded, tolerance, true_spacing=true_spacing)
-            yield scored
+            yield replace(scored, warnings=warnings)
         except FedshiftError as error:
             yield Scored(case.id, case.image, {}, error=str(error))
 
@@ -162,15 +167,16 @@ def ready_for(
 
 
 def _image_of(case: CaseFiles) -> tuple[Scan, np.ndarray]:
-    decoded = _decoded(case)
+    decoded, _ = _decoded(case)
     return decoded.image, _sequences(decoded)
 
 
-def _decoded(case: CaseFiles) -> Decoded:
+def _decoded(case: CaseFiles) -> tuple[Decoded, tuple[str, ...]]:
+    """A case, and the warnings of reading it."""
     decoded, findings = read_case(case)
     if decoded is None:
         raise DataError("; ".join(finding.sentence() for finding in findings if finding.level == "error"))
-    return decoded
+    return decoded, tuple(finding.sentence() for finding in findings)
 
 
 def _sequences(decoded: Decoded) -> np.ndarray:

@@ -1,0 +1,188 @@
+"""Regions of interest of an RT Structure Set on the grid of an image (PS3.3, A.19 and C.8.8.5 to C.8.8.6).
+
+A voxel is inside where its centre is within the contours of its slice, see `fedshift.data.contours.filled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedshift.data.contour_planes import OFF, BetweenSlices, OnSlices, on_slices, plane_of, usual_distance
+from fedshift.data.contours import area_of, filled
+from fedshift.data.scan_file import ScanError
+from fedshift.data.scans import Scan
+from fedshift.data.segmentations import AGAIN, code_of, syntax_name
+from fedshift.data.slabs import matrix_of
+from fedshift.data.stripes import gaps_along, in_words
+from fedshift.data.structures import Drawing, Remark, Structure
+from fedshift.schema.names import one_line
+from fedshift.schema.reading import Reading
+
+CLOSED = ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR")
+
+
+def reading_of(content: Any) -> Reading:
+    """What is known of a structure set before anything is drawn."""
+    return Reading(format="RT Structure Set", transfer_syntax=syntax_name(content))
+
+
+def regions(content: Any, image: Scan, path: Path, *, interpolate: bool) -> list[Structure]:
+    """The regions of interest of a structure set, to be drawn on the grid of an image.
+
+    ``interpolate``: fill slices between two contours, see `fedshift.data.contour_planes`.
+    """
+    contours = {
+        int(one.ReferencedROINumber): one.get("ContourSequence", []) for one in content.get("ROIContourSequence", [])
+    }
+    observed = {
+        int(one.ReferencedROINumber): one.get("RTROIIdentificationCodeSequence")
+        for one in content.get("RTROIObservationsSequence", [])
+    }
+    found: list[Structure] = []
+    for roi in content.StructureSetROISequence:
+        number, name = int(roi.ROINumber), one_line(roi.get("ROIName", ""))
+
+        def draw_it(number: int = number, name: str = name) -> Drawing:
+            return _drawn(contours.get(number) or [], image, path, name, interpolate=interpolate)
+
+        code, meaning = code_of(observed.get(number))
+        found.append(Structure(name, code, meaning, draw_it))
+    return found
+
+
+@dataclass(frozen=True)
+class _Outlines:
+    """Closed contours in voxels: arrays (points, 3) of x, y, z, in planes across ``axis`` (0 to 2 for x to z)."""
+
+    contours: list[np.ndarray]
+    axis: int
+    odd: bool
+
+
+def _drawn(contours: Iterable[Any], image: Scan, path: Path, name: str, *, interpolate: bool) -> Drawing:
+    outlines = _outlines(contours, image, path, name)
+    if not outlines.contours:
+        return Drawing(np.zeros(image.voxels.shape, bool))
+    axis = outlines.axis
+    across = [other for other in range(3) if other != axis]
+    planes: dict[float, list[np.ndarray]] = {}
+    for points in outlines.contours:
+        depth = float(points[:, axis].mean())
+        if np.abs(points[:, axis] - depth).max() > OFF:
+            raise ScanError(path, f"has a contour of {name!r} that does not lie in a slice of its image", AGAIN)
+        planes.setdefault(plane_of(depth), []).append(points[:, across])
+    count, (columns, rows) = image.voxels.shape[2 - axis], (image.voxels.shape[2 - other] for other in across)
+    spacing = image.spacing[axis], image.spacing[across[1]], image.spacing[across[0]]
+    rasters = {place: _raster(polygons, (rows, columns), odd=outlines.odd) for place, polygons in planes.items()}
+    try:
+        placed = on_slices(
+            {place: inside for place, (inside, _) in rasters.items()}, count, interpolate=interpolate, spacing=spacing
+        )
+    except BetweenSlices:
+        apart = usual_distance(np.array(sorted(planes))) * spacing[0]
+        what = f"has contours of {name!r} between the slices of its image, {apart:.2g} mm apart"
+        raise ScanError(path, what, f"add --interpolate, or {AGAIN}") from None
+    remarks = [*_beyond(rasters, placed, count, spacing, path, name)]
+    gaps, said = _gaps(placed, count, axis, spacing[0], name, interpolate=interpolate)
+    resampled = None
+    if placed.moved > OFF:
+        moved = placed.moved * spacing[0]
+        resampled = f"contours between slices taken to the nearest slice, up to {moved:.2g} mm"
+        remarks.append(Remark(f"has {name!r} with {resampled}", "look at it on the image"))
+    voxels = np.moveaxis(placed.voxels, 0, 2 - axis)
+    return Drawing(np.ascontiguousarray(voxels), (*remarks, *gaps), resampled=resampled, gaps=said)
+
+
+def _outlines(contours: Iterable[Any], image: Scan, path: Path, name: str) -> _Outlines:
+    """Contours in voxels.
+
+    Raises:
+        ScanError: points or open lines, or coordinates that are no numbers.
+    """
+    inverse = np.linalg.inv(matrix_of(image))
+    drawn: list[np.ndarray] = []
+    odd = False
+    for contour in contours:
+        kind = contour.get("ContourGeometricType")
+        if kind not in CLOSED:
+            what = f"outlines {name!r} with something else than closed contours"
+            raise ScanError(path, what, "export it as closed contours")
+        points = np.array(contour.ContourData, float).reshape(-1, 3)
+        if not np.isfinite(points).all():
+            raise ScanError(path, f"has a contour of {name!r} that is not in numbers", AGAIN)
+        odd = odd or kind == "CLOSEDPLANAR_XOR"
+        drawn.append((points - np.array(image.origin)) @ inverse.T)
+    axis = int(np.argmin(np.max([np.ptp(points, axis=0) for points in drawn], axis=0))) if drawn else 2
+    return _Outlines(drawn, axis, odd)
+
+
+def _raster(polygons: Sequence[np.ndarray], shape: tuple[int, int], *, odd: bool) -> tuple[np.ndarray, int]:
+    """The pixels inside polygons (points, 2) of x, y; and how many more there are beyond the image.
+
+    Further off than the image's own size these are not drawn, and the polygons' area counts.
+    """
+    rows, columns = shape
+    sizes = np.array([columns, rows])
+    points = np.concatenate(polygons)
+    needed = np.ceil(np.stack([-points.min(0), points.max(0) - sizes + 1]))
+    low, high = np.clip(needed, 0, sizes).astype(int)
+    wide, tall = (low + sizes + high).tolist()
+    inside = filled([polygon + low for polygon in polygons], (tall, wide), odd=odd)
+    kept = inside[low[1] : low[1] + rows, low[0] : low[0] + columns]
+    beside = int(np.count_nonzero(inside) - np.count_nonzero(kept))
+    if (needed > sizes).any():
+        beside = max(beside, round(sum(map(area_of, polygons))) - int(np.count_nonzero(kept)))
+    return kept, beside
+
+
+def _beyond(
+    rasters: dict[float, tuple[np.ndarray, int]],
+    placed: OnSlices,
+    count: int,
+    spacing: tuple[float, float, float],
+    path: Path,
+    name: str,
+) -> list[Remark]:
+    """A warning where contours reach beyond the image.
+
+    Raises:
+        ScanError: nothing of them is in it.
+    """
+    ml = float(np.prod(spacing)) * usual_distance(np.array(sorted(rasters))) / 1000
+    outside = of = 0.0
+    for place, (inside, beside) in rasters.items():
+        all_of_it = np.count_nonzero(inside) + beside
+        of += ml * all_of_it
+        outside += ml * (beside if -0.5 - OFF <= place <= count - 0.5 + OFF else all_of_it)
+    if not outside:
+        return []
+    if not placed.voxels.any():
+        raise ScanError(path, f"has {name!r} where its image has no voxels", "name the image that it was drawn on")
+    what = f"has {outside:.3g} of {of:.3g} ml of {name!r} beyond the image, which are cut off"
+    return [Remark(what, "look whether the image is the one that it was drawn on")]
+
+
+def _gaps(
+    placed: OnSlices, count: int, axis: int, spacing: float, name: str, *, interpolate: bool
+) -> tuple[list[Remark], str | None]:
+    """A warning of slices without contour within a structure; and what is recorded of them and of those filled."""
+    said = []
+    if placed.made:
+        said.append(f"{name!r} interpolated on {in_words(placed.made, count, axis)}")
+    empty = [
+        number
+        for gap in gaps_along(placed.voxels, 0)
+        if gap.overlap > 0 or gap.is_short(spacing)
+        for number in gap.slices
+    ]
+    if not empty:
+        return [], "; ".join(said) or None
+    where = in_words(empty, count, axis)
+    said.append(f"{name!r} has no contour on {where}")
+    mend = "draw them" if interpolate else "draw them, or add --interpolate to fill them from the contours next to them"
+    return [Remark(f"has no contour of {name!r} on {where}, which lie within it", mend)], "; ".join(said)

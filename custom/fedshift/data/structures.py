@@ -1,0 +1,238 @@
+"""Masks whose structures have names: which structure is which class, and their voxels on the image's grid.
+
+A class is found by name or by code. A number says nothing: it differs from file to file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedshift.data.labels import BACKGROUND, Labels
+from fedshift.data.scan_file import ScanError
+from fedshift.data.scans import Scan
+from fedshift.schema.codes import plain_name
+from fedshift.schema.reading import Reading
+
+MOST_STRUCTURES = 255
+"""That are drawn where nobody says which are wanted: values of a mask without names go up to this."""
+CodeKey = tuple[tuple[str, str], tuple[str, str] | None]
+LOOK = "look whether it is the right mask of the case"
+_SAYS_NOTHING = re.compile(r"(?:(?:segment|segmentation|label|roi)?[ _-]*\d*)", re.IGNORECASE)
+"""Names that a program gives to structures that nobody has named."""
+_OLD_SNOMED = ("SRT", "SNM3", "99SDM")
+
+
+class Remark(NamedTuple):
+    """A warning of a mask: what is there, as the rest of a sentence about its file, and what to do."""
+
+    what: str
+    mend: str = LOOK
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A structure on the image's grid: its voxels, bool [z, y, x], and what was decided in drawing it."""
+
+    voxels: np.ndarray
+    remarks: tuple[Remark, ...] = ()
+    resampled: str | None = None
+    gaps: str | None = None
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A segment, or a region of interest (ROI): its name, its code, and how to draw it on the image's grid."""
+
+    name: str
+    code: CodeKey | None
+    meaning: str
+    """The code in words."""
+    draw: Callable[[], Drawing]
+    value: int | None = None
+    """Of its voxels in the file, which a command line may have named."""
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    structure: Structure
+    drawing: Drawing
+    value: int
+    name: str = field(default="")
+    """Of the class."""
+
+
+def modern(value: str, scheme: str) -> tuple[str, str]:
+    """A code's value and scheme; SNOMED's old codes (SRT), which DICOM has retired, as those that follow them."""
+    if scheme in _OLD_SNOMED:
+        try:
+            table = importlib.import_module("pydicom.sr.coding").snomed_mapping["SRT"]
+        except ImportError:  # a mask that is no DICOM, and pydicom is not installed
+            return value, scheme
+        return (str(table[value]), "SCT") if value in table else (value, scheme)
+    return value, scheme
+
+
+def paint(
+    found: Sequence[Structure], image: Scan, labels: Labels | None, path: Path, reading: Reading
+) -> tuple[Scan, list[Remark]]:
+    """A mask of the structures that are wanted.
+
+    Args:
+        found: the file's structures.
+        image: the image that it belongs to.
+        labels: what is wanted; without them all structures that can be drawn are, with the values 1, 2 and so on in
+            the file's order, and where two overlap the later one has the voxel.
+        path: the file.
+        reading: what is known of the file so far.
+
+    Returns:
+        The mask, with the first of each class's values in ``labels``; and remarks.
+
+    Raises:
+        ScanError: structures that are not the classes, or that cannot be drawn, or two classes in one voxel.
+    """
+    chosen, remarks = _all_drawn(found) if labels is None else _wanted(found, labels, path)
+    voxels = np.zeros(image.voxels.shape, np.uint16)
+    for each in chosen:
+        drawn = each.drawing.voxels
+        both = drawn & (voxels != 0) & (voxels != each.value) if labels else np.zeros(1, bool)
+        if both.any():
+            what = f"has {int(both.sum())} voxel(s) of {each.structure.name!r} that are of another class too"
+            raise ScanError(path, what, "give each voxel one class")
+        voxels[drawn] = each.value
+    remarks += [remark for each in chosen for remark in each.drawing.remarks]
+    record = reading.model_copy(
+        update={
+            "structures": ", ".join(f"{each.structure.name!r} is {each.name or each.value}" for each in chosen) or None,
+            "resampled": _joined(each.drawing.resampled for each in chosen),
+            "gaps": _joined(each.drawing.gaps for each in chosen),
+            "remarks": (*reading.remarks, *(remark.what for remark in remarks)),
+        }
+    )
+    mask = Scan(
+        voxels, image.spacing, image.origin, image.direction, image.stored, image.stored_direction, reading=record
+    )
+    return mask, remarks
+
+
+def _joined(texts: object) -> str | None:
+    said = dict.fromkeys(text for text in texts if text)  # type: ignore[attr-defined]
+    return "; ".join(said) or None
+
+
+def _all_drawn(found: Sequence[Structure]) -> tuple[list[_Chosen], list[Remark]]:
+    """All structures that can be drawn with their values, where nobody says which are wanted; remarks on the others.
+
+    Raises:
+        ScanError: none can.
+    """
+    chosen: list[_Chosen] = []
+    faults: list[ScanError] = []
+    for structure in found[:MOST_STRUCTURES]:
+        try:
+            drawing = structure.draw()
+        except ScanError as error:  # a point or a couch, for example, that no task asks for
+            faults.append(error)
+            continue
+        chosen.append(_Chosen(structure, drawing, len(chosen) + 1))
+    if faults and not chosen:
+        raise faults[0]
+    return chosen, [Remark(f"{fault.what}, which does not matter unless it is a class") for fault in faults]
+
+
+def _wanted(found: Sequence[Structure], labels: Labels, path: Path) -> tuple[list[_Chosen], list[Remark]]:
+    """The structures that are wanted with their values, and remarks on the others."""
+    wanted = [name for name in (labels.annotated or labels.classes[1:]) if name in labels.values]
+    remarks: list[Remark] = []
+    classes = _classes_of(found, labels, wanted, path, remarks)
+    chosen = [
+        _Chosen(structure, structure.draw(), labels.values[name][0], name)
+        for structure, name in zip(found, classes, strict=True)
+        if name in wanted
+    ]
+    if not chosen:
+        named = ", ".join(repr(structure.name) for structure in found[:8]) or "no structure"
+        first = repr(found[0].name) if found else "NAME"
+        raise ScanError(
+            path,
+            f"has {named}, none of which is {' or '.join(wanted)}",
+            f"say which one is, as in --label {wanted[0] if wanted else 'NAME'}={first}",
+        )
+    left = [structure.name for structure, name in zip(found, classes, strict=True) if name is None]
+    if left:
+        shown = ", ".join(map(repr, left[:8]))
+        remarks.append(Remark(f"has structures that are no class of the data set and are left out: {shown}"))
+    return chosen, remarks
+
+
+def _classes_of(
+    found: Sequence[Structure], labels: Labels, wanted: Sequence[str], path: Path, remarks: list[Remark]
+) -> list[str | None]:
+    """The class of each structure, None for one that is no class.
+
+    Raises:
+        ScanError: name, code, value and what the command line says do not go together.
+    """
+    by_name = {plain_name(name): name for name in wanted if name not in labels.structures.values()}
+    by_code = {labels.codes[name].same_as: name for name in by_name.values() if name in labels.codes}
+    seen: dict[str, str] = {}
+    classes: list[str | None] = []
+    for structure in found:
+        key = plain_name(structure.name)
+        if key in labels.structures:
+            classes.append(labels.structures[key])  # several may be merged
+            continue
+        name = by_name.get(key)
+        coded = None if structure.code is None else by_code.get(structure.code)
+        if name is not None and coded not in (None, name):
+            raise ScanError(
+                path,
+                f"has a structure called {structure.name!r} with the code of {coded}",
+                f"correct its code, or say what it is, as in --label {name}={structure.name!r}",
+            )
+        if name is not None and coded is None and structure.code is not None and name in labels.codes:
+            meaning = labels.codes[name].type.meaning
+            what = f"calls a structure {structure.name!r} and codes it as {structure.meaning!r}, not {meaning!r}"
+            remarks.append(Remark(what))
+        name = _not_against_its_value(structure, name or coded, labels.said, path)
+        if name in seen and name != BACKGROUND:
+            raise ScanError(
+                path,
+                f"has two structures that are {name}, {seen[name]!r} and {structure.name!r}",
+                f"keep one of them, or say which, as in --label {name}={structure.name!r}",
+            )
+        if name is not None:
+            seen[name] = structure.name
+        classes.append(name)
+    return classes
+
+
+def _not_against_its_value(structure: Structure, name: str | None, said: Mapping[int, str], path: Path) -> str | None:
+    """The class of a structure by its name, or by its value where its name says nothing.
+
+    Raises:
+        ScanError: a person has said that its value stands for another class, or its class for another value.
+    """
+    if structure.value is None:
+        return name
+    by_value = said.get(structure.value)
+    if name is None and by_value is not None and _SAYS_NOTHING.fullmatch(structure.name):
+        return by_value
+    if by_value == name or (name is None and by_value == BACKGROUND):
+        return name
+    if by_value is None and name not in said.values():
+        return name
+    meant = f"that it is {by_value}" if by_value else f"another value for {name}"
+    what = f"calls its value {structure.value} {structure.name!r}, and what is said of the values is {meant}"
+    if name is None:
+        mend = f"name structures in place of values, as in --label {by_value}={structure.name!r}, or correct its name"
+    else:
+        mend = f"leave the values out, as in --label {name}={structure.name!r}, or correct its name"
+    raise ScanError(path, what, mend)
