@@ -147,3 +147,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "mask": MASKS,
     "picture": PICTURES,
 }
+
+
+def markdown(group: str) -> str:
+    """The rules of one format as a table of Markdown."""
+    rows = [f"| {rule.input} | {rule.outcome} | {rule.how} |" for rule in RULES[group]]
+    return "\n".join(["| what the file holds | it is | how |", "|---|---|---|", *rows])
