@@ -21,6 +21,7 @@ from fedshift.data.dicom_extra import UNREADABLE, need_highdicom, quiet
 from fedshift.data.labels import BACKGROUND, Labels
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan
+from fedshift.data.series import first_file
 from fedshift.schema.codes import plain_name
 from fedshift.schema.names import one_line
 
@@ -138,10 +139,8 @@ def read_mask(path: Path, image: Scan, labels: Labels | None) -> tuple[Scan, lis
 
 def wrong_image(path: Path, image: Path) -> str | None:
     """Why a DICOM mask is not of a DICOM image, by what both say; None if nothing speaks against it."""
-    from fedshift.data.scans import dicom_source
-
     said = references(path)
-    first = dicom_source(image)[0][0]
+    first = first_file(image)
     found = identify(first)
     if said.series and found is not None and found.series not in said.series:
         return "refers to another series than that of its image"

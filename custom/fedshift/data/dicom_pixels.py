@@ -56,7 +56,7 @@ def stored_frames(path: Path, numbers: Sequence[int], values: Sequence[Values]) 
     """
     import pydicom
     from pydicom.encaps import get_frame
-    from pydicom.pixels import get_decoder
+    from pydicom.pixels.decoders.base import get_decoder
 
     header = pydicom.dcmread(path, specific_tags=list(TAGS))
     syntax = syntax_of(header)

@@ -106,7 +106,9 @@ def read_stack(stack: Stack, source: DicomSource, *, most_voxels: int) -> DicomV
                         outside = (stored >= values.padding[0]) & (stored <= values.padding[1])
                         padded |= {place: outside} if outside.any() else {}
         except PixelFault as fault:
-            raise DicomFault(str(fault) if len(frames) == len(wanted) else f"has a slice {file.name} that {fault}") from None
+            raise DicomFault(
+                str(fault) if len(frames) == len(wanted) else f"has a slice {file.name} that {fault}"
+            ) from None
         except UNREADABLE:
             raise DicomFault(f"has pixels in {file.name} that cannot be read, they are damaged") from None
     filled = _fill(slices, padded)
@@ -170,7 +172,9 @@ def _reading(stack: Stack, box: Box, filled: str | None) -> Reading:
         format="DICOM series" if frames[0].is_classic else "enhanced DICOM image",
         transfer_syntax=" and ".join(sorted({frame.syntax for frame in frames})),
         bits=" and ".join(sorted(bits)),
-        rescale=_rescale([(values.slope, values.intercept) for values in every if values.scaled], first.table is not None),
+        rescale=_rescale(
+            [(values.slope, values.intercept) for values in every if values.scaled], first.table is not None
+        ),
         photometric=photometric,
         units=first.units or None,
         geometry=f"image positions of {len(frames)} slices",

@@ -77,11 +77,11 @@ def intensities(stored: np.ndarray, values: Values) -> np.ndarray:
         stored = (-1 if values.signed else (1 << values.bits_stored) - 1) - stored
     if values.table is not None:
         at = np.clip(stored - values.table.first, 0, len(values.table.entries) - 1)
-        return values.table.entries[at]
+        return np.asarray(values.table.entries[at])
     slope, intercept = values.slope, values.intercept
-    if np.issubdtype(stored.dtype, np.integer) and slope == round(slope) and intercept == round(intercept):
-        if max(abs(slope), abs(intercept)) < 2**31:
-            return np.asarray(stored * int(slope) + int(intercept))
+    whole = slope == round(slope) and intercept == round(intercept) and max(abs(slope), abs(intercept)) < 2**31
+    if whole and np.issubdtype(stored.dtype, np.integer):
+        return np.asarray(stored * int(slope) + int(intercept))
     return np.asarray(stored * slope + intercept)
 
 
@@ -119,7 +119,9 @@ def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = 
         slope, intercept = next(iter(mapped), (slope, intercept))
         scaled = scaled or bool(mapped)
     elif world and mapped != {(slope, intercept)}:
-        remarks.append("has real world values beside its rescale slope and intercept, of which only the latter are used")
+        remarks.append(
+            "has real world values beside its rescale slope and intercept, of which only the latter are used"
+        )
     table = _table(header, signed=signed) if header.get("ModalityLUTSequence") else None
     if table is not None and scaled:
         raise ValueFault("has a modality LUT and a rescale slope, of which a file has one")

@@ -117,7 +117,9 @@ def box_of(frames: Sequence[Frame]) -> Box:
     if apart.max() < SMALLEST or not usual <= LARGEST:
         raise VolumeFault(f"has slices {apart.max():.3g} mm apart")
     if gaps.min() <= 0 or apart.max() > MISSING * usual:
-        raise VolumeFault(f"has slices {apart.min():.2f} to {apart.max():.2f} mm apart, so one is missing or duplicated")
+        raise VolumeFault(
+            f"has slices {apart.min():.2f} to {apart.max():.2f} mm apart, so one is missing or duplicated"
+        )
     between_rows, between_columns = first.spacing
     spacing = np.array([between_columns, between_rows, gaps.mean()])
     beside = (places - places[0]) @ axes.T

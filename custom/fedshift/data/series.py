@@ -142,6 +142,15 @@ def list_series(path: Path) -> Listed:
     )
 
 
+def first_file(path: Path) -> Path:
+    """A file of a DICOM scan, to look at what all of them say.
+
+    Raises:
+        NoSeries: as `list_series`.
+    """
+    return list_series(path).files[0] if is_series(path) else path
+
+
 def whole_of(file: Path) -> Listed | None:
     """The scan that an enhanced image is a part of, if other parts of it lie beside it."""
     own = identify(file)

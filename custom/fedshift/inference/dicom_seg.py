@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,28 @@ def write_segmentation(
             content_description=origin.description,
             series_description=origin.description,
         )
+        if source.parts:
+            _refer_to_parts(made, source)
         made.save_as(path)
     back, _ = read_mask(path, scan, None)
     if not np.array_equal(back.voxels, mask):
         path.unlink()
         raise DataError(f"{path} was not the mask when read back, so it was deleted: export the scan again")
     return made
+
+
+def _refer_to_parts(made: Any, source: Source) -> None:
+    """Refer to the files of an image that was split, in place of the one that it was for highdicom."""
+    for series in made.ReferencedSeriesSequence:
+        first = series.ReferencedInstanceSequence[0]
+        series.ReferencedInstanceSequence = [copy.deepcopy(first) for _ in source.parts]
+        for one, (uid, _) in zip(series.ReferencedInstanceSequence, source.parts, strict=True):
+            one.ReferencedSOPInstanceUID = uid
+    for group in made.PerFrameFunctionalGroupsSequence:
+        for derivation in group.get("DerivationImageSequence", []):
+            for image in derivation.SourceImageSequence:
+                uid, frame = source.instance(int(image.ReferencedFrameNumber) - 1)
+                image.ReferencedSOPInstanceUID, image.ReferencedFrameNumber = uid, frame + 1
 
 
 def _described(number: int, name: str, of: ClassCodes, algorithm: Any) -> Any:

@@ -119,12 +119,14 @@ def origin(
 class Source:
     """The DICOM objects of a scan, without pixels, in the order of its slices; or one enhanced image.
 
-    ``frames``: of an enhanced image the frame of each slice, numbered from 0.
+    ``frames``: of an enhanced image the frame of each slice, numbered from 0. ``parts``: of one that was split into
+    several files, which is one object here, the UID of each and how many frames it has.
     """
 
     path: Path
     objects: tuple[Any, ...]
     frames: tuple[int, ...]
+    parts: tuple[tuple[str, int], ...] = ()
 
     @property
     def first(self) -> Any:
@@ -138,12 +140,20 @@ class Source:
         return SERIES_NUMBER + (int(number) % 1000 if number is not None else 0)
 
     def in_frames(self, grid: np.ndarray) -> np.ndarray:
-        """Slices [slice, row, column] in the order in which the source has its frames."""
+        """Slices [slice, row, column] in the order in which the source has its frames; 0 in those of other volumes."""
         if not self.frames:
             return grid
-        frames = np.empty_like(grid)
+        frames = np.zeros((int(self.first.NumberOfFrames), *grid.shape[1:]), grid.dtype)
         frames[list(self.frames)] = grid
         return frames
+
+    def instance(self, frame: int) -> tuple[str, int]:
+        """The UID of the file that a frame is in, and its number there, from 0."""
+        for uid, count in self.parts:
+            if frame < count:
+                return uid, frame
+            frame -= count
+        return str(self.first.SOPInstanceUID), frame
 
     def plane(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where a slice lies, in mm: its first pixel, and the steps to the next column and to the next row."""
@@ -184,15 +194,17 @@ def making(path: Path, what: str) -> Iterator[None]:
             ) from None
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path, *, volume: int | None = None) -> Source:
     """The DICOM objects of a scan. What the standard requires and may be empty is added where it lacks.
+
+    ``volume``: which one of several, from 1.
 
     Raises:
         DataError: as `fedshift.data.scans.read_scan`, or objects without UIDs.
     """
     import pydicom
 
-    files, frames = dicom_source(path)
+    files, frames = dicom_source(path, volume=volume)
     with quiet():
         objects = tuple(pydicom.dcmread(file, stop_before_pixels=True) for file in files)
         frame = None
@@ -212,7 +224,27 @@ def open_source(path: Path) -> Source:
                 one.FrameOfReferenceUID = frame
             if not frames and not one.get("SliceThickness"):
                 one.SliceThickness = None
-    return Source(path, objects, frames)
+    if not frames or len(objects) == 1:
+        return Source(path, objects, frames)
+    parts = tuple((str(one.SOPInstanceUID), int(one.NumberOfFrames)) for one in objects)
+    return Source(path, (_joined(objects),), frames, parts)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """The parts of an enhanced image as one object; what a part says of all its frames is said of each."""
+    joined = parts[0]
+    shared = joined.SharedFunctionalGroupsSequence[0]
+    groups = list(joined.PerFrameFunctionalGroupsSequence)
+    for part in parts[1:]:
+        differing = [one for one in part.SharedFunctionalGroupsSequence[0] if shared.get(one.tag) != one]
+        for group in part.PerFrameFunctionalGroupsSequence:
+            for element in differing:
+                if element.tag not in group:
+                    group[element.tag] = element
+            groups.append(group)
+    joined.PerFrameFunctionalGroupsSequence = groups
+    joined.NumberOfFrames = len(groups)
+    return joined
 
 
 def slices_of(mask: np.ndarray, scan: Scan) -> np.ndarray:
