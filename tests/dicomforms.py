@@ -151,9 +151,7 @@ def write_enhanced(
     dimension = generate_uid()
     made.DimensionOrganizationSequence = [item(DimensionOrganizationUID=dimension)]
     made.DimensionIndexSequence = [
-        item(
-            DimensionOrganizationUID=dimension, DimensionIndexPointer=0x00209057, FunctionalGroupPointer=0x00209111
-        )
+        item(DimensionOrganizationUID=dimension, DimensionIndexPointer=0x00209057, FunctionalGroupPointer=0x00209111)
     ]
     per_frame = []
     for k, place in enumerate(at or places(len(frames))):

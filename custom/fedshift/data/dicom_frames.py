@@ -56,6 +56,7 @@ CLASSIC = (
     *("SOPClassUID", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "HighBit"),
     *("PixelRepresentation", "RescaleSlope", "RescaleIntercept", "RescaleType", "ModalityLUTSequence", "Units"),
     *("PresentationLUTShape", "PixelPaddingValue", "PixelPaddingRangeLimit", "RealWorldValueMappingSequence"),
+    "LossyImageCompression",
 )
 ENHANCED = (
     *("Rows", "Columns", "NumberOfFrames", "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),

@@ -29,8 +29,6 @@ DECODED = (
 )
 """Transfer syntaxes that GDCM decodes: JPEG baseline, extended and lossless (57, 70), JPEG-LS, JPEG 2000, HTJ2K."""
 RUN_LENGTHS = "1.2.840.10008.1.2.5"
-LOSSY = ("1.2.840.10008.1.2.4.50", "1.2.840.10008.1.2.4.51", "1.2.840.10008.1.2.4.81")
-"""Transfer syntaxes that always lose something; 91 and 203 may."""
 SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
 
 
@@ -61,6 +59,9 @@ def stored_frames(path: Path, numbers: Sequence[int], values: Sequence[Values]) 
     header = pydicom.dcmread(path, specific_tags=list(TAGS))
     syntax = syntax_of(header)
     if not syntax.is_encapsulated or syntax == RUN_LENGTHS:
+        if "BitsStored" in header:
+            header.BitsStored = header.BitsAllocated  # pydicom would take the lowest bits, whatever the highest one is
+            header.HighBit = header.BitsAllocated - 1
         for number, pixels in zip(numbers, _arrays(get_decoder(syntax), header, numbers), strict=True):
             of_frame = values[numbers.index(number)]
             yield stored_value(pixels, of_frame) if np.issubdtype(pixels.dtype, np.integer) else pixels

@@ -18,6 +18,8 @@ from fedshift.data.dicom_classes import CT_IMAGES, PARAMETRIC_MAP, PET_IMAGES
 
 NO_UNIT = ("", "US", "UNSPECIFIED", "NORMALIZED")
 """Rescale types that name no unit (PS3.3, C.11.1.1.2)."""
+LOSSY = ("1.2.840.10008.1.2.4.50", "1.2.840.10008.1.2.4.51", "1.2.840.10008.1.2.4.81")
+"""Transfer syntaxes that always lose something; of others an attribute says so."""
 GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
@@ -122,6 +124,8 @@ def values_of(header: Any, transform: Any | None = None, world: Sequence[Any] = 
         remarks.append(
             "has real world values beside its rescale slope and intercept, of which only the latter are used"
         )
+    if header.file_meta.TransferSyntaxUID in LOSSY or header.get("LossyImageCompression") == "01":
+        remarks.append("was compressed with loss: its intensities are not those of the scanner")
     table = _table(header, signed=signed) if header.get("ModalityLUTSequence") else None
     if table is not None and scaled:
         raise ValueFault("has a modality LUT and a rescale slope, of which a file has one")

@@ -145,7 +145,11 @@ def _channels(image: Path, sequences: Sequence[str]) -> list[int]:
     """
     there = volumes_in(image)
     if not sequences:
-        raise ScanError(image, f"has {there} volumes, and the model takes one", "say which with --volume N")
+        raise ScanError(
+            image,
+            f"has {there} volumes, and the model takes one",
+            "save that one alone as a 3D file, or say which with --volume N",
+        )
     order = _numbering(image.parent, sequences)
     named = f"{len(order.names)} ({', '.join(order.names.values())})"
     if there != len(order.names) and order.source is not None:
