@@ -242,7 +242,7 @@ def test_colour_is_refused_by_name(photometric: str, form: str, tmp_path: Path) 
         header |= {"SamplesPerPixel": 3, "PlanarConfiguration": 0}
     header |= {"BitsAllocated": 8, "BitsStored": 8, "HighBit": 7}
     path = write_forms(tmp_path, frames, header=header)[form]
-    with pytest.raises(ScanError, match="in colour|several values per pixel"):
+    with pytest.raises(ScanError, match=r"in colour|several values per pixel"):
         read_scan(path)
 
 
