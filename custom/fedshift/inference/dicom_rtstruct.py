@@ -122,8 +122,7 @@ def _code(code: Code) -> Any:
 def _of_source(source: Source) -> Any:
     """Which images the structures are drawn on."""
     first = source.first
-    uids = [uid for uid, _ in source.parts] or [str(one.SOPInstanceUID) for one in source.objects]
-    images = [_reference(first, uid) for uid in uids]
+    images = [_reference(first, uid) for uid in source.files]
     series = _dataset(SeriesInstanceUID=first.SeriesInstanceUID, ContourImageSequence=images)
     study = _dataset(
         ReferencedSOPClassUID="1.2.840.10008.3.1.2.3.1",  # Detached Study Management, which this is by convention
@@ -136,7 +135,7 @@ def _of_source(source: Source) -> Any:
 def _reference(one: Any, uid: str, frame: int | None = None) -> Any:
     made = _dataset(ReferencedSOPClassUID=one.SOPClassUID, ReferencedSOPInstanceUID=uid)
     if frame is not None:
-        made.ReferencedFrameNumber = frame + 1
+        made.ReferencedFrameNumber = frame
     return made
 
 
@@ -145,10 +144,7 @@ def _contours(mask: np.ndarray, source: Source) -> list[Any]:
     made = []
     for number in np.flatnonzero(mask.any((1, 2))).tolist():
         position, to_column, to_row = source.plane(number)
-        if source.frames:
-            image = _reference(source.first, *source.instance(source.frames[number]))
-        else:
-            image = _reference(source.first, str(source.objects[number].SOPInstanceUID))
+        image = _reference(source.first, *source.references[number])
         for polygon in outlines(mask[number]):
             points = position + polygon[:, :1] * to_column + polygon[:, 1:] * to_row
             made.append(

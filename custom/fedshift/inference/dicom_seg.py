@@ -52,7 +52,7 @@ def write_segmentation(
             _described(number, name, origin.codes[name], algorithm) for number, name in enumerate(classes, start=1)
         ]
         measures = None
-        if not source.frames:
+        if not source.is_enhanced:
             spacing = source.first.PixelSpacing
             measures = hd.PixelMeasuresSequence(
                 pixel_spacing=[float(value) for value in spacing],
@@ -61,7 +61,7 @@ def write_segmentation(
             )
         made = hd.seg.Segmentation(
             source_images=list(source.objects),
-            pixel_array=source.in_frames(grid),
+            pixel_array=grid,
             segmentation_type=hd.seg.SegmentationTypeValues.BINARY,
             segment_descriptions=segments,
             series_instance_uid=hd.UID(),
@@ -78,8 +78,8 @@ def write_segmentation(
             content_description=origin.description,
             series_description=origin.description,
         )
-        if source.parts:
-            _refer_to_parts(made, source)
+        if source.is_enhanced:
+            _refer_to_files(made, source)
         made.save_as(path)
     back, _ = read_mask(path, scan, None)
     if not np.array_equal(back.voxels, mask):
@@ -88,18 +88,18 @@ def write_segmentation(
     return made
 
 
-def _refer_to_parts(made: Any, source: Source) -> None:
-    """Refer to the files of an image that was split, in place of the one that it was for highdicom."""
+def _refer_to_files(made: Any, source: Source) -> None:
+    """Refer to the files and frames that the slices are in, in place of the one object that highdicom was given."""
     for series in made.ReferencedSeriesSequence:
         first = series.ReferencedInstanceSequence[0]
-        series.ReferencedInstanceSequence = [copy.deepcopy(first) for _ in source.parts]
-        for one, (uid, _) in zip(series.ReferencedInstanceSequence, source.parts, strict=True):
+        series.ReferencedInstanceSequence = [copy.deepcopy(first) for _ in source.files]
+        for one, uid in zip(series.ReferencedInstanceSequence, source.files, strict=True):
             one.ReferencedSOPInstanceUID = uid
-    for group in made.PerFrameFunctionalGroupsSequence:
-        for derivation in group.get("DerivationImageSequence", []):
-            for image in derivation.SourceImageSequence:
-                uid, frame = source.instance(int(image.ReferencedFrameNumber) - 1)
-                image.ReferencedSOPInstanceUID, image.ReferencedFrameNumber = uid, frame + 1
+    derivations = [group.get("DerivationImageSequence", []) for group in made.PerFrameFunctionalGroupsSequence]
+    images = [image for items in derivations for item in items for image in item.SourceImageSequence]
+    for image in {id(image): image for image in images}.values():  # frames of several segments share them
+        uid, frame = source.references[int(image.ReferencedFrameNumber) - 1]
+        image.ReferencedSOPInstanceUID, image.ReferencedFrameNumber = uid, frame
 
 
 def _described(number: int, name: str, of: ClassCodes, algorithm: Any) -> Any:
