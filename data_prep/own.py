@@ -47,6 +47,7 @@ def prepare_own(
     codes: Mapping[str, ClassCodes] = MappingProxyType({}),
     annotated: Sequence[str] | None = None,
     wanted: Sequence[str] | None = None,
+    volume: int | None = None,
     withdraw: Sequence[str] = (),
     matrices: Sequence[int] = (),
     licence: str = LICENCE,
@@ -78,6 +79,7 @@ def prepare_own(
         codes: of the classes; structures of masks that name them are found by them.
         annotated: the classes that the site's masks outline; None for all.
         wanted: the sequences that the task takes, empty for one without a name; None if no task is named.
+        volume: which volume to take of images that have several, from 1 (`fedshift.data.scans.read_scan`).
         withdraw: ids of cases to remove.
         matrices: sizes whose slices are cached now, in addition to those that the site already has.
         licence: licence terms, for the manifest.
@@ -98,7 +100,7 @@ def prepare_own(
     manifest = read_manifest(target) if (target / FILE_NAME).is_file() else None
     known = {case.id: case for case in manifest.cases} if manifest else {}
     withdraw = [same_form(case) for case in withdraw]
-    found = _gather(source, images, masks, sequences, manifest, target)
+    found = _gather(source, images, masks, sequences, volume, manifest, target)
     if found is not None and not found.cases:
         refuse_unmatched(found.findings, site)
     stay = known.keys() - set(withdraw)
@@ -168,6 +170,7 @@ def _gather(
     images: Path | None,
     masks: Path | None,
     sequences: Mapping[str, str],
+    volume: int | None,
     manifest: Manifest | None,
     target: Path,
 ) -> ScanSet | None:
@@ -177,7 +180,7 @@ def _gather(
     if source is None and images is None and masks is None and not any(sequences.values()):
         return None
     wanted = sequences or dict.fromkeys(manifest.sequences if manifest else (), "")
-    sets = gather(source, images=images, masks=masks, sequences=wanted)
+    sets = gather(source, images=images, masks=masks, sequences=wanted, volume=volume)
     if len(sets) > 1:
         names = ", ".join(found.name for found in sets[:5])
         raise DataError(
@@ -281,7 +284,7 @@ def _what_are_they(found: ScanSet, classes: Sequence[str] | None) -> str:
         mask = read_values(case.mask).voxels
         found_here = np.unique(mask)
         if found_here.size > MOST_OF_A_MASK:
-            image = read_volumes(case.image, case.channels[:1] or [None])[0].voxels
+            image = read_volumes(case.image, case.channels[:1] or [None], volume=case.volume)[0].voxels
             if look_swapped(image, mask):
                 return f"{case.mask} has {found_here.size} different values, and {case.image} only a few: {SWAPPED}"
         values.update(found_here.astype(int).tolist())

@@ -6,11 +6,14 @@ import csv
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import dicomforms
 import highdicom as hd
 import numpy as np
 import pytest
 import SimpleITK as sitk
+from dicomforms import in_file
 from dicomstudies import draw_segmentation, write_enhanced, write_slices
 from inference.conftest import BALL, brightness_model, save_model, write_ball
 from scanfiles import volume
@@ -169,3 +172,53 @@ def test_from_studies_with_segmentations_to_a_segmentation_of_a_new_study(
     assert 2 * np.sum(found & truth) / (found.sum() + truth.sum()) > 0.8
     assert seg.NumberOfFrames == found.any((1, 2)).sum()
     assert read_yaml(Path("clinics.yaml"))["codes"]
+
+
+@pytest.mark.parametrize("enhanced", [True, False])
+def test_one_of_several_volumes_is_segmented_checked_prepared_and_scored(
+    enhanced: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second time point has the ball, the first nothing."""
+    model = brightness_model(tmp_path / "model.pt")
+    image, mask = volume(**BALL)
+    pixels = sitk.GetArrayFromImage(image).astype(np.uint16)
+    count = len(pixels)
+    x, y, z = image.GetOrigin()
+    at = [(x, y, z + image.GetSpacing()[2] * k) for k in range(count)] * 2
+    said: dict[str, Any] = {
+        "at": at,
+        "marks": [{"TemporalPositionIdentifier": 1 + k // count} for k in range(2 * count)],
+        "header": {"BodyPartExamined": "PROSTATE"},
+    }
+    both = np.concatenate([np.random.default_rng(0).integers(0, 100, pixels.shape).astype(np.uint16), pixels])
+
+    def spaced(made: Any, k: int = 0) -> None:
+        measures = made.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0] if enhanced else made
+        measures.PixelSpacing = [image.GetSpacing()[1], image.GetSpacing()[0]]
+
+    folder = tmp_path / "study" / "P1"
+    if enhanced:
+        path = dicomforms.write_enhanced(folder / "dce.dcm", both, change=spaced, **said)
+    else:
+        path = dicomforms.write_classic(folder / "dce", both, change=spaced, **said)
+    assert predict(model, path, "--out", tmp_path / "no") == 1
+    err = capsys.readouterr().err
+    assert "holds 2 volumes, which are time points (by Temporal" in err and "with --volume N" in err
+    assert predict(model, path, "--out", tmp_path / "out", "--volume", 2) == 0
+    (seg,) = (tmp_path / "out").glob("*_seg.dcm")
+    drawn = sitk.ReadImage(str(next((tmp_path / "out").glob("*_mask.nii.gz"))))
+    np.testing.assert_array_equal(sitk.GetArrayFromImage(drawn) > 0, sitk.GetArrayFromImage(mask) > 0)
+    seg.rename(folder / "seg.dcm")
+    words = ["--label", "prostate=prostate"]
+    assert main(["data", "check", str(tmp_path / "study"), *words]) == 1
+    assert "holds 2 volumes" in capsys.readouterr().out
+    assert main(["data", "check", str(tmp_path / "study"), *words, "--volume", "2"]) == 0
+    given = ["--source", str(tmp_path / "study"), *words, "--volume", "2"]
+    prepare = ["data", "prepare", "own", "--dataset", "d", "--site", "A", "--out", str(tmp_path / "root"), *given]
+    assert main(prepare) == 0
+    kept = sitk.ReadImage(str(next((tmp_path / "root" / "d" / "A").rglob("P1.nii.gz"))))
+    np.testing.assert_array_equal(in_file(sitk.GetArrayFromImage(kept)), pixels)
+    assert main(["evaluate", str(model), "--out", str(tmp_path / "scores"), *given]) == 0
+    with (tmp_path / "scores" / "scores.csv").open(encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["dice"]) == 1

@@ -104,6 +104,7 @@ def test_ct_of_dicom_is_to_be_called_so(tmp_path: Path, caplog: pytest.LogCaptur
 
     def as_ct(made: pydicom.Dataset, _: int) -> None:
         made.SOPClassUID, made.Modality = "1.2.840.10008.5.1.4.1.1.2", "CT"
+        made.RescaleSlope, made.RescaleIntercept = "1", "0"
 
     series = write_slices(tmp_path / "in" / "P0" / "head", image, change=as_ct)
     draw_segmentation(tmp_path / "in" / "P0" / "seg.dcm", series, {"prostate": drawn(mask)})

@@ -80,7 +80,7 @@ def test_a_scan_that_was_not_fetched_is_said_to_be_missing(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "sop_class", ["13.1.1", "7.3", "4", "66.4", "481.2"], ids=["XA 3D", "secondary", "MR", "SEG", "dose"]
+    "sop_class", ["12.1.1", "7.3", "4", "66.4", "481.2"], ids=["XA", "secondary", "MR", "SEG", "dose"]
 )
 @pytest.mark.parametrize("name", ["whole.dcm", "IM1"])
 def test_frames_whose_places_are_not_read_are_refused(name: str, sop_class: str, tmp_path: Path) -> None:

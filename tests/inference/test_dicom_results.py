@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dicomforms
 import highdicom as hd
 import numpy as np
 import pydicom
@@ -120,8 +121,8 @@ def test_the_segmentation_is_the_mask_and_refers_to_its_slices(which: str, tmp_p
     for frame in seg.PerFrameFunctionalGroupsSequence:
         of = frame.DerivationImageSequence[0].SourceImageSequence[0]
         at = frame.PlanePositionSequence[0].ImagePositionPatient
-        if source.frames:
-            group = first.PerFrameFunctionalGroupsSequence[int(of.ReferencedFrameNumber) - 1]
+        if source.is_enhanced:
+            group = pydicom.dcmread(path).PerFrameFunctionalGroupsSequence[int(of.ReferencedFrameNumber) - 1]
             there = group.PlanePositionSequence[0].ImagePositionPatient
         else:
             there = places[of.ReferencedSOPInstanceUID].ImagePositionPatient
@@ -238,3 +239,73 @@ def test_a_source_that_no_result_can_refer_to_is_refused_without_a_value_of_its_
         )
     assert "secret" not in str(error.value) and "no date" not in str(error.value)
     assert not (tmp_path / "s.dcm").exists()
+
+
+SHAPE = (9, 20, 24)
+TIMES = [{"TemporalPositionIdentifier": 1 + k // SHAPE[0]} for k in range(2 * SHAPE[0])]
+
+
+def parts(folder: Path) -> Path:
+    """An enhanced image in three files."""
+    pixels = np.random.default_rng(0).integers(0, 900, SHAPE).astype(np.uint16)
+    for number, part in enumerate((slice(0, 4), slice(4, 5), slice(5, 9)), start=1):
+
+        def change(made: pydicom.Dataset, number: int = number, begin: int = part.start) -> None:
+            made.ConcatenationUID, made.InConcatenationNumber, made.InConcatenationTotalNumber = "1.2.3", number, 3
+            made.ConcatenationFrameOffsetNumber = begin
+
+        dicomforms.write_enhanced(
+            folder / f"{number}.dcm", pixels[part], at=dicomforms.places(SHAPE[0])[part], change=change
+        )
+    return folder
+
+
+def two_times(folder: Path, *, enhanced: bool) -> Path:
+    """A series with two time points."""
+    pixels = np.random.default_rng(0).integers(0, 900, (2 * SHAPE[0], *SHAPE[1:])).astype(np.uint16)
+    write = dicomforms.write_enhanced if enhanced else dicomforms.write_classic
+    return write(folder / ("e.dcm" if enhanced else "s"), pixels, at=dicomforms.places(SHAPE[0]) * 2, marks=TIMES)
+
+
+@pytest.mark.parametrize(
+    ("make", "number"),
+    [
+        (parts, None),
+        (lambda folder: two_times(folder, enhanced=True), 2),
+        (lambda folder: two_times(folder, enhanced=False), 2),
+    ],
+    ids=["in several files", "second of an enhanced image", "second of a series"],
+)
+def test_results_refer_to_the_files_and_frames_of_the_volume(
+    make: Callable[[Path], Path], number: int | None, tmp_path: Path
+) -> None:
+    path = make(tmp_path / "scan")
+    scan, source = read_scan(path, volume=number), open_source(path, volume=number)
+    mask = uneven(scan)
+    write_segmentation(mask, scan, tmp_path / "seg.dcm", source=source, origin=origin(), classes=CLASSES)
+    write_structure_set(mask, scan, tmp_path / "rt.dcm", source=source, origin=origin(), classes=CLASSES)
+    files = [path] if path.is_file() else sorted(path.iterdir())
+    there = {one.SOPInstanceUID: one for one in map(pydicom.dcmread, files)}
+
+    def place(uid: str, frame: int) -> tuple[list[float], int]:
+        """Where an image or a frame (from 1) lies, and of which time point it is."""
+        one = there[uid]
+        if "PerFrameFunctionalGroupsSequence" not in one:
+            return list(one.ImagePositionPatient), int(one.TemporalPositionIdentifier)
+        group = one.PerFrameFunctionalGroupsSequence[frame - 1]
+        time = group.FrameContentSequence[0].get("TemporalPositionIndex", number or 1)
+        return list(group.PlanePositionSequence[0].ImagePositionPatient), int(time)
+
+    made = pydicom.dcmread(tmp_path / "seg.dcm")
+    for group in made.PerFrameFunctionalGroupsSequence:
+        (image,) = group.DerivationImageSequence[0].SourceImageSequence
+        found = place(image.ReferencedSOPInstanceUID, int(image.get("ReferencedFrameNumber", 1)))
+        assert found == (list(group.PlanePositionSequence[0].ImagePositionPatient), number or 1)
+    named = {one.ReferencedSOPInstanceUID for one in made.ReferencedSeriesSequence[0].ReferencedInstanceSequence}
+    assert named <= there.keys() and len(named) == (SHAPE[0] if path.name == "s" else len(files))
+    drawn = pydicom.dcmread(tmp_path / "rt.dcm")
+    for roi in drawn.ROIContourSequence:
+        for contour in roi.ContourSequence:
+            (image,) = contour.ContourImageSequence
+            position, time = place(image.ReferencedSOPInstanceUID, int(image.get("ReferencedFrameNumber", 1)))
+            assert position[2] == pytest.approx(float(contour.ContourData[2])) and time == (number or 1)

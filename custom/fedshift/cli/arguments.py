@@ -147,3 +147,24 @@ def make_folder(folder: Path) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         reason = os.strerror(errno.EACCES)
         raise ConfigError(f"{folder} cannot be written ({reason}): name another folder with --out")
+
+
+def add_volume(parser: Any) -> None:
+    """Add ``--volume``."""
+    parser.add_argument(
+        "--volume",
+        type=positive,
+        metavar="N",
+        help="of series and 4D files that hold several volumes (time points, echoes, b-values) take the N-th, from 1",
+    )
+
+
+def positive(text: str) -> int:
+    """A whole number from 1.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if written is not None and not args.force:
         raise ConfigError(f"{written} already exists: name another folder with --out, or replace it with --force")
     meaning = own.meaning(args)
-    sets = gather(args.source, images=args.images, masks=args.masks, sequences=meaning["sequences"])
+    sets = gather(args.source, images=args.images, masks=args.masks, sequences=meaning["sequences"], volume=args.volume)
     cases = scoring.labelled_cases(
         model,
         sets,

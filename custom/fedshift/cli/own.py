@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedshift.cli.arguments import add_interpolate, add_true_spacing
+from fedshift.cli.arguments import add_interpolate, add_true_spacing, add_volume
 from fedshift.cli.display import console
 from fedshift.cli.prepared import add_volumes, default_root, print_export, print_next, print_site, progress
 from fedshift.schema.codes import Codes, parse_codes
@@ -81,6 +81,7 @@ def add_meaning(parser: Any) -> None:
     parser.add_argument(
         "--annotated", type=comma_separated, metavar="A,B", help="the classes that the masks outline (default: all)"
     )
+    add_volume(parser)
 
 
 def meaning(args: argparse.Namespace) -> dict[str, Any]:
@@ -92,6 +93,7 @@ def meaning(args: argparse.Namespace) -> dict[str, Any]:
         "labels": parse_labels(args.label),
         "sequences": parse_sequences(args.sequence),
         "annotated": args.annotated,
+        "volume": args.volume,
     }
 
 

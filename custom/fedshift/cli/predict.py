@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli.arguments import make_folder
+from fedshift.cli.arguments import add_volume, make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def add_parsers(subparsers: Any) -> None:
     )
     parser.add_argument("--overlay", action="store_true", help="also a picture of every scan with the mask's outline")
     parser.add_argument("--force", action="store_true", help="replace what an earlier call wrote into the folder")
+    add_volume(parser)
     add_choice(parser)
     parser.set_defaults(func=run)
 
@@ -171,11 +172,18 @@ def _segment(opened: Opened, images: Sequence[Path], args: argparse.Namespace) -
     if opened.bundle is not None:
         of, statistics = opened.bundle, "the bundle's own"
     else:
-        ready = segment.ready_for(opened.file, images, choice(args), device=args.device, true_spacing=args.true_spacing)
+        ready = segment.ready_for(
+            opened.file,
+            images,
+            choice(args),
+            device=args.device,
+            true_spacing=args.true_spacing,
+            volume=args.volume,
+        )
         of, statistics = segment.ModelSegmenter(opened.file, ready), ready.statistics
         print_statistics(ready)
     make_folder(args.out)
-    for done in segment.segment_scans(of, places, origin=origin, true_spacing=args.true_spacing):
+    for done in segment.segment_scans(of, places, origin=origin, true_spacing=args.true_spacing, volume=args.volume):
         if done.error is None:
             written = ", ".join(map(str, done.written.values()))
             print(printable(f"{done.image}: {done.all.volume_ml:.1f} ml, {written or 'nothing written'}"))
@@ -280,6 +288,8 @@ def _classify(opened: Opened, images: Sequence[Path], args: argparse.Namespace) 
         raise ConfigError(
             f"{model.path} classifies pictures, of which no mask is written: leave out --format and --codes"
         )
+    if args.volume:
+        raise ConfigError(f"{model.path} classifies pictures, which have no volumes: leave out --volume")
     if args.true_spacing:
         raise ConfigError(f"{model.path} classifies pictures, which have no voxel size: leave out --true-spacing")
     ready = classify.ready_for(model, images, choice(args), device=args.device)

@@ -49,6 +49,7 @@ class CaseFiles:
         channels: which volume to take from each image file, for 4D files; None for 3D files.
         sequences: names of the sequences, empty for one unnamed.
         labels: what the mask's values mean; without them every whole number from 0 to 255 is accepted.
+        volume: which volume to take, from 1, of images with several for which ``channels`` says none.
         trust_voxels: take the first image's geometry for the other files, whatever their headers say, if they have the
             same number of voxels along each axis.
         interpolate: fill slices between two contours of a structure set (`fedshift.data.contour_planes`).
@@ -60,6 +61,7 @@ class CaseFiles:
     channels: tuple[int | None, ...] = ()
     sequences: tuple[str, ...] = ()
     labels: Labels | None = None
+    volume: int | None = None
     trust_voxels: bool = False
     interpolate: bool = False
 
@@ -306,7 +308,7 @@ def _read_images(case: CaseFiles, findings: list[Finding]) -> list[Scan | None]:
         wanted = [channel for _, channel in group]
         trusted = images[0].stored_direction if images and images[0] and case.trust_voxels else None
         try:
-            images += read_volumes(path, wanted, direction=trusted)
+            images += read_volumes(path, wanted, volume=case.volume, direction=trusted)
         except ScanError as error:
             findings.append(Finding("error", error.path, f"{case.named(len(images))}{error.what}", error.mend))
             images += [None] * len(wanted)
@@ -318,6 +320,8 @@ def _image_findings(case: CaseFiles, number: int, image: Scan) -> Iterator[Findi
     if path not in case.images[:number]:  # a 4D file is looked at once
         for unclear in unclear_positions(path):
             yield Finding("warning", path, f"{unclear.what}, {unclear.used}", unclear.mend)
+        for remark in image.reading.remarks if is_dicom(path) else ():
+            yield Finding("warning", path, f"{named}{remark}", "look whether that is right for this scan")
     if voxels.min() == voxels.max():
         what = f"{named}has the same value everywhere ({voxels.flat[0]:g})"
         yield Finding("error", path, what, "export the scan again")

@@ -86,6 +86,7 @@ def check(
     annotated: Sequence[str] | None = None,
     sequences: Mapping[str, str] = MappingProxyType({}),
     wanted: Sequence[str] | None = None,
+    volume: int | None = None,
     trust_voxels: bool = False,
     interpolate: bool = False,
     progress: Progress | None = None,
@@ -104,8 +105,9 @@ def check(
         annotated: the classes that the masks outline; None for all.
         sequences: name of a sequence -> its pattern, or "" (`fedshift.data.scansets.gather`).
         wanted: the sequences that the task takes, empty for one without a name; None if no task is named.
-        trust_voxels: see `fedshift.data.casefiles.CaseFiles`.
-        interpolate: see there.
+        volume: see `fedshift.data.casefiles.CaseFiles`.
+        trust_voxels: likewise.
+        interpolate: likewise.
         progress: called with what is read next.
         counts: is filled in with how much there was to look at.
 
@@ -131,9 +133,9 @@ def check(
         return [*found, *_unlike(prepared), *_other_task(prepared, dataset, classes, wanted)]
     try:
         if masks is None or any(sequences.values()):
-            sets = gather(path, masks=masks, sequences=sequences)
+            sets = gather(path, masks=masks, sequences=sequences, volume=volume)
         else:
-            sets = gather(None, images=path, masks=masks, sequences=sequences)
+            sets = gather(None, images=path, masks=masks, sequences=sequences, volume=volume)
     except ConfigError:
         raise
     except ScanError as error:

@@ -1,4 +1,4 @@
-"""DICOM files whose data set is deflated (PS3.5, A.5): the beginning of one as a file that is not would have it."""
+"""DICOM files whose data set is deflated (PS3.5, A.5): how much is in them, before somebody inflates all of it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,11 @@ from pathlib import Path
 
 META = 132
 """Where the elements of a file begin, which are never deflated. The first says how long they are."""
-DEFLATED, PLAIN = b"1.2.840.10008.1.2.1.99", b"1.2.840.10008.1.2.1\0\0\0"
-"""Transfer syntaxes, padded to the same length: the same elements with and without deflate."""
-MOST_HEAD, MOST_WHOLE = 1 << 24, 1 << 32
-"""Bytes that are inflated to see what a file is, and of a file that is read."""
+DEFLATED = b"1.2.840.10008.1.2.1.99"
+"""The transfer syntax."""
+MOST_WHOLE = 1 << 32
+"""Bytes of a file that is read."""
 STEP = 1 << 20
-
-
-def inflated_head(content: bytes) -> bytes:
-    """The beginning of a file, inflated as far as it is there; that of a file that is not deflated as it is."""
-    end = _end_of_meta(content)
-    if not end:
-        return content
-    try:
-        head = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content[end:], MOST_HEAD)
-    except zlib.error:
-        return content
-    return content[:end].replace(DEFLATED, PLAIN) + head
 
 
 def is_too_large(path: Path) -> bool:

@@ -7,12 +7,21 @@ SEGMENTATIONS = frozenset({f"{STORAGE}66.4", f"{STORAGE}66.7"})
 """DICOM SEG: of a bit or fraction for each segment, and of labels."""
 STRUCTURE_SET = f"{STORAGE}481.3"
 """RT Structure Set."""
+PARAMETRIC_MAP = f"{STORAGE}30"
+"""Such as an ADC map: of whole numbers, or of floating point."""
 MULTIFRAME = frozenset(
-    f"{STORAGE}{ending}" for ending in ("4.1", "4.4", "2.1", "2.2", "130", "128.1")
-)  # MR, CT and PET, each as made by the scanner and as converted
-"""Enhanced images: a volume in one file."""
+    f"{STORAGE}{ending}"
+    for ending in (
+        *("4.1", "4.4", "2.1", "2.2", "130", "128.1"),  # MR, CT and PET, each as made by the scanner and as converted
+        *("13.1.1", "13.1.2", "13.1.3"),  # X-ray 3D: angiography, cone beam CT of the head, breast tomosynthesis
+        "30",
+    )
+)
+"""Enhanced images: a volume in one file, or a part of one."""
 CT_IMAGES = frozenset(f"{STORAGE}{ending}" for ending in ("2", "2.1", "2.2"))
 """CT, in single slices and enhanced."""
+PET_IMAGES = frozenset(f"{STORAGE}{ending}" for ending in ("128", "130", "128.1"))
+"""PET, likewise."""
 _NO_SCAN = tuple(f"{STORAGE}{part}" for part in ("66", "67", "88.", "9.", "11.", "104.", "481.", "4.2", "68."))
 """Beginnings: segmentations and raw data, reports, waveforms, presentation states, documents, plans, spectra."""
 

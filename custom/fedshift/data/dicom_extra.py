@@ -1,4 +1,4 @@
-"""highdicom and pydicom, which only DICOM masks and enhanced images need."""
+"""highdicom, which only DICOM masks and results need; and pydicom without its warnings."""
 
 from __future__ import annotations
 

@@ -14,8 +14,9 @@ from fedshift.data.dicom_classes import SEGMENTATIONS, STRUCTURE_SET, is_mask
 from fedshift.data.dicom_extra import UNREADABLE, need_highdicom, quiet
 from fedshift.data.labels import Labels
 from fedshift.data.scan_file import ScanError
-from fedshift.data.scans import Scan, dicom_source
+from fedshift.data.scans import Scan
 from fedshift.data.segmentations import AGAIN
+from fedshift.data.series import is_series, list_series
 from fedshift.data.structures import Remark, paint
 from fedshift.schema.names import one_line
 
@@ -120,7 +121,8 @@ def read_mask(
 
 def wrong_image(path: Path, image: Path) -> OtherImage | None:
     """Why a DICOM mask is not of a DICOM image, by what both say; None if nothing speaks against it."""
-    said, files = references(path), dicom_source(image)[0]
+    said = references(path)
+    files = list_series(image).files if is_series(image) else (image,)
     first, frame = identify(files[0]), frame_of(files[0])
     elsewhere = bool(said.frame and frame and said.frame != frame)
     if said.series and first is not None and first.series not in said.series:

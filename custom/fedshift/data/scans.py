@@ -11,18 +11,20 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.dicom import SeriesFault, check_series, identify
+from fedshift.data.dicom import identify
+from fedshift.data.dicom_scan import DicomFault, DicomSource, DicomVolume, find_stack, read_stack
+from fedshift.data.dicom_volumes import NotEven, SeveralFrames, Stack, VolumeFault
 from fedshift.data.integrity import fault, geometry_fault, misnamed, non_finite
 from fedshift.data.nifti import spacing_fault
 from fedshift.data.reader_logs import quiet_readers
 from fedshift.data.scan_file import FETCH, ScanError, SeveralVolumes, is_broken_link, reading, suffix_of
-from fedshift.data.series import NoSeries, folder_and_uid, is_multiframe_file, is_series, list_series
+from fedshift.data.series import NoSeries, folder_and_uid, is_dicom, is_series, list_series, whole_of
 from fedshift.schema.reading import COMPUTED, Reading
 
 quiet_readers()
@@ -68,13 +70,17 @@ def stem_of(path: Path) -> str:
     return path.name[: -len(suffix)] if suffix else path.name
 
 
-def read_scan(path: Path, *, channel: int | None = None, direction: tuple[float, ...] | None = None) -> Scan:
+def read_scan(
+    path: Path, *, channel: int | None = None, volume: int | None = None, direction: tuple[float, ...] | None = None
+) -> Scan:
     """Read a file, or a folder with one DICOM series, and turn it into RAS.
 
     Args:
         path: NIfTI, NRRD, MetaImage or whatever else SimpleITK reads; an enhanced DICOM image; or a folder of DICOM
             slices, see `fedshift.data.series`.
         channel: which volume to take from a 4D file (MSD keeps T2 and ADC in one); None refuses 4D.
+        volume: which volume to take, from 1, where there are several: of a 4D file or a DICOM series (time points,
+            echoes, b-values). What has a single volume is read as it is. None refuses several.
         direction: replaces the direction in the file, for headers that are known to be wrong.
 
     Raises:
@@ -82,11 +88,15 @@ def read_scan(path: Path, *, channel: int | None = None, direction: tuple[float,
             than three slices, too large, a header with two voxel sizes, a DICOM file whose frames are not read, or
             slices of a series that are not one volume.
     """
-    return read_volumes(path, [channel], direction=direction)[0]
+    return read_volumes(path, [channel], volume=volume, direction=direction)[0]
 
 
 def read_volumes(
-    path: Path, channels: Sequence[int | None], *, direction: tuple[float, ...] | None = None
+    path: Path,
+    channels: Sequence[int | None],
+    *,
+    volume: int | None = None,
+    direction: tuple[float, ...] | None = None,
 ) -> list[Scan]:
     """Read several volumes of a 4D file, which is decoded once; otherwise like `read_scan`.
 
@@ -96,16 +106,18 @@ def read_volumes(
     require_text(path)
     try:
         with reading(path):
-            return _read_volumes(path, channels, direction)
+            return _read_volumes(path, channels, volume, direction)
     except MemoryError:
         raise ScanError(path, "does not fit into this machine's memory", "crop it, or use a larger machine") from None
 
 
-def _read_volumes(path: Path, channels: Sequence[int | None], direction: tuple[float, ...] | None) -> list[Scan]:
-    if is_series(path):
-        image = _read_series(path)[0]
-    elif is_multiframe_file(path):
-        image = _read_multiframe(path)[0]
+def _read_volumes(
+    path: Path, channels: Sequence[int | None], volume: int | None, direction: tuple[float, ...] | None
+) -> list[Scan]:
+    told = COMPUTED
+    if is_dicom(path):
+        found = _read_dicom(path, volume)
+        image, told = _as_image(found), found.reading
     else:
         image = open_file(path, trusted=direction is not None)
     if image.GetPixelID() in _COMPLEX:
@@ -115,7 +127,10 @@ def _read_volumes(path: Path, channels: Sequence[int | None], direction: tuple[f
         raise ScanError(path, f"has {components} values per voxel", "export it in grey, not in colour")
     # ITK gives whole numbers only where the file has them, and there is nothing to look for.
     bad = non_finite(path) if path.is_file() and image.GetPixelID() in _FLOATING else 0
-    return [_oriented(_three_dimensional(image, path, channel), path, direction, bad) for channel in channels]
+    return [
+        replace(_oriented(_three_dimensional(image, path, channel, volume), path, direction, bad), reading=told)
+        for channel in channels
+    ]
 
 
 def volumes_in(path: Path) -> int:
@@ -246,78 +261,60 @@ def _refuse_by_header(path: Path) -> None:
         )
 
 
-def dicom_source(path: Path) -> tuple[tuple[Path, ...], tuple[int, ...]]:
+def dicom_source(path: Path, *, volume: int | None = None) -> DicomSource:
     """The DICOM files of a scan, in the order of the slices of the volume that is read from them.
-
-    Returns:
-        The files, and for an enhanced image, which is one file, the number from 0 of each slice's frame.
 
     Raises:
         ScanError: as for `read_scan`.
     """
-    if is_series(path):
-        return _read_series(path)[1:]
-    return (path,), _read_multiframe(path)[1]
+    return _dicom(path, volume)[1]
 
 
-def _read_series(path: Path) -> tuple[sitk.Image, tuple[Path, ...], tuple[int, ...]]:
-    """Read one DICOM series; every slice of it must be there and fit the others. See `dicom_source`."""
+def _read_dicom(path: Path, volume: int | None) -> DicomVolume:
+    stack, source = _dicom(path, volume)
+    try:
+        return read_stack(stack, source, most_voxels=MOST_VOXELS)
+    except (DicomFault, VolumeFault) as error:
+        mend = "export the series again" if is_series(path) else "export the series again, or as single slices"
+        if isinstance(error, NotEven):
+            mend = "resample it onto even slices at right angles, as dcm2niix does"
+        raise ScanError(path, str(error), mend) from None
+
+
+def _dicom(path: Path, volume: int | None) -> tuple[Stack, DicomSource]:
+    """The frames of a DICOM scan, not decoded."""
     again = "export the series again"
-    damaged = "cannot be read as one DICOM volume, a slice is damaged or of another size"
+    if is_series(path):
+        try:
+            files = list_series(path).files
+        except NoSeries as error:
+            raise ScanError(path, error.what, error.mend) from None
+    else:
+        files = (path,)
+        if whole := whole_of(path):
+            what = f"is one of {len(whole.files)} files of one scan"
+            raise ScanError(path, what, f"name all of them as {path.parent / whole.uid}, or their folder")
     try:
-        listed = list_series(path)
-    except RuntimeError:
-        raise ScanError(path, damaged, again) from None
-    except NoSeries as error:
-        raise ScanError(path, error.what, error.mend) from None
-    if len(listed.files) == 1 and is_multiframe_file(listed.files[0]):
-        image, frames = _read_multiframe(listed.files[0])
-        return image, listed.files, frames
-    if len(listed.files) < 3:
-        raise ScanError(path, f"has {len(listed.files)} slice(s)", "at least three are needed, export the whole volume")
-    try:
-        spacing, files = check_series(listed.folder, listed.files, others=listed.others, most_voxels=MOST_VOXELS)
-    except SeriesFault as error:
+        stack, source = find_stack(files, volume=volume)
+    except SeveralFrames as error:
+        raise SeveralVolumes(path, str(error), "say which one is wanted with --volume N, or export it alone") from None
+    except (DicomFault, VolumeFault) as error:
         raise ScanError(path, str(error), again) from None
-    reader = sitk.ImageSeriesReader()
-    reader.SetFileNames([str(file) for file in files])
-    try:
-        if len(set(map(_pixel_type, files))) > 1:  # ITK would cast all slices to the type of the first
-            reader.SetOutputPixelType(sitk.sitkFloat64)
-        image = reader.Execute()
-    except RuntimeError:
-        raise ScanError(path, damaged, again) from None
-    if not np.allclose(image.GetSpacing()[:2], spacing[:2]) or not np.isclose(
-        image.GetSpacing()[2], spacing[2], rtol=0.2
-    ):
-        raise ScanError(path, "is of a kind of DICOM whose geometry is not read", "export it as MR or CT images")
-    return image, files, ()
+    if len(stack.frames) < 3:
+        what = f"has {len(stack.frames)} slice(s)"
+        raise ScanError(path, what, "at least three are needed, export the whole volume")
+    return stack, source
 
 
-def _pixel_type(file: Path) -> int:
-    """How ITK reads a slice; it follows from the slice's own bits, sign, rescale slope and intercept."""
-    reader = sitk.ImageFileReader()
-    reader.SetFileName(str(file))
-    reader.ReadImageInformation()
-    return int(reader.GetPixelID())
+def _as_image(found: DicomVolume) -> sitk.Image:
+    image = sitk.GetImageFromArray(found.voxels)
+    image.SetSpacing(found.box.spacing)
+    image.SetOrigin(found.box.origin)
+    image.SetDirection(found.box.direction)
+    return image
 
 
-def _read_multiframe(path: Path) -> tuple[sitk.Image, tuple[int, ...]]:
-    """Read an enhanced image, and the frame of each slice."""
-    from fedshift.data.multiframe import FrameFault, read_multiframe
-
-    try:
-        volume = read_multiframe(path, most_voxels=MOST_VOXELS)
-    except FrameFault as error:
-        raise ScanError(path, str(error), "export the series again, or as single slices") from None
-    image = sitk.GetImageFromArray(volume.voxels)
-    image.SetSpacing(volume.spacing)
-    image.SetOrigin(volume.origin)
-    image.SetDirection(volume.direction)
-    return image, volume.frames
-
-
-def _three_dimensional(image: sitk.Image, path: Path, channel: int | None) -> sitk.Image:
+def _three_dimensional(image: sitk.Image, path: Path, channel: int | None, volume: int | None) -> sitk.Image:
     size = image.GetSize()
     if image.GetDimension() == 2:
         raise ScanError(path, "has 1 slice(s)", "at least three are needed, export the whole volume")
@@ -327,11 +324,13 @@ def _three_dimensional(image: sitk.Image, path: Path, channel: int | None) -> si
                 path, f"has 1 volume(s), not the expected {channel + 1}", "add the others, or download it again"
             )
         return image
+    if channel is None and volume is not None and image.GetDimension() == 4:
+        channel = volume - 1
     if image.GetDimension() > 4 or (channel is None and size[3] > 1):
         raise SeveralVolumes(
             path,
             f"is {image.GetDimension()}D ({' x '.join(map(str, size))})",
-            "save one of its volumes alone as a 3D file, or name all of them in order with --sequence",
+            "say which one is wanted with --volume N, or name all of them in order with --sequence",
         )
     pick = channel or 0
     if pick >= size[3]:

@@ -61,6 +61,7 @@ def gather(
     images: Path | None = None,
     masks: Path | None = None,
     sequences: Mapping[str, str] | None = None,
+    volume: int | None = None,
 ) -> list[ScanSet]:
     """The scans that a command line names.
 
@@ -69,13 +70,15 @@ def gather(
         images: the folder of the images, or a pattern.
         masks: the folder of the masks, or a pattern.
         sequences: names of the sequences, each with a pattern or with "".
+        volume: which volume to take of images that have several, from 1.
 
     Raises:
         ConfigError: arguments that do not go together.
         DataError: nothing is found, or a file or a folder may not be read.
     """
     with reading(images or masks or source or Path()):
-        return _gather(source, images, masks, sequences or {})
+        sets = _gather(source, images, masks, sequences or {})
+    return [replace(found, cases=tuple(replace(case, volume=volume) for case in found.cases)) for found in sets]
 
 
 def _gather(

@@ -1,23 +1,23 @@
-"""The series of a DICOM folder, and the files of one in the order of its slices.
+"""The scans of a DICOM folder, and the files of each.
 
-A series is named by its folder, or, in a folder with several, by the folder and its UID: ``FOLDER/1.2.840.1``; an
-enhanced image, which is a volume in one file, by that file.
+A series of single slices is one scan, named by its folder, or, in a folder with several, by the folder and its UID:
+``FOLDER/1.2.840.1``. An enhanced image, which is a volume in one file, is named by that file. One that was split into
+several files (a concatenation; or instances of one series at different places) is named like a series.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import SimpleITK as sitk  # noqa: N813 - its customary name
-
 from fedshift.data.dicom import Identity, identify, looks_like_dicom
-from fedshift.data.dicom_classes import CT_IMAGES
+from fedshift.data.dicom_classes import CT_IMAGES, is_no_scan
+from fedshift.data.dicom_extra import quiet
 from fedshift.data.scan_file import FETCH, is_broken_link, suffix_of
 from fedshift.schema.names import few_names
 
-_DESCRIPTION = "0008|103e"
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
 
 
@@ -32,11 +32,17 @@ class NoSeries(Exception):
 
 @dataclass(frozen=True)
 class Listed:
-    """The files of a series as GDCM sorts them, and those of the folder's other series."""
+    """The files of one scan in a folder: of a series, or of an enhanced image."""
 
-    folder: Path
+    uid: str
+    """Of the series; of the concatenation, where the series has several images."""
+    series: str
     files: tuple[Path, ...]
-    others: tuple[Path, ...]
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is an enhanced image in one file."""
+        return len(self.files) == 1 and is_multiframe_file(self.files[0])
 
 
 def folder_and_uid(path: Path) -> tuple[Path, str | None]:
@@ -78,81 +84,125 @@ def series_in(folder: Path) -> list[Path]:
 
 
 def series_by_uid(folder: Path) -> dict[str, list[Path]]:
-    """`series_in` by the UID of the series; enhanced images, each a path, may be several of a series.
+    """`series_in` by the UID of the series, of which there may be several enhanced images, each a path.
 
     A folder whose files cannot be told apart stands for one series, with the UID "", and whoever reads it says what is
     wrong.
     """
-    found: dict[str, list[tuple[Path, Identity]]] = {}
-    for file in sorted(entry for entry in folder.iterdir() if looks_like_dicom(entry)):
-        identity = identify(file)
-        if identity is None or (identity.is_scan and not _UID.fullmatch(identity.series)):
-            return {"": [folder]}
-        if identity.is_scan:
-            found.setdefault(identity.series, []).append((file, identity))
+    known, unread = _identified(folder)
+    if unread or any(one.is_scan and not _UID.fullmatch(one.series) for one in known.values()):
+        return {"": [folder]}
+    scans = _scans(known)
+    if len(scans) == 1 and not scans[0].is_image:
+        return {scans[0].series: [folder]}
     paths: dict[str, list[Path]] = {}
-    for uid, files in sorted(found.items()):
-        whole = all(identity.is_multiframe for _, identity in files)
-        paths[uid] = [file for file, _ in files] if whole else [folder / uid]
-    if len(paths) == 1 and not next(iter(paths.values()))[0].exists():
-        return {uid: [folder] for uid in paths}
+    for scan in scans:
+        paths.setdefault(scan.series, []).append(scan.files[0] if scan.is_image else folder / scan.uid)
     return paths
 
 
 def list_series(path: Path) -> Listed:
-    """The files of the series that a path names, in GDCM's order.
+    """The files of the scan that a folder holds, or that a path names in it.
 
     Raises:
         NoSeries: it names none, or several.
-        RuntimeError: GDCM cannot read the folder.
     """
     folder, wanted = folder_and_uid(path)
-    files = {
-        uid: tuple(map(Path, sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(folder), uid)))
-        for uid in sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
-    }
-    if not files:
-        lost = sorted(entry.name for entry in folder.iterdir() if is_broken_link(entry))
-        if lost:  # GDCM then lists nothing of the folder
-            raise NoSeries(f"holds {len(lost)} link(s) such as {lost[0]} to a file that does not exist", FETCH)
-        unread = sum(map(looks_like_dicom, folder.iterdir()))
-        if unread:
-            what = f"holds {unread} DICOM file(s), none of which can be read"
-            raise NoSeries(what, "export the series again")
+    if lost := sorted(entry.name for entry in folder.iterdir() if is_broken_link(entry)):
+        raise NoSeries(f"holds {len(lost)} link(s) such as {lost[0]} to a file that does not exist", FETCH)
+    known, unread = _identified(folder)
+    if unread and not known:
+        raise NoSeries(f"holds {len(unread)} DICOM file(s), none of which can be read", "export the series again")
+    if unread:
+        what = f"has {len(unread)} file(s) such as {unread[0].name} that cannot be read as a slice of the series"
+        raise NoSeries(what, "export the series again")
+    scans = _scans(known)
+    if known and not scans:
+        what = f"holds {len(known)} DICOM file(s), none of which is an image"
+        raise NoSeries(what, "name the folder of the scan")
+    if not scans:
         if volumes := sorted(entry.name for entry in folder.iterdir() if suffix_of(entry)):
             pattern = folder.parent / "*" / f"*{suffix_of(Path(volumes[0]))}"
             mend = f"move the scan up, or name images and masks by patterns, such as '{pattern}'"
             raise NoSeries(f"holds {few_names(volumes)} and no DICOM series", mend)
         raise NoSeries("holds no DICOM series", "put the slices of one series there")
-    scans = {uid: names for uid, names in files.items() if (found := identify(names[0])) is None or found.is_scan}
-    scans = scans or files
-    if wanted is not None and wanted not in scans:
+    of_wanted = [scan for scan in scans if wanted in (None, scan.uid, scan.series)]
+    if not of_wanted:
         raise NoSeries("is no series of its folder", "name the folder, or a series that is there")
-    if wanted is None and len(scans) > 1:
-        shown = few_names([f"{uid}{_described(names[0])}" for uid, names in scans.items()])
-        raise NoSeries(
-            f"holds {len(scans)} DICOM series ({shown})",
-            "leave only the one that is used; if several are, move each into a sub-folder of its own, such as P1/T2 "
-            "and P1/ADC beside P1/mask.nii.gz",
-        )
-    chosen = wanted if wanted is not None else next(iter(scans))
-    known = {name for names in files.values() for name in names}
-    others = {entry for entry in folder.iterdir() if _is_other(entry)} | known
-    return Listed(folder, scans[chosen], tuple(sorted(others - set(scans[chosen]))))
+    if len(of_wanted) == 1:
+        return of_wanted[0]
+    if len({scan.series for scan in of_wanted}) == 1:
+        names = few_names([scan.files[0].name if scan.is_image else scan.uid for scan in of_wanted])
+        raise NoSeries(f"holds {len(of_wanted)} enhanced images of one series ({names})", "name one of them")
+    shown = few_names([f"{scan.uid}{_described(scan.files[0])}" for scan in of_wanted])
+    raise NoSeries(
+        f"holds {len(of_wanted)} DICOM series ({shown})",
+        "leave only the one that is used; if several are, move each into a sub-folder of its own, such as P1/T2 "
+        "and P1/ADC beside P1/mask.nii.gz",
+    )
+
+
+def first_file(path: Path) -> Path:
+    """A file of a DICOM scan, to look at what all of them say.
+
+    Raises:
+        NoSeries: as `list_series`.
+    """
+    return list_series(path).files[0] if is_series(path) else path
+
+
+def whole_of(file: Path) -> Listed | None:
+    """The scan that an enhanced image is a part of, if other parts of it lie beside it."""
+    own = identify(file)
+    known = {path: one for path, one in _identified(file.parent)[0].items() if own and one.series == own.series}
+    found = [scan for scan in _scans(known) if file in scan.files] if len(known) > 1 else []
+    return found[0] if found and len(found[0].files) > 1 else None
+
+
+def _identified(folder: Path) -> tuple[dict[Path, Identity], list[Path]]:
+    """The DICOM files of a folder that can be read, with what they are; and those that cannot."""
+    found = {file: identify(file) for file in sorted(folder.iterdir()) if looks_like_dicom(file)}
+    known = {file: one for file, one in found.items() if one and (one.series or is_no_scan(one.sop_class))}
+    return known, [file for file in found if file not in known]
+
+
+def _scans(known: dict[Path, Identity]) -> list[Listed]:
+    """The scans among files, by their series' UIDs."""
+    of_series: dict[str, list[Path]] = {}
+    for file, one in known.items():
+        if one.is_scan:
+            of_series.setdefault(one.series, []).append(file)
+    scans = []
+    for uid, files in sorted(of_series.items()):
+        if not all(known[file].is_multiframe for file in files):
+            scans.append(Listed(uid, uid, tuple(files)))
+            continue
+        images: dict[str, list[Path]] = {}
+        for file in files:
+            images.setdefault(known[file].concatenation or known[file].instance, []).append(file)
+        if len(images) == 1 or _are_parts(list(images.values())):
+            scans.append(Listed(uid, uid, tuple(files)))
+        else:
+            scans += [Listed(image, uid, tuple(parts)) for image, parts in images.items()]
+    return scans
+
+
+def _are_parts(images: Sequence[Sequence[Path]]) -> bool:
+    """Whether enhanced images of one series are parts of a scan: they lie in parallel, at different places."""
+    from fedshift.data.dicom_frames import FrameFault, frames_in
+    from fedshift.data.dicom_volumes import same_places
+
+    try:
+        of_images = [[frame for file in files for frame in frames_in(file)[0]] for files in images]
+    except FrameFault:
+        return True  # whoever reads them says what is wrong
+    return any(not same_places(of_images[0], frames) for frames in of_images[1:])
 
 
 def _described(file: Path) -> str:
     """What a series is called, in quotes, by one of its files; nothing where it does not say so."""
-    reader = sitk.ImageFileReader()
-    reader.SetFileName(str(file))
-    try:
-        reader.ReadImageInformation()
-        return f" {reader.GetMetaData(_DESCRIPTION).strip()!r}" if reader.HasMetaDataKey(_DESCRIPTION) else ""
-    except RuntimeError:
-        return ""
+    import pydicom
 
-
-def _is_other(file: Path) -> bool:
-    """Whether a file is a mask, report or plan, which GDCM does not always list."""
-    found = identify(file)
-    return found is not None and bool(found.series) and not found.is_scan
+    with quiet():
+        said = pydicom.dcmread(file, specific_tags=["SeriesDescription"]).get("SeriesDescription", "")
+    return f" {str(said).strip()!r}" if said else ""

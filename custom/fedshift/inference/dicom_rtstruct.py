@@ -122,7 +122,7 @@ def _code(code: Code) -> Any:
 def _of_source(source: Source) -> Any:
     """Which images the structures are drawn on."""
     first = source.first
-    images = [_reference(one) for one in source.objects]
+    images = [_reference(first, uid) for uid in source.files]
     series = _dataset(SeriesInstanceUID=first.SeriesInstanceUID, ContourImageSequence=images)
     study = _dataset(
         ReferencedSOPClassUID="1.2.840.10008.3.1.2.3.1",  # Detached Study Management, which this is by convention
@@ -132,10 +132,10 @@ def _of_source(source: Source) -> Any:
     return _dataset(FrameOfReferenceUID=first.FrameOfReferenceUID, RTReferencedStudySequence=[study])
 
 
-def _reference(one: Any, frame: int | None = None) -> Any:
-    made = _dataset(ReferencedSOPClassUID=one.SOPClassUID, ReferencedSOPInstanceUID=one.SOPInstanceUID)
+def _reference(one: Any, uid: str, frame: int | None = None) -> Any:
+    made = _dataset(ReferencedSOPClassUID=one.SOPClassUID, ReferencedSOPInstanceUID=uid)
     if frame is not None:
-        made.ReferencedFrameNumber = frame + 1
+        made.ReferencedFrameNumber = frame
     return made
 
 
@@ -144,7 +144,7 @@ def _contours(mask: np.ndarray, source: Source) -> list[Any]:
     made = []
     for number in np.flatnonzero(mask.any((1, 2))).tolist():
         position, to_column, to_row = source.plane(number)
-        image = _reference(source.first, source.frames[number]) if source.frames else _reference(source.objects[number])
+        image = _reference(source.first, *source.references[number])
         for polygon in outlines(mask[number]):
             points = position + polygon[:, :1] * to_column + polygon[:, 1:] * to_row
             made.append(

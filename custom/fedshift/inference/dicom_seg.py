@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def write_segmentation(
         )
         made = hd.seg.Segmentation(
             source_images=list(source.objects),
-            pixel_array=source.in_frames(grid),
+            pixel_array=grid,
             segmentation_type=hd.seg.SegmentationTypeValues.BINARY,
             segment_descriptions=segments,
             series_instance_uid=hd.UID(),
@@ -75,6 +76,8 @@ def write_segmentation(
             content_description=origin.description,
             series_description=origin.description,
         )
+        if source.is_enhanced:
+            _refer_to_files(made, source)
         made.save_as(path)
     back, _ = read_mask(path, scan, None)
     if not np.array_equal(back.voxels, mask):
@@ -85,10 +88,24 @@ def write_segmentation(
 
 def _measured(source: Source) -> Any:
     """What holds the pixel spacing and the thickness of a slice: a file, or a functional group of an enhanced image."""
-    if not source.frames:
+    if not source.is_enhanced:
         return source.first
     own, shared = source.first.PerFrameFunctionalGroupsSequence[0], source.first.SharedFunctionalGroupsSequence[0]
     return (own if "PixelMeasuresSequence" in own else shared).PixelMeasuresSequence[0]
+
+
+def _refer_to_files(made: Any, source: Source) -> None:
+    """Refer to the files and frames that the slices are in, in place of the one object that highdicom was given."""
+    for series in made.ReferencedSeriesSequence:
+        first = series.ReferencedInstanceSequence[0]
+        series.ReferencedInstanceSequence = [copy.deepcopy(first) for _ in source.files]
+        for one, uid in zip(series.ReferencedInstanceSequence, source.files, strict=True):
+            one.ReferencedSOPInstanceUID = uid
+    derivations = [group.get("DerivationImageSequence", []) for group in made.PerFrameFunctionalGroupsSequence]
+    images = [image for items in derivations for item in items for image in item.SourceImageSequence]
+    for image in {id(image): image for image in images}.values():  # frames of several segments share them
+        uid, frame = source.references[int(image.ReferencedFrameNumber) - 1]
+        image.ReferencedSOPInstanceUID, image.ReferencedFrameNumber = uid, frame
 
 
 def _described(number: int, name: str, of: ClassCodes, algorithm: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ MOST = 64
 """Characters of a DICOM long string (LO)."""
 SERIES_NUMBER = 9000
 """Added to the source's series number: results stand behind the scanner's series."""
+POSITION, PLANE_POSITION = 0x00200032, 0x00209113
+"""The attribute by which frames are ordered, and its functional group."""
 EMPTY = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
     *("StudyTime", "ReferringPhysicianName"),
@@ -117,14 +120,16 @@ def origin(
 
 @dataclass(frozen=True)
 class Source:
-    """The DICOM objects of a scan, without pixels, in the order of its slices; or one enhanced image.
+    """The DICOM objects of a scan, without pixels, in the order of its slices.
 
-    ``frames``: of an enhanced image the frame of each slice, numbered from 0.
+    Of an enhanced image there is one object, whose frames are the slices of the volume in their order, whatever files
+    and frames they come from.
     """
 
     path: Path
     objects: tuple[Any, ...]
-    frames: tuple[int, ...]
+    references: tuple[tuple[str, int | None], ...]
+    """Of each slice the UID of the file that it is in, and its frame there, from 1; None of a classic slice."""
 
     @property
     def first(self) -> Any:
@@ -132,26 +137,28 @@ class Source:
         return self.objects[0]
 
     @property
+    def is_enhanced(self) -> bool:
+        """Whether the slices are frames of one object."""
+        return self.references[0][1] is not None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The UIDs of all files that the slices are in."""
+        return tuple(dict.fromkeys(uid for uid, _ in self.references))
+
+    @property
     def series_number(self) -> int:
         """Of a result."""
         number = self.first.get("SeriesNumber")
         return SERIES_NUMBER + (int(number) % 1000 if number is not None else 0)
 
-    def in_frames(self, grid: np.ndarray) -> np.ndarray:
-        """Slices [slice, row, column] in the order in which the source has its frames."""
-        if not self.frames:
-            return grid
-        frames = np.empty_like(grid)
-        frames[list(self.frames)] = grid
-        return frames
-
     def plane(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where a slice lies, in mm: its first pixel, and the steps to the next column and to the next row."""
-        if not self.frames:
+        if not self.is_enhanced:
             of = self.objects[number]
             position, orientation, spacing = of.ImagePositionPatient, of.ImageOrientationPatient, of.PixelSpacing
         else:
-            own = self.first.PerFrameFunctionalGroupsSequence[self.frames[number]]
+            own = self.first.PerFrameFunctionalGroupsSequence[number]
             shared = self.first.SharedFunctionalGroupsSequence[0]
 
             def group(name: str) -> Any:
@@ -184,15 +191,17 @@ def making(path: Path, what: str) -> Iterator[None]:
             ) from None
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path, *, volume: int | None = None) -> Source:
     """The DICOM objects of a scan. What the standard requires and may be empty is added where it lacks.
+
+    ``volume``: which one of several, from 1.
 
     Raises:
         DataError: as `fedshift.data.scans.read_scan`, or objects without UIDs.
     """
     import pydicom
 
-    files, frames = dicom_source(path)
+    files, frames = dicom_source(path, volume=volume)
     with quiet():
         objects = tuple(pydicom.dcmread(file, stop_before_pixels=True) for file in files)
         frame = None
@@ -212,7 +221,37 @@ def open_source(path: Path) -> Source:
                 one.FrameOfReferenceUID = frame
             if not frames and not one.get("SliceThickness"):
                 one.SliceThickness = None
-    return Source(path, objects, frames)
+        if not frames:
+            return Source(path, objects, tuple((str(one.SOPInstanceUID), None) for one in objects))
+        return _of_frames(path, objects, frames)
+
+
+def _of_frames(path: Path, parts: Sequence[Any], frames: Sequence[int]) -> Source:
+    """The chosen frames of an enhanced image, counted through all its parts, as one object.
+
+    What a part says of all its frames is said of each where other parts say something else.
+    """
+    made = parts[0]
+    shared = made.SharedFunctionalGroupsSequence[0]
+    groups, references = [], []
+    for part in parts:
+        differing = [one for one in part.SharedFunctionalGroupsSequence[0] if shared.get(one.tag) != one]
+        for number, group in enumerate(part.PerFrameFunctionalGroupsSequence, start=1):
+            for element in differing:
+                if element.tag not in group:
+                    group[element.tag] = element
+            groups.append(group)
+            references.append((str(part.SOPInstanceUID), number))
+    chosen = [groups[frame] for frame in frames]
+    for place, group in enumerate(chosen, start=1):
+        if "FrameContentSequence" not in group:
+            group.FrameContentSequence = [made.__class__()]
+        group.FrameContentSequence[0].DimensionIndexValues = [place]
+    made.PerFrameFunctionalGroupsSequence, made.NumberOfFrames = chosen, len(chosen)
+    index = copy.deepcopy(made.DimensionIndexSequence[0])
+    index.DimensionIndexPointer, index.FunctionalGroupPointer = POSITION, PLANE_POSITION
+    made.DimensionIndexSequence = [index]
+    return Source(path, (made,), tuple(references[frame] for frame in frames))
 
 
 def slices_of(mask: np.ndarray, scan: Scan) -> np.ndarray:

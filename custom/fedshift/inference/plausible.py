@@ -15,7 +15,7 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.nifti import unclear_positions
 from fedshift.data.scans import Scan
-from fedshift.data.series import NoSeries, is_dicom, is_series, list_series
+from fedshift.data.series import NoSeries, first_file, is_dicom
 from fedshift.schema.job import read_yaml
 from fedshift.schema.names import one_line
 from fedshift.schema.strict import Strict
@@ -62,7 +62,7 @@ def read_tags(path: Path) -> dict[str, str]:
     if not is_dicom(path):
         return {}
     try:
-        file = list_series(path).files[0] if is_series(path) else path
+        file = first_file(path)
     except NoSeries:
         return {}
     reader = sitk.ImageFileReader()

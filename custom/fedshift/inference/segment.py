@@ -33,7 +33,7 @@ from fedshift.tasks.out_of_memory import prediction_out_of_memory
 from fedshift.tasks.precision import autocast
 
 if TYPE_CHECKING:
-    from fedshift.inference.dicom_source import Origin
+    from fedshift.inference.dicom_source import Origin, Source
 
 
 Format = Literal["mask", "seg", "rtstruct", "sr"]
@@ -193,17 +193,24 @@ def _data_suffixes(mask: Path) -> tuple[str, ...]:
 
 
 def ready_for(
-    model: Model, images: Sequence[Path], choice: Choice, *, device: str = "auto", true_spacing: bool = False
+    model: Model,
+    images: Sequence[Path],
+    choice: Choice,
+    *,
+    device: str = "auto",
+    true_spacing: bool = False,
+    volume: int | None = None,
 ) -> ReadyModel:
     """Prepare a model for prediction. With ``choice.own``, statistics come from the scans that can be read.
 
-    ``true_spacing``: whether their voxels of 1 x 1 x 1 mm are no placeholder.
+    ``true_spacing``: whether their voxels of 1 x 1 x 1 mm are no placeholder. ``volume``: which one to take, from 1, of
+    a scan with several.
 
     Raises:
         ConfigError: as `make_ready`.
         DataError: none of the scans can be read.
     """
-    readers = [partial(read_case, image, model.sequences) for image in images]
+    readers = [partial(read_case, image, model.sequences, volume=volume) for image in images]
     return ready_from(model, readers, choice, device=device, true_spacing=true_spacing)
 
 
@@ -287,6 +294,7 @@ def segment_scans(
     *,
     origin: Origin | None = None,
     true_spacing: bool = False,
+    volume: int | None = None,
     begin: Callable[[Path], None] = lambda image: None,
 ) -> Iterator[Segmented]:
     """Yield one result per scan, in order. A failed scan gives an error result and does not stop the rest.
@@ -296,6 +304,7 @@ def segment_scans(
         paths: from `output_paths`.
         origin: what DICOM results say of the model; None if none is written.
         true_spacing: whether voxels of 1 x 1 x 1 mm are no placeholder.
+        volume: which one to take, from 1, of a scan with several.
         begin: called with each scan before it is read.
     """
     for image, wanted in paths.items():
@@ -303,7 +312,7 @@ def segment_scans(
         written: dict[str, Path] = {}
         try:
             with prediction_out_of_memory(image):
-                made = _segment_one(of, image, wanted, written, origin, true_spacing=true_spacing)
+                made = _segment_one(of, image, wanted, written, origin, true_spacing=true_spacing, volume=volume)
             yield made
         except FedshiftError as error:
             for path in written.values():  # all of a scan's results, or none
@@ -319,12 +328,13 @@ def _segment_one(
     origin: Origin | None,
     *,
     true_spacing: bool,
+    volume: int | None,
 ) -> Segmented:
     """Segment a scan; ``written`` is filled in with each file before it is written."""
     classes = of.classes
-    scan, voxels = read_case(image, of.sequences)
+    scan, voxels = read_case(image, of.sequences, volume=volume)
     spacing = known_spacing(scan, true=true_spacing)
-    remarks = list(check_positions(image))
+    remarks = [*check_positions(image), *(scan.reading.remarks if is_dicom(image) else ())]
     if spacing is None:
         remarks.append(without_spacing(by_matrix=of.resamples_by_matrix))
     remarks += check_scan(scan, read_tags(image), target=classes[0], signed=of.signed)
@@ -341,9 +351,11 @@ def _segment_one(
         written["mask"] = wanted["mask"]
         write_mask(mask, scan, wanted["mask"], source=image)
     if dicom:
+        from fedshift.inference.dicom_source import open_source
+
         assert origin is not None
         written |= {each: wanted[each] for each in dicom}
-        _write_dicom(mask, scan, image, written, origin, found, remarks)
+        _write_dicom(mask, scan, open_source(image, volume=volume), written, origin, found, remarks)
     if "overlay" in wanted:
         from fedshift.inference.overlay import draw  # imported only if asked for: needs Pillow
 
@@ -362,7 +374,7 @@ def _found(where: np.ndarray, certainty: np.ndarray, scan: Scan) -> Found:
 def _write_dicom(
     mask: np.ndarray,
     scan: Scan,
-    image: Path,
+    source: Source,
     paths: Mapping[str, Path],
     origin: Origin,
     found: Mapping[str, Found],
@@ -371,10 +383,9 @@ def _write_dicom(
     """Write what of ``paths`` is DICOM."""
     from fedshift.inference.dicom_rtstruct import write_structure_set
     from fedshift.inference.dicom_seg import write_segmentation
-    from fedshift.inference.dicom_source import open_source
     from fedshift.inference.dicom_sr import write_report
 
-    source, classes = open_source(image), tuple(found)
+    classes = tuple(found)
     if "rtstruct" in paths:
         write_structure_set(mask, scan, paths["rtstruct"], source=source, origin=origin, classes=classes)
     if "seg" in paths:

@@ -105,16 +105,22 @@ def files_of(image: Path, sequences: Sequence[str]) -> list[Path]:
     return [image.with_name(f"{case}_{number:04d}{suffix_of(image)}") for number in order.numbers]
 
 
-def read_case(image: Path, sequences: Sequence[str]) -> tuple[Scan, np.ndarray]:
+def read_case(image: Path, sequences: Sequence[str], *, volume: int | None = None) -> tuple[Scan, np.ndarray]:
     """The scan of a case's first sequence, and the voxels of all its sequences (S, z, y, x).
+
+    ``volume``: which one to take, from 1, of a file or series with several that are no sequences.
 
     Raises:
         ScanError: a file cannot be read, is the same everywhere, lies on another grid than the first, or is 4D with
             another number of volumes than there are sequences.
     """
     files = files_of(image, sequences)
-    several = is_4d(image)
-    scans = read_volumes(image, _channels(image, sequences)) if several else [read_scan(path) for path in files]
+    several = is_4d(image) and (bool(sequences) or volume is None)
+    scans = (
+        read_volumes(image, _channels(image, sequences))
+        if several
+        else [read_scan(path, volume=volume) for path in files]
+    )
     for number, (path, scan) in enumerate(zip(files, scans, strict=True)):
         if scan.voxels.min() == scan.voxels.max():
             where = f" of {sequences[number]}" if several else ""
@@ -139,7 +145,11 @@ def _channels(image: Path, sequences: Sequence[str]) -> list[int]:
     """
     there = volumes_in(image)
     if not sequences:
-        raise ScanError(image, f"has {there} volumes, and the model takes one", "save that one alone as a 3D file")
+        raise ScanError(
+            image,
+            f"has {there} volumes, and the model takes one",
+            "save that one alone as a 3D file, or say which with --volume N",
+        )
     order = _numbering(image.parent, sequences)
     named = f"{len(order.names)} ({', '.join(order.names.values())})"
     if there != len(order.names) and order.source is not None:

@@ -1,0 +1,241 @@
+"""The frames of DICOM images: a classic slice is one, an enhanced image has many (PS3.3, C.7.6.16)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydicom.datadict import keyword_for_tag
+
+from fedshift.data.dicom import FARTHEST, LARGEST, SMALLEST, SliceFault, identify, read_slice
+from fedshift.data.dicom_classes import is_multiframe
+from fedshift.data.dicom_extra import UNREADABLE, quiet
+from fedshift.data.dicom_pixels import syntax_of
+from fedshift.data.dicom_values import ValueFault, Values, values_of
+
+MARKS: Mapping[str, str] = {
+    "TemporalPositionIdentifier": "time points",
+    "TemporalPositionIndex": "time points",
+    "TemporalPositionTimeOffset": "time points",
+    "EchoTime": "echoes",
+    "EffectiveEchoTime": "echoes",
+    "EchoNumbers": "echoes",
+    "DiffusionBValue": "b-values",
+    "DiffusionGradientOrientation": "diffusion directions",
+    "DiffusionDirectionality": "kinds of diffusion images",
+    "NominalPercentageOfCardiacPhase": "cardiac phases",
+    "NominalCardiacTriggerDelayTime": "cardiac phases",
+    "TriggerTime": "cardiac phases",
+    "NominalPercentageOfRespiratoryPhase": "respiratory phases",
+    "ComplexImageComponent": "components",
+    "ImageType": "kinds of images",
+    "FrameType": "kinds of images",
+    "InversionTime": "inversion times",
+    "InversionTimes": "inversion times",
+    "FlipAngle": "flip angles",
+    "KVP": "tube voltages",
+    "ConvolutionKernel": "kernels",
+    "StackID": "stacks",
+    "AcquisitionNumber": "acquisitions",
+    "FrameAcquisitionNumber": "acquisitions",
+    "AcquisitionTime": "acquisitions",
+    "FrameAcquisitionDateTime": "acquisitions",
+    "ContentTime": "acquisitions",
+}
+"""What tells the volumes of one series apart, in words; those that say most come first."""
+UNMIXED = (
+    *("TemporalPositionIdentifier", "TemporalPositionIndex", "DiffusionBValue", "ComplexImageComponent"),
+    *("NominalPercentageOfCardiacPhase", "NominalPercentageOfRespiratoryPhase"),
+)
+"""Marks of which slices of one volume cannot have several."""
+CLASSIC = (
+    *("SOPClassUID", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "HighBit"),
+    *("PixelRepresentation", "RescaleSlope", "RescaleIntercept", "RescaleType", "ModalityLUTSequence", "Units"),
+    *("PresentationLUTShape", "PixelPaddingValue", "PixelPaddingRangeLimit", "RealWorldValueMappingSequence"),
+    "LossyImageCompression",
+)
+ENHANCED = (
+    *("Rows", "Columns", "NumberOfFrames", "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
+    *("SOPInstanceUID", "ConcatenationUID", "InConcatenationNumber", "InConcatenationTotalNumber"),
+    "ConcatenationFrameOffsetNumber",
+)
+"""Elements that are read of a file: others may hold anything."""
+DEEPEST = 4
+"""Levels of items in a frame's functional groups in which marks are looked for."""
+Mark = tuple[tuple[float, ...], str]
+"""A mark's value: numbers, or words; empty where there is none."""
+NO_MARK: Mark = ((), "")
+
+
+class FrameFault(Exception):
+    """What is wrong with a file, as the rest of a sentence about it."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One image [rows, columns] with its place, in mm and cosines."""
+
+    file: Path
+    number: int
+    """In its file, from 0."""
+    rows: int
+    columns: int
+    position: np.ndarray
+    orientation: np.ndarray
+    spacing: np.ndarray
+    """Between rows, and between columns."""
+    marks: Mapping[str, Mark]
+    values: Values
+    syntax: str
+    instance: bytes
+    content: bytes
+    """A digest of a classic slice's pixels and position."""
+    is_classic: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of which concatenation a file is a part, and which of how many; None where it does not say so."""
+
+    uid: str
+    number: int
+    total: int | None
+    offset: int
+
+
+def frames_in(path: Path) -> tuple[list[Frame], Part | None]:
+    """The frames of a file in their order, without pixels, and what it is a part of.
+
+    Raises:
+        FrameFault: it is no image with places, or damaged.
+    """
+    identity = identify(path)
+    with quiet():
+        try:
+            if identity is not None and is_multiframe(identity.sop_class):
+                return _enhanced(path)
+            return [_classic(path)], None
+        except SliceFault as fault:
+            raise FrameFault(str(fault)) from None
+        except UNREADABLE:
+            raise FrameFault("that cannot be read, it is damaged") from None
+
+
+def _classic(path: Path) -> Frame:
+    import pydicom
+
+    slice_ = read_slice(path.read_bytes())
+    header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=[*CLASSIC, *MARKS])
+    try:
+        values = values_of(header, world=header.get("RealWorldValueMappingSequence", []))
+    except ValueFault as fault:
+        raise FrameFault(f"that {fault}") from None
+    return Frame(
+        file=path,
+        number=0,
+        rows=slice_.rows,
+        columns=slice_.columns,
+        position=slice_.position,
+        orientation=slice_.orientation,
+        spacing=slice_.spacing,
+        marks=dict(_marks_in(header, levels=0)),
+        values=values,
+        syntax=str(syntax_of(header).name),
+        instance=slice_.instance,
+        content=slice_.content,
+        is_classic=True,
+    )
+
+
+def _enhanced(path: Path) -> tuple[list[Frame], Part | None]:
+    import pydicom
+
+    header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=[*CLASSIC, *ENHANCED, *MARKS])
+    count, groups = int(header.NumberOfFrames), header.PerFrameFunctionalGroupsSequence
+    shared = header.get("SharedFunctionalGroupsSequence") or [pydicom.Dataset()]
+    if len(groups) != count:
+        raise FrameFault(f"that has {count} frame(s) and says of {len(groups)} where they are")
+    common = {**dict(_marks_in(header, levels=0)), **dict(_marks_in(shared[0]))}
+    frames = []
+    for number, group in enumerate(groups):
+
+        def item(name: str, group: Any = group) -> Any:
+            found = (group if name in group else shared[0]).get(name)
+            return found[0] if found else None
+
+        places = (item("PlanePositionSequence"), item("PlaneOrientationSequence"), item("PixelMeasuresSequence"))
+        if None in places:
+            raise FrameFault(f"whose frame {number + 1} does not say where it is")
+        world = (group if "RealWorldValueMappingSequence" in group else shared[0]).get("RealWorldValueMappingSequence")
+        try:
+            values = values_of(header, item("PixelValueTransformationSequence"), world or [])
+        except ValueFault as fault:
+            raise FrameFault(f"that {fault}") from None
+        frames.append(
+            Frame(
+                file=path,
+                number=number,
+                rows=int(header.Rows),
+                columns=int(header.Columns),
+                position=_numbers(places[0].ImagePositionPatient, 3, number),
+                orientation=_numbers(places[1].ImageOrientationPatient, 6, number),
+                spacing=_spacing(places[2].PixelSpacing, number),
+                marks={**common, **dict(_marks_in(group))},
+                values=values,
+                syntax=str(syntax_of(header).name),
+                instance=f"{header.SOPInstanceUID} {number}".encode(),
+                content=b"",
+                is_classic=False,
+            )
+        )
+    return frames, _part(header)
+
+
+def _part(header: Any) -> Part | None:
+    if not header.get("ConcatenationUID"):
+        return None
+    total = header.get("InConcatenationTotalNumber")
+    return Part(
+        str(header.ConcatenationUID),
+        int(header.get("InConcatenationNumber", 1)),
+        None if total is None else int(total),
+        int(header.get("ConcatenationFrameOffsetNumber", 0)),
+    )
+
+
+def _numbers(value: Any, count: int, frame: int) -> np.ndarray:
+    numbers = np.array([float(number) for number in value])
+    if len(numbers) != count or not (np.abs(numbers) <= FARTHEST).all():
+        raise FrameFault(f"whose frame {frame + 1} does not say where it is")
+    return numbers
+
+
+def _spacing(value: Any, frame: int) -> np.ndarray:
+    spacing = _numbers(value, 2, frame)
+    if not ((spacing >= SMALLEST) & (spacing <= LARGEST)).all():
+        raise FrameFault(f"whose pixel spacing is not between {SMALLEST:g} and {LARGEST:g} mm")
+    return spacing
+
+
+def _marks_in(group: Any, levels: int = DEEPEST) -> Iterator[tuple[str, Mark]]:
+    for tag in group.keys():  # noqa: SIM118 - iterating a dataset converts each value, which may be anything
+        keyword = keyword_for_tag(tag)
+        if keyword in MARKS:
+            with suppress(*UNREADABLE):  # what cannot be read tells nothing apart
+                if (mark := _mark(group[tag].value)) != NO_MARK:
+                    yield keyword, mark
+        elif levels and group[tag].VR == "SQ":
+            for item in group[tag].value:
+                yield from _marks_in(item, levels - 1)
+
+
+def _mark(value: Any) -> Mark:
+    parts = [] if value is None else [value] if isinstance(value, str | bytes | float | int) else list(value)
+    try:
+        return tuple(float(part) for part in parts), ""
+    except ValueError:
+        return (), "\\".join(str(part) for part in parts)

@@ -1,0 +1,196 @@
+"""A volume from the files of a DICOM series, or from one enhanced image: its voxels, and how they were read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedshift.data.dicom_extra import UNREADABLE, quiet
+from fedshift.data.dicom_frames import Frame, FrameFault, Part, frames_in
+from fedshift.data.dicom_pixels import PixelFault, stored_frames
+from fedshift.data.dicom_values import intensities
+from fedshift.data.dicom_volumes import Box, Stack, box_of, stack_of
+from fedshift.schema.reading import Reading
+
+WHOLE = (np.int16, np.uint16, np.int32)
+"""Types of voxels, in the order in which they are tried."""
+
+
+class DicomFault(Exception):
+    """Why files are not one volume, as the rest of a sentence about their file or folder."""
+
+
+class DicomSource(NamedTuple):
+    """Where the slices of a volume come from."""
+
+    files: tuple[Path, ...]
+    """Of classic slices one for each slice, in their order; of an enhanced image its file, or all its parts."""
+    frames: tuple[int, ...]
+    """Of an enhanced image the number of each slice's frame, from 0 and through all files; otherwise empty."""
+
+
+@dataclass(frozen=True)
+class DicomVolume:
+    """``voxels`` [slices, rows, columns], where they are, and where they come from."""
+
+    voxels: np.ndarray
+    box: Box
+    source: DicomSource
+    reading: Reading
+
+
+def find_stack(files: Sequence[Path], *, volume: int | None) -> tuple[Stack, DicomSource]:
+    """The frames of a volume among those of files.
+
+    Args:
+        files: of classic slices, or of an enhanced image or all its parts, in any order.
+        volume: which one is wanted, from 1, where they hold several.
+
+    Raises:
+        DicomFault: they are damaged, no images, or not all parts of an image.
+        VolumeFault: they are not one volume, or, as `SeveralFrames`, several.
+    """
+    found: list[tuple[Path, list[Frame], Part | None]] = []
+    for file in files:
+        try:
+            found.append((file, *frames_in(file)))
+        except FrameFault as fault:
+            said = "is an image" if len(files) == 1 else f"has a slice {file.name}"
+            raise DicomFault(f"{said} {fault}") from None
+    parts = [part for _, _, part in found if part is not None]
+    if parts:
+        _refuse_incomplete(parts)
+        found.sort(key=lambda one: (one[2].uid, one[2].number) if one[2] else ("", 0))
+    frames = [frame for _, of_file, _ in found for frame in of_file]
+    stack = stack_of(frames, volume)
+    if all(frame.is_classic for frame in frames):
+        return stack, DicomSource(tuple(frame.file for frame in stack.frames), ())
+    begins = dict(zip((file for file, _, _ in found), np.cumsum([0, *(len(one) for _, one, _ in found)]), strict=False))
+    numbers = tuple(int(begins[frame.file]) + frame.number for frame in stack.frames)
+    return stack, DicomSource(tuple(begins), numbers)
+
+
+def read_stack(stack: Stack, source: DicomSource, *, most_voxels: int) -> DicomVolume:
+    """Decode the frames of a volume.
+
+    Raises:
+        DicomFault: there are more voxels than ``most_voxels``, in several units, or a frame cannot be decoded.
+        VolumeFault: they do not fill a box.
+    """
+    frames = stack.frames
+    box = box_of(frames)
+    if len(frames) * frames[0].rows * frames[0].columns > most_voxels:
+        size = f"{frames[0].columns} x {frames[0].rows} x {len(frames)}"
+        raise DicomFault(f"has {size} voxels, at most {most_voxels:,} are read")
+    if len(units := sorted({frame.values.units for frame in frames})) > 1:
+        raise DicomFault(f"has slices in several units ({', '.join(unit or 'none' for unit in units)})")
+    of_file: dict[Path, list[int]] = {}
+    for place, frame in enumerate(frames):
+        of_file.setdefault(frame.file, []).append(place)
+    slices: list[np.ndarray] = [np.empty(0)] * len(frames)
+    padded: dict[int, np.ndarray] = {}
+    for file, places in of_file.items():
+        places.sort(key=lambda place: frames[place].number)
+        wanted = [frames[place] for place in places]
+        try:
+            with quiet():
+                decoded = stored_frames(file, [one.number for one in wanted], [one.values for one in wanted])
+                for place, stored in zip(places, decoded, strict=True):
+                    values = frames[place].values
+                    slices[place] = _smallest(intensities(stored, values))
+                    if values.padding is not None:
+                        outside = (stored >= values.padding[0]) & (stored <= values.padding[1])
+                        padded |= {place: outside} if outside.any() else {}
+        except PixelFault as fault:
+            raise DicomFault(
+                str(fault) if len(frames) == len(wanted) else f"has a slice {file.name} that {fault}"
+            ) from None
+        except UNREADABLE:
+            raise DicomFault(f"has pixels in {file.name} that cannot be read, they are damaged") from None
+    filled = _fill(slices, padded)
+    return DicomVolume(_smallest(np.stack(slices)), box, source, _reading(stack, box, filled))
+
+
+def _refuse_incomplete(parts: Sequence[Part]) -> None:
+    """Refuse a concatenation of which parts are missing.
+
+    Raises:
+        DicomFault: one is, or there are several.
+    """
+    if len({part.uid for part in parts}) > 1:
+        return  # several whole images of one series: their frames say which are one volume
+    numbers = sorted(part.number for part in parts)
+    total = max([*numbers, *(part.total for part in parts if part.total is not None)])
+    if numbers != list(range(1, total + 1)):
+        shown = ", ".join(map(str, numbers))
+        raise DicomFault(f"has part {shown} of an enhanced image that was split into {total} files, and not the others")
+
+
+def _smallest(voxels: np.ndarray) -> np.ndarray:
+    """Whole numbers in the smallest type that holds them; others as they are."""
+    if not np.issubdtype(voxels.dtype, np.integer):
+        return voxels
+    low, high = int(voxels.min()), int(voxels.max())
+    for kind in WHOLE:
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return voxels.astype(kind)
+    return voxels
+
+
+def _fill(slices: list[np.ndarray], padded: dict[int, np.ndarray]) -> str | None:
+    """Give pixels that are no part of the image the lowest intensity of those that are; what was done, in words."""
+    if not padded:
+        return None
+    inside = [one[~padded[place]] if place in padded else one for place, one in enumerate(slices)]
+    lowest = min((one.min() for one in inside if one.size), default=None)
+    if lowest is None:
+        return None
+    for place, outside in padded.items():
+        slices[place] = np.where(outside, lowest, slices[place])
+    return f"pixels outside the image (pixel padding) were given its lowest intensity, {lowest:g}"
+
+
+def _reading(stack: Stack, box: Box, filled: str | None) -> Reading:
+    frames = stack.frames
+    first = frames[0].values
+    every = [frame.values for frame in frames]
+    turned = sum(values.turned for values in every)
+    photometric = " and ".join(sorted({values.photometric for values in every}))
+    if turned:
+        photometric += ", turned" if turned == len(every) else f", turned in {turned} of {len(every)} slices"
+    elif any(values.photometric != "MONOCHROME2" for values in every):
+        photometric += ", not turned"
+    bits = {f"{one.bits_stored} of {one.bits_allocated} bits, {'' if one.signed else 'un'}signed" for one in every}
+    remarks = list(dict.fromkeys(remark for values in every for remark in values.remarks))
+    if filled:
+        remarks.append(filled)
+    return Reading(
+        format="DICOM series" if frames[0].is_classic else "enhanced DICOM image",
+        transfer_syntax=" and ".join(sorted({frame.syntax for frame in frames})),
+        bits=" and ".join(sorted(bits)),
+        rescale=_rescale(
+            [(values.slope, values.intercept) for values in every if values.scaled], first.table is not None
+        ),
+        photometric=photometric,
+        units=first.units or None,
+        geometry=f"image positions of {len(frames)} slices",
+        volume=stack.chosen,
+        gaps=f"up to {box.uneven:.3f} mm beside even distances" if box.uneven >= 0.001 else None,
+        tilt=f"slices shifted by up to {box.shift:.3f} mm" if box.shift >= 0.001 else None,
+        remarks=tuple(remarks),
+    )
+
+
+def _rescale(said: Sequence[tuple[float, float]], table: bool) -> str | None:
+    if table:
+        return "modality LUT"
+    if not said:
+        return None
+    slopes, intercepts = (sorted({pair[k] for pair in said}) for k in (0, 1))
+    if len(slopes) == len(intercepts) == 1:
+        return f"x {slopes[0]:g} {'-' if intercepts[0] < 0 else '+'} {abs(intercepts[0]):g}"
+    return f"slopes {slopes[0]:g} to {slopes[-1]:g}, intercepts {intercepts[0]:g} to {intercepts[-1]:g}, of each slice"

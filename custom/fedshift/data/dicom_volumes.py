@@ -1,0 +1,293 @@
+"""Which frames are one volume, and whether they lie in a box with right angles and even distances.
+
+A series may hold several volumes at the same places: time points, echoes, b-values. And a scanner may tilt its gantry,
+or leave uneven distances: what counts is how far a voxel lies from where the box has it, over the whole stack.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedshift.data.dicom import LARGEST, SMALLEST
+from fedshift.data.dicom_frames import MARKS, NO_MARK, UNMIXED, Frame, Mark
+
+OFF = 0.1
+"""Of a voxel: how far one may lie from where the box has it."""
+ONE_PLACE = 0.01
+"""Of a pixel's size: within that, slices are at one place."""
+MISSING = 1.5
+"""Times the usual distance: where two slices are farther apart, one is missing between them."""
+TOLERANCE = 1e-3
+"""Of a direction cosine between slices of one volume, and relative of a pixel spacing."""
+MOST_SHOWN = 12
+"""Volumes of a series that a message tells of."""
+
+
+class VolumeFault(Exception):
+    """Why frames are not one volume, as the rest of a sentence about their file or folder."""
+
+
+class SeveralFrames(VolumeFault):
+    """They are several volumes, and nobody says which is wanted."""
+
+
+class NotEven(VolumeFault):
+    """They lie beside an even box, by tilt or uneven distances."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The frames of one volume, in order along their normal; ``chosen`` says which of several it is."""
+
+    frames: tuple[Frame, ...]
+    chosen: str | None = None
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where the voxels of a stack are, in ITK's order; ``shift`` and ``uneven``: how far slices lie beside it, mm."""
+
+    spacing: tuple[float, float, float]
+    origin: tuple[float, float, float]
+    direction: tuple[float, ...]
+    shift: float
+    uneven: float
+
+
+def stack_of(frames: Sequence[Frame], volume: int | None) -> Stack:
+    """The frames of one volume.
+
+    Args:
+        frames: of a series, or of an enhanced image; at least one.
+        volume: which volume is wanted, from 1, where there are several; None if nobody says it.
+
+    Raises:
+        SeveralFrames: there are several, and ``volume`` is None.
+        VolumeFault: there are fewer, or what there is are no whole volumes.
+    """
+    frames = _without_copies(frames)
+    if _is_stack(frames):
+        _refuse_mixed(frames)
+        return Stack(_ordered(frames))
+    names, groups = _partition(frames)
+    if not groups:
+        _refuse_differing(frames)
+        if 1 < (each := _evenly_many(frames)) < len(frames):
+            raise VolumeFault(
+                f"has {each} slices at each of {len(frames) // each} places, and nothing says which are one volume"
+            )
+        return Stack(_ordered(frames))  # whose distances are uneven
+    by = f"by {' and '.join(names)}"
+    if volume is None:
+        words = " and ".join(dict.fromkeys(MARKS[name] for name in names))
+        listed = [f"{number}: {shown(marks)}" for number, marks in enumerate(list(groups)[:MOST_SHOWN], start=1)]
+        more = ", …" if len(groups) > MOST_SHOWN else ""
+        raise SeveralFrames(f"holds {len(groups)} volumes, which are {words} ({by}: {', '.join(listed)}{more})")
+    if volume > len(groups):
+        raise VolumeFault(f"has {len(groups)} volumes {by}, and no volume {volume}")
+    marks, wanted = list(groups.items())[volume - 1]
+    lacking = _lacking(wanted, frames)
+    if lacking:
+        raise VolumeFault(f"has a volume {volume} that lacks {lacking} of the slices that others have")
+    return Stack(_ordered(wanted), f"{volume} of {len(groups)}, {by} = {shown(marks)}")
+
+
+def box_of(frames: Sequence[Frame]) -> Box:
+    """The box that a stack fills, which no voxel is further from than `OFF` of a voxel.
+
+    Args:
+        frames: of one volume in their order, at least two.
+
+    Raises:
+        VolumeFault: there is none.
+    """
+    _refuse_differing(frames)
+    first = frames[0]
+    along = _normal(first)
+    across = first.orientation[:3] / np.linalg.norm(first.orientation[:3])
+    axes = np.stack([across, np.cross(along, across), along])
+    places = np.array([frame.position for frame in frames])
+    steps = np.diff(places, axis=0)
+    gaps, apart = steps @ along, np.linalg.norm(steps, axis=1)
+    usual = float(np.median(gaps))
+    if apart.max() < SMALLEST or not usual <= LARGEST:
+        raise VolumeFault(f"has slices {apart.max():.3g} mm apart")
+    if gaps.min() <= 0 or apart.max() > MISSING * usual:
+        raise VolumeFault(
+            f"has slices {apart.min():.2f} to {apart.max():.2f} mm apart, so one is missing or duplicated"
+        )
+    between_rows, between_columns = first.spacing
+    spacing = np.array([between_columns, between_rows, gaps.mean()])
+    beside = (places - places[0]) @ axes.T
+    beside[:, 2] -= np.arange(len(frames)) * spacing[2]
+    shift, uneven = float(np.linalg.norm(beside[:, :2], axis=1).max()), float(np.abs(beside[:, 2]).max())
+    if uneven > OFF * spacing[2]:
+        raise NotEven(
+            f"has slices {gaps.min():.2f} to {gaps.max():.2f} mm apart, up to {uneven:.2f} mm beside even distances, "
+            f"of which at most {OFF:g} of a distance is read"
+        )
+    if (np.abs(beside[:, :2]) > OFF * spacing[:2]).any():
+        step = float(np.linalg.norm(steps @ axes[:2].T, axis=1).max())
+        raise NotEven(
+            f"has slices shifted against each other by {step:.2f} mm, as with a tilted gantry, and by {shift:.2f} mm "
+            f"over the whole scan, of which at most {OFF:g} of a pixel is read"
+        )
+    if (np.abs(_far_corners(frames) @ axes.T - _far_corners([first]) @ axes.T) > OFF * spacing).any():
+        raise VolumeFault("has slices that are turned against each other")
+    right_angle = np.array([(first.columns - 1) * spacing[0], (first.rows - 1) * spacing[1], 0])
+    if (np.abs(_far_corners([first]) @ axes.T - right_angle) > OFF * spacing).any():
+        raise VolumeFault("has an orientation that is not two directions at right angles")
+    return Box(
+        spacing=(float(spacing[0]), float(spacing[1]), float(spacing[2])),
+        origin=(float(places[0][0]), float(places[0][1]), float(places[0][2])),
+        direction=tuple(axes.T.ravel().tolist()),
+        shift=shift,
+        uneven=uneven,
+    )
+
+
+def same_places(one: Sequence[Frame], other: Sequence[Frame]) -> bool:
+    """Whether two sets of frames lie at the same places, or do not lie in parallel."""
+    if not _parallel([*one, *other]):
+        return True
+    return not _lacking(one, other) and not _lacking(other, one)
+
+
+def shown(marks: Sequence[Mark]) -> str:
+    """The values of marks in a message."""
+    return " and ".join(
+        text or ("\\".join(f"{number:g}" for number in numbers) if numbers else "not said") for numbers, text in marks
+    )
+
+
+def _without_copies(frames: Sequence[Frame]) -> list[Frame]:
+    """The frames of each instance once.
+
+    Raises:
+        VolumeFault: two files say that they are the same instance and differ.
+    """
+    first: dict[bytes, Frame] = {}
+    kept = []
+    for frame in frames:
+        twin = first.setdefault(frame.instance, frame) if frame.instance else frame
+        if twin is frame:
+            kept.append(frame)
+        elif twin.content != frame.content or not np.array_equal(twin.position, frame.position):
+            raise VolumeFault(f"has a slice {frame.file.name} with the UID of another slice and other content")
+    return kept
+
+
+def _normal(frame: Frame) -> np.ndarray:
+    normal = np.cross(frame.orientation[:3], frame.orientation[3:])
+    return np.asarray(normal / np.linalg.norm(normal))
+
+
+def _parallel(frames: Sequence[Frame]) -> bool:
+    orientations = np.array([frame.orientation for frame in frames])
+    return bool((np.abs(orientations - orientations[0]) <= TOLERANCE).all())
+
+
+def _alike(frames: Sequence[Frame]) -> bool:
+    """Whether frames are of one size, pixel spacing and direction."""
+    spacings = np.array([frame.spacing for frame in frames])
+    same = len({(frame.rows, frame.columns) for frame in frames}) == 1
+    return same and np.allclose(spacings, spacings[0], rtol=TOLERANCE, atol=0) and _parallel(frames)
+
+
+def _heights(frames: Sequence[Frame], normal: np.ndarray) -> np.ndarray:
+    """Where frames lie along a normal; equal where they lie at one place."""
+    exact = np.array([float(frame.position @ normal) for frame in frames])
+    order = np.argsort(exact, kind="stable")
+    limit = ONE_PLACE * float(frames[0].spacing.min())
+    jumps = np.diff(exact[order], prepend=exact[order[0]]) > limit
+    heights = np.empty(len(frames), int)
+    heights[order] = np.cumsum(jumps)
+    return heights
+
+
+def _is_stack(frames: Sequence[Frame]) -> bool:
+    """Whether frames are of one size and direction, and each lies at a place of its own."""
+    if not _alike(frames):
+        return False
+    return len(set(_heights(frames, _normal(frames[0])).tolist())) == len(frames)
+
+
+def _ordered(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    normal = _normal(frames[0])
+    return tuple(sorted(frames, key=lambda frame: float(frame.position @ normal)))
+
+
+def _evenly_many(frames: Sequence[Frame]) -> int:
+    """How many frames lie at each place; 0 if that differs."""
+    counts = np.bincount(_heights(frames, _normal(frames[0])))
+    return int(counts[0]) if (counts == counts[0]).all() else 0
+
+
+def _partition(frames: Sequence[Frame]) -> tuple[tuple[str, ...], dict[tuple[Mark, ...], list[Frame]]]:
+    """The marks that tell volumes apart, and the frames of each by the marks' values; the fewest volumes there can be.
+
+    Nothing, if no marks do: then a place has two frames that say the same, or each volume is a single slice.
+    """
+    varying = [name for name in MARKS if len({frame.marks.get(name, NO_MARK) for frame in frames}) > 1]
+    best: tuple[tuple[str, ...], dict[tuple[Mark, ...], list[Frame]]] = (), {}
+    for count in (1, 2, 3):
+        for names in itertools.combinations(varying, count):
+            groups: dict[tuple[Mark, ...], list[Frame]] = {}
+            for frame in frames:
+                groups.setdefault(tuple(frame.marks.get(name, NO_MARK) for name in names), []).append(frame)
+            fewer = not best[1] or len(groups) < len(best[1])
+            if fewer and max(map(len, groups.values())) > 2 and all(map(_is_stack, groups.values())):
+                best = names, groups
+        if best[1]:
+            break
+    return best[0], dict(sorted(best[1].items()))
+
+
+def _lacking(frames: Sequence[Frame], others: Sequence[Frame]) -> int:
+    """At how many places of the ``others`` in the same direction there is none of ``frames``."""
+    both = [frame for frame in [*frames, *others] if _parallel([frames[0], frame])]
+    heights = _heights(both, _normal(frames[0]))
+    return len(set(heights.tolist()) - set(heights[: len(frames)].tolist()))
+
+
+def _refuse_mixed(frames: Sequence[Frame]) -> None:
+    """Refuse slices of one volume that say they are of several.
+
+    Raises:
+        VolumeFault: they do.
+    """
+    for name in UNMIXED:
+        values = sorted({frame.marks.get(name, NO_MARK) for frame in frames})
+        if len(values) > 1:
+            listed = ", ".join(shown([value]) for value in values[:MOST_SHOWN])
+            raise VolumeFault(f"has slices of {len(values)} {MARKS[name]} ({name}: {listed}) at different places")
+
+
+def _refuse_differing(frames: Sequence[Frame]) -> None:
+    """Refuse frames of several sizes or directions.
+
+    Raises:
+        VolumeFault: which frame differs, and in what.
+    """
+    if _alike(frames):
+        return
+    first = frames[0]
+    for frame in frames:
+        if _alike([first, frame]):
+            continue
+        what = "with another orientation" if not _parallel([first, frame]) else "with another pixel spacing"
+        if (frame.rows, frame.columns) != (first.rows, first.columns):
+            what = "of another size"
+        raise VolumeFault(f"has a slice {frame.file.name} {what}")
+
+
+def _far_corners(frames: Sequence[Frame]) -> np.ndarray:
+    """From the first to the last pixel of frames, in mm: [frames, xyz]."""
+    cosines = np.array([frame.orientation.reshape(2, 3) for frame in frames])
+    cosines = cosines / np.linalg.norm(cosines, axis=2, keepdims=True)
+    ends = [[(frame.columns - 1) * frame.spacing[1], (frame.rows - 1) * frame.spacing[0]] for frame in frames]
+    return np.asarray(np.einsum("fd,fdx->fx", np.array(ends), cosines))
