@@ -363,7 +363,7 @@ def test_a_pattern_names_the_scans_whose_format_is_not_read(tmp_path: Path) -> N
     assert [(finding.level, finding.file, finding.message) for finding in found.findings] == [
         ("warning", tmp_path / "scans" / "P1", "has scans that are not read: t2.mgz")
     ]
-    with pytest.raises(DataError, match=r"finds no scan .*: t2.mgz: save them as NIfTI"):
+    with pytest.raises(DataError, match=r"finds no scan .*: t2.mgz is not read, convert with nibabel"):
         gather(tmp_path, images=Path("scans/*/t2.mgz"), masks=Path("drawn/*.nii.gz"))
 
 

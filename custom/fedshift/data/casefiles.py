@@ -14,10 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedshift.data.dicom_masks import is_dicom_mask, read_mask, wrong_image
 from fedshift.data.labels import Labels
-from fedshift.data.nifti import unclear_positions
 from fedshift.data.scan_file import ScanError, SeveralVolumes
 from fedshift.data.scans import Scan, read_scan, read_volumes
 from fedshift.data.series import is_dicom
+from fedshift.data.volume_file import unclear_positions
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
 from fedshift.schema.names import Name, printable
 
@@ -26,6 +26,8 @@ STRUCTURE = "structure"
 ORIGIN_TOLERANCE = 1e-2  # mm
 MOST_OF_A_MASK, MOST_OF_A_SCAN = 32, 16
 """Different values: a mask with more whose image has at most so few is the scan itself."""
+VOXEL_SIZES = (0.01, 50.0)
+"""mm: from microscopes to thick slices."""
 SWAPPED = "are --images and --masks swapped?"
 LOW_CT = -500
 """Hounsfield units; air, which is in nearly every CT scan, has -1000. MRI as it is stored has no such values."""
@@ -244,6 +246,14 @@ def dummy_finding(folder: Path, dummies: int, cases: int) -> list[Finding]:
     ]
 
 
+def odd_size(scan: Scan) -> str | None:
+    """Say that a scan's voxels are of a size that no scanner has, as when a header's unit is wrong; None if not so."""
+    least, most = VOXEL_SIZES
+    if least <= min(scan.spacing) and max(scan.spacing) <= most:
+        return None
+    return f"has voxels of {' x '.join(f'{size:.3g}' for size in scan.spacing)} mm"
+
+
 def lowest_of(case: Decoded) -> float:
     """The lowest intensity of a case's sequences."""
     return min(float(image.voxels.min()) for image in case.images)
@@ -293,6 +303,8 @@ def _image_findings(case: CaseFiles, number: int, image: Scan) -> Iterator[Findi
         what = f"{named}has the same value everywhere ({voxels.flat[0]:g})"
         yield Finding("error", path, what, "export the scan again")
     x, y, z = image.spacing
+    if number == 0 and (odd := odd_size(image)):
+        yield Finding("warning", path, odd, "look at the unit of the lengths in its header")
     if number == 0 and z < 0.5 * max(x, y):
         yield Finding(
             "warning",

@@ -17,22 +17,19 @@ from pathlib import Path
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.dicom import SeriesFault, check_series, identify
-from fedshift.data.integrity import fault, geometry_fault, misnamed, non_finite
-from fedshift.data.nifti import spacing_fault
+from fedshift.data.dicom import SeriesFault, check_series
+from fedshift.data.integrity import non_finite
 from fedshift.data.reader_logs import quiet_readers
-from fedshift.data.scan_file import FETCH, ScanError, SeveralVolumes, is_broken_link, reading, suffix_of
+from fedshift.data.scan_file import ScanError, SeveralVolumes, reading, suffix_of
 from fedshift.data.series import NoSeries, folder_and_uid, is_multiframe_file, is_series, list_series
+from fedshift.data.volume_file import MOST_VOXELS, itk_header, read_file
 from fedshift.schema.reading import COMPUTED, Reading
 
 quiet_readers()
 
 ORIENTATION = "RAS"
-MOST_VOXELS = 2**30
-"""A scan with more voxels is refused before it is decoded, which takes up to 32 bytes of memory for each voxel."""
 _FLOATING = (sitk.sitkFloat32, sitk.sitkFloat64)
 _COMPLEX = (sitk.sitkComplexFloat32, sitk.sitkComplexFloat64)
-_SOP_CLASS = "0008|0016"
 MOST_INTENSITY = 1e30
 """Preparation computes in single precision, which ends at 3e38."""
 
@@ -102,12 +99,13 @@ def read_volumes(
 
 
 def _read_volumes(path: Path, channels: Sequence[int | None], direction: tuple[float, ...] | None) -> list[Scan]:
+    said = COMPUTED
     if is_series(path):
         image = _read_series(path)[0]
     elif is_multiframe_file(path):
         image = _read_multiframe(path)[0]
     else:
-        image = _read_file(path, trusted=direction is not None)
+        image, said = read_file(path, trusted=direction is not None)
     if image.GetPixelID() in _COMPLEX:
         raise ScanError(path, "has complex voxels", "export the magnitude")
     components = image.GetNumberOfComponentsPerPixel()
@@ -115,7 +113,17 @@ def _read_volumes(path: Path, channels: Sequence[int | None], direction: tuple[f
         raise ScanError(path, f"has {components} values per voxel", "export it in grey, not in colour")
     # ITK gives whole numbers only where the file has them, and there is nothing to look for.
     bad = non_finite(path) if path.is_file() and image.GetPixelID() in _FLOATING else 0
-    return [_oriented(_three_dimensional(image, path, channel), path, direction, bad) for channel in channels]
+    return [
+        _oriented(_three_dimensional(image, path, channel), path, direction, bad, _of_volume(said, image, channel))
+        for channel in channels
+    ]
+
+
+def _of_volume(said: Reading, image: sitk.Image, channel: int | None) -> Reading:
+    """The record of one volume of a file; of a 4D file it says which."""
+    if channel is None or image.GetDimension() < 4:
+        return said
+    return said.model_copy(update={"volume": f"{channel + 1} of {image.GetSize()[3]}"})
 
 
 def volumes_in(path: Path) -> int:
@@ -124,15 +132,15 @@ def volumes_in(path: Path) -> int:
         require_text(path)
         if not path.is_file():
             return 1
-        reader = sitk.ImageFileReader()
-        reader.SetFileName(str(path))
-        reader.ReadImageInformation()
+        reader = itk_header(path)
     except (ScanError, OSError, RuntimeError):
         return 1
     return int(math.prod(reader.GetSize()[3:]))
 
 
-def _oriented(image: sitk.Image, path: Path, direction: tuple[float, ...] | None, bad_in_file: int) -> Scan:
+def _oriented(
+    image: sitk.Image, path: Path, direction: tuple[float, ...] | None, bad_in_file: int, said: Reading
+) -> Scan:
     if direction is not None:
         image.SetDirection(direction)
     own = image.GetDirection()
@@ -155,6 +163,7 @@ def _oriented(image: sitk.Image, path: Path, direction: tuple[float, ...] | None
         direction=image.GetDirection(),
         stored=sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(own),
         stored_direction=own,
+        reading=said,
     )
 
 
@@ -183,63 +192,6 @@ def content_hash(voxels: np.ndarray) -> str:
     digest = hashlib.sha256(repr(voxels.shape).encode())
     digest.update(np.ascontiguousarray(voxels, dtype="<f4").tobytes())
     return digest.hexdigest()
-
-
-def _read_file(path: Path, *, trusted: bool) -> sitk.Image:
-    """Read a file; ``trusted``: the geometry in its header is not used."""
-    again = "copy or export it again"
-    if is_broken_link(path):
-        raise ScanError(path, "is a link to a file that does not exist", FETCH)
-    if not path.is_file():
-        raise ScanError(path, "does not exist", "name a scan that is there")
-    if path.stat().st_size == 0:
-        raise ScanError(path, "is an empty file", again)
-    if wrong_name := misnamed(path):  # also fails where a file may not be read, which ITK and nibabel call damaged
-        raise ScanError(path, *wrong_name)
-    if not trusted and (wrong := geometry_fault(path)):
-        raise ScanError(path, wrong, "export it again, or correct the affine in its header")
-    if not trusted and (wrong := spacing_fault(path)):
-        raise ScanError(path, wrong, "write its header again so that both are the same, or export it again")
-    _refuse_by_header(path)
-    if damage := fault(path):
-        raise ScanError(path, f"cannot be read, {damage}", again)
-    try:
-        return sitk.ReadImage(str(path))
-    except RuntimeError as error:
-        if "orthonormal" in str(error):
-            raise ScanError(
-                path, "has a sheared coordinate system", "resample it onto a grid with right angles"
-            ) from None
-        raise ScanError(path, "cannot be read, it is damaged, truncated or not an image", again) from None
-
-
-def _refuse_by_header(path: Path) -> None:
-    """Refuse a file whose header names too many voxels, or frames of DICOM that ITK reads without their places.
-
-    A small compressed file may hold very many voxels. Of DICOM, an enhanced image is read elsewhere, by its frames'
-    own positions (`fedshift.data.multiframe`).
-
-    Raises:
-        ScanError: there are too many, or it is such a file.
-    """
-    reader = sitk.ImageFileReader()
-    reader.SetFileName(str(path))
-    try:
-        reader.ReadImageInformation()
-    except RuntimeError:  # no valid header: what is wrong with it is found by whoever reads the file
-        return
-    voxels = math.prod(reader.GetSize()) * reader.GetNumberOfComponents()
-    if voxels > MOST_VOXELS:
-        size = " x ".join(map(str, reader.GetSize()))
-        raise ScanError(path, f"has {size} voxels, at most {MOST_VOXELS:,} are read", "crop or resample it")
-    is_dicom = identify(path) is not None or (suffix_of(path) is None and reader.HasMetaDataKey(_SOP_CLASS))
-    frames = math.prod(reader.GetSize()[2:])
-    if is_dicom and frames > 1:
-        raise ScanError(
-            path,
-            f"is a DICOM file of {frames} frames and no enhanced MR, CT or PET image",
-            "name the folder of the series it belongs to, or export the scan as single slices",
-        )
 
 
 def dicom_source(path: Path) -> tuple[tuple[Path, ...], tuple[int, ...]]:
