@@ -10,7 +10,8 @@ from pathlib import Path
 
 from fedshift.data.case_folders import are_case_folders, are_dicom_only, have_series, is_case, pair_case_folders
 from fedshift.data.casefiles import CaseFiles, Finding
-from fedshift.data.described import pair_described
+from fedshift.data.described import is_described, pair_described
+from fedshift.data.listed import against_list
 from fedshift.data.other_formats import how_to_convert, passed_over
 from fedshift.data.pairing import (
     UNNAMED,
@@ -219,12 +220,13 @@ def _pair(images: Path, masks: Path, name: str | None = None) -> ScanSet:
     """Images and masks in two folders: by name, or, where the masks are DICOM, by what they refer to."""
     if images.is_dir() and masks.is_dir() and images.resolve() != masks.resolve() and has_dicom_masks(masks):
         return pair_studies(images, masks, name or images.parent.name)
-    return pair_folders(images, masks, name)
+    found = pair_folders(images, masks, name)
+    return replace(found, findings=(*found.findings, *against_list(found, masks)))
 
 
 def _walk(path: Path, sequences: Sequence[str], levels: int) -> Iterator[ScanSet]:
     inside = {entry.name.lower(): entry for entry in visible(path) if entry.is_dir()}
-    if "imagestr" in inside:
+    if is_described(path):
         yield pair_described(path)
         return
     masks = next((inside[name] for name in MASK_FOLDERS if name in inside), None)

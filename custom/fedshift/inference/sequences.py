@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.data.casefiles import ORIGIN_TOLERANCE
-from fedshift.data.described import FILE
+from fedshift.data.description import FILE
 from fedshift.data.pairing import NUMBERED, UNNAMED, scan_files, visible
 from fedshift.data.scan_file import ScanError, as_compared, reading, suffix_of
 from fedshift.data.scan_folders import MASK
