@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +20,7 @@ from fedshift.data.series import is_dicom
 from fedshift.data.volume_file import unclear_positions
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
 from fedshift.schema.names import Name, printable
+from fedshift.schema.reading import Reading
 
 STRUCTURE = "structure"
 """What a mask outlines, where the classes are not known."""
@@ -47,6 +48,7 @@ class CaseFiles:
         labels: what the mask's values mean; without them every whole number from 0 to 255 is accepted.
         trust_voxels: take the first image's geometry for the other files, whatever their headers say, if they have the
             same number of voxels along each axis.
+        reading: of a prepared case, how the files were read that it was prepared from; None of any other.
     """
 
     id: str
@@ -56,6 +58,7 @@ class CaseFiles:
     sequences: tuple[str, ...] = ()
     labels: Labels | None = None
     trust_voxels: bool = False
+    reading: Mapping[str, Reading] | None = None
 
     @property
     def image(self) -> Path:
@@ -110,6 +113,16 @@ class Decoded:
             return self.images[0].voxels
         return np.stack([image.voxels for image in self.images])
 
+    def reading(self, sequences: Sequence[str]) -> dict[str, Reading]:
+        """How its files were read, under the names that ``sequences`` have in a record, and ``mask``."""
+        return {**readings_of(self.images, sequences), "mask": self.mask.reading}
+
+
+def readings_of(scans: Sequence[Scan], sequences: Sequence[str]) -> dict[str, Reading]:
+    """How each sequence of a case was read, under its name; under ``image`` if it has none."""
+    names = list(sequences) if len(sequences) == len(scans) else ["image", *(f"image {k}" for k in range(2, 100))]
+    return {name: scan.reading for name, scan in zip(names, scans, strict=False)}
+
 
 def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
     """Read a case and list everything that is wrong with it; what was read is None if there is an error."""
@@ -148,7 +161,7 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
     read = tuple(image for image in images if image is not None)
     if len(read) < len(images) or mask is None or any(finding.level == "error" for finding in findings):
         return None, findings
-    return Decoded(read, replace(read[0], voxels=_classes(mask.voxels, case.labels))), findings
+    return Decoded(read, replace(read[0], voxels=_classes(mask.voxels, case.labels), reading=mask.reading)), findings
 
 
 def read_values(path: Path, *, direction: tuple[float, ...] | None = None) -> Scan:
@@ -395,7 +408,9 @@ def _classes(voxels: np.ndarray, labels: Labels | None) -> np.ndarray:
 
 def _trusted(case: CaseFiles, first: Scan, other: Scan) -> Scan:
     if case.trust_voxels and first.voxels.shape == other.voxels.shape:
-        return replace(first, voxels=other.voxels)
+        remark = "its places are those of the first image, whatever its header says (--trust-voxels)"
+        reading = other.reading.model_copy(update={"remarks": (*other.reading.remarks, remark)})
+        return replace(first, voxels=other.voxels, reading=reading)
     return other
 
 

@@ -22,7 +22,7 @@ from fedshift.data.integrity import non_finite
 from fedshift.data.reader_logs import quiet_readers
 from fedshift.data.scan_file import ScanError, SeveralVolumes, reading, suffix_of
 from fedshift.data.series import NoSeries, folder_and_uid, is_multiframe_file, is_series, list_series
-from fedshift.data.volume_file import MOST_VOXELS, itk_header, read_file
+from fedshift.data.volume_file import MOST_VOXELS, itk_header, open_file
 from fedshift.schema.reading import COMPUTED, Reading
 
 quiet_readers()
@@ -105,7 +105,7 @@ def _read_volumes(path: Path, channels: Sequence[int | None], direction: tuple[f
     elif is_multiframe_file(path):
         image = _read_multiframe(path)[0]
     else:
-        image, said = read_file(path, trusted=direction is not None)
+        image, said = open_file(path, trusted=direction is not None)
     if image.GetPixelID() in _COMPLEX:
         raise ScanError(path, "has complex voxels", "export the magnitude")
     components = image.GetNumberOfComponentsPerPixel()

@@ -26,7 +26,7 @@ MOST_SHEAR = 0.1
 _SOP_CLASS = "0008|0016"
 
 
-def read_file(path: Path, *, trusted: bool) -> tuple[sitk.Image, Reading]:
+def open_file(path: Path, *, trusted: bool) -> tuple[sitk.Image, Reading]:
     """Read a file, and what is said of it; ``trusted``: the geometry in its header is not used."""
     again = "copy or export it again"
     if is_broken_link(path):

@@ -109,6 +109,16 @@ def read_case(image: Path, sequences: Sequence[str]) -> tuple[Scan, np.ndarray]:
     """The scan of a case's first sequence, and the voxels of all its sequences (S, z, y, x).
 
     Raises:
+        ScanError: as for `read_sequences`.
+    """
+    scans = read_sequences(image, sequences)
+    return scans[0], np.stack([scan.voxels for scan in scans])
+
+
+def read_sequences(image: Path, sequences: Sequence[str]) -> list[Scan]:
+    """The scans of a case's sequences, on one grid.
+
+    Raises:
         ScanError: a file cannot be read, is the same everywhere, lies on another grid than the first, or is 4D with
             another number of volumes than there are sequences.
     """
@@ -123,7 +133,7 @@ def read_case(image: Path, sequences: Sequence[str]) -> tuple[Scan, np.ndarray]:
         if differences:
             what = f"lies on another grid than {files[0]}: it differs in {differences}"
             raise ScanError(path, what, "resample it to that scan's grid")
-    return scans[0], np.stack([scan.voxels for scan in scans])
+    return scans
 
 
 def is_4d(image: Path) -> bool:
