@@ -74,11 +74,11 @@ def read_image(path: Path) -> sitk.Image:
         reader.SetFileName(str(file))
         reader.ReadImageInformation()
     stored = header.get_data_dtype()
+    if np.issubdtype(stored, np.complexfloating):
+        raise ScanError(path, "has complex voxels", "export the magnitude")
     if stored.fields or reader.GetNumberOfComponents() > 1:
         number = max(len(stored.fields or ()), reader.GetNumberOfComponents())
         raise ScanError(path, f"has {number} values per voxel", "export it in grey, not in colour")
-    if np.issubdtype(stored, np.complexfloating):
-        raise ScanError(path, "has complex voxels", "export the magnitude")
     values = np.asanyarray(nibabel.load(path).dataobj)
     if np.issubdtype(stored, np.integer) and not np.issubdtype(values.dtype, np.integer):
         values = values.astype(np.float32)  # as ITK scales
