@@ -23,7 +23,6 @@ from fedshift.data.check import check
 from fedshift.data.scansets import find_sets, gather
 from fedshift.schema.errors import DataError
 
-reads = pytest.mark.reads
 CASES = 4
 
 
@@ -122,31 +121,32 @@ def accented(folder: Path) -> Path:
     [
         pytest.param(
             listed_otherwise, {"P1": ("imagesTr/P1.nii.gz", "labelsTr2/P1.nii.gz")},
-            marks=reads("list: training in dataset.json, as of the Decathlon"),
+            marks=pytest.mark.reads("list: training in dataset.json, as of the Decathlon"),
         ),
         pytest.param(
             lambda f: describe(write(f, shift=1), training=pairs(shift=1)),
             {"P1": ("imagesTr/P1.nii.gz", "labelsTr/P2.nii.gz"), "P3": ("imagesTr/P3.nii.gz", "labelsTr/P0.nii.gz")},
-            marks=reads("list: labels that are called like other cases"),
+            marks=pytest.mark.reads("list: labels that are called like other cases"),
         ),
         pytest.param(
             lambda f: describe(write(f), training=pairs(cases=3)), {"P2": ("imagesTr/P2.nii.gz", "labelsTr/P2.nii.gz")},
-            marks=reads("list: files beside those that are listed"),
+            marks=pytest.mark.reads("list: files beside those that are listed"),
         ),
         pytest.param(
             nnunet, {"P2": ("elsewhere/scan2.nii.gz", "elsewhere/adc2.nii.gz", "drawn/reader2.nii.gz")},
-            marks=reads("list: dataset in dataset.json, as of nnU-Net 2"),
+            marks=pytest.mark.reads("list: dataset in dataset.json, as of nnU-Net 2"),
         ),
         pytest.param(
             in_folders, {"sub-2_T1": ("sub-2/T1.nii.gz", "sub-2/drawn.nii.gz")},
-            marks=reads("list: files of one name in several folders"),
+            marks=pytest.mark.reads("list: files of one name in several folders"),
         ),
         pytest.param(
             accented, {"M\u00fcller": ("imagesTr/Mu\u0308ller.nii.gz", "labelsTr/Mu\u0308ller.nii.gz")}, id="accents"
         ),
         pytest.param(
             lambda f: describe(write(f), training=[{"image": f"imagesTr/P{k}.nii.gz"} for k in (1, 2)]),
-            {"P2": ("imagesTr/P2.nii.gz", "labelsTr/P2.nii.gz")}, marks=reads("list: images without a label, by name"),
+            {"P2": ("imagesTr/P2.nii.gz", "labelsTr/P2.nii.gz")},
+            marks=pytest.mark.reads("list: images without a label, by name"),
         ),
         pytest.param(
             lambda f: describe(write(f), training=[f"./imagesTr/P{k}.nii.gz" for k in (1, 2)]),
@@ -204,29 +204,30 @@ def without(folder: Path, name: str) -> Path:
         ),
         pytest.param(
             {"training": [*pairs(), {"image": "imagesTr/P9.nii.gz", "label": "labelsTr/P9.nii.gz"}]}, "error",
-            "P9.nii.gz is listed in dataset.json but not there", 4, marks=reads("list: files that are not there"),
+            "P9.nii.gz is listed in dataset.json but not there", 4,
+            marks=pytest.mark.reads("list: files that are not there"),
         ),
         pytest.param(
             {"training": [*pairs(cases=3), {"image": "imagesTr/P3.nii.gz", "label": "labelsTr/P0.nii.gz"}]}, "error",
             "P0.nii.gz is listed in dataset.json as the label of P0.nii.gz and of P3.nii.gz", 2,
-            marks=reads("list: a label of two images"),
+            marks=pytest.mark.reads("list: a label of two images"),
         ),
         pytest.param(
             {"training": [*pairs(), {"image": "imagesTr/P0.nii.gz", "label": "labelsTr/P1.nii.gz"}]}, "error",
             "P0.nii.gz is listed in dataset.json with the labels P0.nii.gz and P1.nii.gz", 3,
-            marks=reads("list: an image with two labels"),
+            marks=pytest.mark.reads("list: an image with two labels"),
         ),
         pytest.param(
             {"training": [*pairs(), pairs()[1]]}, "warning", "lists P1.nii.gz twice", 4,
-            marks=reads("list: a pair that is listed twice"),
+            marks=pytest.mark.reads("list: a pair that is listed twice"),
         ),
         pytest.param(
             {"training": [*pairs(cases=3), {"image": "imagesTr/P3.nii.gz", "label": "./imagesTr/P3.nii.gz"}]}, "error",
-            "as an image and as its own label", 3, marks=reads("list: an image as its own label"),
+            "as an image and as its own label", 3, marks=pytest.mark.reads("list: an image as its own label"),
         ),
         pytest.param(
             {"training": pairs(), "numTraining": 9}, "warning", r"says numTraining 9, and lists 4 case\(s\)", 4,
-            marks=reads("list: another number of cases than numTraining"),
+            marks=pytest.mark.reads("list: another number of cases than numTraining"),
         ),
         pytest.param(
             {"numTraining": 9}, "warning", r"says numTraining 9, and its folders have 4 case\(s\)", 4, id="no list"
@@ -234,19 +235,19 @@ def without(folder: Path, name: str) -> Path:
         pytest.param(
             {"training": pairs(), "test": ["./imagesTr/P1.nii.gz"]}, "warning",
             r"1 image\(s\) for training and under test", 4,
-            marks=reads("list: images for training and for test"),
+            marks=pytest.mark.reads("list: images for training and for test"),
         ),
         pytest.param(
             {"training": pairs(cases=2), "validation": pairs()[2:]}, "warning", r"2 case\(s\) under validation", 2,
-            marks=reads("list: cases for validation"),
+            marks=pytest.mark.reads("list: cases for validation"),
         ),
         pytest.param(
             {"file_ending": ".nrrd"}, "warning", "says file_ending .nrrd, and there are other files", 4,
-            marks=reads("list: other files than file_ending"),
+            marks=pytest.mark.reads("list: other files than file_ending"),
         ),
         pytest.param(
             {"training": [["a", "b"], 3]}, "error", "cannot be parsed .it lists 3, which names no image", 0,
-            marks=reads("list: entries that name no image"),
+            marks=pytest.mark.reads("list: entries that name no image"),
         ),
     ],
 )  # fmt: skip

@@ -29,7 +29,6 @@ VALUES = np.arange(5 * 6 * 7, dtype=np.int16).reshape(5, 6, 7)  # x, y, z
 TURN = np.array([[0.8, -0.6, 0], [0.6, 0.8, 0], [0, 0, 1.0]])
 AFFINE = np.eye(4)
 AFFINE[:3, :3], AFFINE[:3, 3] = TURN * SIZES, (-20, 30, 40)
-reads = pytest.mark.reads
 
 
 def nifti(
@@ -92,27 +91,29 @@ def where(path: Path) -> tuple[np.ndarray, np.ndarray]:
     [
         pytest.param(
             lambda f: nifti(f / "a.nii.gz"), nifti, {"format": "NIfTI-1", "bits": "16 bits, signed"},
-            marks=reads("file: NIfTI-1, .nii and .nii.gz"),
+            marks=pytest.mark.reads("file: NIfTI-1, .nii and .nii.gz"),
         ),
         pytest.param(
             lambda f: nifti(f / "a.nii.gz", kind=nibabel.Nifti2Image), nifti, {"format": "NIfTI-2"},
-            marks=reads("file: NIfTI-2"),
+            marks=pytest.mark.reads("file: NIfTI-2"),
         ),
         pytest.param(
             lambda f: nifti(f / "a.nii", kind=nibabel.Nifti2Image, qform=0, units=1, affine=_times(0.001)), nifti,
             {"format": "NIfTI-2", "units": "lengths in m, converted to mm", "geometry": "sform"}, id="NIfTI-2 in m",
         ),
-        pytest.param(lambda f: nifti(f / "a.nii.zst"), nifti, {"format": "NIfTI-1"}, marks=reads("file: .nii.zst")),
+        pytest.param(lambda f: nifti(f / "a.nii.zst"), nifti, {"format": "NIfTI-1"},
+        marks=pytest.mark.reads("file: .nii.zst")),
         pytest.param(
             lambda f: nifti(f / "a.nii.zst", kind=nibabel.Nifti2Image), nifti, {"format": "NIfTI-2"}, id="NIfTI-2, zst"
         ),
         pytest.param(
             lambda f: nifti(f / "a.nii", units=3, affine=_times(1000)), nifti,
-            {"units": "lengths in micron, converted to mm"}, marks=reads("file: NIfTI with lengths in m or micron"),
+            {"units": "lengths in micron, converted to mm"},
+            marks=pytest.mark.reads("file: NIfTI with lengths in m or micron"),
         ),
         pytest.param(
             lambda f: nifti(f / "a.nii", units=0), nifti, {"units": "lengths without a unit, taken for mm"},
-            marks=reads("file: NIfTI without a unit of length"),
+            marks=pytest.mark.reads("file: NIfTI without a unit of length"),
         ),
         pytest.param(
             lambda f: nifti(f / "a.nii", units=8 + 2), nifti, {"geometry": "qform and sform, which agree"},
@@ -120,7 +121,7 @@ def where(path: Path) -> tuple[np.ndarray, np.ndarray]:
         ),
         pytest.param(
             lambda f: nrrd(f / "a.nrrd", 'space units: "um" "um" "um"', factors=(1000,) * 3), nrrd,
-            {"units": "lengths in um, converted to mm"}, marks=reads("file: NRRD with space units"),
+            {"units": "lengths in um, converted to mm"}, marks=pytest.mark.reads("file: NRRD with space units"),
         ),
         pytest.param(
             lambda f: nrrd(f / "a.nrrd", 'space units: "mm" "mm" "m"', factors=(1, 1, 0.001)), nrrd,
@@ -136,12 +137,13 @@ def where(path: Path) -> tuple[np.ndarray, np.ndarray]:
         ),
         pytest.param(
             lambda f: nrrd(f / "a.nrrd", space="right-anterior-superior", factors=(-1, -1, 1)), nrrd,
-            {"geometry": "space directions in right-anterior-superior"}, marks=reads("file: NRRD in RAS, LAS or LPS"),
+            {"geometry": "space directions in right-anterior-superior"},
+            marks=pytest.mark.reads("file: NRRD in RAS, LAS or LPS"),
         ),
         pytest.param(
             lambda f: meta(f / "a.mha", "DistanceUnits = um", factor=1000), meta,
             {"format": "MetaImage", "units": "lengths in um, converted to mm"},
-            marks=reads("file: MetaImage with DistanceUnits"),
+            marks=pytest.mark.reads("file: MetaImage with DistanceUnits"),
         ),
         pytest.param(
             lambda f: meta(f / "a.mha", "DistanceUnits = cm", factor=0.1), meta,
@@ -177,11 +179,13 @@ def test_an_array_in_units_without_a_space(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scaling", "right", "rescale"),
     [
-        pytest.param((0, -1024), (1, 0), None, marks=reads("file: NIfTI with an scl_slope of 0 or NaN")),
+        pytest.param((0, -1024), (1, 0), None, marks=pytest.mark.reads("file: NIfTI with an scl_slope of 0 or NaN")),
         pytest.param((np.nan, -1024), (1, 0), None),
         pytest.param((0, 0), (1, 0), None),
         pytest.param((0, np.nan), (1, 0), None),
-        pytest.param((1, -1024), (1, -1024), "x 1 - 1024", marks=reads("file: NIfTI with scl_slope and scl_inter")),
+        pytest.param(
+            (1, -1024), (1, -1024), "x 1 - 1024", marks=pytest.mark.reads("file: NIfTI with scl_slope and scl_inter")
+        ),
         pytest.param((-2, 5), (-2, 5), "x -2 + 5"),
         pytest.param((0.5, 3), (0.5, 3), "x 0.5 + 3"),
     ],
@@ -208,32 +212,32 @@ def test_intensities_are_scaled_as_the_standard_says(
 REFUSED = [
     pytest.param(
         lambda f: nifti(f / "a.nii", scaling=(1, np.nan)), r"intercept that is not a number",
-        marks=reads("file: NIfTI with an scl_inter that is not a number"),
+        marks=pytest.mark.reads("file: NIfTI with an scl_inter that is not a number"),
     ),
     pytest.param(
         lambda f: nrrd(f / "a.nrrd", 'space units: "mm" "mm" "furlong"'), r"lengths in 'furlong'",
-        marks=reads("file: lengths in a unit that is not known, NRRD or MetaImage"),
+        marks=pytest.mark.reads("file: lengths in a unit that is not known, NRRD or MetaImage"),
     ),
     pytest.param(lambda f: meta(f / "a.mha", "DistanceUnits = furlong"), r"lengths in 'furlong'", id="mha furlong"),
     pytest.param(
         lambda f: nrrd(f / "a.nrrd", space="3D-left-handed"), r"left-handed space",
-        marks=reads("file: NRRD with a left-handed space"),
+        marks=pytest.mark.reads("file: NRRD with a left-handed space"),
     ),
     pytest.param(
         lambda f: nrrd(f / "a.nrrd", "spacings: 1.2 0.8 NaN", space=""), r"axis without a voxel size",
-        marks=reads("file: NRRD with an axis without a size"),
+        marks=pytest.mark.reads("file: NRRD with an axis without a size"),
     ),
     pytest.param(
         lambda f: meta(f / "a.mha", "ElementToIntensityFunctionSlope = 2"), r"intensities are its values x 2 \+ 0",
-        marks=reads("file: MetaImage with an ElementToIntensityFunction"),
+        marks=pytest.mark.reads("file: MetaImage with an ElementToIntensityFunction"),
     ),
     pytest.param(
         lambda f: nrrd(f / "a.nrrd", 'space units: "mm" "um" "mm"'), r"sheared coordinate system",
-        marks=reads("file: axes without right angles"),
+        marks=pytest.mark.reads("file: axes without right angles"),
     ),
     pytest.param(
         lambda f: _cut(nifti(f / "a.nii.zst"), 0.5), r"compressed data end too early",
-        marks=reads("file: a truncated or damaged file"),
+        marks=pytest.mark.reads("file: a truncated or damaged file"),
     ),
     pytest.param(lambda f: _cut(nifti(f / "a.nii"), 0.9), r"bytes are missing", id="cut"),
     pytest.param(
@@ -242,7 +246,7 @@ REFUSED = [
     pytest.param(lambda f: _changed(nifti(f / "a.nii.zst")), r"compressed data are damaged", id="damaged zst"),
     pytest.param(
         lambda f: nifti(f / "a.nii.gz").rename(f / "b.nii.zst"), r"is compressed as \.gz: rename it to b\.nii\.gz",
-        marks=reads("file: a name of another compression than the file's"),
+        marks=pytest.mark.reads("file: a name of another compression than the file's"),
     ),
     pytest.param(lambda f: nifti(f / "a.nii.zst").rename(f / "b.nii"), r"rename it to b\.nii\.zst", id="zst as nii"),
     pytest.param(
@@ -250,34 +254,34 @@ REFUSED = [
     ),
     pytest.param(
         lambda f: nifti(f / "a.nii", kind=nibabel.Nifti2Image, values=VALUES.astype(np.complex64)), r"complex voxels",
-        marks=reads("file: complex or colour voxels"),
+        marks=pytest.mark.reads("file: complex or colour voxels"),
     ),
     pytest.param(lambda f: nifti(f / "a.nii.zst", values=_rgb()), r"3 values per voxel", id="colour, zst"),
     pytest.param(
         lambda f: nifti(f / "a.nii.zst", values=np.where(VALUES == 7, np.nan, VALUES).astype(np.float32)),
         r"1 voxel\(s\) that are NaN",
-        marks=reads("file: NaN or infinite voxels"),
+        marks=pytest.mark.reads("file: NaN or infinite voxels"),
     ),
     pytest.param(
         lambda f: nifti(f / "a.nii", kind=nibabel.Nifti2Image, values=VALUES[..., :2]), r"has 2 slice\(s\)",
-        marks=reads("file: fewer than three slices"),
+        marks=pytest.mark.reads("file: fewer than three slices"),
     ),
     pytest.param(
         lambda f: _without_size(nifti(f / "a.nii")), r"voxels of 0 x 0\.8 x 3 mm in its header \(pixdim\)",
-        marks=reads("file: NIfTI with voxel sizes that are 0, negative or NaN, or a singular affine"),
+        marks=pytest.mark.reads("file: NIfTI with voxel sizes that are 0, negative or NaN, or a singular affine"),
     ),
     pytest.param(
         lambda f: nifti(f / "a.nii", kind=nibabel.Nifti2Image, values=np.zeros((40000, 3, 3), np.uint8)),
         r"more than 32,767 along an axis",
-        marks=reads("file: more than 2^30 voxels, or 32,767 along an axis"),
+        marks=pytest.mark.reads("file: more than 2^30 voxels, or 32,767 along an axis"),
     ),
     pytest.param(
         lambda f: nifti(f / "a.nii", values=np.stack([VALUES, VALUES], -1)), r"is 4D",
-        marks=reads("file: several volumes in one file, where nothing names them"),
+        marks=pytest.mark.reads("file: several volumes in one file, where nothing names them"),
     ),
     pytest.param(
         lambda f: nifti(f / "a.nii").rename(f / "a.mif"), r"not read \(MRtrix\): convert with MRtrix",
-        marks=reads("file: a format that is not read, by name"),
+        marks=pytest.mark.reads("file: a format that is not read, by name"),
     ),
 ]  # fmt: skip
 
@@ -323,16 +327,16 @@ def test_what_cannot_be_read_right_is_refused_by_its_name(
     [
         pytest.param(
             lambda f: nifti(f / "a.nii", units=5), "unit that NIfTI does not have",
-            marks=reads("file: NIfTI with a code of length that NIfTI does not have"),
+            marks=pytest.mark.reads("file: NIfTI with a code of length that NIfTI does not have"),
         ),
         pytest.param(
             lambda f: nrrd(f / "a.nrrd", space="scanner-xyz"), "space scanner-xyz",
-            marks=reads("file: NRRD without axes of the patient"),
+            marks=pytest.mark.reads("file: NRRD without axes of the patient"),
         ),
         pytest.param(lambda f: nrrd(f / "a.nrrd", "spacings: 1.2 0.8 3", space=""), "no orientation", id="no space"),
         pytest.param(
             lambda f: meta(f / "a.mha", "AnatomicalOrientation = LAS"), "says LAS in its header",
-            marks=reads("file: MetaImage whose AnatomicalOrientation is not that of its matrix"),
+            marks=pytest.mark.reads("file: MetaImage whose AnatomicalOrientation is not that of its matrix"),
         ),
         pytest.param(lambda f: meta(f / "a.mha", "AnatomicalOrientation = RAI"), None, id="the matrix's"),
         pytest.param(lambda f: nrrd(f / "a.nrrd"), None, id="LPS"),
