@@ -47,6 +47,7 @@ from fedshift.data.series import is_ct
 from fedshift.data.splits import subject_of
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, Split, read_manifest
+from fedshift.schema.reading import Reading
 
 log = logging.getLogger(__name__)
 
@@ -226,7 +227,8 @@ def write_site(
     with ExitStack() if together is None else nullcontext(together) as opened:
         beside = opened.enter_context(replace_folder(target))
         (beside / FOLDER).mkdir()
-        writer = _Writer(beside, [check_name(name, of="a sequence") for name in sequences], change, images or {})
+        names = [check_name(name, of="a sequence") for name in sequences]
+        writer = _Writer(beside, names, change, images or {}, recorded=kind != "phantom")
         for case in cases:
             if progress:
                 progress(case.id)
@@ -317,9 +319,17 @@ class _Writer:
     """
 
     def __init__(
-        self, folder: Path, sequences: Sequence[str], change: Change | None, images: Mapping[str, str]
+        self,
+        folder: Path,
+        sequences: Sequence[str],
+        change: Change | None,
+        images: Mapping[str, str],
+        *,
+        recorded: bool,
     ) -> None:
+        """``recorded``: whether the entries say how their files were read, which tells nothing of simulated ones."""
         self._folder, self._sequences, self._change, self._images = folder, sequences, change, images
+        self._recorded = recorded
         self.entries: list[Case] = []
         self.findings: list[Finding] = []
         self.indices: set[int] = set()
@@ -374,6 +384,7 @@ class _Writer:
                 direction=tuple(round(cosine, 6) for cosine in decoded.image.direction),
                 array="arrays",
                 offset=self._offset,
+                reading=self._reading(case, decoded),
             )
         )
         self._offset += slices
@@ -381,6 +392,11 @@ class _Writer:
         self.lowest.append(lowest_of(decoded))
         self.said_ct += is_ct(case.image)
         self.indices.update(np.flatnonzero(np.bincount(decoded.mask.voxels.ravel())).tolist())
+
+    def _reading(self, case: CaseFiles, decoded: Decoded) -> dict[str, Reading]:
+        if case.reading is not None:
+            return dict(case.reading)
+        return decoded.reading(self._sequences) if self._recorded else {}
 
     def refuse_errors(self, site: str, *, skip_damaged: bool) -> None:
         """Raise one error for all that was found.

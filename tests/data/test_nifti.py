@@ -32,6 +32,7 @@ def write(path: Path, *, pixdim: tuple[float, ...] = SIZES, qform: int = 0, sfor
     [((1, 1, 1), 0, True), ((0.7, 0.8, 3.3), 0, True), ((0.701, 0.8, 3.0), 0, False), ((1, 1, 1), 1, False)],
     ids=["placeholder", "distance of slices", "rounded", "the qform goes with it, and the two are compared"],
 )
+@pytest.mark.reads("file: NIfTI whose pixdim and sform have two voxel sizes")
 def test_a_header_with_two_voxel_sizes_is_refused(
     pixdim: tuple[float, ...], qform: int, is_refused: bool, tmp_path: Path
 ) -> None:
@@ -45,6 +46,7 @@ def test_a_header_with_two_voxel_sizes_is_refused(
         assert len(list(unclear_positions(path))) == qform
 
 
+@pytest.mark.reads("file: NIfTI with neither qform nor sform")
 def test_a_header_without_orientation_is_told_as_it_is_read(tmp_path: Path) -> None:
     path = write(tmp_path / "scan.nii.gz", sform=0)
     (said,) = check_positions(path)
@@ -75,6 +77,7 @@ def test_a_quaternion_in_32_bits_is_no_second_position(degrees: float, tmp_path:
 
 @pytest.mark.parametrize("degrees", [0, 1, 2, 30])
 @pytest.mark.parametrize("change", ["shifted by 0.3 mm", "turned by 0.3 degrees"])
+@pytest.mark.reads("file: NIfTI with a qform and an sform that differ")
 def test_a_qform_elsewhere_is_told(degrees: float, change: str, tmp_path: Path) -> None:
     image = nibabel.load(tilted(tmp_path / "scan.nii.gz", degrees))
     qform, turn = image.header.get_sform(), np.radians(0.3)

@@ -36,7 +36,10 @@ def test_scans_in_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
     for name in ("a.nii.gz", "k.hdr", "k.img", "l.gipl", "notes.txt", "below/m.MGZ", ".n.hdr"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    said = "not read: k.hdr, l.gipl, m.MGZ: save them as NIfTI (.nii.gz)"
+    said = (
+        "not read: k.hdr, l.gipl, m.MGZ: convert with nibabel, `nib-convert IN OUT.nii.gz` (k.hdr, m.MGZ); open in 3D "
+        "Slicer or ITK-SNAP, and save as NIfTI (.nii.gz) (l.gipl)"
+    )
     assert list(not_read([tmp_path, tmp_path / "a.nii.gz"])) == [said] and not list(
         not_read([tmp_path / "below" / "m.MGZ"])
     )

@@ -89,6 +89,11 @@ def _add_parsers(subparsers: Any) -> None:
     look.add_argument("dir", type=Path, metavar="DIR", help="a folder of scans or a pattern, or prepared data")
     look.add_argument("--masks", type=Path, metavar="DIR", help="the masks, if they are in another folder")
     look.add_argument("--task", metavar="TASK", help="the task, or its .yaml file, that names the masks' classes")
+    look.add_argument(
+        "--explain",
+        action="store_true",
+        help="how a scan, series or mask is read, and why not if it is not; DIR may be a file, --masks its mask",
+    )
     own.add_meaning(look)
     add_trust_voxels(look)
     add_interpolate(look)
@@ -153,6 +158,10 @@ def _prepare_pictures(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     """Print the findings; the exit code is 1 if there are errors."""
+    if args.explain:
+        from fedshift.cli import explain
+
+        return explain.run(args.dir, args.masks)
     from fedshift.data.check import Counts, check
 
     counts = Counts()

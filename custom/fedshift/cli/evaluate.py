@@ -173,6 +173,7 @@ def _record(
         scores=dict(summary.scores),
         one_sided=dict(summary.one_sided),
         one_sided_cases={case.id: dict(case.one_sided) for case in kept if case.one_sided},
+        reading={case.id: dict(case.reading) for case in kept},
     )
 
 

@@ -225,6 +225,7 @@ def _entry(done: Segmented, statistics: str) -> dict[str, object]:
             for name, of in done.classes.items()
         },
         "statistics": statistics,
+        "reading": {name: said.model_dump(mode="json") for name, said in done.reading.items()},
         "warnings": list(done.remarks),
         "error": done.error,
     }

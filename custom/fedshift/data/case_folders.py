@@ -9,7 +9,7 @@ from pathlib import Path
 from fedshift.data.casefiles import Finding
 from fedshift.data.dicom import looks_like_dicom
 from fedshift.data.dicom_masks import is_dicom_mask
-from fedshift.data.pairing import MASK_WORD, Found, ScanSet, mask_files, match, passed_over, scan_files, visible
+from fedshift.data.pairing import MASK_WORD, Found, ScanSet, mask_files, match, scan_files, visible
 from fedshift.data.scan_file import ScanError, as_compared, same_form, suffix_of
 from fedshift.data.scans import stem_of
 
@@ -84,7 +84,7 @@ def pair_case_folders(folder: Path, sequences: Sequence[str] = ()) -> ScanSet:
                 continue
             images.append(Found(case.name, entry, spelled.setdefault(as_compared(key), key)))
     paired = match(images, masks, name=folder.name, folder=folder, layout="case folders", keys=sequences)
-    findings += [*paired.findings, *passed_over(entry for entry in visible(folder) if entry.is_dir())]
+    findings += paired.findings
     return ScanSet(paired.name, folder, "case folders", paired.cases, tuple(findings), paired.sequences)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -15,21 +15,24 @@ from pydantic import TypeAdapter, ValidationError
 from fedshift.data.dicom_masks import is_dicom_mask, wrong_image
 from fedshift.data.labels import Labels
 from fedshift.data.named_masks import names_structures, read_named_mask
-from fedshift.data.nifti import unclear_positions
 from fedshift.data.scan_file import ScanError, SeveralVolumes
 from fedshift.data.scans import Scan, read_scan, read_volumes
 from fedshift.data.series import is_dicom
 from fedshift.data.slicer_masks import refuse_layers
 from fedshift.data.stripes import stripes
 from fedshift.data.structures import LOOK
+from fedshift.data.volume_file import unclear_positions
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
 from fedshift.schema.names import Name, printable
+from fedshift.schema.reading import Reading
 
 STRUCTURE = "structure"
 """What a mask outlines, where the classes are not known."""
 ORIGIN_TOLERANCE = 1e-2  # mm
 MOST_OF_A_MASK, MOST_OF_A_SCAN = 32, 16
 """Different values: a mask with more whose image has at most so few is the scan itself."""
+VOXEL_SIZES = (0.01, 50.0)
+"""mm: from microscopes to thick slices."""
 SWAPPED = "are --images and --masks swapped?"
 LOW_CT = -500
 """Hounsfield units; air, which is in nearly every CT scan, has -1000. MRI as it is stored has no such values."""
@@ -53,6 +56,7 @@ class CaseFiles:
         trust_voxels: take the first image's geometry for the other files, whatever their headers say, if they have the
             same number of voxels along each axis.
         interpolate: fill slices between two contours of a structure set (`fedshift.data.contour_planes`).
+        reading: of a prepared case, how the files were read that it was prepared from; None of any other.
     """
 
     id: str
@@ -64,6 +68,7 @@ class CaseFiles:
     volume: int | None = None
     trust_voxels: bool = False
     interpolate: bool = False
+    reading: Mapping[str, Reading] | None = None
 
     @property
     def image(self) -> Path:
@@ -117,6 +122,16 @@ class Decoded:
         if len(self.images) == 1:
             return self.images[0].voxels
         return np.stack([image.voxels for image in self.images])
+
+    def reading(self, sequences: Sequence[str]) -> dict[str, Reading]:
+        """How its files were read, under the names that ``sequences`` have in a record, and ``mask``."""
+        return {**readings_of(self.images, sequences), "mask": self.mask.reading}
+
+
+def readings_of(scans: Sequence[Scan], sequences: Sequence[str]) -> dict[str, Reading]:
+    """How each sequence of a case was read, under its name; under ``image`` if it has none."""
+    names = list(sequences) if len(sequences) == len(scans) else ["image", *(f"image {k}" for k in range(2, 100))]
+    return {name: scan.reading for name, scan in zip(names, scans, strict=False)}
 
 
 def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
@@ -275,6 +290,14 @@ def dummy_finding(folder: Path, dummies: int, cases: int) -> list[Finding]:
     ]
 
 
+def odd_size(scan: Scan) -> str | None:
+    """Say that a scan's voxels are of a size that no scanner has, as when a header's unit is wrong; None if not so."""
+    least, most = VOXEL_SIZES
+    if least <= min(scan.spacing) and max(scan.spacing) <= most:
+        return None
+    return f"has voxels of {' x '.join(f'{size:.3g}' for size in scan.spacing)} mm"
+
+
 def lowest_of(case: Decoded) -> float:
     """The lowest intensity of a case's sequences."""
     return min(float(image.voxels.min()) for image in case.images)
@@ -326,6 +349,8 @@ def _image_findings(case: CaseFiles, number: int, image: Scan) -> Iterator[Findi
         what = f"{named}has the same value everywhere ({voxels.flat[0]:g})"
         yield Finding("error", path, what, "export the scan again")
     x, y, z = image.spacing
+    if number == 0 and (odd := odd_size(image)):
+        yield Finding("warning", path, odd, "look at the unit of the lengths in its header")
     if number == 0 and z < 0.5 * max(x, y):
         yield Finding(
             "warning",
@@ -416,7 +441,9 @@ def _classes(voxels: np.ndarray, labels: Labels | None) -> np.ndarray:
 
 def _trusted(case: CaseFiles, first: Scan, other: Scan) -> Scan:
     if case.trust_voxels and first.voxels.shape == other.voxels.shape:
-        return replace(first, voxels=other.voxels)
+        remark = "its places are those of the first image, whatever its header says (--trust-voxels)"
+        reading = other.reading.model_copy(update={"remarks": (*other.reading.remarks, remark)})
+        return replace(first, voxels=other.voxels, reading=reading)
     return other
 
 

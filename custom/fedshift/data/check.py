@@ -423,7 +423,9 @@ def prepared_files(site: Path, manifest: Manifest, case: Case, labels: Labels | 
     """The files of a prepared case, whose masks hold the indices of classes."""
     files = image_files(site, manifest, case.id)
     meant = labels or Labels.of_classes(manifest.classes, manifest.annotated)
-    return CaseFiles(case.id, files, mask_file(site, case.id), sequences=manifest.sequences, labels=meant)
+    return CaseFiles(
+        case.id, files, mask_file(site, case.id), sequences=manifest.sequences, labels=meant, reading=case.reading
+    )
 
 
 def _fits_manifest(files: CaseFiles, decoded: Decoded, case: Case) -> Iterator[Finding]:

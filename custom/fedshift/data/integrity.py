@@ -6,6 +6,7 @@ ITK reads a truncated NIfTI file without an error, fills the missing slices with
 from __future__ import annotations
 
 import math
+import sys
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,24 +17,23 @@ from nibabel.filebasedimages import ImageFileError
 from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError
 
+from fedshift.data import meta_image
+from fedshift.data.scan_file import NIFTI, suffix_of
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 GZIP = b"\x1f\x8b"
-"""How a gzip file begins."""
-_BYTES = {
-    "MET_CHAR": 1,
-    "MET_UCHAR": 1,
-    "MET_SHORT": 2,
-    "MET_USHORT": 2,
-    "MET_INT": 4,
-    "MET_UINT": 4,
-    "MET_FLOAT": 4,
-    "MET_LONG_LONG": 8,
-    "MET_ULONG_LONG": 8,
-    "MET_DOUBLE": 8,
-}
-"""Of a MetaImage's number, by its type; ``MET_LONG`` has 4 or 8."""
+ZSTD = b"\x28\xb5\x2f\xfd"
+PACKED = {".gz": GZIP, ".zst": ZSTD}
+"""How compressed files begin, by the end of their name."""
 CHUNK = 1 << 20
 MOST_AT_ONCE = 16 << 20
 """Bytes that are decompressed at a time; a chunk can hold a thousand times its own length."""
+DAMAGED = (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib.error, zstd.ZstdError)
+"""What nibabel raises of a file that it cannot open."""
 SINGULAR = 1e-6
 """Volume of a voxel, as a part of that of a box with its edges, at or below which it has none."""
 
@@ -44,12 +44,9 @@ def fault(path: Path) -> str | None:
     NIfTI: the header's voxel count against the (decompressed) length, and gzip's checksum. MetaImage: the
     data file next to the header, its length, and zlib's checksum. Other formats are checked by their readers.
     """
-    name = path.name.lower()
-    if name.endswith((".nii", ".nii.gz")):
-        return _nifti(path, packed=name.endswith(".gz"))
-    if name.endswith((".mha", ".mhd")):
-        return _meta_image(path)
-    return None
+    if suffix_of(path) in NIFTI:
+        return _nifti(path)
+    return _meta_image(path) if meta_image.is_meta_image(path) else None
 
 
 def misnamed(path: Path) -> tuple[str, str] | None:
@@ -57,19 +54,23 @@ def misnamed(path: Path) -> tuple[str, str] | None:
 
     None if there is no such fault.
     """
-    name = path.name.lower()
-    with path.open("rb") as file:
+    with path.open("rb") as file:  # fails where a file may not be read, whatever its format
         start = file.read(4)
-    if name.endswith(".nii") and start.startswith(GZIP):
-        return "is compressed", f"rename it to {path.name}.gz"
-    if name.endswith(".nii.gz") and {int.from_bytes(start, "little"), int.from_bytes(start, "big")} & {348, 540}:
-        return "is not compressed", f"rename it to {path.name[:-3]}"
+    if suffix_of(path) not in NIFTI:
+        return None
+    named = next((end for end in PACKED if path.name.lower().endswith(end)), "")
+    packed = next((end for end, magic in PACKED.items() if start.startswith(magic)), None)
+    plain = path.name.removesuffix(path.name[-len(named) :]) if named else path.name
+    if packed is not None and packed != named:
+        return f"is compressed as {packed}", f"rename it to {plain}{packed}"
+    if named and {int.from_bytes(start, "little"), int.from_bytes(start, "big")} & {348, 540}:
+        return "is not compressed", f"rename it to {plain}"
     return None
 
 
 def non_finite(path: Path) -> int:
     """Count the voxels of a NIfTI file that are NaN or infinite; 0 for any other format."""
-    if not path.name.lower().endswith((".nii", ".nii.gz")):
+    if suffix_of(path) not in NIFTI:
         return 0
     stored = nibabel.load(path).dataobj
     if not np.issubdtype(stored.dtype, np.floating):
@@ -82,7 +83,7 @@ def geometry_fault(path: Path) -> str | None:
 
     ITK replaces some of these by a geometry of its own, and passes on others.
     """
-    if not path.name.lower().endswith((".nii", ".nii.gz")):
+    if suffix_of(path) not in NIFTI:
         return None
     try:
         with ImageOpener(str(path)) as file:
@@ -90,7 +91,7 @@ def geometry_fault(path: Path) -> str | None:
             # nibabel has mended what it read: 0 mm is 1 mm, -1 mm is 1 mm
             pixdim = image.header_class.from_fileobj(file, check=False)["pixdim"]
         affine, sizes = np.asarray(image.affine), np.asarray(pixdim, float)[1 : 1 + min(image.ndim, 3)]
-    except (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib.error):
+    except DAMAGED:
         return None  # `fault` says what is wrong with it
     if not (np.isfinite(affine).all() and np.isfinite(sizes).all()):
         return "has an affine or voxel sizes in its header that are NaN or infinite"
@@ -104,15 +105,17 @@ def geometry_fault(path: Path) -> str | None:
     return None
 
 
-def _nifti(path: Path, *, packed: bool) -> str | None:
-    length = path.stat().st_size
-    if packed:
-        try:
+def _nifti(path: Path) -> str | None:
+    name, length = path.name.lower(), path.stat().st_size
+    try:
+        if name.endswith(".gz"):
             length = _unpacked_length(path, 16 + zlib.MAX_WBITS)
-        except zlib.error as error:
-            return f"its compressed data are damaged, {error}"
-        if length < 0:
-            return "its compressed data end too early"
+        elif name.endswith(".zst"):
+            length = _unpacked_zstd(path)
+    except (zlib.error, zstd.ZstdError) as error:
+        return f"its compressed data are damaged, {error}"
+    if length < 0:
+        return "its compressed data end too early"
     try:
         stored = nibabel.load(path).dataobj
         needed = int(stored.offset) + math.prod(stored.shape) * stored.dtype.itemsize
@@ -122,16 +125,10 @@ def _nifti(path: Path, *, packed: bool) -> str | None:
 
 
 def _meta_image(path: Path) -> str | None:
-    """The header is text, ``key = value``, and ends with the name of the data file or LOCAL."""
-    with path.open("rb") as file:
-        header: dict[str, str] = {}
-        while "ElementDataFile" not in header:
-            line = file.readline(4096)
-            if not line or b"=" not in line:
-                return "it has no valid MetaImage header"
-            key, _, value = line.decode("latin-1").partition("=")
-            header[key.strip()] = value.strip()
-        start = file.tell()
+    found = meta_image.fields(path)
+    if found is None:
+        return "it has no valid MetaImage header"
+    header, start = found
     where = header["ElementDataFile"]
     if where.upper() == "LOCAL":
         data = path
@@ -164,9 +161,21 @@ def _meta_bytes(header: Mapping[str, str]) -> int:
         return 0
     try:
         voxels = math.prod(map(int, header["DimSize"].split())) * int(header.get("ElementNumberOfChannels", 1))
-        return voxels * _BYTES[header["ElementType"].upper()]
+        return voxels * meta_image.BYTES[header["ElementType"].upper()]
     except (KeyError, ValueError):
         return 0
+
+
+def _unpacked_zstd(path: Path) -> int:
+    """Bytes after decompression, -1 if the data have no end."""
+    length = 0
+    with zstd.open(path, "rb") as file:
+        try:
+            while chunk := file.read(MOST_AT_ONCE):
+                length += len(chunk)
+        except EOFError:
+            return -1
+    return length
 
 
 def _unpacked_length(path: Path, window: int, start: int = 0) -> int:

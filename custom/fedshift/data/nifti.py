@@ -7,19 +7,15 @@ nibabel takes them from the sform.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nibabel
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
-from nibabel.filebasedimages import ImageFileError
-from nibabel.spatialimages import HeaderDataError
 
-from fedshift.data.scan_file import suffix_of
+from fedshift.data.file_header import Unclear
+from fedshift.data.nifti_header import UNITS, affine_in_mm, as_itk_reads, header_of, length_code
 
 MAX_POSITION_DIFFERENCE_MM = 0.1
 """Positions that differ by less than this count as the same."""
@@ -29,25 +25,9 @@ SPACING_DIFFERENCE = 5e-3
 """Relative difference of voxel sizes up to which they are one, rounded differently."""
 
 
-@dataclass(frozen=True)
-class Unclear:
-    """``what`` a header leaves unclear, what is ``used``, and what whoever prepares the file does (``mend``)."""
-
-    what: str
-    used: str
-    mend: str
-    is_twofold: bool = True
-    """Whether the header says it twice, rather than not at all."""
-
-
-def is_nifti(path: Path) -> bool:
-    """Whether a path names a NIfTI file."""
-    return path.is_file() and suffix_of(path) in (".nii", ".nii.gz")
-
-
 def spacing_fault(path: Path) -> str | None:
     """Describe a header whose only affine, the sform, has other voxel sizes than its pixdim; None if it has not."""
-    header = _header(path)
+    header = header_of(path)
     if header is None or header["qform_code"] or not header["sform_code"]:
         return None
     of_sform = np.linalg.norm(header.get_sform()[:3, :3], axis=0)
@@ -60,9 +40,12 @@ def spacing_fault(path: Path) -> str | None:
 
 def unclear_positions(path: Path) -> Iterator[Unclear]:
     """What is unclear in where the voxels of a NIfTI file lie; nothing of another file."""
-    header = _header(path)
+    header = header_of(path)
     if header is None:
         return
+    if (code := length_code(header)) not in UNITS:
+        mend = "write the unit of its lengths into its header"
+        yield Unclear(f"has lengths in a unit that NIfTI does not have (code {code})", "they are taken for mm", mend)
     has_qform, has_sform = bool(header["qform_code"]), bool(header["sform_code"])
     if not (has_qform or has_sform):
         direction = _direction_and_affine(path)[0]
@@ -73,9 +56,9 @@ def unclear_positions(path: Path) -> Iterator[Unclear]:
     mend = "look where the image and its mask lie in a viewer, and write the header again with both the same"
     if not (has_qform and has_sform):
         return
-    shape, sform = header.get_data_shape(), header.get_sform()
+    shape, sform = header.get_data_shape(), affine_in_mm(header.get_sform(), header)
     try:
-        qform = header.get_qform()
+        qform = affine_in_mm(header.get_qform(), header)
     except ValueError:  # nibabel computes none; SimpleITK, which reads the scan, takes one or the other
         is_sform = _most_apart(_direction_and_affine(path)[1], sform, shape) <= MAX_POSITION_DIFFERENCE_MM
         used = "the sform" if is_sform else "the quaternion, scaled to length 1,"
@@ -89,14 +72,20 @@ def unclear_positions(path: Path) -> Iterator[Unclear]:
         yield Unclear(what, "the volume in ml is computed from the qform", mend)
 
 
-def _header(path: Path) -> Any:
-    """The header; None of another format, or a file that nibabel cannot open."""
-    if not is_nifti(path):
-        return None
+def geometry_words(path: Path) -> str:
+    """From what of the header ITK takes the voxels' places."""
+    header = header_of(path)
+    if not (header["qform_code"] or header["sform_code"]):
+        return "voxel sizes alone, neither qform nor sform"
+    if not header["sform_code"]:
+        return "qform"
+    if not header["qform_code"]:
+        return "sform"
     try:
-        return nibabel.load(path).header
-    except (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib.error):
-        return None  # `fedshift.data.integrity` says what is wrong with it
+        apart = _most_apart(header.get_qform(), header.get_sform(), header.get_data_shape())
+    except ValueError:
+        return "qform or sform, which differ"
+    return "qform and sform, which agree" if apart <= MAX_POSITION_DIFFERENCE_MM else "qform; the sform differs"
 
 
 def _turn_by_rounding(header: Any) -> float:
@@ -123,8 +112,9 @@ def _most_apart(one: np.ndarray, other: np.ndarray, shape: Sequence[int]) -> flo
 def _direction_and_affine(path: Path) -> tuple[tuple[float, ...], np.ndarray]:
     """The direction that SimpleITK reads, and its affine in the world of NIfTI (right, anterior, superior)."""
     reader = sitk.ImageFileReader()
-    reader.SetFileName(str(path))
-    reader.ReadImageInformation()
+    with as_itk_reads(path) as file:
+        reader.SetFileName(str(file))
+        reader.ReadImageInformation()
     n = reader.GetDimension()
     direction = np.reshape(reader.GetDirection(), (n, n))[:3, :3]
     affine = np.eye(4)

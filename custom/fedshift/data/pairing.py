@@ -11,11 +11,10 @@ from typing import Literal
 from fedshift.data.casefiles import CaseFiles, Finding
 from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.labels import Labels
+from fedshift.data.other_formats import how_to_convert
 from fedshift.data.scan_file import (
-    CONVERT,
     ScanError,
     as_compared,
-    in_other_formats,
     is_broken_link,
     reading,
     same_form,
@@ -95,8 +94,7 @@ def pair_beside(folder: Path, name: str | None = None) -> ScanSet:
     masks = [(mask_id, file) for file in files if (mask_id := _masked(stem_of(file), known)) is not None]
     of_masks = {file for _, file in masks}
     images = [Found(stem_of(file), file) for file in files if file not in of_masks]
-    found = match(_numbered(images, masks), masks, name=name or folder.name, folder=folder, layout="beside")
-    return replace(found, findings=(*found.findings, *passed_over([folder])))
+    return match(_numbered(images, masks), masks, name=name or folder.name, folder=folder, layout="beside")
 
 
 def pair_folders(
@@ -144,7 +142,7 @@ def pair_folders(
         Finding("error", entry, "is a folder", f"put the mask itself in its place, as {case}.nii.gz", case)
         for case, entry in in_folders
     ]
-    return replace(paired, findings=(*paired.findings, *nested, *passed_over([images, masks])))
+    return replace(paired, findings=(*paired.findings, *nested))
 
 
 def match(
@@ -252,19 +250,19 @@ def scan_files(folder: Path) -> list[Path]:
     return [entry for entry in visible(folder) if suffix_of(entry) and (entry.is_file() or is_broken_link(entry))]
 
 
-def passed_over(folders: Iterable[Path]) -> list[Finding]:
-    """A warning for each folder with scans in formats that are not read."""
-    return not_read(file for folder in folders for file in in_other_formats(visible(folder)))
-
-
 def not_read(files: Iterable[Path]) -> list[Finding]:
     """A warning for each folder that has some of these files, whose formats are not read."""
-    held: dict[Path, list[str]] = {}
+    held: dict[Path, list[Path]] = {}
     for file in files:
-        held.setdefault(file.parent, []).append(file.name)
+        held.setdefault(file.parent, []).append(file)
     return [
-        Finding("warning", folder, f"has scans that are not read: {few_names(names)}", CONVERT)
-        for folder, names in held.items()
+        Finding(
+            "warning",
+            folder,
+            f"has scans that are not read: {few_names([file.name for file in those])}",
+            how_to_convert(those),
+        )
+        for folder, those in held.items()
     ]
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from fedshift.data.casefiles import Finding
 from fedshift.data.dicom import identify
+from fedshift.data.other_formats import how_to_convert, in_other_formats
 from fedshift.data.pairing import Found, ScanSet, contents, match, not_read
-from fedshift.data.scan_file import CONVERT, in_other_formats, suffix_of
+from fedshift.data.scan_file import suffix_of
 from fedshift.schema.errors import DataError
 from fedshift.schema.names import few_names
 
@@ -72,7 +73,10 @@ def _files(pattern: str, base: Path) -> tuple[list[tuple[str, Path]], list[Path]
     others = in_other_formats(found)
     scans = [file for file in found if file.is_dir() or suffix_of(file) or identify(file)]
     if not scans:
-        mend = f"{few_names([file.name for file in others])}: {CONVERT}" if others else "correct the pattern"
+        mend = "correct the pattern"
+        if others:
+            shown = few_names([file.name for file in others])
+            mend = f"{shown} {'is' if len(others) == 1 else 'are'} not read, {how_to_convert(others)}"
         raise DataError(f"{pattern!r} finds no scan below {start} ({_there(start, rest)}): {mend}")
     return [(_case(file.relative_to(start), stars, pattern), file) for file in scans], others
 

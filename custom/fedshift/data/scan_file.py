@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from fedshift.schema.errors import DataError
 
-SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
+SUFFIXES = (".nii.gz", ".nii.zst", ".nii", ".nrrd", ".mha", ".mhd")
+NIFTI = (".nii.gz", ".nii.zst", ".nii")
 DATA_SUFFIXES = (".raw", ".zraw")
 """Of the files with the voxels that a MetaImage header names."""
-OTHER_SUFFIXES = (".hdr", ".hdr.gz", ".nhdr", ".gipl", ".gipl.gz", ".mgh", ".mgz", ".mnc", ".par")
-"""Of scans in formats that are not read, or whose checks (`fedshift.data.integrity`) do not know them."""
-CONVERT = "save them as NIfTI (.nii.gz)"
-"""How such scans are mended."""
 FETCH = "fetch it, as with `datalad get` or `git annex get`, or remove the link"
 """How a link to nowhere is mended."""
 
@@ -50,11 +47,6 @@ def suffix_of(path: Path) -> str | None:
     """The known image suffix of a file name (``.nii.gz`` counts as one), or None."""
     name = path.name.lower()
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
-
-
-def in_other_formats(entries: Iterable[Path]) -> list[Path]:
-    """The scans among a folder's entries that are passed over because of their format."""
-    return [entry for entry in entries if entry.name.lower().endswith(OTHER_SUFFIXES) and entry.is_file()]
 
 
 def is_broken_link(path: Path) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedshift.data.dicom import looks_like_dicom
-from fedshift.data.scan_file import CONVERT, in_other_formats, is_broken_link, suffix_of
+from fedshift.data.other_formats import how_to_convert, passed_over
+from fedshift.data.scan_file import is_broken_link, suffix_of
 from fedshift.data.series import series_in
 from fedshift.schema.errors import DataError
 from fedshift.schema.names import few_names
@@ -31,6 +32,10 @@ def scans_in(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         inside = _inside(path, DEEPEST)[0] if path.is_dir() else [path]
         if not inside:
+            others = list(passed_over(path))
+            if others:
+                shown = few_names([file.name for file in others])
+                raise DataError(f"{path} holds no scan that is read, only {shown}: {how_to_convert(others)}")
             raise DataError(
                 f"{path} holds no scan: name a folder with NIfTI, NRRD or MetaImage files, or with DICOM series"
             )
@@ -40,14 +45,8 @@ def scans_in(paths: Iterable[Path]) -> list[Path]:
 
 def not_read(paths: Iterable[Path]) -> Iterator[str]:
     """A line that names the scans in formats that are not read, in the folders in which `scans_in` looks, if any."""
-    if files := [file.name for path in paths if path.is_dir() for file in _passed_over(path, DEEPEST)]:
-        yield f"not read: {few_names(files)}: {CONVERT}"
-
-
-def _passed_over(folder: Path, levels: int) -> list[Path]:
-    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    below = [file for entry in entries if levels and entry.is_dir() for file in _passed_over(entry, levels - 1)]
-    return [*in_other_formats(entries), *below]
+    if files := [file for path in paths if path.is_dir() for file in passed_over(path)]:
+        yield f"not read: {few_names([file.name for file in files])}: {how_to_convert(files)}"
 
 
 def _inside(folder: Path, levels: int) -> tuple[list[Path], list[Path]]:

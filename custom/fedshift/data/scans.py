@@ -11,30 +11,26 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.dicom import identify
 from fedshift.data.dicom_scan import DicomFault, DicomSource, DicomVolume, find_stack, read_stack
 from fedshift.data.dicom_volumes import NotEven, SeveralFrames, Stack, VolumeFault
-from fedshift.data.integrity import fault, geometry_fault, misnamed, non_finite
-from fedshift.data.nifti import spacing_fault
+from fedshift.data.integrity import non_finite
 from fedshift.data.reader_logs import quiet_readers
-from fedshift.data.scan_file import FETCH, ScanError, SeveralVolumes, is_broken_link, reading, suffix_of
+from fedshift.data.scan_file import ScanError, SeveralVolumes, reading, suffix_of
 from fedshift.data.series import NoSeries, folder_and_uid, is_dicom, is_series, list_series, whole_of
+from fedshift.data.volume_file import MOST_VOXELS, itk_header, open_file
 from fedshift.schema.reading import COMPUTED, Reading
 
 quiet_readers()
 
 ORIENTATION = "RAS"
-MOST_VOXELS = 2**30
-"""A scan with more voxels is refused before it is decoded, which takes up to 32 bytes of memory for each voxel."""
 _FLOATING = (sitk.sitkFloat32, sitk.sitkFloat64)
 _COMPLEX = (sitk.sitkComplexFloat32, sitk.sitkComplexFloat64)
-_SOP_CLASS = "0008|0016"
 MOST_INTENSITY = 1e30
 """Preparation computes in single precision, which ends at 3e38."""
 
@@ -114,12 +110,11 @@ def read_volumes(
 def _read_volumes(
     path: Path, channels: Sequence[int | None], volume: int | None, direction: tuple[float, ...] | None
 ) -> list[Scan]:
-    told = COMPUTED
     if is_dicom(path):
-        found = _read_dicom(path, volume)
-        image, told = _as_image(found), found.reading
+        dicom = _read_dicom(path, volume)
+        image, said = _as_image(dicom), dicom.reading
     else:
-        image = open_file(path, trusted=direction is not None)
+        image, said = open_file(path, trusted=direction is not None)
     if image.GetPixelID() in _COMPLEX:
         raise ScanError(path, "has complex voxels", "export the magnitude")
     components = image.GetNumberOfComponentsPerPixel()
@@ -128,9 +123,14 @@ def _read_volumes(
     # ITK gives whole numbers only where the file has them, and there is nothing to look for.
     bad = non_finite(path) if path.is_file() and image.GetPixelID() in _FLOATING else 0
     return [
-        replace(_oriented(_three_dimensional(image, path, channel, volume), path, direction, bad), reading=told)
-        for channel in channels
+        _oriented(three, path, direction, bad, _of_volume(said, image, number))
+        for three, number in (_three_dimensional(image, path, channel, volume) for channel in channels)
     ]
+
+
+def _of_volume(said: Reading, image: sitk.Image, number: int | None) -> Reading:
+    """The record of one volume of a file; of a 4D file it says which."""
+    return said if number is None else said.model_copy(update={"volume": f"{number + 1} of {image.GetSize()[3]}"})
 
 
 def volumes_in(path: Path) -> int:
@@ -139,15 +139,15 @@ def volumes_in(path: Path) -> int:
         require_text(path)
         if not path.is_file():
             return 1
-        reader = sitk.ImageFileReader()
-        reader.SetFileName(str(path))
-        reader.ReadImageInformation()
+        reader = itk_header(path)
     except (ScanError, OSError, RuntimeError):
         return 1
     return int(math.prod(reader.GetSize()[3:]))
 
 
-def _oriented(image: sitk.Image, path: Path, direction: tuple[float, ...] | None, bad_in_file: int) -> Scan:
+def _oriented(
+    image: sitk.Image, path: Path, direction: tuple[float, ...] | None, bad_in_file: int, said: Reading
+) -> Scan:
     if direction is not None:
         image.SetDirection(direction)
     own = image.GetDirection()
@@ -170,6 +170,7 @@ def _oriented(image: sitk.Image, path: Path, direction: tuple[float, ...] | None
         direction=image.GetDirection(),
         stored=sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(own),
         stored_direction=own,
+        reading=said,
     )
 
 
@@ -198,67 +199,6 @@ def content_hash(voxels: np.ndarray) -> str:
     digest = hashlib.sha256(repr(voxels.shape).encode())
     digest.update(np.ascontiguousarray(voxels, dtype="<f4").tobytes())
     return digest.hexdigest()
-
-
-def open_file(path: Path, *, trusted: bool) -> sitk.Image:
-    """Read a file as it is stored; ``trusted``: the geometry in its header is not used.
-
-    Raises:
-        ScanError: as for `read_scan`.
-    """
-    again = "copy or export it again"
-    if is_broken_link(path):
-        raise ScanError(path, "is a link to a file that does not exist", FETCH)
-    if not path.is_file():
-        raise ScanError(path, "does not exist", "name a scan that is there")
-    if path.stat().st_size == 0:
-        raise ScanError(path, "is an empty file", again)
-    if wrong_name := misnamed(path):  # also fails where a file may not be read, which ITK and nibabel call damaged
-        raise ScanError(path, *wrong_name)
-    if not trusted and (wrong := geometry_fault(path)):
-        raise ScanError(path, wrong, "export it again, or correct the affine in its header")
-    if not trusted and (wrong := spacing_fault(path)):
-        raise ScanError(path, wrong, "write its header again so that both are the same, or export it again")
-    _refuse_by_header(path)
-    if damage := fault(path):
-        raise ScanError(path, f"cannot be read, {damage}", again)
-    try:
-        return sitk.ReadImage(str(path))
-    except RuntimeError as error:
-        if "orthonormal" in str(error):
-            raise ScanError(
-                path, "has a sheared coordinate system", "resample it onto a grid with right angles"
-            ) from None
-        raise ScanError(path, "cannot be read, it is damaged, truncated or not an image", again) from None
-
-
-def _refuse_by_header(path: Path) -> None:
-    """Refuse a file whose header names too many voxels, or frames of DICOM that ITK reads without their places.
-
-    A small compressed file may hold very many voxels. Of DICOM, an enhanced image is read elsewhere, by its frames'
-    own positions (`fedshift.data.multiframe`).
-
-    Raises:
-        ScanError: there are too many, or it is such a file.
-    """
-    reader = sitk.ImageFileReader()
-    reader.SetFileName(str(path))
-    try:
-        reader.ReadImageInformation()
-    except RuntimeError:  # no valid header: what is wrong with it is found by whoever reads the file
-        return
-    voxels = math.prod(reader.GetSize()) * reader.GetNumberOfComponents()
-    if voxels > MOST_VOXELS:
-        size = " x ".join(map(str, reader.GetSize()))
-        raise ScanError(path, f"has {size} voxels, at most {MOST_VOXELS:,} are read", "crop or resample it")
-    is_dicom = identify(path) is not None or (suffix_of(path) is None and reader.HasMetaDataKey(_SOP_CLASS))
-    frames = math.prod(reader.GetSize()[2:])
-    if is_dicom and frames > 1:
-        raise ScanError(
-            path,
-            f"is a DICOM file of {frames} frames and no enhanced MR, CT or PET image",
-            "name the folder of the series it belongs to, or export the scan as single slices",
-        )
 
 
 def dicom_source(path: Path, *, volume: int | None = None) -> DicomSource:
@@ -314,7 +254,10 @@ def _as_image(found: DicomVolume) -> sitk.Image:
     return image
 
 
-def _three_dimensional(image: sitk.Image, path: Path, channel: int | None, volume: int | None) -> sitk.Image:
+def _three_dimensional(
+    image: sitk.Image, path: Path, channel: int | None, volume: int | None
+) -> tuple[sitk.Image, int | None]:
+    """One volume of a file, and its number from 0 if the file is 4D."""
     size = image.GetSize()
     if image.GetDimension() == 2:
         raise ScanError(path, "has 1 slice(s)", "at least three are needed, export the whole volume")
@@ -323,7 +266,7 @@ def _three_dimensional(image: sitk.Image, path: Path, channel: int | None, volum
             raise ScanError(
                 path, f"has 1 volume(s), not the expected {channel + 1}", "add the others, or download it again"
             )
-        return image
+        return image, None
     if channel is None and volume is not None and image.GetDimension() == 4:
         channel = volume - 1
     if image.GetDimension() > 4 or (channel is None and size[3] > 1):
@@ -335,4 +278,4 @@ def _three_dimensional(image: sitk.Image, path: Path, channel: int | None, volum
     pick = channel or 0
     if pick >= size[3]:
         raise ScanError(path, f"has {size[3]} volume(s), not the expected {pick + 1}", "download it again")
-    return image[:, :, :, pick]
+    return image[:, :, :, pick], pick

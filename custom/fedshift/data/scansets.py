@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fedshift.data.case_folders import are_case_folders, are_dicom_only, have_series, is_case, pair_case_folders
 from fedshift.data.casefiles import CaseFiles, Finding
-from fedshift.data.described import pair_described
+from fedshift.data.described import is_described, pair_described
+from fedshift.data.listed import against_list
+from fedshift.data.other_formats import how_to_convert, passed_over
 from fedshift.data.pairing import (
     UNNAMED,
     ScanSet,
     contents,
     doubled,
     error_of,
+    not_read,
     pair_beside,
     pair_folders,
     scan_files,
@@ -27,6 +30,7 @@ from fedshift.data.scan_file import ScanError, as_compared, reading
 from fedshift.data.scans import stem_of, volumes_in
 from fedshift.data.studies import has_dicom_masks, pair_studies
 from fedshift.schema.errors import ConfigError
+from fedshift.schema.names import few_names
 from fedshift.schema.strict import nearest
 
 IMAGE_FOLDERS = ("images", "scans")
@@ -49,10 +53,23 @@ def find_sets(path: Path, sequences: Sequence[str] = ()) -> list[ScanSet]:
         if not path.is_dir():
             raise ScanError(path, "is not a folder", "name the folder that holds the scans")
         sets = _merge_parts(list(_walk(path, sequences, levels=2)))
+        others = list(passed_over(path))
+    if not any(found.cases or found.findings for found in sets) and others:
+        shown = few_names([str(file.relative_to(path)) for file in others])
+        raise ScanError(path, f"holds scans in formats that are not read ({shown})", how_to_convert(others))
     if not sets:
         raise ScanError(path, f"holds no scans in a known layout ({contents(path)})", f"expected {LAYOUTS}")
     _refuse_two_of_one_kind(path, sets)
-    return sets
+    return _with_not_read(sets, others)
+
+
+def _with_not_read(sets: Sequence[ScanSet], others: Iterable[Path]) -> list[ScanSet]:
+    """Warn about ``others``, scans in formats that are not read: with the set that they lie in, or else the first."""
+    told: list[list[Finding]] = [[] for _ in sets]
+    for finding in not_read(others):
+        places = {finding.file, *finding.file.parents}
+        told[next((k for k, found in enumerate(sets) if found.folder in places), 0)].append(finding)
+    return [replace(found, findings=(*found.findings, *more)) for found, more in zip(sets, told, strict=True)]
 
 
 def gather(
@@ -103,7 +120,8 @@ def _gather(
         return [pair_patterns({next(iter(sequences), ""): str(images)}, str(masks), base=source or Path())]
     if source is not None:
         images, masks = source / images, source / masks
-    return [choose_sequences(_pair(images, masks), tuple(sequences))]
+    found = choose_sequences(_pair(images, masks), tuple(sequences))
+    return _with_not_read([found], dict.fromkeys(file for folder in (images, masks) for file in passed_over(folder)))
 
 
 def parse_sequences(texts: Sequence[str]) -> dict[str, str]:
@@ -205,12 +223,13 @@ def _pair(images: Path, masks: Path, name: str | None = None) -> ScanSet:
     """Images and masks in two folders: by name, or, where the masks are DICOM, by what they refer to."""
     if images.is_dir() and masks.is_dir() and images.resolve() != masks.resolve() and has_dicom_masks(masks):
         return pair_studies(images, masks, name or images.parent.name)
-    return pair_folders(images, masks, name)
+    found = pair_folders(images, masks, name)
+    return replace(found, findings=(*found.findings, *against_list(found, masks)))
 
 
 def _walk(path: Path, sequences: Sequence[str], levels: int) -> Iterator[ScanSet]:
     inside = {entry.name.lower(): entry for entry in visible(path) if entry.is_dir()}
-    if "imagestr" in inside:
+    if is_described(path):
         yield pair_described(path)
         return
     masks = next((inside[name] for name in MASK_FOLDERS if name in inside), None)

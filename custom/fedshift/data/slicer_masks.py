@@ -16,12 +16,12 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 
 from fedshift.data.labels import Labels
 from fedshift.data.scan_file import ScanError, SeveralVolumes, reading
-from fedshift.data.scans import ORIENTATION, Scan, open_file, require_text
+from fedshift.data.scans import ORIENTATION, Scan, require_text
 from fedshift.data.segmentations import resampled_from
 from fedshift.data.slabs import Slab, beyond, draw, is_on_grid, matrix_of
 from fedshift.data.structures import CodeKey, Drawing, Remark, Structure, modern, paint
+from fedshift.data.volume_file import open_file
 from fedshift.schema.names import one_line
-from fedshift.schema.reading import Reading
 
 FORMAT = "3D Slicer segmentation (.seg.nrrd)"
 AGAIN = "save it from 3D Slicer's Segment Editor again"
@@ -93,7 +93,7 @@ def read_slicer_mask(
     """
     require_text(path)
     with reading(path):
-        stored = open_file(path, trusted=direction is not None)
+        stored, said = open_file(path, trusted=direction is not None)
         named = _header(path)
     if stored.GetDimension() != 3:
         raise ScanError(path, f"is {stored.GetDimension()}D", AGAIN)
@@ -114,7 +114,7 @@ def read_slicer_mask(
 
         return Structure(segment.name, segment.code, segment.meaning, draw_it, value=segment.value)
 
-    record = Reading(format=FORMAT, geometry=_geometry(layers, image, trusted=trusted))
+    record = said.model_copy(update={"format": FORMAT, "geometry": _geometry(layers, image, trusted=trusted)})
     return paint([structure(segment) for segment in segments], image, labels, path, record)
 
 

@@ -8,7 +8,7 @@ import nibabel
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.nifti import is_nifti
+from fedshift.data.nifti_header import is_nifti
 from fedshift.data.scan_file import SUFFIXES, suffix_of
 from fedshift.data.scans import Scan, read_scan, stem_of
 from fedshift.schema.errors import DataError
@@ -27,7 +27,8 @@ def mask_path(image: Path, out: Path) -> Path:
     """The mask's path: ``<stem>_mask`` in the image's own format, or NIfTI for DICOM."""
     if image.is_dir():
         return out / f"{stem_of(image.resolve())}_mask{SUFFIXES[0]}"
-    return out / f"{stem_of(image)}_mask{suffix_of(image) or SUFFIXES[0]}"
+    suffix = suffix_of(image)
+    return out / f"{stem_of(image)}_mask{SUFFIXES[0] if suffix in (None, '.nii.zst') else suffix}"
 
 
 def write_mask(mask: np.ndarray, scan: Scan, path: Path, *, source: Path) -> None:

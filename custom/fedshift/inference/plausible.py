@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - its customary name
 
-from fedshift.data.nifti import unclear_positions
+from fedshift.data.casefiles import odd_size
 from fedshift.data.scans import Scan
 from fedshift.data.series import NoSeries, first_file, is_dicom
+from fedshift.data.volume_file import unclear_positions
 from fedshift.schema.job import read_yaml
 from fedshift.schema.names import one_line
 from fedshift.schema.strict import Strict
@@ -102,6 +103,8 @@ def check_scan(scan: Scan, tags: Mapping[str, str], *, target: str, signed: bool
         target: the foreground class.
         signed: whether the model is known to be trained on images below 0, such as CT.
     """
+    if odd := odd_size(scan):
+        yield f"{odd}: look at the unit of the lengths in its header"
     expected = expected_of(target)
     modality, body_part = tags.get(MODALITY, ""), tags.get(BODY_PART, "")
     low = float(scan.voxels.min())

@@ -20,6 +20,7 @@ from fedshift.inference.model import Choice, Model, ReadyModel
 from fedshift.inference.segment import predict_mask, ready_from
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.evaluation import Distribution, OneSided
+from fedshift.schema.reading import Reading
 from fedshift.schema.seeding import derive_seed
 from fedshift.tasks.evaluation.by_class import Side, count_one_sided, distributions, one_sided, scores_by_class
 from fedshift.tasks.out_of_memory import prediction_out_of_memory
@@ -38,6 +39,8 @@ class Scored:
     """Whether the voxel size is known; without it, distances in mm and volumes in ml mean nothing."""
     warnings: tuple[str, ...] = ()
     """Of reading the case."""
+    reading: Mapping[str, Reading] = field(default_factory=dict)
+    """How its files were read."""
     error: str | None = None
 
 
@@ -193,8 +196,9 @@ def _scored(
     assert case.labels is not None
     numbers = {name: classes.index(name) for name in case.labels.annotated or classes[1:]}
     scores = scores_by_class(predicted, decoded.mask.voxels, numbers, scan.spacing[::-1], tolerance=tolerance)
+    reading = decoded.reading(case.sequences)
     apart = one_sided(predicted, decoded.mask.voxels, numbers)
-    return Scored(case.id, case.image, scores, one_sided=apart, known_spacing=spacing is not None)
+    return Scored(case.id, case.image, scores, one_sided=apart, known_spacing=spacing is not None, reading=reading)
 
 
 def subjects_of(sets: Sequence[ScanSet]) -> list[str]:

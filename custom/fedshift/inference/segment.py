@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 import numpy as np
 from torch import Tensor
 
-from fedshift.data.casefiles import known_spacing
+from fedshift.data.casefiles import known_spacing, readings_of
 from fedshift.data.scans import Scan
 from fedshift.data.series import is_dicom
 from fedshift.inference.masks import mask_path, volume_ml, write_mask
@@ -24,10 +24,11 @@ from fedshift.inference.plausible import (
     read_tags,
     without_spacing,
 )
-from fedshift.inference.sequences import case_of, read_case
+from fedshift.inference.sequences import case_of, read_case, read_sequences
 from fedshift.inference.slicewise import batches, probabilities, to_network, to_scan
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.fingerprint import ALL
+from fedshift.schema.reading import Reading
 from fedshift.tasks.evaluation.confidence import Confidence, confidence
 from fedshift.tasks.out_of_memory import prediction_out_of_memory
 from fedshift.tasks.precision import autocast
@@ -97,6 +98,8 @@ class Segmented:
     classes: Mapping[str, Found] = field(default_factory=dict)
     """What was found of each foreground class."""
     remarks: tuple[str, ...] = ()
+    reading: Mapping[str, Reading] = field(default_factory=dict)
+    """How each sequence was read, by its name."""
     error: str | None = None
 
     @property
@@ -332,7 +335,10 @@ def _segment_one(
 ) -> Segmented:
     """Segment a scan; ``written`` is filled in with each file before it is written."""
     classes = of.classes
-    scan, voxels = read_case(image, of.sequences, volume=volume)
+    scans = read_sequences(image, of.sequences, volume=volume)
+    reading = readings_of(scans, of.sequences)
+    scan, voxels = scans[0], np.stack([one.voxels for one in scans])
+    del scans
     spacing = known_spacing(scan, true=true_spacing)
     remarks = [*check_positions(image), *(scan.reading.remarks if is_dicom(image) else ())]
     if spacing is None:
@@ -362,7 +368,7 @@ def _segment_one(
         said = [f"{name} {found[name].volume_ml:.1f} ml" for name in classes]
         written["overlay"] = wanted["overlay"]
         draw(scan, mask, wanted["overlay"], title=image.name, classes=said, kind=of.kind)
-    return Segmented(image, dict(written), found, tuple(remarks))
+    return Segmented(image, dict(written), found, tuple(remarks), reading)
 
 
 def _found(where: np.ndarray, certainty: np.ndarray, scan: Scan) -> Found:

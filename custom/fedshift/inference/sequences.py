@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.data.casefiles import ORIGIN_TOLERANCE
-from fedshift.data.described import FILE
+from fedshift.data.description import FILE
 from fedshift.data.pairing import NUMBERED, UNNAMED, scan_files, visible
 from fedshift.data.scan_file import ScanError, as_compared, reading, suffix_of
 from fedshift.data.scan_folders import MASK
@@ -108,6 +108,16 @@ def files_of(image: Path, sequences: Sequence[str]) -> list[Path]:
 def read_case(image: Path, sequences: Sequence[str], *, volume: int | None = None) -> tuple[Scan, np.ndarray]:
     """The scan of a case's first sequence, and the voxels of all its sequences (S, z, y, x).
 
+    Raises:
+        ScanError: as for `read_sequences`.
+    """
+    scans = read_sequences(image, sequences, volume=volume)
+    return scans[0], np.stack([scan.voxels for scan in scans])
+
+
+def read_sequences(image: Path, sequences: Sequence[str], *, volume: int | None = None) -> list[Scan]:
+    """The scans of a case's sequences, on one grid.
+
     ``volume``: which one to take, from 1, of a file or series with several that are no sequences.
 
     Raises:
@@ -129,7 +139,7 @@ def read_case(image: Path, sequences: Sequence[str], *, volume: int | None = Non
         if differences:
             what = f"lies on another grid than {files[0]}: it differs in {differences}"
             raise ScanError(path, what, "resample it to that scan's grid")
-    return scans[0], np.stack([scan.voxels for scan in scans])
+    return scans
 
 
 def is_4d(image: Path) -> bool:

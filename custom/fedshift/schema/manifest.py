@@ -10,11 +10,12 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from fedshift.schema.errors import DataError
 from fedshift.schema.files import write_text
 from fedshift.schema.names import ClassName, few_names
+from fedshift.schema.reading import Reading
 from fedshift.schema.strict import Strict
 
 Split = Literal["train", "val", "test"]
@@ -41,6 +42,8 @@ class Case(Strict):
     ``sha256_*``: hash of the decoded voxels, so that the same content under another name or compression
     is recognised. ``shape`` is (slices, rows, columns), ``spacing`` millimetres in that order.
     ``array`` names the folder of cached arrays below the site, ``offset`` the case's first slice there.
+    ``reading``: how its files were read, under ``image`` or the names of the sequences, and ``mask``; it stays at the
+    site.
     """
 
     id: str
@@ -52,6 +55,11 @@ class Case(Strict):
     direction: tuple[float, ...]
     array: str
     offset: int
+    reading: dict[str, Reading] = {}
+
+    @model_serializer(mode="wrap")
+    def _what_is_there(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in write(self).items() if key != "reading" or value}
 
 
 def is_dummy_geometry(spacing: Sequence[float], direction: Sequence[float]) -> bool:

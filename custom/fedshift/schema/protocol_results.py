@@ -14,6 +14,7 @@ from fedshift.schema.errors import ConfigError
 from fedshift.schema.evaluation import Distribution, Evaluation, OneSided
 from fedshift.schema.files import write_text
 from fedshift.schema.names import ClassName
+from fedshift.schema.reading import Reading
 from fedshift.schema.results import DataRecord, JobRecord, Metrics
 from fedshift.schema.strict import first_fault
 
@@ -128,6 +129,7 @@ class LabelledScans(_Record):
         scores: of the mean over classes, and of each class if there are several.
         one_sided: classes that in some case one mask only has.
         one_sided_cases: case -> class -> which mask lacks it, of the cases that have such.
+        reading: case -> ``image`` or a sequence, and ``mask`` -> how the file was read.
     """
 
     FILE_NAME = "evaluation.json"
@@ -147,6 +149,7 @@ class LabelledScans(_Record):
     scores: dict[str, Distribution]
     one_sided: dict[ClassName, OneSided]
     one_sided_cases: dict[str, dict[ClassName, Literal["missed", "invented"]]]
+    reading: dict[str, dict[str, Reading]] = {}
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from fedshift.schema.strict import Strict
 
 
@@ -38,6 +42,10 @@ class Reading(Strict):
     """Which segments or structures became which class."""
     remarks: tuple[str, ...] = ()
     """What else was decided, a sentence each."""
+
+    @model_serializer(mode="wrap")
+    def _what_applies(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in write(self).items() if value}
 
 
 COMPUTED = Reading(format="computed")

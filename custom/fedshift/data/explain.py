@@ -1,0 +1,115 @@
+"""``check --explain``: how a file, a series or a mask is read, or why it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedshift.data.casefiles import CaseFiles, Finding, read_case, read_values
+from fedshift.data.dicom_masks import is_dicom_mask, structures_in
+from fedshift.data.scan_file import ScanError
+from fedshift.data.scan_folders import scans_in
+from fedshift.data.scans import Scan, read_volumes, volumes_in
+from fedshift.data.studies import pair_studies
+from fedshift.data.volume_file import unclear_positions
+from fedshift.schema.errors import DataError
+from fedshift.schema.manifest import FILE_NAME, read_manifest
+from fedshift.schema.names import few_names
+from fedshift.schema.reading import Reading
+
+LEVELS_UP = 3
+"""Folders above a DICOM mask in which its image is looked for."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """How one file was read: its record, what came out of it in words, and what is to be said of it."""
+
+    path: Path
+    reading: Reading | None = None
+    outcome: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+
+def explain(path: Path, mask: Path | None = None) -> Iterator[Explained]:
+    """Explain a scan or a mask, all scans of a folder, an image with its mask, or the cases of a prepared site.
+
+    Args:
+        path: the scan, as of `fedshift.data.scans.read_scan`; or a mask, a folder, or a prepared site.
+        mask: the mask of the scan at ``path``.
+
+    Raises:
+        DataError: a folder without scans, or a site's manifest that cannot be read.
+    """
+    if mask is not None:
+        yield from _case(path, mask)
+    elif (path / FILE_NAME).is_file():
+        yield from _site(path)
+    elif is_dicom_mask(path):
+        image = _image_of(path)
+        yield _without_image(path) if image is None else list(_case(image, path))[-1]
+    else:
+        for scan in scans_in([path]):
+            yield _scan(scan)
+
+
+def _scan(path: Path) -> Explained:
+    several = volumes_in(path)
+    try:
+        scan = read_volumes(path, [0])[0] if several > 1 else read_values(path)
+    except ScanError as error:
+        return Explained(path, findings=(Finding("error", error.path, error.what, error.mend),))
+    findings = [
+        Finding("warning", path, f"{unclear.what}, {unclear.used}", unclear.mend) for unclear in unclear_positions(path)
+    ]
+    return Explained(path, scan.reading, _outcome(scan), tuple(findings))
+
+
+def _case(image: Path, mask: Path) -> Iterator[Explained]:
+    """An image, and its mask on the image's grid; all that is wrong with them is said of the mask."""
+    yield (first := _scan(image))
+    if first.reading is None:
+        yield Explained(mask, findings=first.findings)
+        return
+    decoded, findings = read_case(CaseFiles(mask.stem, (image,), mask))
+    said = tuple(finding for finding in findings if finding not in first.findings)
+    if decoded is None:
+        yield Explained(mask, findings=said)
+    else:
+        yield Explained(mask, decoded.mask.reading, _outcome(decoded.mask), said)
+
+
+def _site(folder: Path) -> Iterator[Explained]:
+    """What the manifest has of each case."""
+    for case in read_manifest(folder).cases:
+        for name, reading in case.reading.items():
+            yield Explained(folder / f"{case.id} ({name})", reading)
+
+
+def _image_of(mask: Path) -> Path | None:
+    """The series that a DICOM mask was drawn on, in its folder or one above."""
+    for folder in list(mask.absolute().parents)[:LEVELS_UP]:
+        for case in pair_studies(folder, mask.parent).cases:
+            if case.mask.samefile(mask):
+                return case.image
+    return None
+
+
+def _without_image(mask: Path) -> Explained:
+    try:
+        said = f"has the structures {few_names(structures_in(mask))}"
+    except (ScanError, DataError) as error:
+        said = str(error)
+    mend = "name the image first, as in --explain IMAGE --masks MASK"
+    return Explained(mask, findings=(Finding("error", mask, f"{said}, and the image of it is not near", mend),))
+
+
+def _outcome(scan: Scan) -> dict[str, str]:
+    z, y, x = scan.voxels.shape
+    return {
+        "voxels": f"{x} x {y} x {z} (right-left, front-back, foot-head)",
+        "voxel size": f"{' x '.join(f'{size:.4g}' for size in scan.spacing)} mm",
+        "stored as": scan.stored,
+        "values": f"{scan.voxels.min():g} to {scan.voxels.max():g}",
+    }

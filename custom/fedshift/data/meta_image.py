@@ -1,0 +1,108 @@
+"""What a MetaImage header says besides what ITK takes from it: units of length, and intensities of other values.
+
+The format: https://itk.org/Wiki/ITK/MetaIO/Documentation. ITK reads ``DistanceUnits`` and leaves lengths as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import SimpleITK as sitk  # noqa: N813 - its customary name
+
+from fedshift.data import lengths
+from fedshift.data.file_header import FileHeader, Unclear
+from fedshift.data.scan_file import ScanError
+from fedshift.schema.reading import Reading
+
+MOST_LINE = 4096
+BYTES = {
+    "MET_CHAR": 1,
+    "MET_UCHAR": 1,
+    "MET_SHORT": 2,
+    "MET_USHORT": 2,
+    "MET_INT": 4,
+    "MET_UINT": 4,
+    "MET_FLOAT": 4,
+    "MET_LONG_LONG": 8,
+    "MET_ULONG_LONG": 8,
+    "MET_DOUBLE": 8,
+}
+"""Of a number, by its type; ``MET_LONG`` has 4 or 8."""
+_DIRECTION = ("transformmatrix", "rotation", "orientation")
+_OPPOSITE = str.maketrans("RLAPIS", "LRPASI")
+
+
+def is_meta_image(path: Path) -> bool:
+    """Whether a file is a MetaImage header by its name."""
+    return path.name.lower().endswith((".mha", ".mhd"))
+
+
+def fields(path: Path) -> tuple[dict[str, str], int] | None:
+    """The header, ``key = value`` up to the name of the data file or LOCAL, and its length; None if it is none."""
+    with path.open("rb") as file:
+        said: dict[str, str] = {}
+        while "ElementDataFile" not in said:
+            line = file.readline(MOST_LINE)
+            if not line or b"=" not in line:
+                return None
+            key, _, value = line.decode("latin-1").partition("=")
+            said[key.strip()] = value.strip()
+        return said, file.tell()
+
+
+def read_header(path: Path) -> FileHeader:
+    """What the header says.
+
+    Raises:
+        ScanError: lengths in a unit that is none, or values that are to be converted to intensities.
+    """
+    found = fields(path)
+    said = {key.lower(): value for key, value in found[0].items()} if found else {}
+    unit = said.get("distanceunits", "")
+    factor = lengths.in_mm(unit)
+    if factor is None:
+        mend = "write its header again, with lengths in mm"
+        raise ScanError(path, f"has lengths in {unit!r}, which is no unit of length that is known", mend)
+    slope = said.get("elementtointensityfunctionslope", "1")
+    offset = said.get("elementtointensityfunctionoffset", "0")
+    if not (_is(slope, 1) and _is(offset, 0)):
+        what = f"says that intensities are its values x {slope} + {offset}, which ITK does not compute"
+        raise ScanError(path, what, "save the intensities themselves, without ElementToIntensityFunction")
+    kind = said.get("elementtype", "").upper()
+    bits = None
+    if kind in BYTES:
+        form = "floating point" if kind in ("MET_FLOAT", "MET_DOUBLE") else "unsigned" if "_U" in kind else "signed"
+        bits = f"{8 * BYTES[kind]} bits, {form}"
+    direction = next((key for key in _DIRECTION if key in said), None)
+    return FileHeader(
+        Reading(
+            format="MetaImage",
+            bits=bits,
+            geometry="TransformMatrix and Offset" if direction else "ElementSpacing alone",
+            units=lengths.described([unit] * 3) if unit else None,
+        ),
+        to_mm=(factor,) * 3,
+        unclear=tuple(_unclear(path, said, direction)),
+    )
+
+
+def _unclear(path: Path, said: Mapping[str, str], direction: str | None) -> Iterator[Unclear]:
+    """An orientation in words that is not that of the matrix; either sense of the words may be meant."""
+    words = said.get("anatomicalorientation", "").upper()
+    if len(words) != 3 or not set(words) <= set("RLAPIS") or said.get("ndims") != "3":
+        return
+    matrix = tuple(map(float, said[direction].split())) if direction else (1.0, 0, 0, 0, 1, 0, 0, 0, 1)
+    # In the file the columns of ITK's matrix lie one after another.
+    rows = tuple(matrix[3 * column + row] for row in range(3) for column in range(3))
+    code = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(rows)
+    if code not in (words, words.translate(_OPPOSITE)):
+        mend = "look where the image and its mask lie in a viewer, and correct the one that is wrong"
+        yield Unclear(f"says {words} in its header, and its matrix {code}", "the matrix is used", mend)
+
+
+def _is(text: str, number: float) -> bool:
+    try:
+        return float(text) == number
+    except ValueError:
+        return False

@@ -1,0 +1,118 @@
+"""Scans in formats that are not read: which names are theirs, and what each is converted with.
+
+Nothing is guessed of such files: many have no voxel sizes or orientation, and the checks of `fedshift.data.integrity`
+do not know them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fedshift.data.scan_file import SUFFIXES
+from fedshift.schema.names import few_names
+
+DEEPEST = 5
+"""Levels of folders below the one that is named: patient, study, series, and some to spare."""
+_MRTRIX = "convert with MRtrix, `mrconvert IN OUT.nii.gz`"
+_NIBABEL = "convert with nibabel, `nib-convert IN OUT.nii.gz`"
+_AFNI = "convert with AFNI, `3dAFNItoNIFTI IN`"
+_PHILIPS = "convert with nibabel, `parrec2nii IN`"
+_SLICER = "open in 3D Slicer or ITK-SNAP, and save as NIfTI (.nii.gz)"
+_BARE = "an array has no voxel sizes and no orientation: save the scan itself as NIfTI (.nii.gz)"
+OTHER_FORMATS: dict[str, tuple[str, str]] = {
+    ".mif": ("MRtrix", _MRTRIX),
+    ".mif.gz": ("MRtrix", _MRTRIX),
+    ".mih": ("MRtrix", _MRTRIX),
+    ".mgh": ("FreeSurfer", _NIBABEL),
+    ".mgz": ("FreeSurfer", _NIBABEL),
+    ".mnc": ("MINC", _NIBABEL),
+    ".minc": ("MINC", _NIBABEL),
+    ".hdr": ("Analyze or a NIfTI pair", _NIBABEL),
+    ".hdr.gz": ("Analyze or a NIfTI pair", _NIBABEL),
+    ".img": ("Analyze or a NIfTI pair", _NIBABEL),
+    ".img.gz": ("Analyze or a NIfTI pair", _NIBABEL),
+    ".head": ("AFNI", _AFNI),
+    ".brik": ("AFNI", _AFNI),
+    ".brik.gz": ("AFNI", _AFNI),
+    ".par": ("Philips PAR/REC", _PHILIPS),
+    ".rec": ("Philips PAR/REC", _PHILIPS),
+    ".nhdr": ("NRRD in two files", _SLICER),
+    ".gipl": ("GIPL", _SLICER),
+    ".gipl.gz": ("GIPL", _SLICER),
+    ".vtk": ("VTK", _SLICER),
+    ".vti": ("VTK", _SLICER),
+    ".b2nd": ("nnU-Net's preprocessed array", "take the scans in nnUNet_raw"),
+    ".npy": ("NumPy", _BARE),
+    ".npz": ("NumPy", _BARE),
+    ".h5": ("HDF5", _BARE),
+    ".hdf5": ("HDF5", _BARE),
+    ".zarr": ("Zarr", _BARE),
+    ".tif": ("TIFF", _BARE),
+    ".tiff": ("TIFF", _BARE),
+}
+"""Suffix -> whose format it is, and how it is converted. ``.zarr`` is a folder."""
+_PACKED_OTHERWISE = ("a compression that is not read", "unpack, or save as .nii.gz")
+_PACKED = re.compile(
+    rf"({'|'.join(map(re.escape, [*SUFFIXES, *OTHER_FORMATS]))})\.(gz|bz2|zst|xz|lz4|z|zip|7z|rar|tar)$"
+)
+_HEADERS = {
+    ".img": (".hdr", ".mhd"),
+    ".img.gz": (".hdr", ".hdr.gz"),
+    ".brik": (".head",),
+    ".brik.gz": (".head",),
+    ".rec": (".par",),
+}
+"""Of a format in two files: the suffix of the voxels -> those of the header, which is named for both."""
+
+
+def other_format(path: Path) -> tuple[str, str] | None:
+    """Whose format a file is in by its name, if it is not read, and how to convert it; None for any other file."""
+    name = path.name.lower()
+    if name.endswith(SUFFIXES):
+        return None
+    suffix = max((suffix for suffix in OTHER_FORMATS if name.endswith(suffix)), key=len, default=None)
+    if suffix is not None:
+        return OTHER_FORMATS[suffix]
+    return _PACKED_OTHERWISE if _PACKED.search(name) else None
+
+
+def in_other_formats(entries: Iterable[Path]) -> list[Path]:
+    """The scans among entries that are passed over because of their format; a header stands for both of two files."""
+    there = {entry.with_name(entry.name.lower()): entry for entry in entries}
+    return [
+        entry
+        for lower, entry in there.items()
+        if other_format(entry) is not None
+        and entry.is_dir() == lower.name.endswith(".zarr")
+        and not any(
+            lower.with_name(lower.name.removesuffix(voxels) + header) in there
+            for voxels, headers in _HEADERS.items()
+            if lower.name.endswith(voxels)
+            for header in headers
+        )
+    ]
+
+
+def passed_over(folder: Path, levels: int = DEEPEST) -> Iterator[Path]:
+    """`in_other_formats` of a folder and of those below it, without hidden ones."""
+    try:
+        entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith((".", "__MACOSX")))
+    except PermissionError:  # whoever looks for scans there says so
+        return
+    yield from in_other_formats(entries)
+    for entry in entries:
+        if levels and entry.is_dir():
+            yield from passed_over(entry, levels - 1)
+
+
+def how_to_convert(files: Iterable[Path]) -> str:
+    """What to do with files of `in_other_formats`; with which of them, where there are several ways."""
+    names: dict[str, list[str]] = {}
+    for file in files:
+        if found := other_format(file):
+            names.setdefault(found[1], []).append(file.name)
+    if len(names) == 1:
+        return next(iter(names))
+    return "; ".join(f"{mend} ({few_names(these, most=3)})" for mend, these in names.items())

@@ -1,0 +1,399 @@
+"""NIfTI, NRRD and MetaImage files: what is read of them, converted, warned of and refused, by value."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import SimpleITK as sitk
+
+from fedshift.data.casefiles import odd_size
+from fedshift.data.scan_file import ScanError
+from fedshift.data.scans import read_scan, read_volumes, volumes_in
+from fedshift.data.volume_file import unclear_positions
+from fedshift.inference.masks import mask_path, volume_ml, write_mask
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+SIZES = (1.2, 0.8, 3.0)
+VALUES = np.arange(5 * 6 * 7, dtype=np.int16).reshape(5, 6, 7)  # x, y, z
+TURN = np.array([[0.8, -0.6, 0], [0.6, 0.8, 0], [0, 0, 1.0]])
+AFFINE = np.eye(4)
+AFFINE[:3, :3], AFFINE[:3, 3] = TURN * SIZES, (-20, 30, 40)
+
+
+def nifti(
+    path: Path,
+    *,
+    kind: type = nibabel.Nifti1Image,
+    values: np.ndarray = VALUES,
+    affine: np.ndarray = AFFINE,
+    units: int = 2,
+    qform: int = 1,
+    scaling: tuple[float, float] = (1, 0),
+) -> Path:
+    image = kind(values, affine)
+    image.header["xyzt_units"] = units
+    image.set_qform(affine, qform)
+    image.set_sform(affine, 1)
+    nibabel.save(image, path)
+    content = bytearray(path.read_bytes())
+    if path.name.endswith(".nii"):
+        place, form = (112, "<ff") if kind is nibabel.Nifti1Image else (176, "<dd")
+        struct.pack_into(form, content, place, *scaling)
+        path.write_bytes(content)
+    return path
+
+
+def nrrd(
+    path: Path, *fields: str, space: str = "left-posterior-superior", factors: tuple[float, ...] = (1, 1, 1)
+) -> Path:
+    """``factors``: what lengths along x, y and z of the world are written times."""
+    lines = ["NRRD0005", "type: short", "dimension: 3", "sizes: 5 6 7", "endian: little", "encoding: raw"]
+    if space:
+        axes = (np.diag(factors) @ (TURN * SIZES)).T
+        lines += [f"space: {space}", "space directions: " + " ".join(f"({x},{y},{z})" for x, y, z in axes)]
+        lines.append("space origin: ({},{},{})".format(*np.multiply(factors, (20, -30, 40))))
+    path.write_bytes("\n".join([*lines, *fields, "", ""]).encode() + VALUES.tobytes(order="F"))
+    return path
+
+
+def meta(path: Path, *fields: str, factor: float = 1) -> Path:
+    matrix = " ".join(map(str, TURN.T.ravel()))
+    lines = ["ObjectType = Image", "NDims = 3", "BinaryData = True", "BinaryDataByteOrderMSB = False"]
+    lines += [f"TransformMatrix = {matrix}", "Offset = {} {} {}".format(*np.multiply(factor, (20, -30, 40)))]
+    lines += ["ElementSpacing = {} {} {}".format(*np.multiply(factor, SIZES)), *fields]
+    lines += ["DimSize = 5 6 7", "ElementType = MET_SHORT", "ElementDataFile = LOCAL", ""]
+    path.write_bytes("\n".join(lines).encode() + VALUES.tobytes(order="F"))
+    return path
+
+
+def where(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Affine in ITK's world, mm, of the file's volume in RAS, and its values."""
+    scan = read_scan(path)
+    affine = np.eye(4)
+    affine[:3, :3] = np.reshape(scan.direction, (3, 3)) * np.array(scan.spacing)
+    affine[:3, 3] = scan.origin
+    return affine, scan.voxels
+
+
+@pytest.mark.parametrize(
+    ("write", "like", "said"),
+    [
+        pytest.param(
+            lambda f: nifti(f / "a.nii.gz"), nifti, {"format": "NIfTI-1", "bits": "16 bits, signed"},
+            marks=pytest.mark.reads("file: NIfTI-1, .nii and .nii.gz"),
+        ),
+        pytest.param(
+            lambda f: nifti(f / "a.nii.gz", kind=nibabel.Nifti2Image), nifti, {"format": "NIfTI-2"},
+            marks=pytest.mark.reads("file: NIfTI-2"),
+        ),
+        pytest.param(
+            lambda f: nifti(f / "a.nii", kind=nibabel.Nifti2Image, qform=0, units=1, affine=_times(0.001)), nifti,
+            {"format": "NIfTI-2", "units": "lengths in m, converted to mm", "geometry": "sform"}, id="NIfTI-2 in m",
+        ),
+        pytest.param(lambda f: nifti(f / "a.nii.zst"), nifti, {"format": "NIfTI-1"},
+        marks=pytest.mark.reads("file: .nii.zst")),
+        pytest.param(
+            lambda f: nifti(f / "a.nii.zst", kind=nibabel.Nifti2Image), nifti, {"format": "NIfTI-2"}, id="NIfTI-2, zst"
+        ),
+        pytest.param(
+            lambda f: nifti(f / "a.nii", units=3, affine=_times(1000)), nifti,
+            {"units": "lengths in micron, converted to mm"},
+            marks=pytest.mark.reads("file: NIfTI with lengths in m or micron"),
+        ),
+        pytest.param(
+            lambda f: nifti(f / "a.nii", units=0), nifti, {"units": "lengths without a unit, taken for mm"},
+            marks=pytest.mark.reads("file: NIfTI without a unit of length"),
+        ),
+        pytest.param(
+            lambda f: nifti(f / "a.nii", units=8 + 2), nifti, {"geometry": "qform and sform, which agree"},
+            id="mm and seconds",
+        ),
+        pytest.param(
+            lambda f: nrrd(f / "a.nrrd", 'space units: "um" "um" "um"', factors=(1000,) * 3), nrrd,
+            {"units": "lengths in um, converted to mm"}, marks=pytest.mark.reads("file: NRRD with space units"),
+        ),
+        pytest.param(
+            lambda f: nrrd(f / "a.nrrd", 'space units: "mm" "mm" "m"', factors=(1, 1, 0.001)), nrrd,
+            {"units": "lengths in mm, mm, m, converted to mm"}, id="units of single axes",
+        ),
+        pytest.param(
+            lambda f: nrrd(f / "a.nrrd", 'space units: "cm" "cm" "cm"', factors=(0.1,) * 3), nrrd,
+            {"format": "NRRD"}, id="cm",
+        ),
+        pytest.param(
+            lambda f: nrrd(f / "a.nrrd", 'space units: "" "" ""'), nrrd,
+            {"units": "lengths without a unit, taken for mm"}, id="no units",
+        ),
+        pytest.param(
+            lambda f: nrrd(f / "a.nrrd", space="right-anterior-superior", factors=(-1, -1, 1)), nrrd,
+            {"geometry": "space directions in right-anterior-superior"},
+            marks=pytest.mark.reads("file: NRRD in RAS, LAS or LPS"),
+        ),
+        pytest.param(
+            lambda f: meta(f / "a.mha", "DistanceUnits = um", factor=1000), meta,
+            {"format": "MetaImage", "units": "lengths in um, converted to mm"},
+            marks=pytest.mark.reads("file: MetaImage with DistanceUnits"),
+        ),
+        pytest.param(
+            lambda f: meta(f / "a.mha", "DistanceUnits = cm", factor=0.1), meta,
+            {"bits": "16 bits, signed"}, id="mha cm",
+        ),
+        pytest.param(lambda f: meta(f / "a.mha", "DistanceUnits = ?"), meta, {}, id="mha ?"),
+        pytest.param(lambda f: meta(f / "a.mha", "DistanceUnits = mm"), meta, {}, id="mha mm"),
+    ],
+)  # fmt: skip
+def test_voxels_and_places_are_those_of_the_same_scan_in_plain_mm(
+    write: Callable[[Path], Path], like: Callable[..., Path], said: dict[str, str], tmp_path: Path
+) -> None:
+    path = write(tmp_path)
+    suffix = {nifti: ".nii", nrrd: ".nrrd", meta: ".mha"}[like]  # type: ignore[index]
+    affine, values = where(path)
+    wanted, wanted_values = where(like(tmp_path / f"plain{suffix}"))
+    assert np.allclose(affine, wanted, rtol=1e-5, atol=1e-4) and np.array_equal(values, wanted_values)
+    reading = read_scan(path).reading.model_dump()
+    assert said.items() <= reading.items(), reading
+
+
+def _times(factor: float) -> np.ndarray:
+    return np.diag([factor, factor, factor, 1]) @ AFFINE
+
+
+def test_an_array_in_units_without_a_space(tmp_path: Path) -> None:
+    path = nrrd(tmp_path / "a.nrrd", "spacings: 0.12 0.08 0.3 ", 'units: "cm" "cm" "cm"', space="")
+    assert read_scan(path).spacing == pytest.approx(SIZES)
+
+
+@pytest.mark.parametrize("kind", [nibabel.Nifti1Image, nibabel.Nifti2Image])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.float32])
+@pytest.mark.parametrize(
+    ("scaling", "right", "rescale"),
+    [
+        pytest.param((0, -1024), (1, 0), None, marks=pytest.mark.reads("file: NIfTI with an scl_slope of 0 or NaN")),
+        pytest.param((np.nan, -1024), (1, 0), None),
+        pytest.param((0, 0), (1, 0), None),
+        pytest.param((0, np.nan), (1, 0), None),
+        pytest.param(
+            (1, -1024), (1, -1024), "x 1 - 1024", marks=pytest.mark.reads("file: NIfTI with scl_slope and scl_inter")
+        ),
+        pytest.param((-2, 5), (-2, 5), "x -2 + 5"),
+        pytest.param((0.5, 3), (0.5, 3), "x 0.5 + 3"),
+    ],
+)
+def test_intensities_are_scaled_as_the_standard_says(
+    kind: type,
+    dtype: type,
+    scaling: tuple[float, float],
+    right: tuple[float, float],
+    rescale: str | None,
+    tmp_path: Path,
+) -> None:
+    """… which is as nibabel, and an exported bundle with it, reads them."""
+    path = nifti(tmp_path / "a.nii", kind=kind, values=VALUES.astype(dtype), scaling=scaling)
+    plain = nifti(tmp_path / "b.nii", values=VALUES.astype(dtype))
+    scan = read_scan(path)
+    assert np.allclose(scan.voxels, read_scan(plain).voxels.astype(float) * right[0] + right[1])
+    assert np.allclose(np.sort(scan.voxels.ravel()), np.sort(np.ravel(nibabel.load(path).get_fdata())))
+    assert scan.reading.rescale == rescale
+    is_ignored = right == (1, 0) and scaling[1] == -1024
+    assert any("is not added" in remark for remark in scan.reading.remarks) == is_ignored
+
+
+REFUSED = [
+    pytest.param(
+        lambda f: nifti(f / "a.nii", scaling=(1, np.nan)), r"intercept that is not a number",
+        marks=pytest.mark.reads("file: NIfTI with an scl_inter that is not a number"),
+    ),
+    pytest.param(
+        lambda f: nrrd(f / "a.nrrd", 'space units: "mm" "mm" "furlong"'), r"lengths in 'furlong'",
+        marks=pytest.mark.reads("file: lengths in a unit that is not known, NRRD or MetaImage"),
+    ),
+    pytest.param(lambda f: meta(f / "a.mha", "DistanceUnits = furlong"), r"lengths in 'furlong'", id="mha furlong"),
+    pytest.param(
+        lambda f: nrrd(f / "a.nrrd", space="3D-left-handed"), r"left-handed space",
+        marks=pytest.mark.reads("file: NRRD with a left-handed space"),
+    ),
+    pytest.param(
+        lambda f: nrrd(f / "a.nrrd", "spacings: 1.2 0.8 NaN", space=""), r"axis without a voxel size",
+        marks=pytest.mark.reads("file: NRRD with an axis without a size"),
+    ),
+    pytest.param(
+        lambda f: meta(f / "a.mha", "ElementToIntensityFunctionSlope = 2"), r"intensities are its values x 2 \+ 0",
+        marks=pytest.mark.reads("file: MetaImage with an ElementToIntensityFunction"),
+    ),
+    pytest.param(
+        lambda f: nrrd(f / "a.nrrd", 'space units: "mm" "um" "mm"'), r"sheared coordinate system",
+        marks=pytest.mark.reads("file: axes without right angles"),
+    ),
+    pytest.param(
+        lambda f: _cut(nifti(f / "a.nii.zst"), 0.5), r"compressed data end too early",
+        marks=pytest.mark.reads("file: a truncated or damaged file"),
+    ),
+    pytest.param(lambda f: _cut(nifti(f / "a.nii"), 0.9), r"bytes are missing", id="cut"),
+    pytest.param(
+        lambda f: _cut(nifti(f / "a.nii", kind=nibabel.Nifti2Image), 0.9), r"bytes are missing", id="cut nii2"
+    ),
+    pytest.param(lambda f: _changed(nifti(f / "a.nii.zst")), r"compressed data are damaged", id="damaged zst"),
+    pytest.param(
+        lambda f: nifti(f / "a.nii.gz").rename(f / "b.nii.zst"), r"is compressed as \.gz: rename it to b\.nii\.gz",
+        marks=pytest.mark.reads("file: a name of another compression than the file's"),
+    ),
+    pytest.param(lambda f: nifti(f / "a.nii.zst").rename(f / "b.nii"), r"rename it to b\.nii\.zst", id="zst as nii"),
+    pytest.param(
+        lambda f: nifti(f / "a.nii").rename(f / "b.nii.zst"), r"not compressed: rename it to b\.nii", id="nii as zst"
+    ),
+    pytest.param(
+        lambda f: nifti(f / "a.nii", kind=nibabel.Nifti2Image, values=VALUES.astype(np.complex64)), r"complex voxels",
+        marks=pytest.mark.reads("file: complex or colour voxels"),
+    ),
+    pytest.param(lambda f: nifti(f / "a.nii.zst", values=_rgb()), r"3 values per voxel", id="colour, zst"),
+    pytest.param(
+        lambda f: nifti(f / "a.nii.zst", values=np.where(VALUES == 7, np.nan, VALUES).astype(np.float32)),
+        r"1 voxel\(s\) that are NaN",
+        marks=pytest.mark.reads("file: NaN or infinite voxels"),
+    ),
+    pytest.param(
+        lambda f: nifti(f / "a.nii", kind=nibabel.Nifti2Image, values=VALUES[..., :2]), r"has 2 slice\(s\)",
+        marks=pytest.mark.reads("file: fewer than three slices"),
+    ),
+    pytest.param(
+        lambda f: _without_size(nifti(f / "a.nii")), r"voxels of 0 x 0\.8 x 3 mm in its header \(pixdim\)",
+        marks=pytest.mark.reads("file: NIfTI with voxel sizes that are 0, negative or NaN, or a singular affine"),
+    ),
+    pytest.param(
+        lambda f: nifti(f / "a.nii", kind=nibabel.Nifti2Image, values=np.zeros((40000, 3, 3), np.uint8)),
+        r"more than 32,767 along an axis",
+        marks=pytest.mark.reads("file: more than 2^30 voxels, or 32,767 along an axis"),
+    ),
+    pytest.param(
+        lambda f: nifti(f / "a.nii", values=np.stack([VALUES, VALUES], -1)), r"is 4D",
+        marks=pytest.mark.reads("file: several volumes in one file, where nothing names them"),
+    ),
+    pytest.param(
+        lambda f: nifti(f / "a.nii").rename(f / "a.mif"), r"not read \(MRtrix\): convert with MRtrix",
+        marks=pytest.mark.reads("file: a format that is not read, by name"),
+    ),
+]  # fmt: skip
+
+
+def _rgb() -> np.ndarray:
+    return np.zeros(VALUES.shape, dtype=[("R", "u1"), ("G", "u1"), ("B", "u1")])
+
+
+def _without_size(path: Path) -> Path:
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<f", content, 80, 0)
+    path.write_bytes(content)
+    return path
+
+
+def _cut(path: Path, part: float) -> Path:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(part * len(content))])
+    return path
+
+
+def _changed(path: Path) -> Path:
+    """Compressed data with a checksum, and one byte of the last block of which is another."""
+    content = zstd.decompress(path.read_bytes())
+    packed = bytearray(zstd.compress(content, options={zstd.CompressionParameter.checksum_flag: 1}))
+    packed[-1] ^= 255
+    path.write_bytes(packed)
+    return path
+
+
+@pytest.mark.parametrize(("write", "words"), REFUSED)
+def test_what_cannot_be_read_right_is_refused_by_its_name(
+    write: Callable[[Path], Path], words: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path)
+    with pytest.raises(ScanError, match=words) as caught:
+        read_scan(path)
+    assert path.name in str(caught.value) and caught.value.mend
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        pytest.param(
+            lambda f: nifti(f / "a.nii", units=5), "unit that NIfTI does not have",
+            marks=pytest.mark.reads("file: NIfTI with a code of length that NIfTI does not have"),
+        ),
+        pytest.param(
+            lambda f: nrrd(f / "a.nrrd", space="scanner-xyz"), "space scanner-xyz",
+            marks=pytest.mark.reads("file: NRRD without axes of the patient"),
+        ),
+        pytest.param(lambda f: nrrd(f / "a.nrrd", "spacings: 1.2 0.8 3", space=""), "no orientation", id="no space"),
+        pytest.param(
+            lambda f: meta(f / "a.mha", "AnatomicalOrientation = LAS"), "says LAS in its header",
+            marks=pytest.mark.reads("file: MetaImage whose AnatomicalOrientation is not that of its matrix"),
+        ),
+        pytest.param(lambda f: meta(f / "a.mha", "AnatomicalOrientation = RAI"), None, id="the matrix's"),
+        pytest.param(lambda f: nrrd(f / "a.nrrd"), None, id="LPS"),
+        pytest.param(lambda f: nifti(f / "a.nii", units=3, affine=_times(1000)), None, id="agree in micron"),
+        pytest.param(lambda f: nifti(f / "a.nii.zst", kind=nibabel.Nifti2Image), None, id="agree in NIfTI-2"),
+    ],
+)  # fmt: skip
+def test_what_a_header_leaves_unclear_is_said(write: Callable[[Path], Path], words: str | None, tmp_path: Path) -> None:
+    path = write(tmp_path)
+    read_scan(path)
+    found = [unclear.what for unclear in unclear_positions(path)]
+    assert len(found) == (words is not None) and all(words in what for what in found if words), found
+
+
+@pytest.mark.reads("file: voxels of a size that no scanner has")
+def test_sizes_that_a_wrong_unit_makes(tmp_path: Path) -> None:
+    assert odd_size(read_scan(nifti(tmp_path / "a.nii"))) is None
+    assert "1.2e+03" in (odd_size(read_scan(nifti(tmp_path / "b.nii", units=1))) or "")
+    assert odd_size(read_scan(nrrd(tmp_path / "c.nrrd", 'space units: "um" "um" "um"'))) is not None
+
+
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz", ".nii.zst"])
+@pytest.mark.parametrize("kind", [nibabel.Nifti1Image, nibabel.Nifti2Image])
+@pytest.mark.reads("file: several volumes in one file, as sequences")
+def test_volumes_of_a_4d_file(kind: type, suffix: str, tmp_path: Path) -> None:
+    path = nifti(tmp_path / f"a{suffix}", kind=kind, values=np.stack([VALUES, VALUES + 1000, VALUES + 2000], -1))
+    assert volumes_in(path) == 3
+    first, last = read_volumes(path, [0, 2])
+    assert np.array_equal(last.voxels, first.voxels + 2000) and last.reading.volume == "3 of 3"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda f: nifti(f / "a.nii", kind=nibabel.Nifti2Image),
+        lambda f: nifti(f / "a.nii.zst"),
+        lambda f: nifti(f / "a.nii", units=3, affine=_times(1000)),
+        lambda f: nrrd(f / "a.nrrd", 'space units: "um" "um" "um"', factors=(1000,) * 3),
+        lambda f: meta(f / "a.mha", "DistanceUnits = um", factor=1000),
+    ],
+    ids=["NIfTI-2", "zst", "micron", "NRRD in um", "MetaImage in um"],
+)
+def test_a_mask_of_such_a_scan_lies_on_it(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    path = write(tmp_path)
+    scan = read_scan(path)
+    mask = (scan.voxels % 3 == 0).astype(np.uint8)
+    out = mask_path(path, tmp_path / "out")
+    out.parent.mkdir()
+    write_mask(mask, scan, out, source=path)
+    back = read_scan(out)
+    assert np.array_equal(back.voxels, mask) and back.spacing == pytest.approx(SIZES, rel=1e-5)
+    assert volume_ml(mask, scan) == pytest.approx(mask.sum() * np.prod(SIZES) / 1000, rel=1e-5)
+
+
+def test_a_compressed_name_is_of_one_file(tmp_path: Path) -> None:
+    path = nifti(tmp_path / "a.nii")
+    (tmp_path / "b.nii.gz").write_bytes(gzip.compress(path.read_bytes()))
+    (tmp_path / "c.nii.zst").write_bytes(zstd.compress(path.read_bytes()))
+    hashes = {read_scan(tmp_path / name).voxels.tobytes() for name in ("a.nii", "b.nii.gz", "c.nii.zst")}
+    assert len(hashes) == 1 and sitk.ReadImage(str(path)).GetSize() == VALUES.shape
