@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import shlex
 from collections.abc import Sequence
@@ -170,18 +169,18 @@ def _record(
 
 def _write(out: Path, scored: Sequence[Scored], record: LabelledScans) -> None:
     """Write a row for each case and class, and the record."""
+    from fedshift.schema.csv_text import CsvWriter
     from fedshift.schema.errors import ConfigError
 
     try:
         with (out / TABLE).open("w", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file)
-            rows.writerow(["case", "class", *COLUMNS, "one_sided", "error"])
+            table = CsvWriter(file, ["case", "class", *COLUMNS, "one_sided", "error"])
             for case in scored:
                 for name, of in case.scores.items():
                     values = (f"{of[score]:.6g}" for score in COLUMNS)
-                    rows.writerow([case.id, name, *values, case.one_sided.get(name, ""), ""])
+                    table.row([case.id, name, *values, case.one_sided.get(name, ""), ""])
                 if case.error is not None:
-                    rows.writerow([case.id, "", *("" for _ in COLUMNS), "", case.error])
+                    table.row([case.id, "", *("" for _ in COLUMNS), "", case.error])
         record.write(out)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written ({error.strerror}): name another folder with --out") from None

@@ -29,8 +29,6 @@ RECORD, PARTIAL_RECORD = "predictions.json", "predictions.partial.json"
 """The same for programs; written when the call ends."""
 Row = tuple[Mapping[str, object], Mapping[str, object]]
 """Of an image: its row in the table, and its entry in the record."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for the beginning of a formula."""
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -298,9 +296,11 @@ def _classify(opened: Opened, images: Sequence[Path], args: argparse.Namespace) 
 
 def _predicted_before(out: Path) -> set[Path]:
     """Images whose masks an unfinished call wrote into ``out``; repeating that call replaces them."""
+    from fedshift.schema.csv_text import path_of
+
     try:
         with (out / PARTIAL).open(newline="", encoding="utf-8") as file:
-            return {Path(row["file"]).resolve() for row in csv.DictReader(file) if not row["error"]}
+            return {path_of(row["file"]).resolve() for row in csv.DictReader(file) if not row["error"]}
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
         return set()
 
@@ -311,6 +311,7 @@ def _write_rows(rows: Iterator[Row], out: Path, *, n: int, about: Mapping[str, o
     Returns:
         1 if there was one; it is printed.
     """
+    from fedshift.schema.csv_text import CsvWriter
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.files import write_text
     from fedshift.schema.names import printable
@@ -325,11 +326,11 @@ def _write_rows(rows: Iterator[Row], out: Path, *, n: int, about: Mapping[str, o
         raise ConfigError(f"{partial} cannot be written ({error.strerror}): name another folder with --out") from None
     entries = []
     with opened as file:
-        writer = csv.DictWriter(file, list(first[0]), lineterminator="\n")
-        writer.writeheader()
+        columns = list(first[0])
+        writer = CsvWriter(file, columns)
         for row, entry in itertools.chain([first], rows):
             entries.append(entry)
-            writer.writerow({key: safe_cell(key, value) for key, value in row.items()})
+            writer.row(row[column] for column in columns)
             file.flush()
             if row["error"]:
                 failed += 1
@@ -344,10 +345,3 @@ def _write_rows(rows: Iterator[Row], out: Path, *, n: int, about: Mapping[str, o
     if failed:
         print(f"{failed} of {n} images failed: correct them and repeat the command into the same folder")
     return int(failed > 0)
-
-
-def safe_cell(column: str, value: object) -> object:
-    """A value that no spreadsheet takes for a formula; a path stays the path of the same file."""
-    if not str(value).startswith(FORMULA):
-        return value
-    return f"./{value}" if column == "file" else f"'{value}"
