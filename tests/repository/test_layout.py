@@ -85,6 +85,7 @@ ELSEWHERE = {
     "flare/start": "cli/test_run.py",
     "flare/survey/simulate": "flare/survey/test_job.py",
     "flare/survey/workflow": "flare/survey/test_job.py",
+    "inference/bundle_components": "inference/test_monai_bundle.py",
     "inference/bundle_config": "inference/test_monai_bundle.py",
     "inference/bundle_patches": "inference/test_patches.py",
     "inference/bundle_slices": "inference/test_bundle.py",
