@@ -39,7 +39,6 @@ ELSEWHERE = {
     "data/series": "data/test_scan_folders.py",
     "data/studies": "data/test_dicom_masks.py",
     "data/voxels": "data/test_resampled.py",
-    "data_prep/decode": "data_prep/test_pictures.py",
     "data_prep/lists": "data_prep/test_domainnet.py",
     "data_prep/phantom_anatomy": "data_prep/test_phantom.py",
     "data_prep/phantom_scanner": "data_prep/test_phantom.py",

@@ -125,6 +125,17 @@ def check_paths(args: argparse.Namespace) -> None:
             )
 
 
+def add_bits(parser: Any) -> None:
+    """``--bits``."""
+    parser.add_argument(
+        "--bits",
+        type=int,
+        choices=range(8, 17),
+        metavar="N",
+        help="of grey pictures of 16 bits: how many are used (default: 8, 10, 12, 14 or 16, by their largest value)",
+    )
+
+
 def make_folder(folder: Path) -> None:
     """Make the folder that ``--out`` names, before long work whose result goes there.
 

@@ -14,7 +14,7 @@ from typing import Any
 from rich.markup import escape
 
 from fedshift.cli import own, phantom
-from fedshift.cli.arguments import add_trust_voxels
+from fedshift.cli.arguments import add_bits, add_trust_voxels
 from fedshift.cli.parser import Parser
 from fedshift.cli.prepared import (
     add_out,
@@ -102,6 +102,7 @@ def _add_pictures(parser: Any) -> None:
         metavar="N,M",
         help="image sizes in pixels (default: those of the task and its protocols)",
     )
+    add_bits(parser)
     parser.add_argument("--skip-damaged", action="store_true", help="skip images that cannot be read, and count them")
 
 
@@ -137,7 +138,12 @@ def _prepare_pictures(args: argparse.Namespace) -> int:
     plan = args.plan(**_options(args))
     with progress(plan.total) as on_case:
         folders = write_pictures(
-            plan, args.out or default_root(), sizes=args.size, skip_damaged=args.skip_damaged, progress=on_case
+            plan,
+            args.out or default_root(),
+            sizes=args.size,
+            bits=args.bits,
+            skip_damaged=args.skip_damaged,
+            progress=on_case,
         )
     if len(folders) <= MAX_SITES_LISTED:
         for folder in folders:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli.arguments import make_folder
+from fedshift.cli.arguments import add_bits, make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def add_parsers(subparsers: Any) -> None:
     )
     parser.add_argument("--overlay", action="store_true", help="also a picture of every scan with the mask's outline")
     parser.add_argument("--force", action="store_true", help="replace what an earlier call wrote into the folder")
+    add_bits(parser)
     add_choice(parser)
     parser.set_defaults(func=run)
 
@@ -91,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
         images = first_files(scans_in(in_case_folders(images, opened.sequences)), opened.sequences)
         for line in which_is_which(images, opened.sequences):
             print(printable(line))
+        if args.bits is not None:
+            raise ConfigError(f"{args.model} segments scans, whose values are taken as they are: leave out --bits")
     rows = (_segment if opened.is_segmentation else _classify)(opened, images, args)
     return _write_rows(rows, args.out, n=len(images), about=_about(opened))
 
@@ -280,18 +283,23 @@ def _classify(opened: Opened, images: Sequence[Path], args: argparse.Namespace) 
         )
     if args.true_spacing:
         raise ConfigError(f"{model.path} classifies pictures, which have no voxel size: leave out --true-spacing")
-    ready = classify.ready_for(model, images, choice(args), device=args.device)
+    depth = classify.depth_of(images, args.bits)
+    ready = classify.ready_for(model, images, choice(args), depth=depth, device=args.device)
     print_statistics(ready)
     make_folder(args.out)
-    for done in classify.classify(model, ready, images):
+    for done in classify.classify(model, ready, images, depth=depth):
         row: dict[str, object] = {"file": done.image, "class": "", "probability": "", "statistics": ready.statistics}
         entry: dict[str, object] = {"file": str(done.image), "class": None, "probability": None}
         if done.error is None:
             entry |= {"class": done.label, "probability": round(done.probability, 4)}
             row |= {"class": done.label, "probability": f"{done.probability:.4f}"}
             print(printable(f"{done.image}: {done.label} ({done.probability:.0%})"))
+        if done.reading is not None:
+            entry["reading"] = done.reading.model_dump(exclude_defaults=True)
         entry |= {"statistics": ready.statistics, "error": done.error}
         yield row | {"error": done.error or ""}, entry
+    if depth.said is not None:
+        print(f"pictures: {depth.said} (--bits says otherwise)")
 
 
 def _predicted_before(out: Path) -> set[Path]:

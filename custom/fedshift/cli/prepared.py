@@ -43,7 +43,7 @@ def add_volumes(parser: Any) -> None:
 
 def print_site(folder: Path) -> None:
     """Print a prepared site's name, number of cases or images by split, and folder."""
-    from fedshift.schema.manifest import read_manifest
+    from fedshift.schema.manifest import DEPTH, read_manifest
 
     manifest = read_manifest(folder)
     counts = ", ".join(f"{len(manifest.by_split(split))} {split}" for split in ("train", "val", "test"))
@@ -63,6 +63,8 @@ def print_site(folder: Path) -> None:
     if manifest.counts is not None:
         totals = [sum(of_class[label] for of_class in manifest.counts.values()) for label in manifest.classes]
         details.append(f"{len(totals)} classes of {min(totals)} to {max(totals)} pictures")
+    if depth := manifest.preparation.get(DEPTH):
+        details.append(str(depth))
     if (folder / "montage.png").is_file():
         details.append(f"look at {folder / 'montage.png'}")
     if details:
