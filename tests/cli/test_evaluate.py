@@ -213,7 +213,7 @@ def test_a_class_that_one_mask_only_has_is_said_and_stored(tmp_path: Path, capsy
     assert evaluate(*words) == 0
     said = capsys.readouterr().out
     assert "prostate: 1 of 6 cases is in one mask only (1 missed by the model)" in said
-    assert "HD95 and ASD count as the volume's diagonal there" in said
+    assert "HD95 and ASD count as the volume's diagonal where it is missed" in said
     assert [row["one_sided"] for row in rows(tmp_path / "out")] == ["missed", *[""] * 5]
     assert summary_of(tmp_path)["one_sided"] == {"prostate": {"missed": 1, "invented": 0}}
     assert summary_of(tmp_path)["one_sided_cases"] == {"case0": {"prostate": "missed"}}

@@ -47,6 +47,15 @@ def add_trust_voxels(parser: Any) -> None:
     )
 
 
+def add_empty(parser: Any) -> None:
+    """``--empty``."""
+    parser.add_argument(
+        "--empty",
+        action="store_true",
+        help="take cases without the structure, whose masks are empty (default: as the task says, data.empty)",
+    )
+
+
 def add_memory(parser: Any) -> None:
     """``--ignore-memory``."""
     parser.add_argument(

@@ -14,7 +14,7 @@ from typing import Any
 from rich.markup import escape
 
 from fedshift.cli import own, phantom
-from fedshift.cli.arguments import add_bits, add_trust_voxels
+from fedshift.cli.arguments import add_bits, add_empty, add_trust_voxels
 from fedshift.cli.parser import Parser
 from fedshift.cli.prepared import (
     add_out,
@@ -91,6 +91,7 @@ def _add_parsers(subparsers: Any) -> None:
     look.add_argument("--task", metavar="TASK", help="the task, or its .yaml file, that names the masks' classes")
     own.add_meaning(look)
     add_trust_voxels(look)
+    add_empty(look)
     look.set_defaults(func=_check)
 
 
@@ -121,6 +122,7 @@ def _prepare_volumes(args: argparse.Namespace) -> int:
             args.out or default_root(),
             matrices=args.matrix,
             trust_voxels=args.trust_voxels,
+            empty=args.empty,
             skip_damaged=args.skip_damaged,
             progress=on_case,
         )
@@ -171,6 +173,7 @@ def _check(args: argparse.Namespace) -> int:
             codes=task.codes,
             wanted=task.sequences,
             trust_voxels=args.trust_voxels,
+            empty=args.empty or task.empty,
             progress=on_case,
             counts=counts,
             **own.meaning(args),

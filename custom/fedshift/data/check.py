@@ -19,6 +19,7 @@ from fedshift.data.casefiles import (
     Finding,
     ct_finding,
     dummy_finding,
+    empty_finding,
     is_dummy,
     lowest_of,
     name_fault,
@@ -37,6 +38,7 @@ from fedshift.data.scansets import gather, sequences_fault, spelled_as
 from fedshift.data.series import is_ct
 from fedshift.data.splits import subject_of
 from fedshift.schema.codes import ClassCodes
+from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, read_manifest
 
@@ -86,6 +88,7 @@ def check(
     sequences: Mapping[str, str] = MappingProxyType({}),
     wanted: Sequence[str] | None = None,
     trust_voxels: bool = False,
+    empty: bool = False,
     progress: Progress | None = None,
     counts: Counts | None = None,
 ) -> list[Finding]:
@@ -103,6 +106,7 @@ def check(
         sequences: name of a sequence -> its pattern, or "" (`fedshift.data.scansets.gather`).
         wanted: the sequences that the task takes, empty for one without a name; None if no task is named.
         trust_voxels: see `fedshift.data.casefiles.CaseFiles`.
+        empty: whether masks of scans that are not prepared yet may be empty, see `fedshift.schema.empty_masks`.
         progress: called with what is read next.
         counts: is filled in with how much there was to look at.
 
@@ -139,7 +143,11 @@ def check(
         what, _, mend = str(error).partition(": ")
         return [Finding("error", path, what, mend)]
     sets = [
-        replace(scans, cases=tuple(replace(case, trust_voxels=trust_voxels) for case in scans.cases)) for scans in sets
+        replace(
+            scans,
+            cases=tuple(replace(case, trust_voxels=trust_voxels, may_be_empty=empty) for case in scans.cases),
+        )
+        for scans in sets
     ]
     counts.sites, counts.samples = len(sets), sum(len(scans.cases) for scans in sets)
     of_set = [
@@ -214,6 +222,7 @@ def _check_set(
         yield scans.unusable_labels
     dummies = said = 0
     lowest: list[float] = []
+    without: list[str] = []
     holders: dict[int, list[Path]] = {}
     for case in scans.cases:
         tell(f"{scans.name} {case.id}")
@@ -225,6 +234,7 @@ def _check_set(
             dummies += is_dummy(decoded.image)
             lowest.append(lowest_of(decoded))
             said += is_ct(case.image)
+            without += [] if decoded.mask.voxels.any() else [case.id]
             for value in np.unique(decoded.mask.voxels).tolist():
                 holders.setdefault(value, []).append(case.mask)
             yield from _twice(case, decoded, None, seen, "")
@@ -235,6 +245,7 @@ def _check_set(
         yield from unnamed
     else:
         yield from not_outlined(scans.folder, labels.classes, labels.annotated, holders)
+    yield from empty_finding(scans.folder, without, len(scans.cases))
     yield from dummy_finding(scans.folder, dummies, len(scans.cases))
     yield from ct_finding(scans.folder, lowest, said, scans.sequences)
 
@@ -309,6 +320,7 @@ def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iter
     caches = {found.folder: found for found in opened if isinstance(found, _Cache)}
     dummies = 0
     lowest: list[float] = []
+    without: list[str] = []
     indices: set[int] = set()
     labels = Labels.of_classes(manifest.classes, manifest.annotated)
     for case in manifest.cases:
@@ -319,6 +331,7 @@ def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iter
         if decoded is not None:
             dummies += is_dummy(decoded.image)
             lowest.append(lowest_of(decoded))
+            without += [] if decoded.mask.voxels.any() else [case.id]
             indices.update(np.unique(decoded.mask.voxels).tolist())
             changed = list(_fits_manifest(files, decoded, case))
             yield from changed
@@ -332,6 +345,7 @@ def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iter
     yield from _not_listed(site, manifest)
     yield from _divided(site, manifest)
     yield from empty_splits(site, manifest)
+    yield from empty_finding(site, without, len(manifest.cases))
     yield from dummy_finding(site, 0 if manifest.has_true_spacing else dummies, len(manifest.cases))
     yield from ct_finding(site, lowest, 0, manifest.sequences)
 
@@ -413,7 +427,14 @@ def prepared_files(site: Path, manifest: Manifest, case: Case, labels: Labels | 
     """The files of a prepared case, whose masks hold the indices of classes."""
     files = image_files(site, manifest, case.id)
     meant = labels or Labels.of_classes(manifest.classes, manifest.annotated)
-    return CaseFiles(case.id, files, mask_file(site, case.id), sequences=manifest.sequences, labels=meant)
+    return CaseFiles(
+        case.id,
+        files,
+        mask_file(site, case.id),
+        sequences=manifest.sequences,
+        labels=meant,
+        may_be_empty=bool(manifest.preparation.get(WITHOUT_STRUCTURE)),
+    )
 
 
 def _fits_manifest(files: CaseFiles, decoded: Decoded, case: Case) -> Iterator[Finding]:
@@ -448,7 +469,7 @@ def _twice(files: CaseFiles, decoded: Decoded, split: str | None, seen: _Seen, d
             doubled = True
         seen.images.setdefault(sha, (files.id, files.image.parent, split))
     sha_mask = f"{dataset} {content_hash(decoded.mask.voxels)}"
-    if not doubled:
+    if not doubled and decoded.mask.voxels.any():
         if sha_mask in seen.masks:
             other, where, _ = seen.masks[sha_mask]
             yield Finding("warning", files.mask, f"is also the mask of case {other} in {where}", "see which is right")
