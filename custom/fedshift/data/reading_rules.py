@@ -31,7 +31,14 @@ FILES: tuple[Rule, ...] = ()
 """NIfTI, NRRD, MetaImage and formats that are not read."""
 LISTS: tuple[Rule, ...] = ()
 """How images and masks are put together: names, patterns, dataset.json."""
-MASKS: tuple[Rule, ...] = ()
+MASKS: tuple[Rule, ...] = (
+    Rule("no voxel of any class", "refused", "draw the structure or leave the case out, or say that it may be missing"),
+    Rule(
+        "no voxel of any class, where the task has data.empty, is of lesions, or with --empty",
+        "warned of",
+        "taken as a case without the structure; Dice is over the others, false positives in ml are over these",
+    ),
+)
 """What holds for masks of every format."""
 PICTURES: tuple[Rule, ...] = (
     Rule("colour or grey of 8 bits", "read", "as it is"),
