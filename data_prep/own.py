@@ -23,6 +23,7 @@ from fedshift.data.scan_file import same_form
 from fedshift.data.scans import read_volumes
 from fedshift.data.scansets import gather, sequences_fault, spelled_as
 from fedshift.schema.codes import ClassCodes
+from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.manifest import FILE_NAME, TRUE_SPACING, Manifest, read_manifest
 from fedshift.schema.strict import nearest
@@ -30,7 +31,7 @@ from fedshift.schema.strict import nearest
 log = logging.getLogger(__name__)
 
 LICENCE = "property of the site, not for redistribution"
-_SAME_FOR_ALL = ("source", "orientation", "intensity", "labels", "split_rule", LEFT_OUT)
+_SAME_FOR_ALL = ("source", "orientation", "intensity", "labels", "split_rule", LEFT_OUT, WITHOUT_STRUCTURE)
 
 
 def prepare_own(
@@ -55,6 +56,7 @@ def prepare_own(
     trust_voxels: bool = False,
     interpolate: bool = False,
     true_spacing: bool = False,
+    empty: bool = False,
     skip_damaged: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Path:
@@ -87,6 +89,7 @@ def prepare_own(
         trust_voxels: use the first image's geometry for files whose header differs but whose voxel count matches.
         interpolate: fill slices between two contours of a structure set (`fedshift.data.contour_planes`).
         true_spacing: voxels of 1 x 1 x 1 mm are no placeholder.
+        empty: whether masks may be empty, see `fedshift.schema.empty_masks`.
         skip_damaged: leave out cases with an error.
         progress: called with the id of each case before it is read.
 
@@ -109,7 +112,7 @@ def prepare_own(
     for finding in numbers_of_structures(found, labels) if found else ():
         log.warning("%s", finding.sentence())
     given = [
-        replace(case, labels=meant, trust_voxels=trust_voxels, interpolate=interpolate)
+        replace(case, labels=meant, trust_voxels=trust_voxels, interpolate=interpolate, may_be_empty=empty)
         for case in (found.cases if found else ())
     ]
     _refuse_withdrawals(withdraw, known=list(known), given=given, target=target, images=images or source)

@@ -23,10 +23,11 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from data_prep.decode import picture_sha256, resize_picture
+from data_prep.depth import DeepPicture, Depth
 from data_prep.replace_folder import replace_folder
 from fedshift.data.blocks import write_hashes
 from fedshift.schema.errors import DataError
-from fedshift.schema.manifest import FILE_NAME, Manifest, Picture, Split, count
+from fedshift.schema.manifest import DEPTH, FILE_NAME, Manifest, Picture, Split, count
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Source:
 
     id: str
     label: str
-    read: Callable[[], Image.Image]
+    read: Callable[[], Image.Image | DeepPicture]
 
 
 Found = dict[str, list[Source]]
@@ -103,6 +104,7 @@ def write_pictures(
     root: Path,
     *,
     sizes: Sequence[int] | None = None,
+    bits: int | None = None,
     skip_damaged: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> list[Path]:
@@ -114,6 +116,7 @@ def write_pictures(
         plan: the pictures; if several sites have the same picture, the first site in the plan's order keeps it.
         root: where the site folders go.
         sizes: sides in pixels, each cached as ``arrays/<size>/``; default the plan's.
+        bits: that grey pictures of 16 bits use; by default those of each site's largest value (`Depth`).
         skip_damaged: leave out pictures that cannot be read, with a warning for each; the manifest counts them.
         progress: called with site and picture name before each picture is read.
 
@@ -137,7 +140,10 @@ def write_pictures(
             beside = finished.enter_context(replace_folder(target))
             tell = (lambda name, site=site: progress(f"{site} {name}")) if progress else None
             others = () if dealing.keep_copies else before
-            cache, unreadable = _cache(sources, beside, of, sizes=sizes, others=others, damaged=damaged, tell=tell)
+            depth = Depth([source.read for source in sources], given=bits)
+            cache, unreadable = _cache(
+                sources, beside, of, sizes=sizes, depth=depth, others=others, damaged=damaged, tell=tell
+            )
             if errors:
                 continue  # keep reading so that the error names all damaged pictures
             split_of = dealing.deal(site, cache)
@@ -160,6 +166,7 @@ def write_pictures(
                     "pixels": f"upright 8-bit {'RGB' if of.channels == 3 else 'grey'}, resized to a square: bilinear, "
                     "antialiased",
                     "sizes": sorted(set(sizes)),
+                    **({} if depth.said is None else {DEPTH: depth.said}),
                     "split_rule": dealing.rule,
                     **dealing.notes,
                     **notes,
@@ -265,6 +272,7 @@ def _cache(
     of: PictureSet,
     *,
     sizes: Sequence[int],
+    depth: Depth,
     others: Container[str],
     damaged: Callable[[str], None],
     tell: Callable[[str], None] | None,
@@ -289,12 +297,13 @@ def _cache(
             if tell:
                 tell(source.id)
             try:
-                picture = source.read().convert("RGB" if of.channels == 3 else "L")
+                stored = source.read()
+                picture = depth.shown(stored).convert("RGB" if of.channels == 3 else "L")
             except DataError as error:
                 damaged(str(error))
                 unreadable += 1
                 continue
-            sha = picture_sha256(picture)
+            sha = picture_sha256(stored if isinstance(stored, DeepPicture) else picture)
             if sha in others:
                 continue
             kept.append((source, sha))

@@ -96,7 +96,12 @@ def turn(picture: Image.Image, angle: float) -> Image.Image:
 
 
 def _turned(picture: Source, angle: float) -> Source:
-    return replace(picture, read=lambda: turn(picture.read(), angle))
+    def read() -> Image.Image:
+        upright = picture.read()
+        assert isinstance(upright, Image.Image)  # MNIST has 8 bits
+        return turn(upright, angle)
+
+    return replace(picture, read=read)
 
 
 def _deal(site: str, pictures: Hashed, *, held_out: str) -> Mapping[str, Split]:

@@ -21,6 +21,7 @@ from typing import IO, Protocol, Self
 from PIL import Image
 
 from data_prep.decode import decode_picture, read_picture
+from data_prep.depth import DeepPicture
 from data_prep.pictures import Found, PictureSet, Source
 from data_prep.reading import names_in, read_file, reason, unreadable
 from fedshift.schema.errors import DataError
@@ -57,7 +58,7 @@ class Place(Protocol):
         """Open a file; raises DataError if it cannot be read."""
         ...
 
-    def picture(self, name: str) -> Image.Image:
+    def picture(self, name: str) -> Image.Image | DeepPicture:
         """Read and decode a picture; raises DataError if that fails."""
         ...
 
@@ -83,7 +84,7 @@ class _DiskFolder:
     def open(self, name: str) -> IO[bytes]:
         return io.BytesIO(read_file(self.path / name))
 
-    def picture(self, name: str) -> Image.Image:
+    def picture(self, name: str) -> Image.Image | DeepPicture:
         return read_picture(self.path / name)
 
     def _names(self, kind: Callable[[Path], bool]) -> list[str]:
@@ -125,7 +126,7 @@ class _ZipFolder:
     def open(self, name: str) -> IO[bytes]:
         return io.BytesIO(self._archive.read(self._archive.files[self._inside][name]))
 
-    def picture(self, name: str) -> Image.Image:
+    def picture(self, name: str) -> Image.Image | DeepPicture:
         return decode_picture(self.open(name), f"{self}/{name}")
 
 

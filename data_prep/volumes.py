@@ -32,6 +32,7 @@ from fedshift.data.casefiles import (
     Finding,
     ct_finding,
     dummy_finding,
+    empty_finding,
     is_dummy,
     lowest_of,
     name_fault,
@@ -45,6 +46,7 @@ from fedshift.data.scan_file import as_compared
 from fedshift.data.scans import ORIENTATION, content_hash, write_scan
 from fedshift.data.series import is_ct
 from fedshift.data.splits import subject_of
+from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, Split, read_manifest
 from fedshift.schema.reading import Reading
@@ -98,6 +100,7 @@ def write_volumes(
     *,
     matrices: Sequence[int] = (),
     trust_voxels: bool = False,
+    empty: bool = False,
     skip_damaged: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> list[Path]:
@@ -118,6 +121,7 @@ def write_volumes(
                 together,
                 matrices=matrices,
                 trust_voxels=trust_voxels,
+                empty=empty,
                 skip_damaged=skip_damaged,
                 progress=progress,
             )
@@ -133,6 +137,7 @@ def _write_planned(
     *,
     matrices: Sequence[int],
     trust_voxels: bool,
+    empty: bool,
     skip_damaged: bool,
     progress: Callable[[str], None] | None,
 ) -> Path:
@@ -142,7 +147,7 @@ def _write_planned(
             f"{target} has own scans among its cases, which would be lost: give another --out, or delete it"
         )
     return write_site(
-        [replace(case, labels=plan.labels, trust_voxels=trust_voxels) for case in site.cases],
+        [replace(case, labels=plan.labels, trust_voxels=trust_voxels, may_be_empty=empty) for case in site.cases],
         root,
         dataset=plan.dataset,
         site=site.site,
@@ -247,6 +252,8 @@ def write_site(
         aside = len(cases) - len(writer.entries) + len(unpaired)
         if aside:
             said[LEFT_OUT] = aside
+        if writer.without:
+            said[WITHOUT_STRUCTURE] = len(writer.without)
         split_of = deal_splits([case.id for case in writer.entries], dataset=dataset, site=site, fixed=splits or {})
         manifest = Manifest(
             schema=1,
@@ -315,6 +322,7 @@ class _Writer:
         dummies: cases whose header is a placeholder.
         lowest: the lowest intensity of each case.
         said_ct: how many cases are CT by their DICOM files.
+        without: ids of cases whose masks are rightly empty.
         lost: cases that the site has already, and whose files cannot be used now.
     """
 
@@ -336,6 +344,7 @@ class _Writer:
         self.dummies = 0
         self.lowest: list[float] = []
         self.said_ct = 0
+        self.without: list[str] = []
         self.lost: list[str] = []
         self._seen: dict[str, str] = {}
         self._offset = 0
@@ -391,6 +400,7 @@ class _Writer:
         self.dummies += is_dummy(decoded.image)
         self.lowest.append(lowest_of(decoded))
         self.said_ct += is_ct(case.image)
+        self.without += [] if decoded.mask.voxels.any() else [case.id]
         self.indices.update(np.flatnonzero(np.bincount(decoded.mask.voxels.ravel())).tolist())
 
     def _reading(self, case: CaseFiles, decoded: Decoded) -> dict[str, Reading]:
@@ -420,6 +430,7 @@ def _warn(
     of_site = [
         *dummy_finding(cases[0].image.parent, dummies, len(cases)),
         *not_outlined(cases[0].mask.parent, manifest.classes, manifest.annotated, writer.indices),
+        *empty_finding(cases[0].mask.parent, writer.without, len(cases)),
         *ct_finding(cases[0].image.parent, writer.lowest, writer.said_ct, manifest.sequences),
         *empty_splits(target, manifest),
     ]

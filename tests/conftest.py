@@ -131,8 +131,12 @@ def make_site(
     matrix: int = 32,
     gain: float = 1.0,
     offset: float = 0.0,
+    empty: Sequence[int] = (),
 ) -> Path:
-    """A prepared site of bright blobs on noise, its arrays written straight; shifted by gain and offset."""
+    """A prepared site of bright blobs on noise, its arrays written straight; shifted by gain and offset.
+
+    The cases numbered in ``empty`` have no blob.
+    """
     rng = np.random.default_rng([seed, sum(site.encode())])
     folder = root / "prostate" / site
     y, x = np.mgrid[:matrix, :matrix]
@@ -142,7 +146,7 @@ def make_site(
         centre = rng.uniform(0.35, 0.65, 2) * matrix
         for z in range(depth):
             radius = matrix * 0.22 * np.sin(np.pi * (z + 0.01) / (depth - 1)) * rng.uniform(0.9, 1.1)
-            mask = ((y - centre[0]) ** 2 + (x - centre[1]) ** 2 < radius**2).astype(np.uint8)
+            mask = ((y - centre[0]) ** 2 + (x - centre[1]) ** 2 < radius**2 * (number not in empty)).astype(np.uint8)
             image = 60 + 80 * mask + rng.normal(0, 12, mask.shape)
             images.append(np.clip(gain * image + offset, 0, 255).astype(np.uint8))
             labels.append(mask)

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from data_prep.depth import Depth
 from data_prep.domainnet import DOMAINNET
 from data_prep.office_caltech import LISTS, OFFICE_CALTECH
 from data_prep.officehome import OFFICEHOME
-from data_prep.pictures import PictureSet
+from data_prep.pictures import PictureSet, Source
 
 TREE = PictureSet(
     dataset="things",
@@ -34,6 +35,12 @@ def pixels(seed: int, *, rows: int = 20, columns: int = 24, channels: int = 3) -
         Image.fromarray(coarse[..., k]).resize((columns, rows), Image.Resampling.BICUBIC) for k in range(channels)
     ]
     return np.stack([np.asarray(layer) for layer in layers], axis=-1)
+
+
+def shown(pictures: Sequence[Source]) -> list[Image.Image]:
+    """Pictures of a site as they are cached, before they are resized."""
+    depth = Depth([picture.read for picture in pictures])
+    return [depth.shown(picture.read()) for picture in pictures]
 
 
 def write_picture(path: Path, seed: int) -> Path:

@@ -11,6 +11,7 @@ import SimpleITK as sitk
 
 from fedshift.data.prepared import FOLDER, image_files, mask_file
 from fedshift.federation.resolve import resolve
+from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import Manifest
 
@@ -68,6 +69,7 @@ def make_volume_site(
     spacing: tuple[float, float, float] = (2.0, 1.0, 1.0),
     sequences: Sequence[str] = (),
     annotated: Sequence[str] | None = None,
+    empty: Sequence[int] = (),
     gain: float = 1.0,
     offset: float = 0.0,
     seed: int = 0,
@@ -75,7 +77,7 @@ def make_volume_site(
     """Two bright ellipsoids, one brighter than the other, on noise; ``shape`` and ``spacing`` along z, y, x.
 
     Without ``ids`` a case is named by its number. Each sequence has another contrast. Classes that are not
-    ``annotated`` are missing from the masks.
+    ``annotated`` are missing from the masks. The cases numbered in ``empty`` show nothing but noise, and have no mask.
     """
     folder = root / "blobs" / site
     (folder / FOLDER).mkdir(parents=True)
@@ -84,7 +86,7 @@ def make_volume_site(
     records = []
     manifest = Manifest.model_construct(sequences=tuple(sequences))
     for number in range(cases):
-        labels = ellipsoids(shape, rng)
+        labels = ellipsoids(shape, rng) * (number not in empty)
         case = ids[number] if ids else f"case{number:02d}"
         made = []
         for k, path in enumerate(image_files(folder, manifest, case)):
@@ -113,7 +115,7 @@ def make_volume_site(
         "dataset": "blobs",
         "site": site,
         "kind": "phantom",
-        "preparation": {"source": "made by the tests"},
+        "preparation": {"source": "made by the tests", **({WITHOUT_STRUCTURE: len(empty)} if empty else {})},
         "classes": CLASSES,
         "cases": records,
         "licence": "Apache-2.0",

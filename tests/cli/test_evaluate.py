@@ -226,7 +226,7 @@ def test_a_class_that_one_mask_only_has_is_said_and_stored(tmp_path: Path, capsy
     assert evaluate(*words) == 0
     said = capsys.readouterr().out
     assert "prostate: 1 of 6 cases is in one mask only (1 missed by the model)" in said
-    assert "HD95 and ASD count as the volume's diagonal there" in said
+    assert "HD95 and ASD count as the volume's diagonal where it is missed" in said
     assert [row["one_sided"] for row in rows(tmp_path / "out")] == ["missed", *[""] * 5]
     assert summary_of(tmp_path)["one_sided"] == {"prostate": {"missed": 1, "invented": 0}}
     assert summary_of(tmp_path)["one_sided_cases"] == {"case0": {"prostate": "missed"}}
@@ -324,3 +324,44 @@ def test_what_is_there_is_replaced_with_force_only(balls: Path, capsys: pytest.C
     assert evaluate(*words) == 2
     assert "already exists" in capsys.readouterr().err
     assert evaluate(*words, "--force") == 0
+
+
+def test_cases_without_the_structure_have_false_positives_and_no_dice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = many(tmp_path, [f"case{number}.nii.gz" for number in range(6)])
+    dark = np.zeros((13, 180, 200), np.uint8)
+    dark[0, 0, 0] = 200  # one bright voxel, which the network's grid averages away
+    sitk.WriteImage(sitk.GetImageFromArray(dark), str(tmp_path / "images" / "case0.nii.gz"))
+    for case, grid in (("case0", sitk.GetImageFromArray(dark)), ("case1", None)):
+        mask = tmp_path / "masks" / f"{case}.nii.gz"
+        stored = sitk.ReadImage(str(mask)) if grid is None else grid
+        volume = float(sitk.GetArrayFromImage(stored).sum() * np.prod(stored.GetSpacing()) / 1000)
+        sitk.WriteImage(sitk.Cast(stored * 0, sitk.sitkUInt8), str(mask))
+    assert evaluate(*words) == 1 and "2 of 6 cases could not be scored" in capsys.readouterr().out
+    assert evaluate(*words, "--force", "--empty") == 0
+    said = capsys.readouterr().out
+    assert "case0: no prostate, 0.00 ml found" in said and "prostate: 2 cases without it, false positives in 1" in said
+    table = rows(tmp_path / "out")
+    assert [row["dice"] == "" for row in table] == [True, True, *[False] * 4]
+    assert [row["false_positives"] == "" for row in table] == [False, False, *[True] * 4]
+    assert float(table[0]["false_positives"]) == 0
+    assert float(table[1]["false_positives"]) == pytest.approx(volume, rel=0.1), "the ball, which nobody has drawn"
+    record = LabelledScans.read(tmp_path / "out")
+    assert record.lacking == {"prostate": ["case0", "case1"]}
+    assert record.scores["dice"].n == 4 and record.scores["false_positives"].n == 2
+    assert record.cases_of("dice") == [f"case{number}" for number in range(2, 6)]
+    assert record.cases_of("false_positives") == ["case0", "case1"]
+    assert main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "over 4 of 6 cases" in page and "2 cases without it, false positives in 1 of them" in page
+
+
+def test_scans_that_all_lack_the_structure_are_scored_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = many(tmp_path, ["case0.nii.gz", "case1.nii.gz"])
+    for mask in (tmp_path / "masks").iterdir():
+        sitk.WriteImage(sitk.ReadImage(str(mask)) * 0, str(mask))
+    assert evaluate(*words, "--empty") == 0
+    assert LabelledScans.read(tmp_path / "out").scores.keys() == {"false_positives"}
+    assert main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "page.html")]) == 0
+    assert "There is no Dice: none of 2 cases has prostate." in (tmp_path / "page.html").read_text(encoding="utf-8")

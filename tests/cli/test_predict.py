@@ -332,10 +332,10 @@ def test_a_name_that_is_no_text_is_refused_and_ends_nothing(tmp_path: Path, caps
 def test_a_grey_classifier_takes_pictures_in_colour(tmp_path: Path) -> None:
     from inference.conftest import save_model
 
-    from fedshift.inference.classify import read_input
+    from fedshift.inference.classify import depth_of, read_input
 
     job = small_image_job("fedavg", "data.channels=1", sites=("A", "B"))
     model = open_model(save_model(tmp_path / "model.pt", job))
     Image.new("RGB", (40, 30), (100, 100, 100)).save(tmp_path / "grey.jpg")
-    x = read_input(tmp_path / "grey.jpg", model)
+    x, _ = read_input(tmp_path / "grey.jpg", model, depth_of([]))
     assert x.shape == (1, 16, 16) and float(x.mean()) == pytest.approx(100 / 255, abs=0.01)

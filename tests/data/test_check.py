@@ -23,7 +23,7 @@ from data_prep.own import prepare_own
 from data_prep.prostate import GLAND
 from data_prep.prostate import plan_volumes as plan_prostate
 from data_prep.volumes import CaseFiles, write_site, write_volumes
-from fedshift.cli import data
+from fedshift.cli import data, main
 from fedshift.data.blocks import write_hashes
 from fedshift.data.casefiles import Finding
 from fedshift.data.check import check
@@ -899,3 +899,52 @@ def test_a_name_that_cannot_be_a_file_is_found_before_preparation(scans: Path, t
             dataset="x",
             labels={"prostate": (1,)},
         )
+
+
+LESIONS = """name: lesions
+kind: segmentation
+dataset: lesions
+sites: [HK]
+classes: [background, lesion]
+codes:
+  lesion: {category: [49755003, SCT, Morphologically Abnormal Structure], type: [52988006, SCT, Lesion]}
+"""
+
+
+@pytest.mark.reads("mask: no voxel of any class")
+@pytest.mark.reads("mask: no voxel of any class, where the task has data.empty, is of lesions, or with --empty")
+@pytest.mark.parametrize(
+    ("labels", "value"), [({}, 0), ({"lesion": [1]}, 0), ({"lesion": [1], "background": [7]}, 7)], ids=str
+)
+def test_an_empty_mask_is_an_error_unless_cases_may_lack_the_structure(
+    labels: dict[str, list[int | str]], value: int, scans: Path
+) -> None:
+    for mask in (MASK, "Case02_segmentation.nii.gz"):  # two of the same content, which are no copies of each other
+        edit(scans / mask, lambda voxels: np.full_like(voxels, value))
+    found = check(scans, labels=labels)
+    errors = [finding.sentence() for finding in found if finding.level == "error"]
+    assert len(errors) == 2 and all("is an empty mask" in error and "add --empty" in error for error in errors)
+    (taken,) = check(scans, labels=labels, empty=True)
+    assert taken.level == "warning" and "has 2 empty mask(s) among 3, of Case01, Case02" in taken.message
+
+
+def test_a_site_with_empty_masks_is_prepared_checked_and_added_to(
+    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, out = tmp_path / "lesions.yaml", tmp_path / "out"
+    task.write_text(LESIONS, encoding="utf-8")
+    edit(scans / MASK, np.zeros_like)
+    words = ["data", "prepare", "own", "--source", str(scans), "--site", "HK", "--out", str(out)]
+    assert main([*words, "--dataset", "lesions", "--label", "lesion=1"]) == 2
+    assert "is an empty mask" in capsys.readouterr().err
+    assert main([*words, "--task", str(task)]) == 0
+    site = out / "lesions" / "HK"
+    assert read_manifest(site).preparation["cases_without_structure"] == 1
+    assert [finding.level for finding in check(site)] == ["warning"]
+    more = tmp_path / "more"
+    write_pair(more, "Case07", seed=7)
+    again = [str(more) if word == str(scans) else word for word in words]
+    assert main([*again, "--dataset", "lesions", "--label", "lesion=1"]) == 0
+    assert read_manifest(site).preparation["cases_without_structure"] == 1 and len(read_manifest(site).cases) == 4
+    assert main([*words[:3], "--site", "HK", "--out", str(out), "--task", str(task), "--withdraw", "Case01"]) == 0
+    assert "cases_without_structure" not in read_manifest(site).preparation

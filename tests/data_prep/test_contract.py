@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from downloads import DOWNLOADS, Counts
 from forbidding import forbid
-from picturefiles import pixels
+from picturefiles import pixels, shown
 from PIL import Image
 
 from fedshift import cli
@@ -226,4 +226,5 @@ def test_every_kind_of_picture_is_read_as_rgb(name: str, tmp_path: Path) -> None
     Image.fromarray(pixels(9)).quantize(16).save(folder / "c_000012.png")
     Image.fromarray(grey.astype(np.uint16) * 200).save(folder / "d_000013.png")
     found = importlib.import_module(f"data_prep.{name}").plan(source).found[site]
-    assert [picture.read().mode for picture in found if picture.label == label] == ["RGB"] * (before + 4)
+    of_label = [picture for picture in found if picture.label == label]
+    assert [picture.mode for picture in shown(of_label)] == ["RGB"] * (before + 4)

@@ -26,7 +26,7 @@ from digitfiles import (
     write_svhn,
     write_usps,
 )
-from picturefiles import write_16_bits
+from picturefiles import shown, write_16_bits
 from PIL import Image
 
 from data_prep.dealing import OFFICIAL
@@ -280,10 +280,10 @@ def test_pictures_of_any_kind_become_rgb(downloads: Path, tmp_path: Path) -> Non
     folders = write_pictures(plan(downloads, sites=["mnistm"]), tmp_path / "out", sizes=[32])
     images = open_images(folders[0], size=32, channels=3).images
     assert (images[:3] == np.asarray(grey)).all()
-    read = plan(downloads, sites=["mnistm"]).found["mnistm"][3].read()
+    read = shown(plan(downloads, sites=["mnistm"]).found["mnistm"])[3]
     np.testing.assert_array_equal(np.asarray(read), rounded)
     grey.convert("CMYK").save(folder / "00000000.png", format="JPEG")
-    assert plan(downloads, sites=["mnistm"]).found["mnistm"][0].read().mode == "RGB"
+    assert shown(plan(downloads, sites=["mnistm"]).found["mnistm"][:1])[0].mode == "RGB"
 
 
 def test_a_file_in_no_list_of_mnistm_is_passed_over_whatever_its_name(downloads: Path) -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from picturefiles import TREE, patch_zip, pixels, write_16_bits, write_picture, write_tree, write_zip
+from picturefiles import TREE, patch_zip, pixels, shown, write_16_bits, write_picture, write_tree, write_zip
 from PIL import Image
 
 from data_prep import office_caltech, officehome, pacs
@@ -74,7 +74,7 @@ def test_a_zip_gives_what_folders_give(tree: Path, tmp_path: Path, pack: object)
     source = pack(tree)  # type: ignore[operator]
     files = sorted(tmp_path.rglob("*"))
     found = find_pictures(source, TREE)
-    assert [picture.read().size for picture in found["here"]] == [(24, 20)] * 10
+    assert [picture.size for picture in shown(found["here"])] == [(24, 20)] * 10
     assert sorted(tmp_path.rglob("*")) == files, "nothing is unpacked"
     assert content(source, tmp_path / "b") == before
 
@@ -106,7 +106,8 @@ def test_every_kind_of_picture_in_a_zip(tree: Path) -> None:
     Image.fromarray(colours).convert("CMYK").save(cup / "b.jpg", quality=100, subsampling=0)
     Image.fromarray(colours).quantize(256).save(cup / "c.gif")
     Image.fromarray(grey.astype(np.uint16) * 257).save(cup / "d.tif")
-    read = {p.id: p.read() for p in find_pictures(one_zip(tree), TREE)["here"]}
+    found = find_pictures(one_zip(tree), TREE)["here"]
+    read = dict(zip([p.id for p in found], shown(found), strict=True))
     for name, wanted, within in (("a.png", grey, 0), ("b.jpg", colours, 6), ("c.gif", colours, 24), ("d.tif", grey, 0)):
         pixel = np.asarray(read[f"cup/{name}"]).astype(int)
         expected = wanted if wanted.ndim == 3 else np.stack([wanted] * 3, -1)
@@ -139,7 +140,7 @@ def test_odd_names_and_16_bits_in_the_data_sets_trees(module: ModuleType, tmp_pa
     assert len(found) == len(of.classes) + 1
     odd = found[f"{label}/caf\\xe9.png"]
     assert odd.label == label
-    np.testing.assert_array_equal(np.asarray(odd.read()), expected)
+    np.testing.assert_array_equal(np.asarray(shown([odd])[0]), expected)
 
 
 def test_paths_that_lead_out_of_a_zip_are_passed_over(tree: Path) -> None:

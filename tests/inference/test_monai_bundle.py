@@ -7,6 +7,7 @@ import json
 import pickle
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import SimpleITK as sitk
 import torch
 from dicomstudies import write_slices
+from monai.data import MetaTensor
 from scanfiles import rotation, volume
 
 from fedshift.cli import main
@@ -239,14 +241,72 @@ def test_code_and_what_is_not_listed_is_refused_by_name(
     assert not Path("ran").exists() and not Path("out").exists()
 
 
-@pytest.mark.parametrize("name", ["KeepLargestConnectedComponentd", "RemoveSmallObjectsD"])
-def test_a_step_that_needs_scikit_image_is_refused_without_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_needs_scikit_image_is_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "skimage", None)
-    bundle = write_bundle(tmp_path / "ball", change=at(*AFTERWARDS, 3, value={"_target_": name, "keys": "pred"}))
-    with pytest.raises(ConfigError, match=rf"transforms\[3\] is {name}, which needs scikit-image: install it"):
+    step = {"_target_": "RemoveSmallObjectsD", "keys": "pred"}
+    bundle = write_bundle(tmp_path / "ball", change=at(*AFTERWARDS, 3, value=step))
+    with pytest.raises(ConfigError, match=r"is RemoveSmallObjectsD, which needs scikit-image: install it"):
         open_bundle(bundle, device="cpu")
+
+
+LARGEST = {"_target_": "KeepLargestConnectedComponentd", "keys": "pred"}
+
+
+class Passes(torch.nn.Module):
+    """A network that returns its window and no copy of it."""
+
+    def forward(self, window: torch.Tensor) -> torch.Tensor:
+        return window
+
+
+def test_a_network_that_returns_a_view_of_its_window_leaves_the_scan_as_it_is(tmp_path: Path) -> None:
+    """With one window at a time MONAI multiplies the scan by its weights, where windows overlap more than once."""
+
+    def change(config: dict[str, Any]) -> None:
+        config["inferer"] |= {"sw_batch_size": 1, "mode": "gaussian"}
+
+    bundle = open_bundle(write_bundle(tmp_path / "ball", change=change), device="cpu")
+    volume = torch.rand(1, 2, 20, 21, 12, generator=torch.Generator().manual_seed(0))
+    before = volume.clone()
+    found = replace(bundle, net=Passes()).logits(volume)
+    assert torch.equal(volume, before)
+    torch.testing.assert_close(found, before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, {1: 16, 2: 2}),
+        ({"applied_labels": [1]}, {1: 16, 2: 3}),
+        ({"independent": False}, {1: 16, 2: 0}),
+        ({"num_components": 2}, {1: 16, 2: 3}),
+        ({"connectivity": 1}, {1: 16, 2: 3}),
+    ],
+    ids=str,
+)
+def test_of_parts_of_one_size_a_bundle_keeps_all_in_a_mirrored_scan_too(
+    options: dict[str, Any], kept: dict[int, int], tmp_path: Path
+) -> None:
+    step = {**LARGEST, **options}
+    bundle = open_bundle(write_bundle(tmp_path / "ball", change=at(*AFTERWARDS, 3, value=step)), device="cpu")
+    classes = torch.zeros(1, 12, 12, 12)
+    for first in (0, 6):
+        classes[0, first : first + 2, first : first + 2, first : first + 2] = 1
+    classes[0, 11, 0, 0] = 1
+    classes[0, 0, 10, 10] = classes[0, 1, 11, 11] = classes[0, 5, 11, 0] = 2
+    ((_, keep),) = [step for step in bundle.after if step[0] == LARGEST["_target_"]]
+    for axes in ((), (1,), (2, 3), (1, 2, 3)):
+        given = MetaTensor(classes.flip(axes))
+        found = keep({"pred": given})["pred"].as_tensor().flip(axes)
+        assert {label: int((found == label).sum()) for label in (1, 2)} == kept
+
+
+def test_the_largest_component_of_probabilities_is_refused(tmp_path: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["postprocessing"]["transforms"].insert(2, LARGEST)
+
+    with pytest.raises(ConfigError, match="is not of one class for each voxel, after AsDiscreted"):
+        open_bundle(write_bundle(tmp_path / "ball", change=change), device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from .comparison.made import made
 
 
 def test_scores_of_lengths_and_volumes_need_the_voxel_size() -> None:
-    assert [name for name in SCORES if needs_voxel_size(name)] == ["hd95", "asd", "surface_dice", "volume_difference"]
+    assert [name for name in SCORES if needs_voxel_size(name)] == [
+        *("hd95", "asd", "surface_dice", "volume_difference", "false_positives")
+    ]
     assert needs_voxel_size("surface_dice left") and not needs_voxel_size("a score that nobody knows")
 
 

@@ -287,7 +287,7 @@ def _overconfident(results: Results) -> None:
         (
             _one_sided,
             "apex: 4 test volumes with the class in one mask only, at BIDMC (1 missed, 0 invented) and HK (2 missed, 1 "
-            "invented); HD95 and ASD count as the volume's diagonal there.",
+            "invented); HD95 and ASD count as the volume's diagonal where it is missed.",
         ),
         (_overconfident, "(ECE) at HK (40.0 %)"),
     ],

@@ -56,6 +56,15 @@ def add_interpolate(parser: Any) -> None:
     )
 
 
+def add_empty(parser: Any) -> None:
+    """``--empty``."""
+    parser.add_argument(
+        "--empty",
+        action="store_true",
+        help="take cases without the structure, whose masks are empty (default: as the task says, data.empty)",
+    )
+
+
 def add_memory(parser: Any) -> None:
     """``--ignore-memory``."""
     parser.add_argument(
@@ -132,6 +141,17 @@ def check_paths(args: argparse.Namespace) -> None:
             raise ConfigError(
                 f"{name} is {str(value)!r}, in which {odd!r} begins or ends with a space: write it without the space"
             )
+
+
+def add_bits(parser: Any) -> None:
+    """``--bits``."""
+    parser.add_argument(
+        "--bits",
+        type=int,
+        choices=range(8, 17),
+        metavar="N",
+        help="of grey pictures of 16 bits: how many are used (default: 8, 10, 12, 14 or 16, by their largest value)",
+    )
 
 
 def make_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.markup import escape
 
 from fedshift.cli import own, phantom
-from fedshift.cli.arguments import add_interpolate, add_trust_voxels
+from fedshift.cli.arguments import add_bits, add_empty, add_interpolate, add_trust_voxels
 from fedshift.cli.parser import Parser
 from fedshift.cli.prepared import (
     add_out,
@@ -97,6 +97,7 @@ def _add_parsers(subparsers: Any) -> None:
     own.add_meaning(look)
     add_trust_voxels(look)
     add_interpolate(look)
+    add_empty(look)
     look.set_defaults(func=_check)
 
 
@@ -108,6 +109,7 @@ def _add_pictures(parser: Any) -> None:
         metavar="N,M",
         help="image sizes in pixels (default: those of the task and its protocols)",
     )
+    add_bits(parser)
     parser.add_argument("--skip-damaged", action="store_true", help="skip images that cannot be read, and count them")
 
 
@@ -126,6 +128,7 @@ def _prepare_volumes(args: argparse.Namespace) -> int:
             args.out or default_root(),
             matrices=args.matrix,
             trust_voxels=args.trust_voxels,
+            empty=args.empty,
             skip_damaged=args.skip_damaged,
             progress=on_case,
         )
@@ -143,7 +146,12 @@ def _prepare_pictures(args: argparse.Namespace) -> int:
     plan = args.plan(**_options(args))
     with progress(plan.total) as on_case:
         folders = write_pictures(
-            plan, args.out or default_root(), sizes=args.size, skip_damaged=args.skip_damaged, progress=on_case
+            plan,
+            args.out or default_root(),
+            sizes=args.size,
+            bits=args.bits,
+            skip_damaged=args.skip_damaged,
+            progress=on_case,
         )
     if len(folders) <= MAX_SITES_LISTED:
         for folder in folders:
@@ -176,6 +184,7 @@ def _check(args: argparse.Namespace) -> int:
             wanted=task.sequences,
             trust_voxels=args.trust_voxels,
             interpolate=args.interpolate,
+            empty=args.empty or task.empty,
             progress=on_case,
             counts=counts,
             **own.meaning(args),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -215,9 +214,9 @@ def _write(
     usual: Limits,
 ) -> None:
     """Write a row for each scan, and all of it as JSON."""
-    from fedshift.cli.predict import safe_cell
     from fedshift.inference.drift.compare import FALSE_ALARMS
     from fedshift.inference.drift.verdict import CHANCE
+    from fedshift.schema.csv_text import CsvWriter
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.files import write_text
 
@@ -262,11 +261,10 @@ def _write(
     try:
         out.mkdir(parents=True, exist_ok=True)
         with (out / TABLE).open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            table.writeheader()
+            table = CsvWriter(file, list(rows[0]))
             for row in rows:
-                told = {**row, "differs": "; ".join(row["differs"])}  # type: ignore[arg-type]
-                table.writerow({key: safe_cell(key, "" if value is None else value) for key, value in told.items()})
+                shown = {"file": Path(str(row["file"])), "differs": "; ".join(row["differs"])}  # type: ignore[arg-type]
+                table.row({**row, **shown}.values())
         write_text(out / RECORD, json.dumps(content, indent=1))
     except OSError as error:
         raise ConfigError(f"{out} cannot be written ({error.strerror}): name another folder with --out") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import shlex
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.cli import own
-from fedshift.cli.arguments import add_interpolate, add_trust_voxels, make_folder
+from fedshift.cli.arguments import add_empty, add_interpolate, add_trust_voxels, make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 from fedshift.reporting.known_scores import SCORES
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from fedshift.schema.protocol_results import LabelledScans
 
 TABLE, SUMMARY = "scores.csv", "evaluation.json"
-COLUMNS = ("dice", "surface_dice", "hd95", "asd", "volume_difference")
+COLUMNS = ("dice", "surface_dice", "hd95", "asd", "volume_difference", "false_positives")
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -36,6 +35,7 @@ def add_parsers(subparsers: Any) -> None:
     own.add_meaning(parser)
     add_trust_voxels(parser)
     add_interpolate(parser)
+    add_empty(parser)
     parser.add_argument(
         "--tolerance", type=float, metavar="MM", help="of surface Dice (default: the one of the model's job)"
     )
@@ -53,8 +53,10 @@ def run(args: argparse.Namespace) -> int:
     from fedshift.inference import scoring
     from fedshift.inference.model import open_model
     from fedshift.inference.plausible import REAL
+    from fedshift.reporting import without_structure
     from fedshift.reporting.report.wording import one_sided_sentence
     from fedshift.schema.errors import ConfigError
+    from fedshift.schema.evaluation import Evaluation
     from fedshift.schema.job import EvaluationSpec
 
     if args.tolerance is not None:
@@ -74,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         annotated=meaning["annotated"],
         trust_voxels=args.trust_voxels,
         interpolate=args.interpolate,
+        empty=args.empty,
     )
     for line in describe(model):
         print(line)
@@ -87,10 +90,9 @@ def run(args: argparse.Namespace) -> int:
     scored = []
     for case in scoring.score_cases(model, ready, cases, tolerance=tolerance, true_spacing=true):
         scored.append(case)
-        said = ", ".join(f"{name} {of['dice']:.3f}" for name, of in case.scores.items())
         for warning in case.warnings:
             print(f"warning: {warning}")
-        print(f"{case.id}: {case.error or f'Dice {said}'}")
+        print(f"{case.id}: {case.error or _said(case)}")
     classes = model.header.job.task.classes[1:]
     summary = scoring.summary(scored, classes, subjects=scoring.subjects_of(sets))
     _write(args.out, scored, _record(model, scored, summary, tolerance=tolerance, statistics=ready.statistics))
@@ -99,6 +101,10 @@ def run(args: argparse.Namespace) -> int:
         console.print(_table(summary, classes))
     for name, of in summary.one_sided.items():
         print(one_sided_sentence(name, of, n=len(summary.cases)))
+    means = {name: spread.mean for name, spread in summary.scores.items()}
+    told = Evaluation(scores=means, distributions=dict(summary.scores), one_sided=dict(summary.one_sided))
+    for said in without_structure.said_of(told):
+        print(f"{said}; the other scores are over the cases that have it")
     if not all(case.known_spacing for case in scored):
         done = ", and they are resampled by data.matrix and not by 1 mm" if model.resamples_by_matrix else ""
         print(
@@ -111,6 +117,13 @@ def run(args: argparse.Namespace) -> int:
     if failed:
         print(f"{failed} of {len(scored)} cases could not be scored")
     return int(failed > 0)
+
+
+def _said(case: Scored) -> str:
+    """Dice of the classes that a case has, and what is found of those that it lacks."""
+    has = [f"{name} {of['dice']:.3f}" for name, of in case.scores.items() if name not in case.lacks]
+    lacks = [f"no {name}, {case.scores[name]['false_positives']:.2f} ml found" for name in case.lacks]
+    return "; ".join([*([f"Dice {', '.join(has)}"] if has else []), *lacks])
 
 
 def _table(summary: Summary, classes: Sequence[str]) -> Table:
@@ -127,12 +140,13 @@ def _table(summary: Summary, classes: Sequence[str]) -> Table:
     interval = "95 % interval" if summary.subjects >= ENOUGH else f"no interval: fewer than {ENOUGH} {over}"
     table = Table(title=f"{told}; mean over {'cases' if over == 'cases' else 'scans'} ({interval})")
     table.add_column("class")
-    for score in COLUMNS:
+    shown = [score for score in COLUMNS if score != "false_positives" or summary.lacking]
+    for score in shown:
         table.add_column(SCORES[score].heading, justify="right")
     rows = {name: f" {name}" for name in classes} if len(classes) > 1 else {}
     for label, suffix in {**rows, ("mean" if rows else classes[0]): ""}.items():
         cells = []
-        for score in COLUMNS:
+        for score in shown:
             of, factor = found.get(f"{score}{suffix}"), SCORES[score].factor
             span = "" if of is None or of.interval is None else f" ({_span(of.interval, factor)})"
             cells.append("-" if of is None else f"{factor * of.mean:.1f}{span}")
@@ -174,23 +188,24 @@ def _record(
         one_sided=dict(summary.one_sided),
         one_sided_cases={case.id: dict(case.one_sided) for case in kept if case.one_sided},
         reading={case.id: dict(case.reading) for case in kept},
+        lacking={name: list(cases) for name, cases in summary.lacking.items()},
     )
 
 
 def _write(out: Path, scored: Sequence[Scored], record: LabelledScans) -> None:
     """Write a row for each case and class, and the record."""
+    from fedshift.schema.csv_text import CsvWriter
     from fedshift.schema.errors import ConfigError
 
     try:
         with (out / TABLE).open("w", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file)
-            rows.writerow(["case", "class", *COLUMNS, "one_sided", "error"])
+            table = CsvWriter(file, ["case", "class", *COLUMNS, "one_sided", "error"])
             for case in scored:
                 for name, of in case.scores.items():
-                    values = (f"{of[score]:.6g}" for score in COLUMNS)
-                    rows.writerow([case.id, name, *values, case.one_sided.get(name, ""), ""])
+                    values = (f"{of[score]:.6g}" if score in of else "" for score in COLUMNS)
+                    table.row([case.id, name, *values, case.one_sided.get(name, ""), ""])
                 if case.error is not None:
-                    rows.writerow([case.id, "", *("" for _ in COLUMNS), "", case.error])
+                    table.row([case.id, "", *("" for _ in COLUMNS), "", case.error])
         record.write(out)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written ({error.strerror}): name another folder with --out") from None

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if model.is_segmentation:
         ready = segment.ready_for(model, images, chosen, device=args.device, true_spacing=args.true_spacing)
     else:
-        ready = classify.ready_for(model, images, chosen, device=args.device)
+        ready = classify.ready_for(model, images, chosen, depth=classify.depth_of(images), device=args.device)
     for line in describe(model):
         print(line)
     print_statistics(ready)

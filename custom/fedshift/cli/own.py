@@ -11,6 +11,7 @@ from fedshift.cli.arguments import add_interpolate, add_true_spacing, add_volume
 from fedshift.cli.display import console
 from fedshift.cli.prepared import add_volumes, default_root, print_export, print_next, print_site, progress
 from fedshift.schema.codes import Codes, parse_codes
+from fedshift.schema.empty_masks import takes_empty
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import read_yaml
 from fedshift.schema.names import comma_separated
@@ -119,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
             trust_voxels=args.trust_voxels,
             interpolate=args.interpolate,
             true_spacing=args.true_spacing,
+            empty=args.empty or task.empty,
             skip_damaged=args.skip_damaged,
             progress=on_case,
             **meaning(args),
@@ -143,6 +145,8 @@ class NamedTask:
     """Those that train and those that are held out."""
     sequences: tuple[str, ...] | None = None
     """Those that it takes, empty for one without a name; None if it does not say what it takes of the data."""
+    empty: bool = False
+    """Whether it takes cases without the structure."""
 
 
 def _dataset(dataset: str | None, task: str | None) -> tuple[str, NamedTask]:
@@ -181,13 +185,16 @@ def named_by(task: str) -> NamedTask:
 
 def _said(raw: dict[str, Any], where: str) -> NamedTask:
     classes, sites, held_out, data = (raw.get(key) for key in ("classes", "sites", "held_out", "data"))
+    codes = parse_codes(raw, where=where)
+    named = tuple(map(str, classes)) if isinstance(classes, list) else None
     taken = (data.get("sequences") or ()) if isinstance(data, dict) else None
     if isinstance(sites, dict):
         sites = Numbered.parse(sites, where=f"{where}: sites").names
     return NamedTask(
         str(raw.get("dataset") or ""),
-        tuple(map(str, classes)) if isinstance(classes, list) else None,
-        parse_codes(raw, where=where),
+        named,
+        codes,
         tuple(map(str, [*sites, *(held_out if isinstance(held_out, list) else [])])) if isinstance(sites, list) else (),
         tuple(map(str, taken)) if isinstance(taken, list | tuple) else None,
+        named is not None and takes_empty(data if isinstance(data, dict) else {}, named, codes),
     )

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.cli.arguments import add_volume, make_folder
+from fedshift.cli.arguments import add_bits, add_volume, make_folder
 from fedshift.cli.model_choice import add_choice, choice, describe, print_statistics
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ RECORD, PARTIAL_RECORD = "predictions.json", "predictions.partial.json"
 """The same for programs; written when the call ends."""
 Row = tuple[Mapping[str, object], Mapping[str, object]]
 """Of an image: its row in the table, and its entry in the record."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for the beginning of a formula."""
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -68,6 +66,7 @@ def add_parsers(subparsers: Any) -> None:
     parser.add_argument("--overlay", action="store_true", help="also a picture of every scan with the mask's outline")
     parser.add_argument("--force", action="store_true", help="replace what an earlier call wrote into the folder")
     add_volume(parser)
+    add_bits(parser)
     add_choice(parser)
     parser.set_defaults(func=run)
 
@@ -94,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
         images = first_files(scans_in(in_case_folders(images, opened.sequences)), opened.sequences)
         for line in which_is_which(images, opened.sequences):
             print(printable(line))
+        if args.bits is not None:
+            raise ConfigError(f"{args.model} segments scans, whose values are taken as they are: leave out --bits")
     rows = (_segment if opened.is_segmentation else _classify)(opened, images, args)
     return _write_rows(rows, args.out, n=len(images), about=_about(opened))
 
@@ -293,25 +294,32 @@ def _classify(opened: Opened, images: Sequence[Path], args: argparse.Namespace) 
         raise ConfigError(f"{model.path} classifies pictures, which have no volumes: leave out --volume")
     if args.true_spacing:
         raise ConfigError(f"{model.path} classifies pictures, which have no voxel size: leave out --true-spacing")
-    ready = classify.ready_for(model, images, choice(args), device=args.device)
+    depth = classify.depth_of(images, args.bits)
+    ready = classify.ready_for(model, images, choice(args), depth=depth, device=args.device)
     print_statistics(ready)
     make_folder(args.out)
-    for done in classify.classify(model, ready, images):
+    for done in classify.classify(model, ready, images, depth=depth):
         row: dict[str, object] = {"file": done.image, "class": "", "probability": "", "statistics": ready.statistics}
         entry: dict[str, object] = {"file": str(done.image), "class": None, "probability": None}
         if done.error is None:
             entry |= {"class": done.label, "probability": round(done.probability, 4)}
             row |= {"class": done.label, "probability": f"{done.probability:.4f}"}
             print(printable(f"{done.image}: {done.label} ({done.probability:.0%})"))
+        if done.reading is not None:
+            entry["reading"] = done.reading.model_dump(exclude_defaults=True)
         entry |= {"statistics": ready.statistics, "error": done.error}
         yield row | {"error": done.error or ""}, entry
+    if depth.said is not None:
+        print(f"pictures: {depth.said} (--bits says otherwise)")
 
 
 def _predicted_before(out: Path) -> set[Path]:
     """Images whose masks an unfinished call wrote into ``out``; repeating that call replaces them."""
+    from fedshift.schema.csv_text import path_of
+
     try:
         with (out / PARTIAL).open(newline="", encoding="utf-8") as file:
-            return {Path(row["file"]).resolve() for row in csv.DictReader(file) if not row["error"]}
+            return {path_of(row["file"]).resolve() for row in csv.DictReader(file) if not row["error"]}
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
         return set()
 
@@ -322,6 +330,7 @@ def _write_rows(rows: Iterator[Row], out: Path, *, n: int, about: Mapping[str, o
     Returns:
         1 if there was one; it is printed.
     """
+    from fedshift.schema.csv_text import CsvWriter
     from fedshift.schema.errors import ConfigError
     from fedshift.schema.files import write_text
     from fedshift.schema.names import printable
@@ -336,11 +345,11 @@ def _write_rows(rows: Iterator[Row], out: Path, *, n: int, about: Mapping[str, o
         raise ConfigError(f"{partial} cannot be written ({error.strerror}): name another folder with --out") from None
     entries = []
     with opened as file:
-        writer = csv.DictWriter(file, list(first[0]), lineterminator="\n")
-        writer.writeheader()
+        columns = list(first[0])
+        writer = CsvWriter(file, columns)
         for row, entry in itertools.chain([first], rows):
             entries.append(entry)
-            writer.writerow({key: safe_cell(key, value) for key, value in row.items()})
+            writer.row(row[column] for column in columns)
             file.flush()
             if row["error"]:
                 failed += 1
@@ -355,10 +364,3 @@ def _write_rows(rows: Iterator[Row], out: Path, *, n: int, about: Mapping[str, o
     if failed:
         print(f"{failed} of {n} images failed: correct them and repeat the command into the same folder")
     return int(failed > 0)
-
-
-def safe_cell(column: str, value: object) -> object:
-    """A value that no spreadsheet takes for a formula; a path stays the path of the same file."""
-    if not str(value).startswith(FORMULA):
-        return value
-    return f"./{value}" if column == "file" else f"'{value}"

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedshift.cli.arguments import add_trust_voxels
+from fedshift.cli.arguments import add_empty, add_trust_voxels
 from fedshift.data.locate import DATA, data_home
 
 console = Console(soft_wrap=True, highlight=False)
@@ -36,6 +36,7 @@ def add_volumes(parser: Any) -> None:
     add_out(parser)
     parser.add_argument("--matrix", type=sizes, default=(), metavar="N,M", help="image sizes in pixels to cache now")
     add_trust_voxels(parser)
+    add_empty(parser)
     parser.add_argument(
         "--skip-damaged", action="store_true", help="leave out cases with an error, list them, and count them"
     )
@@ -43,7 +44,8 @@ def add_volumes(parser: Any) -> None:
 
 def print_site(folder: Path) -> None:
     """Print a prepared site's name, number of cases or images by split, and folder."""
-    from fedshift.schema.manifest import read_manifest
+    from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
+    from fedshift.schema.manifest import DEPTH, read_manifest
 
     manifest = read_manifest(folder)
     counts = ", ".join(f"{len(manifest.by_split(split))} {split}" for split in ("train", "val", "test"))
@@ -58,11 +60,15 @@ def print_site(folder: Path) -> None:
         details.append(f"sequences {', '.join(manifest.sequences)}")
     if manifest.simulated:
         details.append(f"simulated {manifest.simulated}")
+    if without := manifest.preparation.get(WITHOUT_STRUCTURE):
+        details.append(f"{without} without the structure")
     if left_out := manifest.preparation.get("cases_left_out_as_damaged"):
         details.append(f"{left_out} left out, see above")
     if manifest.counts is not None:
         totals = [sum(of_class[label] for of_class in manifest.counts.values()) for label in manifest.classes]
         details.append(f"{len(totals)} classes of {min(totals)} to {max(totals)} pictures")
+    if depth := manifest.preparation.get(DEPTH):
+        details.append(str(depth))
     if (folder / "montage.png").is_file():
         details.append(f"look at {folder / 'montage.png'}")
     if details:

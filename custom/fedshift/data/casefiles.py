@@ -23,7 +23,7 @@ from fedshift.data.stripes import stripes
 from fedshift.data.structures import LOOK
 from fedshift.data.volume_file import unclear_positions
 from fedshift.schema.manifest import DIRECTION_TOLERANCE, SPACING_TOLERANCE, is_dummy_geometry
-from fedshift.schema.names import Name, printable
+from fedshift.schema.names import Name, few_names, printable
 from fedshift.schema.reading import Reading
 
 STRUCTURE = "structure"
@@ -57,6 +57,7 @@ class CaseFiles:
             same number of voxels along each axis.
         interpolate: fill slices between two contours of a structure set (`fedshift.data.contour_planes`).
         reading: of a prepared case, how the files were read that it was prepared from; None of any other.
+        may_be_empty: whether the case may lack the structure, so that its mask has no voxel of it.
     """
 
     id: str
@@ -69,6 +70,7 @@ class CaseFiles:
     trust_voxels: bool = False
     interpolate: bool = False
     reading: Mapping[str, Reading] | None = None
+    may_be_empty: bool = False
 
     @property
     def image(self) -> Path:
@@ -159,7 +161,7 @@ def read_case(case: CaseFiles) -> tuple[Decoded | None, list[Finding]]:
         findings.append(Finding("error", case.mask, what, f"name the folder of the scans as --images; {SWAPPED}"))
     else:
         findings += _like_masks(case, images)
-        findings += _mask_findings(case.mask, mask, case.labels) if mask is not None else []
+        findings += _mask_findings(case, mask) if mask is not None else []
     if first is not None:
         for number, image in enumerate(images[1:], start=1):
             if image is not None:
@@ -298,6 +300,22 @@ def odd_size(scan: Scan) -> str | None:
     return f"has voxels of {' x '.join(f'{size:.3g}' for size in scan.spacing)} mm"
 
 
+def empty_finding(folder: Path, empty: Sequence[str], cases: int) -> list[Finding]:
+    """One note per folder with masks that are rightly empty, by the ids of their cases."""
+    if not empty:
+        return []
+    what = f"has {len(empty)} empty mask(s) among {cases}, of {few_names(empty)}"
+    return [
+        Finding(
+            "warning",
+            folder,
+            what,
+            "they are taken for cases without the structure, which have no Dice and are scored by the volume of false "
+            "positives; if one should have it, draw it",
+        )
+    ]
+
+
 def lowest_of(case: Decoded) -> float:
     """The lowest intensity of a case's sequences."""
     return min(float(image.voxels.min()) for image in case.images)
@@ -388,7 +406,8 @@ def _like_masks(case: CaseFiles, images: Sequence[Scan | None]) -> Iterator[Find
             yield Finding("warning", case.images[number], what, "look whether it is a scan, and remove it if it is not")
 
 
-def _mask_findings(path: Path, mask: Scan, labels: Labels | None) -> Iterator[Finding]:
+def _mask_findings(case: CaseFiles, mask: Scan) -> Iterator[Finding]:
+    path, labels = case.mask, case.labels
     values = np.unique(mask.voxels)
     fractional = values[values != np.rint(values)]
     structure = labels.structure if labels else STRUCTURE
@@ -406,9 +425,13 @@ def _mask_findings(path: Path, mask: Scan, labels: Labels | None) -> Iterator[Fi
     elif unknown.size:
         shown = ", ".join(f"{value:g}" for value in unknown[:5])
         yield Finding("error", path, f"has unknown label(s) {shown}", _mend_of_unknown(unknown, labels, known))
-    elif not mask.voxels.any():
-        mend = f"draw the {structure} ({known}) or leave the case out"
-        yield Finding("error", path, "is an empty mask", mend)
+    elif not any(value > 0 if labels is None else labels.class_of.get(int(value)) for value in values):
+        mend = (
+            f"draw the {structure} ({known}) or leave the case out; if the patient has none, name a task with "
+            "data.empty=true, or add --empty"
+        )
+        if not case.may_be_empty:
+            yield Finding("error", path, "is an empty mask", mend)
     elif mask.voxels.any(axis=(1, 2)).all() and (labels is not None or not names_structures(path)):
         yield Finding(
             "warning",

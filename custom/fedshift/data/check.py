@@ -19,6 +19,7 @@ from fedshift.data.casefiles import (
     Finding,
     ct_finding,
     dummy_finding,
+    empty_finding,
     is_dummy,
     lowest_of,
     name_fault,
@@ -38,6 +39,7 @@ from fedshift.data.scansets import gather, sequences_fault, spelled_as
 from fedshift.data.series import is_ct
 from fedshift.data.splits import subject_of
 from fedshift.schema.codes import ClassCodes
+from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
 from fedshift.schema.errors import ConfigError, DataError, FedshiftError
 from fedshift.schema.manifest import FILE_NAME, Case, Manifest, read_manifest
 
@@ -89,6 +91,7 @@ def check(
     volume: int | None = None,
     trust_voxels: bool = False,
     interpolate: bool = False,
+    empty: bool = False,
     progress: Progress | None = None,
     counts: Counts | None = None,
 ) -> list[Finding]:
@@ -108,6 +111,7 @@ def check(
         volume: see `fedshift.data.casefiles.CaseFiles`.
         trust_voxels: likewise.
         interpolate: likewise.
+        empty: whether masks of scans that are not prepared yet may be empty, see `fedshift.schema.empty_masks`.
         progress: called with what is read next.
         counts: is filled in with how much there was to look at.
 
@@ -146,7 +150,10 @@ def check(
     sets = [
         replace(
             scans,
-            cases=tuple(replace(case, trust_voxels=trust_voxels, interpolate=interpolate) for case in scans.cases),
+            cases=tuple(
+                replace(case, trust_voxels=trust_voxels, interpolate=interpolate, may_be_empty=empty)
+                for case in scans.cases
+            ),
         )
         for scans in sets
     ]
@@ -223,6 +230,7 @@ def _check_set(
         yield scans.unusable_labels
     dummies = said = 0
     lowest: list[float] = []
+    without: list[str] = []
     holders: dict[int, list[Path]] = {}
     for case in scans.cases:
         tell(f"{scans.name} {case.id}")
@@ -234,6 +242,7 @@ def _check_set(
             dummies += is_dummy(decoded.image)
             lowest.append(lowest_of(decoded))
             said += is_ct(case.image)
+            without += [] if decoded.mask.voxels.any() else [case.id]
             for value in np.unique(decoded.mask.voxels).tolist():
                 holders.setdefault(value, []).append(case.mask)
             yield from _twice(case, decoded, None, seen, "")
@@ -244,6 +253,7 @@ def _check_set(
         yield from unnamed
     else:
         yield from not_outlined(scans.folder, labels.classes, labels.annotated, holders)
+    yield from empty_finding(scans.folder, without, len(scans.cases))
     yield from dummy_finding(scans.folder, dummies, len(scans.cases))
     yield from ct_finding(scans.folder, lowest, said, scans.sequences)
 
@@ -319,6 +329,7 @@ def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iter
     caches = {found.folder: found for found in opened if isinstance(found, _Cache)}
     dummies = 0
     lowest: list[float] = []
+    without: list[str] = []
     indices: set[int] = set()
     labels = Labels.of_classes(manifest.classes, manifest.annotated)
     for case in manifest.cases:
@@ -329,6 +340,7 @@ def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iter
         if decoded is not None:
             dummies += is_dummy(decoded.image)
             lowest.append(lowest_of(decoded))
+            without += [] if decoded.mask.voxels.any() else [case.id]
             indices.update(np.unique(decoded.mask.voxels).tolist())
             changed = list(_fits_manifest(files, decoded, case))
             yield from changed
@@ -342,6 +354,7 @@ def _check_site(site: Path, seen: _Seen, tell: Progress, counts: Counts) -> Iter
     yield from _not_listed(site, manifest)
     yield from _divided(site, manifest)
     yield from empty_splits(site, manifest)
+    yield from empty_finding(site, without, len(manifest.cases))
     yield from dummy_finding(site, 0 if manifest.has_true_spacing else dummies, len(manifest.cases))
     yield from ct_finding(site, lowest, 0, manifest.sequences)
 
@@ -424,7 +437,13 @@ def prepared_files(site: Path, manifest: Manifest, case: Case, labels: Labels | 
     files = image_files(site, manifest, case.id)
     meant = labels or Labels.of_classes(manifest.classes, manifest.annotated)
     return CaseFiles(
-        case.id, files, mask_file(site, case.id), sequences=manifest.sequences, labels=meant, reading=case.reading
+        case.id,
+        files,
+        mask_file(site, case.id),
+        sequences=manifest.sequences,
+        labels=meant,
+        may_be_empty=bool(manifest.preparation.get(WITHOUT_STRUCTURE)),
+        reading=case.reading,
     )
 
 
@@ -460,7 +479,7 @@ def _twice(files: CaseFiles, decoded: Decoded, split: str | None, seen: _Seen, d
             doubled = True
         seen.images.setdefault(sha, (files.id, files.image.parent, split))
     sha_mask = f"{dataset} {content_hash(decoded.mask.voxels)}"
-    if not doubled:
+    if not doubled and decoded.mask.voxels.any():
         if sha_mask in seen.masks:
             other, where, _ = seen.masks[sha_mask]
             yield Finding("warning", files.mask, f"is also the mask of case {other} in {where}", "see which is right")

@@ -27,6 +27,7 @@ COPIED_FUNCTIONS = (
     windows.mirrored,
     windows.sliding,
     windows.sliding_by_slices,
+    components.largest_parts,
     components.largest_components,
     volumes.as_images,
     volumes.neighbours,

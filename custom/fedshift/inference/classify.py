@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor
 
 from data_prep.decode import read_picture, resize_picture
+from data_prep.depth import DeepPicture, Depth
 from fedshift.data.scan_file import suffix_of
 from fedshift.inference.model import Choice, Images, Model, ReadyModel, make_ready
 from fedshift.schema.errors import DataError
+from fedshift.schema.reading import Reading
 from fedshift.tasks.precision import autocast
 
 BATCH_SIZE = 64
@@ -27,26 +30,37 @@ class Classified:
     image: Path
     label: str = ""
     probability: float = 0.0
+    reading: Reading | None = None
+    """Of a grey image with more than 8 bits."""
     error: str | None = None
 
 
-def read_input(path: Path, model: Model) -> Tensor:
-    """Read an image as the network's normalised input, (C, S, S) float32.
+def depth_of(images: Sequence[Path], bits: int | None = None) -> Depth:
+    """The range of those images that are grey with more than 8 bits: of all of them together, or as many as given."""
+    return Depth([partial(read_picture, image) for image in images], given=bits)
+
+
+def read_input(path: Path, model: Model, depth: Depth) -> tuple[Tensor, Reading | None]:
+    """Read an image as the network's normalised input, (C, S, S) float32, with what was decided if it is deep.
 
     Raises:
         DataError: the file is a scan or cannot be read.
     """
     if suffix_of(path):
         raise DataError(f"{path} is a scan, but {model.path.name} classifies images: name PNG or JPEG files")
-    data, picture = model.data, read_picture(path)
+    data, stored = model.data, read_picture(path)
+    picture = depth.shown(stored)
     if data["channels"] == 1:
         picture = picture.convert("L")
     pixels = resize_picture(picture, data["size"])
     mean, std = (torch.tensor(data[name]).reshape(-1, 1, 1) for name in ("mean", "std"))
-    return torch.from_numpy(np.array(pixels)).float().div_(255).sub_(mean).div_(std)
+    x = torch.from_numpy(np.array(pixels)).float().div_(255).sub_(mean).div_(std)
+    return x, stored.reading(depth.bits) if isinstance(stored, DeepPicture) else None
 
 
-def ready_for(model: Model, images: Sequence[Path], choice: Choice, *, device: str = "auto") -> ReadyModel:
+def ready_for(
+    model: Model, images: Sequence[Path], choice: Choice, *, depth: Depth, device: str = "auto"
+) -> ReadyModel:
     """Prepare a model for prediction. With ``choice.own``, statistics come from the images that can be read.
 
     Raises:
@@ -58,7 +72,7 @@ def ready_for(model: Model, images: Sequence[Path], choice: Choice, *, device: s
     inputs, first_error = [], None
     for image in images:
         try:
-            inputs.append(read_input(image, model))
+            inputs.append(read_input(image, model, depth)[0])
         except DataError as error:  # `classify` reports it for this image
             first_error = first_error or error
     if not inputs and first_error is not None:
@@ -68,21 +82,26 @@ def ready_for(model: Model, images: Sequence[Path], choice: Choice, *, device: s
 
 
 def classify(
-    model: Model, ready: ReadyModel, images: Sequence[Path], *, begin: Callable[[Path], None] = lambda image: None
+    model: Model,
+    ready: ReadyModel,
+    images: Sequence[Path],
+    *,
+    depth: Depth,
+    begin: Callable[[Path], None] = lambda image: None,
 ) -> Iterator[Classified]:
     """Yield one result per image, in order. An unreadable image gives an error result and does not stop the rest.
 
-    ``begin`` is called with each image before it is read.
+    ``depth`` is that of `depth_of`; ``begin`` is called with each image before it is read.
     """
     for start in range(0, len(images), BATCH_SIZE):
-        read: dict[Path, Tensor | str] = {}
+        read: dict[Path, tuple[Tensor, Reading | None] | str] = {}
         for image in images[start : start + BATCH_SIZE]:
             begin(image)
             try:
-                read[image] = read_input(image, model)
+                read[image] = read_input(image, model, depth)
             except DataError as error:
                 read[image] = str(error)
-        inputs = [x for x in read.values() if isinstance(x, Tensor)]
+        inputs = [content[0] for content in read.values() if not isinstance(content, str)]
         predicted = iter(_probabilities(model, ready, torch.stack(inputs)) if inputs else ())
         for image, content in read.items():
             if isinstance(content, str):
@@ -90,7 +109,7 @@ def classify(
                 continue
             probabilities = next(predicted)
             best = int(probabilities.argmax())
-            yield Classified(image, model.header.job.task.classes[best], float(probabilities[best]))
+            yield Classified(image, model.header.job.task.classes[best], float(probabilities[best]), reading=content[1])
 
 
 @torch.inference_mode()

@@ -5,8 +5,10 @@ is made from lists of MONAI's classes with plain options (`fedshift.inference.bu
 those of ``monai.bundle run``, while neither expressions nor ``scripts/`` run and only tensors are loaded. Scans are
 read by fedshift, with all its checks and formats, in place of ``LoadImaged``; handlers and data loaders are not used.
 
-Two things differ from ``monai.bundle run``: everything is computed in float32 (``amp`` is ignored), and where a bundle
-puts classes back on the scan's grid by interpolating their numbers, the nearest voxel's class is taken.
+Four things differ from ``monai.bundle run``: everything is computed in float32 (``amp`` is ignored); where a bundle
+puts classes back on the scan's grid by interpolating their numbers, the nearest voxel's class is taken; of connected
+parts that are equally large all are kept; and what the network returns is copied, because MONAI's sliding window
+multiplies it by its weights in place, and with it the scan where it is a view of a window.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.data.scans import ORIENTATION, Scan
+from fedshift.inference import bundle_components
 from fedshift.inference.bundle_config import OTHER, BundleConfig, Component
 from fedshift.inference.masks import stored_image
 from fedshift.schema.errors import ConfigError, DataError
@@ -57,7 +60,7 @@ AFTER = (
     *("EnsureTyped", "CastToTyped"),
 )
 """Transforms after the network that may be used."""
-NEED_SCIKIT_IMAGE = ("KeepLargestConnectedComponentd", "RemoveSmallObjectsd")
+NEED_SCIKIT_IMAGE = ("RemoveSmallObjectsd",)
 """Of ``AFTER``, those that MONAI makes without scikit-image but cannot run."""
 UNUSED = ("SaveImaged",)
 INFERERS = ("SlidingWindowInferer", "SimpleInferer")
@@ -120,7 +123,7 @@ class Bundle:
         sure, name = None, type(self.inferer).__name__
         try:
             with torch.no_grad():
-                logits = self.inferer(data[IMAGE][None].to(self.device), self.net)[0].float().cpu()
+                logits = self.logits(data[IMAGE][None].to(self.device))[0].float().cpu()
             data[PRED] = MetaTensor(logits)
             for name, step in self.after:
                 if name == "AsDiscreted" and data[PRED].shape[1:] == shape:
@@ -146,6 +149,15 @@ class Bundle:
         else:
             certainty[...] = np.nan
         return _from_stored(found[0].numpy().astype(np.uint8), grids[0][1])
+
+    def logits(self, image: Tensor) -> Tensor:
+        """The network's output of an image (1, S, *spatial), by the bundle's inferer."""
+
+        def copied(window: Tensor) -> Any:
+            found = self.net(window)
+            return found.clone() if isinstance(found, Tensor) else found
+
+        return self.inferer(image, copied)
 
     def _failure(self, step: str, scan: Scan, error: BaseException) -> DataError:
         """The error that names a step; the reason is that of the first error of a chain."""
@@ -249,6 +261,10 @@ def _after(config: BundleConfig, before: Any, *, out_channels: int) -> tuple[lis
             raise config.refusal(
                 one.where, f"is {one.name}, which needs scikit-image", "install it (pip install scikit-image)"
             )
+        if type(step).__name__ == bundle_components.NAME:
+            if not discrete or step.converter.is_onehot:
+                raise config.refusal(one.where, "is not of one class for each voxel, after AsDiscreted", OTHER)
+            step = bundle_components.LargestComponents(step, PRED)
         made.append((one.name, step))
         if one.name == "AsDiscreted":
             discrete = True

@@ -28,13 +28,16 @@ from fedshift.tasks.out_of_memory import prediction_out_of_memory
 
 @dataclass(frozen=True)
 class Scored:
-    """One case. ``scores``: foreground class -> score -> value, of the classes that the mask outlines."""
+    """One case. ``scores``: foreground class -> score -> value, of the classes that the mask outlines.
+
+    A class that the mask has none of has ``false_positives`` alone (`fedshift.tasks.evaluation.by_class`).
+    """
 
     id: str
     image: Path
     scores: Mapping[str, Mapping[str, float]]
     one_sided: Mapping[str, Side] = field(default_factory=dict)
-    """The classes that the model's mask or the reader's only has: HD95 and ASD are the volume's diagonal."""
+    """The classes that the model's mask or the reader's only has; HD95 and ASD of missed ones are the diagonal."""
     known_spacing: bool = True
     """Whether the voxel size is known; without it, distances in mm and volumes in ml mean nothing."""
     warnings: tuple[str, ...] = ()
@@ -42,6 +45,11 @@ class Scored:
     reading: Mapping[str, Reading] = field(default_factory=dict)
     """How its files were read."""
     error: str | None = None
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """The classes that the mask has none of."""
+        return tuple(name for name, of in self.scores.items() if "dice" not in of)
 
 
 def labelled_cases(
@@ -52,10 +60,12 @@ def labelled_cases(
     annotated: Sequence[str] | None,
     trust_voxels: bool = False,
     interpolate: bool = False,
+    empty: bool = False,
 ) -> list[CaseFiles]:
     """The cases of one or more folders, with the meaning of their masks' values for this model.
 
-    ``trust_voxels`` and ``interpolate``: see `fedshift.data.casefiles.CaseFiles`.
+    ``trust_voxels`` and ``interpolate``: see `fedshift.data.casefiles.CaseFiles`. ``empty``: whether masks may be empty
+    although the model's task does not say so.
 
     Raises:
         ConfigError: the masks do not fit the model's classes, or the scans its sequences.
@@ -81,8 +91,10 @@ def labelled_cases(
                 f"them, as in {every_label(classes)}"
             )
         with_names = [_with_sequences(case, wanted) for case in found.cases]
+        may_be_empty = empty or model.header.job.task.takes_empty
         cases += [
-            replace(case, labels=meant, trust_voxels=trust_voxels, interpolate=interpolate) for case in with_names
+            replace(case, labels=meant, trust_voxels=trust_voxels, interpolate=interpolate, may_be_empty=may_be_empty)
+            for case in with_names
         ]
     if not cases:
         raise DataError(f"{sets[0].folder if sets else 'the folder'} holds no scan with a mask")
@@ -216,6 +228,8 @@ class Summary:
     """Of each score, for the mean over classes and for each class."""
     one_sided: Mapping[str, OneSided]
     """The classes that one mask only has in some of the cases."""
+    lacking: Mapping[str, tuple[str, ...]]
+    """Class -> the cases whose masks have none of it, if there are such."""
 
 
 def summary(scored: Sequence[Scored], classes: Sequence[str], *, subjects: Sequence[str], seed: int = 0) -> Summary:
@@ -234,4 +248,7 @@ def summary(scored: Sequence[Scored], classes: Sequence[str], *, subjects: Seque
         subjects=len(set(owners)),
         scores=distributions(cases, classes, subjects=owners, seed=drawn, share_cases=True) if cases else {},
         one_sided=count_one_sided(case.one_sided for case, _ in kept),
+        lacking={
+            name: lacking for name in classes if (lacking := tuple(case.id for case, _ in kept if name in case.lacks))
+        },
     )

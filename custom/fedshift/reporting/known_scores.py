@@ -39,14 +39,21 @@ SCORES = {
         "HD95",
         "mm",
         "lower",
-        "95th percentile of the distances between the two surfaces; the volume's diagonal where one mask only has the "
-        "class",
+        "95th percentile of the distances between the two surfaces; the volume's diagonal where the model misses "
+        "the class",
     ),
     "asd": KnownScore("ASD", "mm", "lower", "mean distance between the two surfaces; the volume's diagonal as in HD95"),
     "surface_dice": KnownScore(
         "Surface Dice", meaning="part of both surfaces that is within the job's tolerance in mm of the other one"
     ),
     "volume_difference": KnownScore("Volume difference", "ml", "lower", "absolute difference of the two volumes"),
+    "false_positives": KnownScore(
+        "False positives",
+        "ml",
+        "lower",
+        "volume that the model finds where a case has no such structure, mean over these cases; all other scores are "
+        "over the cases that have it",
+    ),
     "accuracy": KnownScore("Accuracy", meaning="fraction of correctly classified images"),
     "macro_accuracy": KnownScore(
         "Macro accuracy", meaning="mean over classes of the fraction of correctly classified images"

@@ -38,10 +38,12 @@ ROWS_OF_EVERY_JOB = (
     ),
     (
         "distribution of test scores over cases: number of cases, and of subjects if some have several, mean, standard "
-        "deviation, 5 quantiles, confidence interval",
+        "deviation, 5 quantiles, confidence interval; where cases lack a class, apart of those that have it and, as "
+        "volume of false positives, of those that lack it",
         "at most 11 numbers per score",
         "at the end",
-        "how much the scores vary over the site's cases; with fewer than ten cases only numbers and mean are sent",
+        "how much the scores vary over the site's cases, and how many of them lack a class; over fewer than ten cases "
+        "only numbers and mean are sent, and of a single one the mean is its score",
     ),
     (
         "test scores of single cases, without ids",

@@ -9,6 +9,7 @@ from statistics import fmean, median
 from rich.markup import escape
 from rich.table import Table
 
+from fedshift.reporting import without_structure
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import BY_CLOCK
 from fedshift.schema.manifest import Split
@@ -144,6 +145,9 @@ def _notes(results: Results) -> list[str]:
     notes += departure_notes(results.job)
     if final.personal and not final.fine_tuned:
         notes.append("Every site is evaluated with its own personal model.")
+    for site, parts in list(final.best.evaluations.items())[:MAX_ROWS]:
+        if "test" in parts:
+            notes += [f"{site}: {said}; Dice is over the others." for said in without_structure.said_of(parts["test"])]
     for site, told in list(final.against_local.items())[:MAX_ROWS]:
         verdict = "undecided" if told.verdict == "open" else told.verdict
         notes.append(

@@ -19,6 +19,7 @@ from pydantic import (
 
 from fedshift.schema.codes import ClassCodes
 from fedshift.schema.compression import WeightsAs
+from fedshift.schema.empty_masks import takes_empty
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import ClassName, Line, Name
 from fedshift.schema.optimizer import OptimizerSpec
@@ -203,6 +204,11 @@ class TaskSpec(Strict):
     def everyone(self) -> tuple[str, ...]:
         """Training sites followed by held-out sites."""
         return (*self.sites, *self.held_out)
+
+    @property
+    def takes_empty(self) -> bool:
+        """Whether cases may lack the task's structures (`fedshift.schema.empty_masks`)."""
+        return takes_empty(self.data, self.classes, self.codes)
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:

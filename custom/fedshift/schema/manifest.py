@@ -28,6 +28,8 @@ ORDER, LISTED = "order", "of the list"
 """Key and value in ``preparation`` of pictures that are in the order of a published list, training part first."""
 TRUE_SPACING = "true_spacing"
 """Key in ``preparation`` of volumes whose voxels are of 1 x 1 x 1 mm, so that such a header is no placeholder."""
+DEPTH = "depth"
+"""Key in ``preparation`` of pictures of which some are grey with more than 8 bits: how these were read, in words."""
 SIMULATED = "simulated"
 """Key in ``preparation`` of volumes of patients that were changed as by another scanner: what was simulated."""
 PHANTOM = "phantom"
@@ -77,7 +79,8 @@ def is_dummy_geometry(spacing: Sequence[float], direction: Sequence[float]) -> b
 class Picture(Strict):
     """One picture of a site. Its position in the manifest is its row in the cached arrays.
 
-    ``sha256`` hashes the decoded RGB pixels before they are resized, ``label`` names one of the site's classes.
+    ``sha256`` hashes the decoded RGB pixels before they are resized, or of a grey picture with more than 8 bits its
+    values; ``label`` names one of the site's classes.
     """
 
     id: str

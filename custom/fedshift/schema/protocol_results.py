@@ -130,6 +130,8 @@ class LabelledScans(_Record):
         one_sided: classes that in some case one mask only has.
         one_sided_cases: case -> class -> which mask lacks it, of the cases that have such.
         reading: case -> ``image`` or a sequence, and ``mask`` -> how the file was read.
+        lacking: class -> the cases whose masks rightly have none of it. They are in no score of that class but
+            ``false_positives``, which is of them alone; the mean over classes is over those that a case has.
     """
 
     FILE_NAME = "evaluation.json"
@@ -150,14 +152,32 @@ class LabelledScans(_Record):
     one_sided: dict[ClassName, OneSided]
     one_sided_cases: dict[str, dict[ClassName, Literal["missed", "invented"]]]
     reading: dict[str, dict[str, Reading]] = {}
+    lacking: dict[ClassName, list[str]] = {}
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        if any(len(of.cases or ()) != len(self.cases) for of in self.scores.values()):
-            raise ValueError("a score is not of every case")
-        if self.cases and "dice" not in self.scores:
+        if any(len(of.cases or ()) != len(self.cases_of(name)) for name, of in self.scores.items()):
+            raise ValueError("a score is not of every case that has it")
+        if self.cases_of("dice") and "dice" not in self.scores:
             raise ValueError("the cases have no Dice")
         return self
+
+    def cases_of(self, score: str) -> list[str]:
+        """The cases that have a score, in the order of its single values."""
+        plain, _, name = score.partition(" ")
+        of = [name] if name else self.outlined
+        lacks = [set(self.lacking.get(each, ())) for each in of]
+        if plain == "false_positives":
+            return [case for case in self.cases if any(case in each for each in lacks)]
+        return [case for case in self.cases if not all(case in each for each in lacks)]
+
+    @property
+    def outlined(self) -> list[str]:
+        """The classes that the masks outline."""
+        named = [
+            name for name in self.classes if any(f"{of} {name}" in self.scores for of in ("dice", "false_positives"))
+        ]
+        return named or self.classes
 
     @property
     def is_phantom(self) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedshift.data.samples import Samples
 from fedshift.data.splits import subject_of
+from fedshift.schema.empty_masks import WITHOUT_STRUCTURE
 from fedshift.schema.errors import ConfigError, DataError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import EvaluationSpec, JobSpec
@@ -32,7 +33,7 @@ class CaseScores:
     """Scores of single cases, in the order of the manifest. They stay at the site."""
 
     values: dict[str, np.ndarray] = field(default_factory=dict)
-    """Score -> its value for each case (n,)."""
+    """Score -> its value for each case (n,); NaN for a case that has none."""
     subjects: list[str] | None = None
     """Whose each case is; None if every case is of another subject."""
 
@@ -137,6 +138,11 @@ class SiteData(Samples):
         """
         task = job.task
         self.manifest.check_is(folder, dataset=task.dataset, site=site, classes=task.classes)
+        if (without := self.manifest.preparation.get(WITHOUT_STRUCTURE)) and not task.takes_empty:
+            raise DataError(
+                f"site {site}: {without} of its cases have an empty mask, and the task {task.name} takes none: set "
+                "data.empty=true, or prepare the site without them"
+            )
         if not self.n_train and site not in task.held_out:
             raise DataError(f"site {site}: no image to train on; prepare the site with more of them, or hold it out")
 

@@ -46,8 +46,13 @@ def test_case_dice_is_monais(tmp_path: Path) -> None:
     assert scores["dice"] == pytest.approx(float(expected.mean()), rel=1e-6)
 
 
-def test_empty_masks_agree() -> None:
-    np.testing.assert_allclose(dice(np.zeros(1), np.zeros(1), np.zeros(1)), 1.0)
+def test_dice_is_of_cases_that_have_the_structure_as_monais() -> None:
+    predicted, reference = (torch.zeros(4, 1, 2, 3, dtype=torch.bool) for _ in range(2))
+    predicted[1:3, 0, 0], reference[2:, 0, :, 0] = True, True
+    counts = [mask.flatten(1).sum(1).numpy().astype(float) for mask in (predicted & reference, predicted, reference)]
+    expected = DiceMetric(ignore_empty=True, reduction="none")(predicted, reference)[:, 0]
+    assert expected.isnan().tolist() == [True, True, False, False]
+    np.testing.assert_allclose(dice(*counts), expected.numpy())
 
 
 def test_a_sample_is_a_slice_with_its_neighbours_in_the_same_case(tmp_path: Path) -> None:

@@ -63,3 +63,34 @@ def test_slices_in_turn_are_those_of_monai_bit_for_bit(
     assert torch.equal(torch.cat(slabs, 1), whole[0])
     assert seen == passes  # no window is predicted twice
     assert max(slab.shape[1] for slab in slabs) <= PATCH[0] * AT_ONCE[3]
+
+
+@pytest.mark.parametrize("mirror", [(), (0, 1)])
+@pytest.mark.parametrize("shape", [(8, 8), (5, 6), (20, 13), (8, 8, 12), (4, 9, 30), (16, 9, 13)], ids=str)
+def test_a_predictor_that_returns_a_view_of_its_window_does_not_change_the_scan(
+    shape: tuple[int, ...], mirror: tuple[int, ...]
+) -> None:
+    """MONAI's function multiplies what it gets by its weights in place; one window at a time is a view of the scan."""
+    x = torch.randn(1, 2, *shape, generator=torch.Generator().manual_seed(0))
+    before, patch = x.clone(), PATCH[-len(shape) :] if len(shape) == 3 else (8, 8)
+    given: list[torch.Tensor] = []
+
+    def forward(window: torch.Tensor) -> torch.Tensor:
+        given.append(window)
+        return window[:, :1]
+
+    for _ in range(2):
+        found = sliding(forward, x, patch=patch, overlap=0.5, mirror=mirror)
+        torch.testing.assert_close(found, before[:, :1], rtol=1e-4, atol=1e-4)
+        assert torch.equal(x, before)
+        if len(shape) == 3:
+            slabs = torch.cat(list(sliding_by_slices(forward, x, patch=patch, overlap=0.5, mirror=mirror)), 1)
+            assert torch.equal(slabs, found[0]) and torch.equal(x, before)
+
+
+def test_a_predictor_may_return_the_same_memory_each_time() -> None:
+    x, held = torch.randn(1, 1, 20, 13, generator=torch.Generator().manual_seed(0)), torch.ones(16, 1, 8, 8)
+    torch.testing.assert_close(
+        sliding(lambda window: held[: len(window)], x, patch=(8, 8), overlap=0.5), torch.ones_like(x)
+    )
+    assert (held == 1).all()

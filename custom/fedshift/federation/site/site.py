@@ -437,7 +437,7 @@ class Site:
 
     def _against_local(self, federated: CaseScores) -> LocalComparison | None:
         """The federated model's scores of the test cases against those of the site's own model, if it has one."""
-        if self._local is None or not federated.values:
+        if self._local is None or self._task.per_case[0] not in federated.values:
             return None
         newest = self._store.before(self._job.task.schedule.rounds + 1)
         tested = None if newest is None else self._local.test(newest.local)

@@ -5,8 +5,6 @@ The figure is of test samples if the jobs have test scores of rounds (``evaluati
 
 from __future__ import annotations
 
-import csv
-import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from fedshift.reporting.comparison.columns import Block, blocks
 from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.record import CellRecord, Comparison
 from fedshift.reporting.comparison.tables import title_with_scale
+from fedshift.schema.csv_text import csv_text
 from fedshift.schema.files import write_text
 
 if TYPE_CHECKING:
@@ -49,17 +48,15 @@ class Line:
 
 def curves_csv(comparison: Comparison) -> str:
     """CSV text with one line per round, part and cell; rounds without a score are skipped."""
-    out = io.StringIO()
-    write = csv.writer(out, lineterminator="\n")
-    write.writerow([*comparison.axes, "seed", "round", "score", "unit", "metric", "part"])
+    rows: list[list[object]] = []
     for cell in comparison.of({}):
         of = measure(cell.metric)
         for part, scores in (("val", cell.curve), ("test", cell.test_curve)):
             for number, value in enumerate(scores, 1):
                 if value is not None:
                     values = [cell.seed, number, f"{of.scaled(value):.6g}", of.unit, cell.metric, part]
-                    write.writerow([*cell.labels.values(), *values])
-    return out.getvalue()
+                    rows.append([*cell.labels.values(), *values])
+    return csv_text([*comparison.axes, "seed", "round", "score", "unit", "metric", "part"], rows)
 
 
 def shows_test(comparison: Comparison) -> bool:

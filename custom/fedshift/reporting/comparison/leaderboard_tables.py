@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
 from rich.table import Table as RichTable
@@ -14,6 +12,7 @@ from fedshift.reporting.comparison.rank_figure import rank_svg
 from fedshift.reporting.comparison.ranks import ALPHA, FEWEST
 from fedshift.reporting.differences import signed
 from fedshift.reporting.p_values import p_equals, p_text
+from fedshift.schema.csv_text import csv_text
 from fedshift.schema.files import write_text
 
 HEADINGS = ("", "mean rank", "mean score{unit}", "against {against}", "p", "p (Holm)")
@@ -117,13 +116,11 @@ def rich_leaderboard(board: Leaderboard, title: str) -> RichTable:
 
 def leaderboard_csv(board: Leaderboard) -> str:
     """The table in CSV, with every block's score."""
-    out = io.StringIO()
-    write = csv.writer(out, lineterminator="\n")
-    write.writerow(["row", "mean rank", "mean score", "difference", "pairs", "p", "p holm", *board.blocks])
+    rows: list[list[object]] = []
     for place, row in enumerate(board.rows):
         numbers = [row.rank, row.score, row.difference, row.pairs, row.p, row.p_holm, *board.scores[:, place]]
-        write.writerow([row.name, *("" if number is None else f"{number:.6g}" for number in numbers)])
-    return out.getvalue()
+        rows.append([row.name, *("" if number is None else f"{number:.6g}" for number in numbers)])
+    return csv_text(["row", "mean rank", "mean score", "difference", "pairs", "p", "p holm", *board.blocks], rows)
 
 
 def write_leaderboard(board: Leaderboard, folder: Path, *, title: str, left_out: dict[str, str]) -> list[Path]:

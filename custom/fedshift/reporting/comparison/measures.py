@@ -40,7 +40,10 @@ class Measure:
         return f"in {self.unit}, lower is better" if self.unit else ""
 
 
-BESIDE_METRICS = ("hd95", "asd", "volume_difference", "ece", "macro_accuracy", "gradient_norm", "gradient_norm_squared")
+BESIDE_METRICS = (
+    *("hd95", "asd", "volume_difference", "false_positives", "ece"),
+    *("macro_accuracy", "gradient_norm", "gradient_norm_squared"),
+)
 """Scores that a table may show though a task's own metrics need not include them."""
 
 

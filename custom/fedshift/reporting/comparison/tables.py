@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +28,7 @@ from fedshift.reporting.comparison.spec import FULL, Pairs
 from fedshift.reporting.comparison.verdict import verdict
 from fedshift.reporting.p_values import exact_p
 from fedshift.reporting.table import title_of
+from fedshift.schema.csv_text import csv_text
 from fedshift.schema.files import write_text
 
 PAIRS: dict[Pairs, str] = {
@@ -412,10 +411,9 @@ def long_csv(comparison: Comparison) -> str:
     shown, (first, *further) = measure(comparison.metric), comparison.axes
     unit = shown.unit
     figures = {(figure.row, figure.column): figure for figure in comparison.published}
-    out = io.StringIO()
-    write = csv.writer(out, lineterminator="\n")
     numbers_of = ("value", "std", "unit", "n", "of", "published", "published std")
-    write.writerow([first, *further, "column", *numbers_of, "data", "initial weights"])
+    header = [first, *further, "column", *numbers_of, "data", "initial weights"]
+    rows: list[list[object]] = []
     done = [cell for cell in comparison.cells if cell.state == "done"]
     kinds = "+".join(sorted({record.kind for cell in done for record in cell.data.values()}))
     about = [kinds, "; ".join(sorted({cell.initial_weights for cell in done}))]
@@ -428,7 +426,7 @@ def long_csv(comparison: Comparison) -> str:
                 figure = next((figures[row, name] for name in names if (row, name) in figures), None)
                 numbers = ["" if v is None else f"{shown.scaled(v):.6g}" for v in (entry.mean, entry.std)]
                 printed = [figure.value, figure.std] if figure else ["", ""]
-                write.writerow(
+                rows.append(
                     [row, *block.labels.values(), key, *numbers, unit, len(entry.values), entry.of, *printed, *about]
                 )
     for test in paired_tests(comparison):
@@ -444,8 +442,8 @@ def long_csv(comparison: Comparison) -> str:
             found.append((f"{p_value(test.against)} over folds", test.over_folds.p, str(len(test.folds)), ""))
         for column, value, n, in_paper in found:
             numbers = ["" if value is None else f"{value:.6g}", "", "", n, n, in_paper, ""]
-            write.writerow([test.row, *labels.values(), column, *numbers, *about])
-    return out.getvalue()
+            rows.append([test.row, *labels.values(), column, *numbers, *about])
+    return csv_text(header, rows)
 
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:

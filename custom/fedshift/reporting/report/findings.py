@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import fmean
 
+from fedshift.reporting import without_structure
 from fedshift.reporting.known_scores import needs_voxel_size
 from fedshift.reporting.report import worth
 from fedshift.reporting.report.runs import Run, distribution, evaluation
@@ -268,6 +269,9 @@ def _model_cautions(run: Run) -> Iterator[Finding]:
             "distances count as the diagonal of the volume there.",
         )
     yield from _one_sided(evaluations)
+    for site, result in evaluations.items():
+        for said in without_structure.said_of(result):
+            yield Finding("note", f"{site}, test part: {said}. Dice and distances are over the other cases.")
     uncalibrated = [
         f"{site} ({metric('accuracy').with_unit(result.calibration.ece)})"
         for site, result in evaluations.items()
@@ -292,7 +296,7 @@ def _one_sided(evaluations: dict[str, Evaluation]) -> Iterator[Finding]:
         yield Finding(
             "caution",
             f"{name}: {counted(sum(told.cases for told in at.values()), 'test volume')} with the class in one mask "
-            f"only, at {where}; HD95 and ASD count as the volume's diagonal there.",
+            f"only, at {where}; HD95 and ASD count as the volume's diagonal where it is missed.",
         )
 
 

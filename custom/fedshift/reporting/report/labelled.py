@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fedshift.reporting import figures
+from fedshift.reporting import figures, without_structure
 from fedshift.reporting.report import distributions, findings, scores, setup
 from fedshift.reporting.report.runs import Run
 from fedshift.reporting.report.section import (
@@ -61,15 +62,11 @@ def _summary(record: LabelledScans) -> Section:
 
 
 def _findings(record: LabelledScans) -> Iterator[Finding]:
-    n, of = len(record.cases), metric("dice")
+    n = len(record.cases)
     if not n:
         yield Finding("result", f"None of {counted(len(record.not_scored), 'case')} could be scored.")
     else:
-        dice = record.scores["dice"]
-        cell = scores.score_cell("dice", {}, _evaluation(record))
-        span = f", 95 % interval {cell.detail}" if cell.detail else ""
-        over = f", mean over {len(record.classes)} classes" if len(record.classes) > 1 else ""
-        yield Finding("result", f"Mean {of.word} over {_cases(record)}{over}: {of.with_unit(dice.mean)}{span}.")
+        yield _result(record)
     if record.is_phantom:
         yield Finding(
             "caution", "The model was trained on simulated scans: the scores say nothing about models for patients."
@@ -78,6 +75,8 @@ def _findings(record: LabelledScans) -> Iterator[Finding]:
         yield Finding("caution", f"Fewer than {findings.MIN_CASES} cases: a single case can change these scores a lot.")
     for name, told in record.one_sided.items():
         yield Finding("caution", f"{one_sided_sentence(name, told, n=n)}.")
+    for said in without_structure.said_of(_evaluation(record)):
+        yield Finding("note", f"{said}. Dice and distances are over the other cases.")
     if record.without_spacing:
         yield Finding(
             "caution",
@@ -90,6 +89,17 @@ def _findings(record: LabelledScans) -> Iterator[Finding]:
         "note",
         "A model file does not know which patients trained it: that these cases are new to it is not checked here.",
     )
+
+
+def _result(record: LabelledScans) -> Finding:
+    of, dice = metric("dice"), record.scores.get("dice")
+    if dice is None:
+        return Finding("result", f"There is no {of.word}: none of {_cases(record)} has {listed(record.classes)}.")
+    cell = scores.score_cell("dice", {}, _evaluation(record))
+    span = f", 95 % interval {cell.detail}" if cell.detail else ""
+    over = f", mean over {len(record.classes)} classes" if len(record.classes) > 1 else ""
+    among = "" if dice.n == len(record.cases) else f"{dice.n} of "
+    return Finding("result", f"Mean {of.word} over {among}{_cases(record)}{over}: {of.with_unit(dice.mean)}{span}.")
 
 
 def _what(record: LabelledScans) -> Section:
@@ -133,10 +143,12 @@ def _scores(record: LabelledScans) -> Section:
 def _distributions(record: LabelledScans) -> Section:
     with figures.style():
         drawn = [
-            distributions.strip(name, {row: record.scores[f"{name}{of}"] for row, of in _rows(record)})
+            distributions.strip(
+                name, {row: record.scores[key] for row, of in _rows(record) if (key := f"{name}{of}") in record.scores}
+            )
             for name in _plain(record)
         ]
-    box = distributions.BOX if distributions.has_box(record.scores["dice"]) else ""
+    box = distributions.BOX if any(map(distributions.has_box, record.scores.values())) else ""
     return Section(
         "distributions",
         "Scores over cases",
@@ -147,15 +159,16 @@ def _distributions(record: LabelledScans) -> Section:
 
 def _each_case(record: LabelledScans) -> Section:
     several = 1 < len(_rows(record)) <= MOST_CLASSES
-    names = ["dice", *(f"dice{of}" for _, of in _rows(record) if several), *_plain(record)[1:]]
+    names = [*(f"dice{of}" for _, of in _rows(record) if several), *_plain(record)]
+    names = sorted((name for name in names if name in record.scores), key=lambda name: name != "dice")
     columns = [Column("Case", numeric=False), *(Column(metric(name).heading) for name in names)]
     apart = bool(record.one_sided_cases)
     columns += [Column("In one mask only", numeric=False)] if apart else []
-    values = [record.scores[name].cases or [] for name in names]
+    values = {name: dict(zip(record.cases_of(name), record.scores[name].cases or (), strict=True)) for name in names}
+    dice = values.get("dice", {})
     rows: list[Row] = []
-    for number in sorted(range(len(record.cases)), key=lambda number: (values[0][number], number)):
-        case = record.cases[number]
-        cells: list[Cell | str] = [metric(name).number(of[number]) for name, of in zip(names, values, strict=True)]
+    for case in sorted(record.cases, key=lambda case: dice.get(case, math.inf)):
+        cells: list[Cell | str] = [metric(name).number(of.get(case)) for name, of in values.items()]
         sides = record.one_sided_cases.get(case, {})
         cells += [", ".join(f"{name} ({side})" for name, side in sides.items())] if apart else []
         rows.append([case, *cells])
@@ -170,13 +183,15 @@ def _plain(record: LabelledScans) -> list[str]:
 
 def _rows(record: LabelledScans) -> list[tuple[str, str]]:
     """What a row of classes is called, and how its scores' names end."""
-    found = [(name, f" {name}") for name in record.classes if f"dice {name}" in record.scores]
+    named = any(" " in name for name in record.scores)
+    found = [(name, f" {name}") for name in record.outlined if named]
     return found or [(listed(record.classes), "")]
 
 
 def _evaluation(record: LabelledScans) -> Evaluation:
     """As of a site of a run."""
-    return Evaluation(scores={name: of.mean for name, of in record.scores.items()}, distributions=record.scores)
+    means = {name: of.mean for name, of in record.scores.items()}
+    return Evaluation(scores=means, distributions=record.scores, one_sided=record.one_sided)
 
 
 def _cases(record: LabelledScans) -> str:

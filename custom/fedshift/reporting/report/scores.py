@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
+from fedshift.reporting import without_structure
 from fedshift.reporting.report.findings import mean_with_interval, scores_of_voxel_size, sites_without_voxel_sizes
 from fedshift.reporting.report.runs import Run, evaluation, personal_evaluation
 from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, Text
@@ -93,7 +94,7 @@ def _best(run: Run, scores: FinalScores, names: Sequence[str]) -> Table:
     for site in sites:
         result = evaluation(scores, site, "test")
         metrics = scores.sites.get(site, {}).get("test", {})
-        n = [_cases(result)] if with_cases else []
+        n = [_cases(run, site, result)] if with_cases else []
         rows.append([site, *n, *(score_cell(name, metrics, result) for name in names)])
     foot: list[Row] = []
     means: list[Cell | str] = []
@@ -118,9 +119,12 @@ def _mean_cell(of: Metric, values: Sequence[float], n_sites: int) -> Cell:
     return Cell(of.number(fmean(values) if values else None), some, strong=True)
 
 
-def _cases(result: Evaluation | None) -> str:
-    counts = [] if result is None else [spread.n for spread in result.distributions.values()]
-    return f"{max(counts):,}" if counts else "–"
+def _cases(run: Run, site: str, result: Evaluation | None) -> Cell:
+    """How many test cases a site has, and how many of them lack a class."""
+    counts = {} if result is None else {name: spread.n for name, spread in result.distributions.items()}
+    without = counts.get(without_structure.SCORE, 0)
+    n = run.results.data[site].cases.get("test") if without else max(counts.values(), default=None)
+    return Cell("–" if n is None else f"{n:,}", f"{without:,} without" if without else "")
 
 
 def _value(scores: FinalScores, site: str, name: str) -> float | None:

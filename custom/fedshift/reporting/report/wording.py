@@ -139,7 +139,6 @@ def one_sided_sentence(name: str, of: OneSided, *, n: int) -> str:
     """What is to be known of a class that one mask only has in some of ``n`` cases."""
     how = [f"{times} {word}" for word, times in (("missed", of.missed), ("invented", of.invented)) if times]
     is_are = "is" if of.cases == 1 else "are"
-    return (
-        f"{name}: {of.cases} of {n} cases {is_are} in one mask only ({', '.join(how)} by the model); HD95 and ASD "
-        "count as the volume's diagonal there, and surface Dice as 0"
-    )
+    said = f"{name}: {of.cases} of {n} cases {is_are} in one mask only ({', '.join(how)} by the model)"
+    diagonal = "; HD95 and ASD count as the volume's diagonal where it is missed, and surface Dice as 0"
+    return said + (diagonal if of.missed else "")

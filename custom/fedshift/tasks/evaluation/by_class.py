@@ -1,4 +1,12 @@
-"""Scores of several classes over cases: each class's, and the mean over classes."""
+"""Scores of several classes over cases: each class's, and the mean over classes.
+
+Dice and distances compare two masks, and are of no meaning where the reference has none of a class: Dice is 0 whether
+the model finds a voxel or half of the scan. So such a case is left out of these scores, and has instead the volume that
+the model finds, ``false_positives``, which the others have not. Sources: Maier-Hein et al., "Metrics reloaded", Nature
+Methods 21 (2024), and MONAI's ``DiceMetric`` (``ignore_empty``). A class that the model misses counts in all scores.
+
+In arrays over cases a score that a case does not have is NaN.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +34,10 @@ RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
         "asd": (0, MAX_MILLIMETRES),
         "surface_dice": (0, 1),
         "volume_difference": (0, MAX_MILLILITRES),
+        "false_positives": (0, MAX_MILLILITRES),
     }
 )
-"""The scores of a class and their ranges; distances in mm, differences of volumes in ml."""
+"""The scores of a class and their ranges; distances in mm, volumes in ml."""
 
 
 def of_class(score: str, name: str) -> str:
@@ -42,7 +51,7 @@ def names(score: str, classes: Sequence[str]) -> list[str]:
 
 
 def dice_by_class(predicted: np.ndarray, reference: np.ndarray, n_classes: int) -> np.ndarray:
-    """Dice of every foreground class, (K - 1,), of two arrays of classes."""
+    """Dice of every foreground class, (K - 1,), of two arrays of classes; NaN where the reference has none of it."""
     counts = [
         np.bincount(values.ravel(), minlength=n_classes)[1:].astype(np.float64)
         for values in (reference[predicted == reference], predicted, reference)
@@ -53,15 +62,18 @@ def dice_by_class(predicted: np.ndarray, reference: np.ndarray, n_classes: int) 
 def scores_of(
     predicted: np.ndarray, reference: np.ndarray, spacing: Sequence[float], *, tolerance: float
 ) -> dict[str, float]:
-    """Every score of `RANGES` of two masks (z, y, x) bool; ``spacing`` and ``tolerance`` in mm."""
+    """The scores of `RANGES` that two masks (z, y, x) bool have; ``spacing`` and ``tolerance`` in mm."""
     overlap, found, there = (np.array(np.count_nonzero(mask)) for mask in (predicted & reference, predicted, reference))
+    millilitres = float(np.prod(spacing)) / MICROLITRES
+    if there == 0:
+        return {"false_positives": int(found) * millilitres}
     hausdorff, mean, surface = surface_scores(predicted, reference, spacing, tolerance=tolerance)
     return {
         "dice": float(dice(overlap, found, there)),
         "hd95": hausdorff,
         "asd": mean,
         "surface_dice": surface,
-        "volume_difference": abs(int(found) - int(there)) * float(np.prod(spacing)) / MICROLITRES,
+        "volume_difference": abs(int(found) - int(there)) * millilitres,
     }
 
 
@@ -81,7 +93,7 @@ def scores_by_class(
 
 
 def one_sided(predicted: np.ndarray, reference: np.ndarray, numbers: Mapping[str, int]) -> dict[str, Side]:
-    """The classes that one of two volumes only has, whose distances `scores_by_class` counts as the diagonal."""
+    """The classes that one of two volumes only has: those that the model misses, and those that it invents."""
     found: dict[str, Side] = {}
     for name, number in numbers.items():
         by_model, by_reader = bool((predicted == number).any()), bool((reference == number).any())
@@ -100,7 +112,9 @@ def count_one_sided(cases: Iterable[Mapping[str, Side]]) -> dict[str, OneSided]:
 def values_by_score(
     cases: Sequence[Mapping[str, Mapping[str, float]]], classes: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Score -> its value for each case (n,), of the mean over classes and of each class.
+    """Score -> its value for each case (n,), of the mean over the classes that have it, and of each class.
+
+    Scores that no case has are left out.
 
     Args:
         cases: class -> score -> value of each case, all with the same classes.
@@ -108,13 +122,20 @@ def values_by_score(
     """
     found: dict[str, np.ndarray] = {}
     for score in RANGES:
-        of = {name: [case[name][score] for case in cases] for name in cases[0]}
-        values = {score: np.mean(list(of.values()), axis=0), **{of_class(score, name): of[name] for name in of}}
+        of = {name: np.array([case[name].get(score, np.nan) for case in cases]) for name in cases[0]}
+        values = {score: mean_over(np.array([*of.values()])), **{of_class(score, name): of[name] for name in of}}
         kept = names(score, classes)
         for name in kept:
-            if name in values:
-                found[name] = np.asarray(values[name])
+            if name in values and not np.isnan(values[name]).all():
+                found[name] = values[name]
     return found
+
+
+def mean_over(values: np.ndarray) -> np.ndarray:
+    """The mean over the first axis of what is not NaN; NaN where all is."""
+    known = ~np.isnan(values)
+    count = known.sum(0)
+    return np.where(count > 0, np.where(known, values, 0).sum(0) / np.maximum(count, 1), np.nan)
 
 
 def distributions(
@@ -125,7 +146,7 @@ def distributions(
     seed: int,
     share_cases: bool,
 ) -> dict[str, Distribution]:
-    """Distributions over cases of `values_by_score`; the options are those of `distribution`."""
+    """Distributions of `values_by_score`, each over the cases that have it; the options are those of `distribution`."""
     values = values_by_score(cases, classes)
     return {
         name: distribution(of, subjects=subjects, seed=seed, share_cases=share_cases) for name, of in values.items()

@@ -25,9 +25,11 @@ def box_of(mask: np.ndarray) -> tuple[slice, ...]:
 
 
 def dice(overlap: np.ndarray, predicted: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """2|P∩R| / (|P|+|R|) from voxel counts; 1 for two empty masks."""
-    size = predicted + reference
-    score: np.ndarray = np.where(size > 0, 2 * overlap / np.maximum(size, 1), 1.0)
+    """2|P∩R| / (|P|+|R|) from voxel counts; NaN where the reference is empty, as MONAI's ``ignore_empty`` has it.
+
+    Any prediction would have 0 there, and none at all 1 by convention: see `fedshift.tasks.evaluation.by_class`.
+    """
+    score: np.ndarray = np.where(reference > 0, 2 * overlap / np.maximum(predicted + reference, 1), np.nan)
     return score
 
 

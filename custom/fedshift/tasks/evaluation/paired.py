@@ -53,8 +53,9 @@ def compare(
     """Compare two models, with no more detail than may leave the site.
 
     Args:
-        federated: the federated model's score of each case (n,), higher is better; n is at least 1.
-        local: the local model's, of the same cases in the same order.
+        federated: the federated model's score of each case (n,), higher is better; NaN for cases that have none, which
+            are left out. At least one has.
+        local: the local model's, of the same cases in the same order, NaN for the same.
         score: the score's name.
         is_binary: whether the score says that a case is right (1) or wrong (0).
         round_: the local model's.
@@ -63,6 +64,9 @@ def compare(
             `FEWEST` cases do not either.
         subjects: whose each case is; None if every case is of another subject.
     """
+    known = ~np.isnan(federated)
+    federated, local = federated[known], local[known]
+    subjects = None if subjects is None else [whose for whose, there in zip(subjects, known, strict=True) if there]
     pairs = np.stack([federated, local], axis=1).astype(np.float64)
     differences = pairs[:, 0] - pairs[:, 1]
     n = len(pairs)

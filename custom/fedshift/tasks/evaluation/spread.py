@@ -21,14 +21,17 @@ def distribution(
     """Summarise a score over cases, with no more detail than may leave the site.
 
     Args:
-        values: one score per case, in the order of the manifest.
+        values: one score per case, in the order of the manifest; NaN for cases that have none, which are left out. At
+            least one has.
         seed: seed of the bootstrap.
         share_cases: whether scores of single cases may leave. If not, only number and mean are returned for fewer than
             `FEWEST` cases.
         subjects: whose each case is, for the interval; None if every case is of another subject.
     """
     scores = np.asarray(values, np.float64)
-    several = several_cases(subjects)
+    known = ~np.isnan(scores)
+    subjects = None if subjects is None else [whose for whose, there in zip(subjects, known, strict=True) if there]
+    scores, several = scores[known], several_cases(subjects)
     if not share_cases and len(scores) < FEWEST:
         return Distribution(n=len(scores), mean=float(scores.mean()), subjects=several)
     ordered = np.sort(scores)

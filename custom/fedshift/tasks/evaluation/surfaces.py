@@ -28,7 +28,8 @@ def surface_scores(
     Surface Dice is the part of both surfaces that is within ``tolerance`` mm of the other one, or just at it, compared
     as float32 because the distances are rounded to it: 0.6 mm is within 0.6 mm. If one of the masks is
     empty both distances are the diagonal of the volume, the largest possible one, and surface Dice is 0, so that a
-    missed organ counts. If both are empty the distances are 0 and surface Dice is 1.
+    missed organ counts. If both are empty the distances are 0 and surface Dice is 1; evaluation leaves out
+    cases with an empty reference (`fedshift.tasks.evaluation.by_class`).
 
     Args:
         predicted: (slices, rows, columns) bool.

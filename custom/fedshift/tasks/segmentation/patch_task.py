@@ -25,6 +25,7 @@ from fedshift.tasks.evaluation.by_class import (
     Side,
     count_one_sided,
     dice_by_class,
+    mean_over,
     names,
     one_sided,
     scores_by_class,
@@ -233,17 +234,22 @@ class Task:
         return tuple(range(self._data.dims)) if self._data.mirror is None else self._data.mirror
 
     def scores(self, predictions: Iterator[Tensor], data: Patches, subset: Subset) -> dict[str, float]:
-        """Dice on the network's grid, ``dice`` the mean over classes and cases, and each class's."""
+        """Dice on the network's grid, ``dice`` the mean over classes and cases, and each class's.
+
+        Of the cases whose masks have a class; a class that none has is left out.
+        """
         found: list[np.ndarray] = []
         for index, predicted in zip(data.eval_index(subset), predictions, strict=True):
             found.append(dice_by_class(predicted.numpy(), data.labels(index).numpy(), 1 + len(self._foreground)))
         if not found:
             return {}
-        means = dict(zip(self._foreground, np.mean(found, axis=0).tolist(), strict=True))
-        kept = [means[name] for name in self.outlined(data)]
-        scores = {"dice": float(np.mean(kept))}
+        means = dict(zip(self._foreground, mean_over(np.array(found)).tolist(), strict=True))
+        kept = {name: means[name] for name in self.outlined(data) if not np.isnan(means[name])}
+        if not kept:
+            return {}
+        scores = {"dice": float(np.mean(list(kept.values())))}
         if len(self._foreground) > 1:
-            scores |= {f"dice {name}": means[name] for name in self.outlined(data)}
+            scores |= {f"dice {name}": value for name, value in kept.items()}
         return scores
 
     def evaluate(
@@ -258,8 +264,9 @@ class Task:
     ) -> Evaluation:
         """Scores of each case and class on the scan's own grid, to which probabilities are resampled.
 
-        Classes that the site's masks do not outline are left out. Calibration counts the voxels (on the network's grid)
-        in the bounding box of prediction and reference.
+        Classes that the site's masks do not outline are left out, and so is each class where a case's mask has none of
+        it, but for ``false_positives``, the volume that the model finds there. Calibration counts the voxels (on the
+        network's grid) in the bounding box of prediction and reference.
         """
         numbers = {name: self._number(name) for name in self.outlined(data)}
         cases: list[dict[str, dict[str, float]]] = []

@@ -56,7 +56,8 @@ class DataSpec(Strict):
     ``augmentation``: ``none``, a preset or a list, see `fedshift.tasks.augmentation`. ``mirror``: axes of a patch, from
     0, that a preset and ``evaluation.mirror`` may mirror; null for all. Leave out the last one where classes differ in
     the side. ``overlap`` of neighbouring windows of the sliding window in final evaluation, as a part of a window.
-    ``fold``: train and test on a fold of a cross-validation, see `fedshift.data.splits.case_splits`.
+    ``fold``: train and test on a fold of a cross-validation, see `fedshift.data.splits.case_splits`. ``empty``: whether
+    cases may lack the structures, see `fedshift.schema.empty_masks`.
     """
 
     dims: Literal[2, 3] = 3
@@ -74,6 +75,7 @@ class DataSpec(Strict):
     mirror: tuple[int, ...] | None = None
     overlap: float = Field(default=0.5, ge=0, lt=1)
     fold: int | None = Field(default=None, ge=1, le=FOLDS)
+    empty: bool | None = None
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:

@@ -31,7 +31,7 @@ from fedshift.tasks.base import (
     selecting,
     sizes,
 )
-from fedshift.tasks.evaluation.by_class import Side, count_one_sided, one_sided
+from fedshift.tasks.evaluation.by_class import MAX_MILLILITRES, MICROLITRES, Side, count_one_sided, one_sided
 from fedshift.tasks.evaluation.calibration import Calibration
 from fedshift.tasks.evaluation.confidence import confidence
 from fedshift.tasks.evaluation.overlap import box_of, counts_of, dice, papers_dice
@@ -50,7 +50,8 @@ class DataSpec(Strict):
     the largest input intensity. ``train_slices: foreground`` skips slices without foreground and the first and last
     slice of a volume, as the papers do. ``clip_above_quantile``: intensities of a volume are clipped above this
     quantile before they are scaled; the default is the papers'. ``fold``: train and test on a fold of a
-    cross-validation over cases, see `fedshift.data.splits.case_splits`.
+    cross-validation over cases, see `fedshift.data.splits.case_splits`. ``empty``: whether cases may lack the
+    structure, see `fedshift.schema.empty_masks`.
     """
 
     matrix: int = Field(ge=32, multiple_of=16)
@@ -63,6 +64,7 @@ class DataSpec(Strict):
     augmentation: Literal["none", "rot90-flip"] = "none"
     clip_above_quantile: float = Field(default=CLIP_ABOVE_QUANTILE, gt=0.5, le=1)
     fold: int | None = Field(default=None, ge=1, le=FOLDS)
+    empty: bool | None = None
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -184,9 +186,15 @@ class Task:
     dense = True
     evaluated = EVALUATED
     metrics: ClassVar[Mapping[str, tuple[float, float]]] = MappingProxyType(
-        {"dice": (0, 1), "dice_papers": (0, 1), "hd95": (0, MAX_MILLIMETRES), "asd": (0, MAX_MILLIMETRES)}
+        {
+            "dice": (0, 1),
+            "dice_papers": (0, 1),
+            "hd95": (0, MAX_MILLIMETRES),
+            "asd": (0, MAX_MILLIMETRES),
+            "false_positives": (0, MAX_MILLILITRES),
+        }
     )
-    per_case = ("dice", "hd95", "asd")
+    per_case = ("dice", "hd95", "asd", "false_positives")
 
     def __init__(self, job: JobSpec) -> None:
         """Check the parts of the job that only this kind understands."""
@@ -194,6 +202,12 @@ class Task:
         refuse_patch_options(job)
         self.metric = selecting(job, ("dice", "dice_papers"))
         self._data = DataSpec.parse(job.task.data, where=f"task {job.task.name}: data")
+        if job.task.takes_empty and (self._data.split != "case" or self._data.train_slices != "all"):
+            raise ConfigError(
+                f"task {job.task.name} takes cases without the structure, of which data.split={self._data.split} with "
+                f"data.train_slices={self._data.train_slices} uses no slice: set data.split=case and "
+                "data.train_slices=all, or data.empty=false"
+            )
         self.spatial = (self._data.matrix, self._data.matrix)
         self.sizes = sizes(self.spatial, len(job.task.classes))
         self.intensities = (0.0, self._data.scale)
@@ -245,7 +259,7 @@ class Task:
         return forward(x)
 
     def scores(self, predictions: Iterator[Tensor], data: Slices, subset: Subset) -> dict[str, float]:
-        """``dice``: mean over cases of the foreground Dice, on the network's grid.
+        """``dice``: mean over cases with foreground of its Dice, on the network's grid; missing if there is none.
 
         ``dice_papers``: FedFA's metric, the mean over slices with foreground of the mean of background and foreground
         Dice; missing if there is no such slice.
@@ -261,7 +275,9 @@ class Task:
         )
         cases, position = np.unique(data.case_of[members], return_inverse=True)
         per_case = dice(*(np.bincount(position, column, len(cases)) for column in counts.T))
-        return {"dice": float(per_case.mean()), **self._papers(counts, data.countable[members])}
+        known = per_case[~np.isnan(per_case)]
+        found = {"dice": float(known.mean())} if len(known) else {}
+        return {**found, **self._papers(counts, data.countable[members])}
 
     def evaluate(
         self,
@@ -275,7 +291,8 @@ class Task:
     ) -> Evaluation:
         """Scores of each case on its original grid: probabilities are resampled to the scan's rows and columns.
 
-        Dice; HD95 and ASD in mm if all slices of the volume are in the split; ``dice_papers`` as in `scores`.
+        Dice; HD95 and ASD in mm if all slices of the volume are in the split; ``dice_papers`` as in `scores`. A case
+        without foreground has the volume that the model finds instead, ``false_positives``.
         Calibration counts the pixels (on the network's grid) in the bounding box of prediction and reference, since far
         from both every model is correct with high confidence.
         """
@@ -299,16 +316,23 @@ class Task:
             reference = data.reference(number)[slices - case.offset]
             found = restore(probability, *case.shape[1:]) > 0.5
             empty += not found.any()
-            by_metric["dice"][number] = float(dice(*(np.array(n.sum()) for n in (found & reference, found, reference))))
-            if len(slices) == case.shape[0]:
-                by_metric["hd95"][number], by_metric["asd"][number] = surface_distances(found, reference, case.spacing)
+            whole = len(slices) == case.shape[0]
+            if whole:
                 apart.append(one_sided(found, reference, {self._job.task.classes[1]: 1}))
+            if not reference.any():
+                found_ml = int(found.sum()) * float(np.prod(case.spacing)) / MICROLITRES
+                by_metric["false_positives"][number] = found_ml
+                continue
+            by_metric["dice"][number] = float(dice(*(np.array(n.sum()) for n in (found & reference, found, reference))))
+            if whole:
+                by_metric["hd95"][number], by_metric["asd"][number] = surface_distances(found, reference, case.spacing)
+        order = sorted(expected)
         cases = {
-            name: np.array([by_case[n] for n in sorted(by_case)])
+            name: np.array([by_case.get(n, np.nan) for n in order])
             for name, by_case in by_metric.items()
-            if len(by_case) == len(expected)
+            if by_case and (name == "false_positives" or len(by_case) == len(by_metric["dice"]))
         }
-        subjects = [subject_of(data.manifest.cases[number].id) for number in sorted(by_metric["dice"])]
+        subjects = [subject_of(data.manifest.cases[number].id) for number in order]
         hides = not share_cases and len(subjects) < FEWEST
         if keep is not None:
             keep.values, keep.subjects = cases, subjects

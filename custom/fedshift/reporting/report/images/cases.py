@@ -77,7 +77,10 @@ class _Picked:
 
 
 def _pick(scores: np.ndarray) -> list[_Picked]:
-    order = np.argsort(scores, kind="stable")
+    """Of the cases that have a score: of one without the structure it is NaN."""
+    order = np.argsort(scores, kind="stable")[: np.count_nonzero(~np.isnan(scores))]
+    if not len(order):
+        return []
     places = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}
     picked: dict[int, str] = {}
     for word, place in places.items():

@@ -45,7 +45,7 @@ class Plane:
 
 @dataclass(frozen=True)
 class Volume:
-    """A test case; ``scores`` is the Dice of each class that the site's masks outline."""
+    """A test case; ``scores`` is the Dice of each class that the site's masks outline, and the case has."""
 
     entry: int
     scores: Mapping[str, float]
@@ -55,8 +55,8 @@ class Volume:
 
     @property
     def mean(self) -> float:
-        """Over the classes, as in the tables."""
-        return float(np.mean(list(self.scores.values())))
+        """Over the classes, as in the tables; NaN without any."""
+        return float(np.mean(list(self.scores.values()))) if self.scores else float("nan")
 
 
 def volumes(task: Task, data: Patches, folder: Path, part: Subset, probabilities: Iterator[Tensor]) -> Iterator[Volume]:
@@ -73,7 +73,8 @@ def volumes(task: Task, data: Patches, folder: Path, part: Subset, probabilities
         reference = data.reference(number)
         images = read_images(folder, data.manifest, case)[:SEQUENCES]
         found = dice_by_class(predicted, reference, len(data.manifest.classes))
-        scores = {name: float(found[data.manifest.classes.index(name) - 1]) for name in outlined}
+        each = {name: float(found[data.manifest.classes.index(name) - 1]) for name in outlined}
+        scores = {name: score for name, score in each.items() if not np.isnan(score)}
         shown = _planes(images, predicted, reference, case.spacing, across=dims == len(NAMES))
         yield Volume(number, scores, shown, data.manifest.sequences[:SEQUENCES])
 

@@ -1,0 +1,27 @@
+"""What is said of cases whose masks rightly have none of a class: they have no Dice, but false positives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedshift.schema.evaluation import Evaluation
+
+SCORE = "false_positives"
+
+
+def said_of(told: Evaluation) -> Iterator[str]:
+    """``tumour: 3 cases without it, false positives in 1 of them, 0.40 ml on average``, of each such class.
+
+    With a single class its name is left out where no mask has it alone, as the scores do not name it.
+    """
+    for key, spread in told.distributions.items():
+        score, _, name = key.partition(" ")
+        several = any(other.startswith(f"{SCORE} ") for other in told.distributions)
+        if score != SCORE or (several and not name):
+            continue
+        apart = told.one_sided or {}
+        name = name or next(iter(apart), "")
+        invented = apart[name].invented if name in apart else 0
+        cases = f"{spread.n} case{'' if spread.n == 1 else 's'} without"
+        which = f"{name}: {cases} it" if name else f"{cases} the structure"
+        yield f"{which}, false positives in {invented} of them, {spread.mean:.2f} ml on average"
