@@ -24,6 +24,7 @@ from nvflare.private.defs import CellMessageHeaderKeys
 from fedshift.flare.guard.drops import Drops
 from fedshift.flare.guard.rules import Message, party, refusal
 from fedshift.flare.patches.patch import Patch, find
+from fedshift.flare.patches.refusals import PERSON as PERSON
 
 CELL = "nvflare.fuel.f3.cellnet.core_cell:CoreCell"
 CONNECTIONS = "nvflare.fuel.f3.sfm.conn_manager:ConnManager"
@@ -48,9 +49,6 @@ ODD = (MessageHeaderKey.CONN_URL, MessageHeaderKey.SECURE, MessageHeaderKey.SERV
 """Headers by which the receiver would connect to an address, ask for a certificate, or treat two sites as related."""
 ERROR_TYPE = StreamHeaderKey.ERROR_TYPE
 """A header of a failed stream. With one of its values the server's job process ends itself."""
-
-PERSON = "fedshift_person"
-"""Header of a console's message: whose certificate its connection has, whatever its sender has written there."""
 
 UNKNOWN = "N/A"
 """NVFlare's name in place of one that it does not know."""
