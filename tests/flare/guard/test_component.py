@@ -25,7 +25,7 @@ def nothing_done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(gate, "apply", lambda: done.append("gate"))
     monkeypatch.setattr(commands, "apply", lambda: done.append("commands"))
     monkeypatch.setattr(sessions, "apply", lambda: done.append("sessions"))
-    monkeypatch.setattr(component.patches, "install", lambda: done.append("patches"))
+    monkeypatch.setattr(component.patches, "install", lambda *modules: done.append("patches"))
     return done
 
 

@@ -14,16 +14,21 @@ from types import ModuleType
 
 from fedshift.flare.patches import (
     frame_size,
+    handshakes,
     incoming_streams,
+    job_archives,
+    log_rate,
     message_contents,
     message_exits,
     message_pieces,
     message_text,
     numpy_arrays,
+    outgoing_streams,
     party_shares,
     return_codes,
     send_window,
     spooled_answers,
+    statistics_pools,
     steady_clock,
     unpack_in_turn,
     uploads,
@@ -34,8 +39,12 @@ MESSAGES: tuple[ModuleType, ...] = (
     message_exits,
     message_contents,
     incoming_streams,
+    outgoing_streams,
     frame_size,
+    handshakes,
     party_shares,
+    statistics_pools,
+    log_rate,
     uploads,
     message_text,
     numpy_arrays,
@@ -47,14 +56,22 @@ MESSAGES: tuple[ModuleType, ...] = (
 )
 """Patches of how messages are packed, sent and received, and of the clock. Each has a `PATCH` and an `apply()`."""
 
+ARCHIVES: tuple[ModuleType, ...] = (job_archives,)
+"""Patches of what a provisioned party alone does, and a simulator's worker need not import."""
+
 PROTECTION: tuple[ModuleType, ...] = (
     message_exits,
     return_codes,
     message_contents,
     incoming_streams,
+    outgoing_streams,
     frame_size,
+    handshakes,
     party_shares,
+    statistics_pools,
+    log_rate,
     uploads,
+    job_archives,
 )
 """Patches without which another party can do harm."""
 
@@ -75,7 +92,7 @@ def protect() -> None:
     Raises:
         NotAsExpectedError: as `require_protection`.
     """
-    install()
+    install((*MESSAGES, *ARCHIVES))
     require_protection()
     incoming_streams.allow_without_job()
 
