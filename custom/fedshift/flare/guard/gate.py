@@ -139,7 +139,9 @@ def _anothers_stream(seen: Message, message: Any) -> str | None:
 
 
 def _take_off(me: str, message: Any) -> None:
-    """Take off a site's message what would end more than the site's own stream."""
+    """Take off a site's message what would end more than its own stream, or pass for what it is not."""
+    if message.get_header(MessageHeaderKey.CHANNEL) != STREAM_CHANNEL:
+        message.remove_header(StreamHeaderKey.TOPIC)  # by which `message_contents` knows a task and an answer
     origin = party(message.get_header(MessageHeaderKey.ORIGIN))
     own = party(me)
     if origin is not None and own is not None and own.root == "server" != origin.root:
