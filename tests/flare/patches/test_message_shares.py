@@ -7,13 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+from nvflare.fuel.f3.cellnet.defs import CellChannel
+
 from fedshift.flare.patches.message_shares import THREADS, WAITING, MessageShares
 
 from .wires import until
 
 
-def stream(party: str) -> Any:
-    return SimpleNamespace(task=SimpleNamespace(party=party))
+def stream(party: str, channel: str = CellChannel.SERVER_COMMAND) -> Any:
+    return SimpleNamespace(task=SimpleNamespace(party=party, channel=channel))
 
 
 def test_each_party_has_its_share_and_what_waits_is_handled_in_turn() -> None:
@@ -28,12 +30,25 @@ def test_each_party_has_its_share_and_what_waits_is_handled_in_turn() -> None:
     with ThreadPoolExecutor(8) as pool:
         shares = MessageShares(pool, lambda task: str(task.party), done.append)
         for number in range(THREADS + WAITING):
-            assert not shares.is_full("UCL")
+            assert shares.takes(stream("UCL").task)
             shares.submit(work, number, stream("UCL"))
-        assert shares.is_full("UCL") and not shares.is_full("HK")
+        assert not shares.takes(stream("UCL").task) and shares.takes(stream("HK").task)
         shares.submit(lambda *_: handled.append(-1), 0, stream("HK"))
         until(lambda: handled == [-1])
         goes_on.set()
         until(lambda: len(done) == THREADS + WAITING + 1)
         assert sorted(handled) == [-1, *range(THREADS + WAITING)]
-        assert not shares.is_full("UCL") and not shares._shares
+        assert shares.takes(stream("UCL").task) and not shares._shares
+
+
+def test_an_answer_for_which_requests_of_its_party_wait_is_handled() -> None:
+    answered, done = threading.Event(), list[Any]()
+    with ThreadPoolExecutor(THREADS + 1) as pool:
+        shares = MessageShares(pool, lambda task: str(task.party), done.append)
+        for _ in range(THREADS + WAITING):
+            shares.submit(lambda *_: answered.wait(10), 0, stream("server"))
+        answer = stream("server", CellChannel.RETURN_ONLY)
+        assert shares.takes(answer.task)
+        shares.submit(lambda *_: answered.set(), 0, answer)
+        until(lambda: len(done) == THREADS + WAITING + 1)
+    assert answer.task in done

@@ -141,10 +141,11 @@ def apply() -> None:
     def handle_blob(self: Any, future: Any, stream: Any, *args: Any, **kwargs: Any) -> Any:
         if _limit is not None:
             self.max_blob_size = 0  # ours holds from the first piece on, and may be larger
-        party = _party(stream.task)
-        if shares.is_full(party):
+        if not shares.takes(stream.task):
             stream.task.stop(stream_error("too many messages of its sender wait to be handled: try again"))
-            REFUSALS.tell(party, "waiting", f"has more than {WAITING} messages that wait: further ones are refused")
+            REFUSALS.tell(
+                _party(stream.task), "waiting", f"has more than {WAITING} messages that wait: further ones are refused"
+            )
             return 0
         return original_blob(self, future, stream, *args, **kwargs)
 

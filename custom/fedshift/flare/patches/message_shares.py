@@ -1,4 +1,7 @@
-"""Each party has its share of the threads that handle messages, whatever these wait for."""
+"""Each party has its share of the threads that handle requests, whatever these wait for.
+
+Answers do not count: who handles a request may wait for one of the same party.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+from nvflare.fuel.f3.cellnet.defs import CellChannel
 
 log = logging.getLogger("fedshift")
 
@@ -18,10 +23,14 @@ WAITING = 32
 """Further ones of the same party that wait; what comes then is refused."""
 
 
+_Job: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
+"""A function, and its arguments: a future, a stream and others."""
+
+
 @dataclass
 class _Share:
     running: int = 0
-    waiting: deque[tuple[Callable[..., None], tuple[Any, ...]]] = field(default_factory=deque)
+    waiting: deque[_Job] = field(default_factory=deque)
 
 
 class MessageShares:
@@ -39,16 +48,18 @@ class MessageShares:
         self._lock = threading.Lock()
         self._shares: dict[str, _Share] = {}
 
-    def is_full(self, party: str) -> bool:
-        """Whether a further message of this party has to be refused."""
+    def takes(self, task: Any) -> bool:
+        """Whether there is room for a further message, which is that of the stream ``task``."""
         with self._lock:
-            share = self._shares.get(party)
-            return share is not None and len(share.waiting) >= WAITING
+            share = self._shares.get(self._party_of(task))
+            return _is_answer(task) or share is None or len(share.waiting) < WAITING
 
     def submit(self, work: Callable[..., None], future: Any, stream: Any, *others: Any) -> Any:
         """As the pool's: handle a message, which is ``future``'s result, in a thread."""
         party = self._party_of(stream.task)
         job = (work, (future, stream, *others))
+        if _is_answer(stream.task):
+            return self._pool.submit(self._handle, job)
         with self._lock:
             share = self._shares.setdefault(party, _Share())
             if share.running >= THREADS:
@@ -57,21 +68,28 @@ class MessageShares:
             share.running += 1
         return self._pool.submit(self._work, party, share, job)
 
-    def _work(self, party: str, share: _Share, job: tuple[Callable[..., None], tuple[Any, ...]] | None) -> None:
+    def _work(self, party: str, share: _Share, job: _Job | None) -> None:
         while job is not None:
-            work, arguments = job
-            try:
-                work(*arguments)
-            except Exception:
-                log.exception("a message could not be handled")
-            job = self._next(party, share, arguments[1].task)
+            self._handle(job)
+            job = self._next(party, share)
 
-    def _next(self, party: str, share: _Share, handled: Any) -> tuple[Callable[..., None], tuple[Any, ...]] | None:
+    def _handle(self, job: _Job) -> None:
+        work, arguments = job
+        try:
+            work(*arguments)
+        except Exception:
+            log.exception("a message could not be handled")
+        self._done(arguments[1].task)
+
+    def _next(self, party: str, share: _Share) -> _Job | None:
         with self._lock:
             following = share.waiting.popleft() if share.waiting else None
             if following is None:
                 share.running -= 1
                 if not share.running:
                     self._shares.pop(party, None)
-        self._done(handled)
-        return following
+            return following
+
+
+def _is_answer(task: Any) -> bool:
+    return bool(task.channel == CellChannel.RETURN_ONLY)
