@@ -380,3 +380,22 @@ def test_messages_that_wait_count_in_a_party_s_share(receiver: Receiver, monkeyp
         busy.piece("UCL.job", next(NUMBERS), b"x" * size, last=True, **headers)
     assert sum("waits to be handled" in error for _, error in busy.cell.told) == 3
     busy.goes_on.set()
+
+
+def test_answers_that_are_given_away_before_they_are_complete_do_not_count(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFlare gives an answer to who waits for it as soon as its first piece is there."""
+    monkeypatch.setattr(incoming_streams, "USUAL", LARGE)
+    allow(lambda channel, topic: LARGE)
+    futures = list[Any]()
+    receiver._receiver.register_callback(CellChannel.RETURN_ONLY, "*", BlobHandler(futures.append).handle_blob_cb)
+    headers = {StreamHeaderKey.CHANNEL: CellChannel.RETURN_ONLY, StreamHeaderKey.RELIABLE: True}
+    for number in range(10):
+        stream, half = next(NUMBERS), b"x" * (LARGE * 4 // 10)
+        receiver.piece("server.job", stream, half, size=2 * len(half), **headers)
+        assert wait(lambda number=number: len(futures) == number + 1)  # type: ignore[misc]
+        task = receiver.piece("server.job", stream, half, number=1, size=2 * len(half), last=True, **headers)
+        assert len(b"".join(futures[-1].result(10))) == 2 * len(half)
+        assert task is not None and wait(lambda task=task: task.stream_future is None)  # type: ignore[misc]
+    assert not receiver.cell.told

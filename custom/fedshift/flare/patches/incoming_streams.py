@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +31,8 @@ from nvflare.apis.fl_constant import ServerCommandNames
 from fedshift.flare.patches.message_exits import report
 from fedshift.flare.patches.message_shares import WAITING, MessageShares
 from fedshift.flare.patches.patch import Patch, find
-from fedshift.flare.patches.refusals import PERSON, REFUSALS, party_of
+from fedshift.flare.patches.refusals import REFUSALS, party_of
+from fedshift.flare.patches.stream_pieces import Keys, Piece
 
 log = logging.getLogger("fedshift")
 
@@ -98,14 +97,14 @@ def allow_without_job() -> None:
 def apply() -> None:
     """Replace ``RxTask.find_or_create_task``, through which every piece of every stream goes."""
     task_class, receiver, blob = find(f"{RECEIVER}:RxTask"), find(f"{RECEIVER}:ByteReceiver"), find(BLOB)
-    keys = _Keys()
+    keys = Keys()
     stream_error = find("nvflare.fuel.f3.streaming.stream_types:StreamError")
     original, original_blob = task_class.find_or_create_task, blob.handle_blob_cb
     original_stop = task_class.stop
     streamer, blob_streamer = find(STREAMER), find("nvflare.fuel.f3.streaming:blob_streamer")
     original_shutdown = streamer.shutdown
     streams = _Streams(task_class, stream_error, keys)
-    shares = MessageShares(blob_streamer.callback_thread_pool, _party, partial(streams.forget, handled=True))
+    shares = MessageShares(blob_streamer.callback_thread_pool, _party, streams.handled)
 
     def find_or_create(message: Any, cell: Any) -> Any:
         streams.close_silent()
@@ -155,7 +154,7 @@ def apply() -> None:
             with self.lock:
                 self.chunks.clear()
                 self.out_seq_chunks.clear()
-            streams.forget(self, handled=False)
+        streams.forget(self)
 
     def shutdown() -> None:
         global _ending
@@ -170,68 +169,17 @@ def apply() -> None:
     blob.handle_blob_cb, blob_streamer.callback_thread_pool = handle_blob, shares
 
 
-class _Piece(SimpleNamespace):
-    """A piece's headers, which have the right types."""
-
-    origin: str
-    party: str
-    stream: int
-    channel: str
-    topic: str
-    declared: int
-    length: int
-    headers: int
-    """Bytes that they take in memory."""
-    gives_up: bool
-
-
-class _Keys:
-    """Reads the headers of a piece."""
-
-    def __init__(self) -> None:
-        self._key = find("nvflare.fuel.f3.streaming.stream_const:StreamHeaderKey")
-        self._origin = find("nvflare.fuel.f3.cellnet.defs:MessageHeaderKey.ORIGIN")
-
-    def read(self, message: Any) -> _Piece | None:
-        """None if a header has not the type that NVFlare gives it."""
-        key, get = self._key, message.get_header
-        origin, stream = get(self._origin), get(key.STREAM_ID)
-        gives_up = bool(get(key.ERROR_MSG))  # a sender that gives up does not say of what
-        channel, topic = ("", "") if gives_up else (get(key.CHANNEL), get(key.TOPIC))
-        declared, number = get(key.SIZE, 0), get(key.SEQUENCE, 0)
-        if not all(isinstance(text, str) for text in (origin, channel, topic)):
-            return None
-        if not all(type(value) is int and value >= 0 for value in (stream, declared, number)):
-            return None
-        return _Piece(
-            origin=origin,
-            party=party_of(origin, get(PERSON)),
-            stream=stream,
-            channel=channel,
-            topic=topic,
-            declared=declared,
-            length=len(message.payload or b""),
-            headers=_memory(message.headers),
-            gives_up=gives_up,
-        )
-
-    def kept(self, headers: dict[str, Any] | None) -> dict[str, Any]:
-        """Of an ended stream's headers what an error to its sender needs."""
-        kept = (self._key.OPTIONAL, self._key.STREAM_REQ_ID)
-        return {key: value for key, value in (headers or {}).items() if key in kept}
-
-
 class _Streams:
     """The streams that come in to this process; NVFlare has one table of them."""
 
-    def __init__(self, task_class: Any, stream_error: Any, keys: _Keys) -> None:
+    def __init__(self, task_class: Any, stream_error: Any, keys: Keys) -> None:
         self.lock = threading.RLock()
         self._class, self._error, self._keys = task_class, stream_error, keys
         self._unhandled = set[Any]()
         """Streams that have not failed and whose messages have not been handled."""
         self._looked = time.monotonic()
 
-    def fault(self, piece: _Piece, task: Any) -> str | None:
+    def fault(self, piece: Piece, task: Any) -> str | None:
         """Why a piece cannot be taken, or None. ``task`` is its stream's, if there is one."""
         if _limit is None:
             return None
@@ -245,26 +193,32 @@ class _Streams:
             return f"has brought {came} bytes, allowed are {allowed}"
         return None
 
-    def note(self, piece: _Piece, task: Any, *, is_new: bool) -> None:
+    def note(self, piece: Piece, task: Any, *, is_new: bool) -> None:
         """Note that a piece is taken."""
         task.fedshift_seen, task.fedshift_party = time.monotonic(), piece.party
         task.fedshift_headers = max(getattr(task, "fedshift_headers", 0), piece.headers)
         if is_new:
             self._unhandled.add(task)
 
-    def forget(self, task: Any, *, handled: bool) -> None:
-        """Keep of an ended stream its number and no more, but the place of its message until that is ``handled``."""
-        if not _has_ended(task):
-            return
-        with self.lock:
-            self._unhandled.discard(task)
-        task.headers = self._keys.kept(task.headers)
-        if handled:
-            task.stream_future = None
-        elif task.stream_future is not None:
-            task.stream_future.headers = task.headers
+    def handled(self, task: Any) -> None:
+        """Note that a stream's message has been handled, or, if it is an answer, given to who waits for the rest."""
+        task.fedshift_handled = True
+        self.forget(task)
 
-    def tell(self, piece: _Piece, fault: str) -> None:
+    def forget(self, task: Any) -> None:
+        """Keep of a stream that has ended its number and no more, but its message until that is handled."""
+        with self.lock:
+            is_handled = getattr(task, "fedshift_handled", False)
+            if not task.failed and not (task.completed and is_handled):
+                return
+            self._unhandled.discard(task)
+            task.headers = self._keys.kept(task.headers)
+            if is_handled:
+                task.stream_future = None
+            elif task.stream_future is not None:
+                task.stream_future.headers = task.headers
+
+    def tell(self, piece: Piece, fault: str) -> None:
         """Report the sender of an answer that cannot be taken, and log it, now and then for each party."""
         if piece.topic == ServerCommandNames.SUBMIT_UPDATE:
             report(piece.origin, fault)
@@ -272,7 +226,7 @@ class _Streams:
             piece.party, "streams", f"has sent a message for {piece.topic[:80]!a} that is refused: it {fault}"
         )
 
-    def crowding(self, piece: _Piece, task: Any) -> tuple[list[Any], str | None]:
+    def crowding(self, piece: Piece, task: Any) -> tuple[list[Any], str | None]:
         """The streams to close before a piece is taken, or why it cannot be; forgets the oldest that have ended."""
         if task is not None and _came(task) + piece.length <= task.size:
             return [], None  # it has been counted when the stream began
@@ -335,17 +289,3 @@ def _came(task: Any) -> int:
 def _held(task: Any) -> int:
     """Bytes of memory or disk that are put by for a stream."""
     return max(int(task.size), _came(task)) + int(getattr(task, "fedshift_headers", 0))
-
-
-def _memory(headers: Any) -> int:
-    """Bytes that decoded headers take; the containers in them, which one byte on the line makes, included."""
-    size, open_ = 0, [headers]
-    while open_:
-        value = open_.pop()
-        size += sys.getsizeof(value)
-        if isinstance(value, dict):
-            open_.extend(value)
-            open_.extend(value.values())
-        elif isinstance(value, list | tuple):
-            open_.extend(value)
-    return size
