@@ -108,9 +108,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     allow(lambda channel, topic: ALLOWED)
     yield Receiver()
     for task in list(RxTask.rx_task_map.values()):
-        task.stop(None)
-        task.failed = True
-        task.waiter.set()
+        task.stop(StreamError("the test is over"), notify=False)
         task._remove_task()
 
 
@@ -294,6 +292,7 @@ def test_of_an_ended_stream_nothing_is_kept_that_it_has_declared(receiver: Recei
     tasks = list[RxTask]()
     for number in range(60):
         headers = {StreamHeaderKey.RELIABLE: reliable, StreamHeaderKey.RETRY_TIMEOUT: 3000.0, "h": ["x"] * 300}
+        headers[StreamHeaderKey.STREAM_REQ_ID] = "id" if number % 3 else ["x"] * 300
         stream, content = next(NUMBERS), b"%d" % number
         receiver.piece("HK.job", stream, content, size=2 * len(content), **headers)
         task = RxTask.rx_task_map[("HK.job", stream)]
@@ -304,6 +303,7 @@ def test_of_an_ended_stream_nothing_is_kept_that_it_has_declared(receiver: Recei
             task.stop(StreamError("its sender is gone"))
         tasks.append(task)
     assert wait(lambda: all("h" not in (task.headers or {}) for task in tasks))
+    assert {str(task.headers.get(StreamHeaderKey.STREAM_REQ_ID)) for task in tasks if task.headers} == {"id", "None"}
     assert not any(task.chunks or task.out_seq_chunks for task in tasks)
     assert wait(lambda: all(task.stream_future is None for task in tasks))
 

@@ -9,6 +9,9 @@ from typing import Any
 from fedshift.flare.patches.patch import find
 from fedshift.flare.patches.refusals import PERSON, party_of
 
+LONGEST = 200
+"""Characters of a request's id that are kept. NVFlare's has 36."""
+
 
 class Piece(SimpleNamespace):
     """A piece's headers, which have the right types."""
@@ -56,9 +59,12 @@ class Keys:
         )
 
     def kept(self, headers: dict[str, Any] | None) -> dict[str, Any]:
-        """Of an ended stream's headers what an error to its sender needs."""
-        kept = (self._key.OPTIONAL, self._key.STREAM_REQ_ID)
-        return {key: value for key, value in (headers or {}).items() if key in kept}
+        """Of an ended stream's headers what an error to its sender needs, where it is as NVFlare writes it."""
+        optional, request = ((headers or {}).get(key) for key in (self._key.OPTIONAL, self._key.STREAM_REQ_ID))
+        kept: dict[str, Any] = {self._key.OPTIONAL: optional is True}
+        if isinstance(request, str) and len(request) <= LONGEST:
+            kept[self._key.STREAM_REQ_ID] = request
+        return kept
 
 
 def _memory(headers: Any) -> int:
