@@ -89,6 +89,7 @@ ELSEWHERE = {
     "flare/patches/message_pieces": "flare/patches/test_numpy_arrays.py",
     "flare/patches/return_codes": "flare/patches/test_message_exits.py",
     "flare/patches/simulator_sleeps": "flare/patches/test_simulator_workers.py",
+    "flare/patches/stream_pieces": "flare/patches/test_incoming_streams.py",
     "flare/pieces/wire": "flare/pieces/test_server_end.py",
     "flare/run_folders": "flare/test_simulator_state.py",
     "flare/simulated": "flare/test_simulate.py",

@@ -26,18 +26,18 @@ def opens_many_connections(hostile: Hostile, scene: Scene) -> None:
     """The server's sockets and memory, until it takes no other site's connection."""
 
     async def attack(session: aiohttp.ClientSession) -> None:
-        sockets = [await _connect(hostile, session) for _ in range(MANY)]
-        still_open = sum(await asyncio.gather(*(_is_open(one) for one in sockets)))
+        sockets = [await connect(hostile, session) for _ in range(MANY)]
+        still_open = sum(await asyncio.gather(*(is_open(one) for one in sockets)))
         assert still_open <= CONNECTIONS, f"{still_open} connections are open"
 
-    asyncio.run(_with_session(attack))
+    asyncio.run(with_session(attack))
 
 
 def takes_many_names(hostile: Hostile, scene: Scene) -> None:
     """The server's memory, and its lists of who is connected, by one connection."""
 
     async def attack(session: aiohttp.ClientSession) -> None:
-        connection = await _connect(hostile, session)
+        connection = await connect(hostile, session)
         for number in range(MANY):
             content = msgpack.packb({HandshakeKeys.ENDPOINT_NAME: f"{hostile.name}.{number}"})
             frame = bytearray(PREFIX_LEN)
@@ -46,17 +46,17 @@ def takes_many_names(hostile: Hostile, scene: Scene) -> None:
                 await connection.send_bytes(bytes(frame) + content)
             except ConnectionError:
                 break
-        assert not await _is_open(connection), "one connection has many names"
+        assert not await is_open(connection), "one connection has many names"
 
-    asyncio.run(_with_session(attack))
+    asyncio.run(with_session(attack))
 
 
-async def _with_session(attack: Callable[[aiohttp.ClientSession], Awaitable[None]]) -> None:
+async def with_session(attack: Callable[[aiohttp.ClientSession], Awaitable[None]]) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         await attack(session)
 
 
-async def _connect(hostile: Hostile, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+async def connect(hostile: Hostile, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
     startup = hostile.kit.folder / "startup"
     context = ssl.create_default_context(cafile=startup / "rootCA.pem")
     context.check_hostname = False
@@ -64,7 +64,7 @@ async def _connect(hostile: Hostile, session: aiohttp.ClientSession) -> aiohttp.
     return await session.ws_connect(f"https://{hostile.kit.host}:{hostile.kit.port}/{WS_PATH}", ssl=context)
 
 
-async def _is_open(connection: aiohttp.ClientWebSocketResponse) -> bool:
+async def is_open(connection: aiohttp.ClientWebSocketResponse) -> bool:
     """Whether the server has not closed it; what it says is read."""
     while True:
         try:

@@ -35,7 +35,7 @@ def nothing_done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(commands, "apply", lambda: done.append("commands"))
     monkeypatch.setattr(sessions, "apply", lambda: done.append("sessions"))
     monkeypatch.setattr(disabling, "apply", lambda: done.append("disabling"))
-    monkeypatch.setattr(component.patches, "install", lambda: done.append("patches"))
+    monkeypatch.setattr(component.patches, "install", lambda *modules: done.append("patches"))
     return done
 
 

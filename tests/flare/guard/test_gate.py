@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessageType
+from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey, MessageType
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.stats_pool import StatsPoolManager
 from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
-from nvflare.fuel.f3.streaming.stream_const import STREAM_ACK_TOPIC, STREAM_CHANNEL, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_const import STREAM_ACK_TOPIC, STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 
 from fedshift.flare.guard import gate
 from fedshift.flare.guard.drops import TOPICS, Drops
@@ -133,6 +133,17 @@ def test_a_site_does_not_say_which_error_its_stream_ends_with(parties: dict[str,
     }
     message = parties["server"].gets("UCL", STREAM_CHANNEL, STREAM_ACK_TOPIC, **headers)
     assert parties["server"].passed_on and message.get_header(StreamHeaderKey.ERROR_TYPE) is None
+
+
+def test_a_plain_message_does_not_pass_for_a_streamed_task(parties: dict[str, Party]) -> None:
+    """Which may hold more than others."""
+    headers = {MessageHeaderKey.ORIGIN: "UCL", StreamHeaderKey.TOPIC: "get_task"}
+    message = parties["server"].gets("UCL", CellChannel.SERVER_MAIN, CellChannelTopic.HEART_BEAT, **headers)
+    assert message.get_header(StreamHeaderKey.TOPIC) is None
+    headers = {MessageHeaderKey.ORIGIN: f"UCL.{JOB}", MessageHeaderKey.DESTINATION: f"server.{JOB}"}
+    streamed = {StreamHeaderKey.CHANNEL: CellChannel.SERVER_COMMAND, StreamHeaderKey.TOPIC: "get_task"}
+    message = parties["server"].gets("UCL", STREAM_CHANNEL, STREAM_DATA_TOPIC, **headers, **streamed)
+    assert message.get_header(StreamHeaderKey.TOPIC) == "get_task"
 
 
 def test_another_nvflare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

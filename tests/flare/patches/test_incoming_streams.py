@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -19,11 +20,14 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_ERROR_TOPIC, StreamDat
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 
 from fedshift.flare import patches
-from fedshift.flare.patches import incoming_streams, message_exits
+from fedshift.flare.patches import incoming_streams, message_exits, refusals
 from fedshift.flare.patches.incoming_streams import LARGEST, LOOK, MOST_OPEN, SILENCE, allow
+from fedshift.flare.patches.message_shares import THREADS, WAITING
 
 patches.install()
 ALLOWED = 1000
+LARGE = 1_000_000
+"""Bytes beside which headers are nothing."""
 NUMBERS = itertools.count(1)
 
 
@@ -100,12 +104,11 @@ def is_open(task: RxTask | None) -> bool:
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     monkeypatch.setattr(incoming_streams, "_limit", None)
     monkeypatch.setattr(incoming_streams, "_ending", False)
+    monkeypatch.setattr(refusals.REFUSALS, "_counts", {})
     allow(lambda channel, topic: ALLOWED)
     yield Receiver()
     for task in list(RxTask.rx_task_map.values()):
-        task.stop(None)
-        task.failed = True
-        task.waiter.set()
+        task.stop(StreamError("the test is over"), notify=False)
         task._remove_task()
 
 
@@ -179,8 +182,9 @@ def test_the_most_silent_stream_gives_way_to_a_new_one_of_its_party(receiver: Re
 def test_a_party_s_incomplete_streams_hold_two_messages_at_most(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incoming_streams, "USUAL", ALLOWED)
-    tasks = [receiver.piece("HK.job", next(NUMBERS), b"x" * 10, size=900) for _ in range(4)]
+    monkeypatch.setattr(incoming_streams, "USUAL", LARGE)
+    allow(lambda channel, topic: LARGE)
+    tasks = [receiver.piece("HK.job", next(NUMBERS), b"x" * 10, size=LARGE * 9 // 10) for _ in range(4)]
     assert [is_open(task) for task in tasks] == [False, False, True, True]
 
 
@@ -189,11 +193,11 @@ def test_a_small_message_leaves_a_large_one_of_its_party_alone(
 ) -> None:
     """A site says that it lives while it sends its model."""
     monkeypatch.setattr(incoming_streams, "USUAL", 10)
-    allow(lambda channel, topic: ALLOWED if topic == ServerCommandNames.SUBMIT_UPDATE else 10)
-    large = receiver.piece("HK.job", next(NUMBERS), b"x" * 10, size=900)
+    allow(lambda channel, topic: LARGE if topic == ServerCommandNames.SUBMIT_UPDATE else 10)
+    large = receiver.piece("HK.job", next(NUMBERS), b"x" * 10, size=LARGE * 9 // 10)
     for _ in range(3):
         receiver.piece("HK.job", next(NUMBERS), b"x", last=True, **{StreamHeaderKey.TOPIC: "heartbeat"})
-    assert is_open(large)
+    assert is_open(large) and not any("refused" in error for _, error in receiver.cell.told)
 
 
 def test_a_silent_stream_is_closed_and_a_slow_one_is_not(receiver: Receiver, clock: Any) -> None:
@@ -223,9 +227,10 @@ def test_a_process_that_ends_waits_for_no_stream(receiver: Receiver) -> None:
     stream = next(NUMBERS)
     task = receiver.piece("UCL.job", stream, b"x", size=500)
     assert task is not None
+    future = task.stream_future
     ByteStreamer.shutdown()
     with pytest.raises(StreamError, match="this process ends"):
-        task.stream_future.result(timeout=5)
+        future.result(timeout=5)
     assert receiver.piece("UCL.job", next(NUMBERS), b"x", size=500) is None
 
 
@@ -256,3 +261,141 @@ def test_a_simulated_site_has_no_limit_and_a_party_s_process_without_a_job_one(r
     patches.protect()
     assert receiver.piece("HK.job", next(NUMBERS), b"x", size=LARGEST + 1) is None
     assert is_open(receiver.piece("HK.job", next(NUMBERS), b"x", size=LARGEST))
+
+
+HEADERS = {f"h{number}": [[] for _ in range(100)] for number in range(20)}
+"""Four kB on the line, 130 kB in memory."""
+
+
+def test_headers_that_take_much_memory_are_refused_by_the_certificate_s_name(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", logger="fedshift"):
+        for _ in range(60):
+            assert receiver.piece("UCL.job", next(NUMBERS), b"x", size=500, **HEADERS) is None
+    said = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    (line,) = said
+    assert line.startswith("'UCL' has sent a message") and "has headers of" in line
+
+
+def test_headers_count_in_a_party_s_share(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of one byte whose headers take 30 kB each, where two messages of 40 kB are allowed."""
+    monkeypatch.setattr(incoming_streams, "USUAL", 40_000)
+    headers = {"h": [[] for _ in range(400)]}
+    allow(lambda channel, topic: 40_000)
+    tasks = [receiver.piece("UCL.job", next(NUMBERS), b"x", size=2, **headers) for _ in range(6)]
+    assert [is_open(task) for task in tasks] == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+def test_of_an_ended_stream_nothing_is_kept_that_it_has_declared(receiver: Receiver, reliable: bool) -> None:
+    tasks = list[RxTask]()
+    for number in range(60):
+        headers = {StreamHeaderKey.RELIABLE: reliable, StreamHeaderKey.RETRY_TIMEOUT: 3000.0, "h": ["x"] * 300}
+        headers[StreamHeaderKey.STREAM_REQ_ID] = "id" if number % 3 else ["x"] * 300
+        stream, content = next(NUMBERS), b"%d" % number
+        receiver.piece("HK.job", stream, content, size=2 * len(content), **headers)
+        task = RxTask.rx_task_map[("HK.job", stream)]
+        if number % 2:
+            receiver.piece("HK.job", stream, content, number=1, size=2 * len(content), last=True, **headers)
+            assert receiver.took(2 * content)
+        else:
+            task.stop(StreamError("its sender is gone"))
+        tasks.append(task)
+    assert wait(lambda: all("h" not in (task.headers or {}) for task in tasks))
+    assert {str(task.headers.get(StreamHeaderKey.STREAM_REQ_ID)) for task in tasks if task.headers} == {"id", "None"}
+    assert not any(task.chunks or task.out_seq_chunks for task in tasks)
+    assert wait(lambda: all(task.stream_future is None for task in tasks))
+
+
+def test_few_ended_streams_are_remembered(receiver: Receiver) -> None:
+    for _ in range(3 * incoming_streams.MOST_KEPT):
+        receiver.piece("HK.job", next(NUMBERS), b"x", last=True, **{StreamHeaderKey.RELIABLE: True})
+    receiver.piece("HK.job", next(NUMBERS), b"y", last=True)
+    assert receiver.took(b"y")
+    kept = [key for key in RxTask.rx_task_map if key[0] == "HK.job"]
+    assert len(kept) <= incoming_streams.MOST_KEPT + 1
+
+
+def test_streams_that_do_not_say_how_long_they_are_have_one_share_too(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incoming_streams, "USUAL", LARGE)
+    allow(lambda channel, topic: LARGE)
+    streams = [next(NUMBERS) for _ in range(4)]
+    for number in range(9):
+        for stream in streams:
+            receiver.piece("UCL.job", stream, b"x" * (LARGE // 10), number=number, size=0)
+    came = [task.received_offset for (origin, _), task in RxTask.rx_task_map.items() if is_open(task)]
+    assert sum(came) <= 2 * LARGE
+
+
+class Busy(Receiver):
+    """A process whose messages are all handled until `goes_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on, self.begun = threading.Event(), list[str]()
+        handler = BlobHandler(self._handle)
+        self._receiver.register_callback(
+            CellChannel.SERVER_COMMAND, ServerCommandNames.GET_TASK, handler.handle_blob_cb
+        )
+
+    def _handle(self, future: Any) -> None:
+        self.begun.append(future.headers[MessageHeaderKey.ORIGIN])
+        self.goes_on.wait(20)
+
+    def asks(self, origin: str) -> None:
+        self.piece(origin, next(NUMBERS), b"x", last=True, **{StreamHeaderKey.TOPIC: ServerCommandNames.GET_TASK})
+
+
+def test_requests_that_wait_hold_the_threads_of_their_own_party_only(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1,500 requests of one site; NVFlare has 64 threads for those of all."""
+    busy = Busy()
+    with caplog.at_level("WARNING", logger="fedshift"):
+        for _ in range(1500):
+            busy.asks("UCL.job")
+        for site in ("HK", "BIDMC"):
+            busy.asks(f"{site}.job")
+        assert wait(lambda: {"HK.job", "BIDMC.job"} <= set(busy.begun))
+    assert busy.begun.count("UCL.job") == THREADS
+    assert [record.getMessage() for record in caplog.records if "wait" in record.getMessage()] == [
+        f"'UCL' has more than {WAITING} messages that wait: further ones are refused"
+    ]
+    assert sum("try again" in error for _, error in busy.cell.told) >= 1500 - THREADS - 2 * WAITING
+    busy.goes_on.set()
+    assert wait(lambda: busy.begun.count("UCL.job") >= THREADS + WAITING)
+
+
+def test_messages_that_wait_count_in_a_party_s_share(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Complete ones too: a party has two of the largest in all."""
+    monkeypatch.setattr(incoming_streams, "USUAL", LARGE)
+    allow(lambda channel, topic: LARGE)
+    busy = Busy()
+    for _ in range(5):
+        size = LARGE * 9 // 10
+        headers = {StreamHeaderKey.TOPIC: ServerCommandNames.GET_TASK}
+        busy.piece("UCL.job", next(NUMBERS), b"x" * size, last=True, **headers)
+    assert sum("waits to be handled" in error for _, error in busy.cell.told) == 3
+    busy.goes_on.set()
+
+
+def test_answers_that_are_given_away_before_they_are_complete_do_not_count(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFlare gives an answer to who waits for it as soon as its first piece is there."""
+    monkeypatch.setattr(incoming_streams, "USUAL", LARGE)
+    allow(lambda channel, topic: LARGE)
+    futures = list[Any]()
+    receiver._receiver.register_callback(CellChannel.RETURN_ONLY, "*", BlobHandler(futures.append).handle_blob_cb)
+    headers = {StreamHeaderKey.CHANNEL: CellChannel.RETURN_ONLY, StreamHeaderKey.RELIABLE: True}
+    for number in range(10):
+        stream, half = next(NUMBERS), b"x" * (LARGE * 4 // 10)
+        receiver.piece("server.job", stream, half, size=2 * len(half), **headers)
+        assert wait(lambda number=number: len(futures) == number + 1)  # type: ignore[misc]
+        task = receiver.piece("server.job", stream, half, number=1, size=2 * len(half), last=True, **headers)
+        assert len(b"".join(futures[-1].result(10))) == 2 * len(half)
+        assert task is not None and wait(lambda task=task: task.stream_future is None)  # type: ignore[misc]
+    assert not receiver.cell.told

@@ -12,10 +12,10 @@ import pytest
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
-from fedshift.flare.patches import long_poll
-from fedshift.flare.patches.long_poll import HOLD, MANY, MOST, PAUSE, LongPoll
+from fedshift.flare.patches import long_poll, refusals
+from fedshift.flare.patches.long_poll import AGAIN, HOLD, MANY, MOST, NONE, PAUSE, PAUSE_AGAIN, LongPoll
 
-TASK, NONE = ("train", "id", {}), ("", "", None)
+TASK = ("train", "id", {})
 
 
 class Runner:
@@ -30,9 +30,9 @@ class Runner:
         self.asked += 1
         return self.answer
 
-    def task(self) -> Any:
+    def task(self, client: str = "HK") -> Any:
         """What a client gets that asks for a task, by what `LongPoll.attach` has put in place."""
-        return self._try_to_get_task("client", None)
+        return self._try_to_get_task(SimpleNamespace(name=client), None)
 
 
 def attach(clients: int) -> tuple[LongPoll, Runner]:
@@ -48,9 +48,9 @@ def attached() -> tuple[LongPoll, Runner]:
     return attach(MOST)
 
 
-def ask(runner: Runner) -> tuple[threading.Thread, list[Any]]:
+def ask(runner: Runner, client: str = "HK") -> tuple[threading.Thread, list[Any]]:
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(runner.task()))
+    thread = threading.Thread(target=lambda: found.append(runner.task(client)))
     thread.start()
     return thread, found
 
@@ -117,3 +117,38 @@ def test_nobody_waits_once_it_is_closed(attached: tuple[LongPoll, Runner]) -> No
     began = time.monotonic()
     assert runner.task() == NONE
     assert time.monotonic() - began < HOLD / 2
+
+
+def test_of_one_client_one_request_waits_and_the_newest(attached: tuple[LongPoll, Runner]) -> None:
+    """1,500 in a second hold one thread, and the others' requests are not touched."""
+    held, runner = attached
+    honest, found = ask(runner)
+    until(lambda: runner.asked == 1)
+    threads = [ask(runner, "UCL") for _ in range(100)]
+    until(lambda: sum(not told for _, told in threads) == 1)
+    assert all(told == [NONE] for _, told in threads if told) and not found
+    runner.answer = TASK
+    held.notify()
+    for thread, _ in [(honest, found), *threads]:
+        thread.join(10)
+    assert found == [TASK] and sum(told == [TASK] for _, told in threads) == 1
+
+
+@pytest.mark.parametrize("clients", [MOST, MOST + 1])
+def test_an_open_task_is_given_to_one_client_so_often(
+    clients: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(long_poll, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(refusals.REFUSALS, "_counts", {})
+    held, runner = attach(clients)
+    runner.answer = TASK
+    given = [runner.task("UCL") for _ in range(10 * AGAIN)]
+    assert given == [TASK] * AGAIN + [NONE] * 9 * AGAIN and runner.asked == AGAIN
+    assert runner.task("HK") == TASK
+    (record,) = caplog.records
+    assert record.getMessage().startswith("'UCL' has asked for one task more than")
+    clock.now += PAUSE_AGAIN
+    assert [runner.task("UCL"), runner.task("UCL")] == [TASK, NONE]
+    held.notify()  # another task
+    assert runner.task("UCL") == TASK

@@ -89,7 +89,7 @@ def test_an_object_of_another_type_is_refused_in_an_answer_only() -> None:
 )
 def test_more_empty_objects_than_any_message_has_are_refused(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(fobs.loads(framed(body))) == 2000
-    monkeypatch.setattr(message_contents, "MOST_CONTAINERS", 1000)
+    monkeypatch.setattr(message_contents, "MOST_ELSEWHERE", 1000)
     with pytest.raises(ValueError):
         fobs.loads(framed(body))
     with pytest.raises(ValueError, match="too many"):
@@ -103,3 +103,13 @@ def test_messages_within_messages_are_counted() -> None:
         outer["inner"], inner = inner, outer
     with pytest.raises(ValueError, match="other messages"):
         there_and_back(inner, "any")
+
+
+def test_only_a_task_and_an_answer_hold_many_objects() -> None:
+    many = [[] for _ in range(message_contents.MOST_ELSEWHERE + 1)]  # type: ignore[var-annotated]
+    for topic in (ServerCommandNames.SUBMIT_UPDATE, f"server_command:{ServerCommandNames.GET_TASK}"):
+        shareable = Shareable()
+        shareable["x"] = [many[:1000] for _ in range(60)]
+        assert len(there_and_back(shareable, topic)["x"]) == 60
+    with pytest.raises(ValueError):
+        there_and_back({"x": many}, "heartbeat")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from nvflare.fuel.f3.comm_error import CommError
-from nvflare.fuel.f3.connection import Connection, ConnState
+from nvflare.fuel.f3.connection import ConnState
 from nvflare.fuel.f3.drivers.connector_info import Mode
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.sfm.conn_manager import ConnManager
@@ -18,29 +18,11 @@ from nvflare.fuel.f3.sfm.constants import HandshakeKeys
 
 from fedshift.flare import patches
 from fedshift.flare.patches import party_shares
-from fedshift.flare.patches.party_shares import CONNECTIONS, THREADS
+from fedshift.flare.patches.party_shares import BURST, CONNECTIONS, LEAST, RATE, THREADS
+
+from .wires import OUTSIDE, WITHIN, Wire, until
 
 patches.install()
-OUTSIDE = {"scheme": "http", "secure": True}
-WITHIN = {"scheme": "tcp", "secure": False}
-
-
-class Wire(Connection):  # type: ignore[misc]
-    """A connection that another end with this certificate has made."""
-
-    def __init__(self, person: str, params: dict[str, Any], mode: Mode = Mode.PASSIVE) -> None:
-        connector: Any = SimpleNamespace(params=params, mode=mode, total_conns=0, curr_conns=0)
-        super().__init__(connector)
-        self.person, self.closed = person, False
-
-    def get_conn_properties(self) -> dict[str, Any]:
-        return {"peer_cn": self.person}
-
-    def close(self) -> None:
-        self.closed = True
-
-    def send_frame(self, frame: Any) -> None:
-        """Nobody listens."""
 
 
 class Server:
@@ -74,13 +56,6 @@ def server() -> Iterator[Server]:
     yield server
     server.busy.set()
     server.manager.stop()
-
-
-def until(condition: Any) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_party_has_so_many_connections_and_the_most_silent_is_closed(server: Server) -> None:
@@ -126,7 +101,7 @@ def test_one_party_does_not_take_all_threads(server: Server) -> None:
 
 
 def test_frames_that_wait_have_so_many_bytes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(party_shares, "WAITING", 10 * THREADS + 25)
+    monkeypatch.setattr(party_shares, "WAITING", (THREADS + 2) * LEAST)
     hostile, honest = server.connects("UCL"), server.connects("HK")
     for _ in range(THREADS + 2):
         hostile.process_frame(b"ten bytes ")
@@ -153,3 +128,27 @@ def test_a_fault_in_a_frame_does_not_cost_a_thread(server: Server) -> None:
     for number in range(3 * THREADS):
         wire.process_frame(b"%d" % number)
     until(lambda: len(server.worked_on) == 3 * THREADS)
+
+
+def test_a_flood_of_one_party_is_worked_on_at_a_rate_and_others_are_not_slowed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten times what comes at once, in pieces of a few bytes."""
+    server.busy.set()
+    pauses = list[float]()
+    clock = SimpleNamespace(monotonic=lambda: 0.0, time=time.time, sleep=pauses.append)  # no time passes
+    monkeypatch.setattr(party_shares, "time", clock)
+    hostile, honest = server.connects("UCL"), server.connects("HK")
+    for number in range(10 * BURST):
+        hostile.process_frame(b"%d" % number)
+    honest.process_frame(b"honest")
+    until(lambda: len(server.worked_on) == 10 * BURST + 1)
+    assert len(pauses) == 9 * BURST and max(pauses) == pytest.approx(9 * BURST / RATE)
+
+
+def test_a_party_that_was_silent_is_worked_on_at_once(server: Server) -> None:
+    share = party_shares._Share()
+    assert not any(share.pause() for _ in range(BURST))
+    assert share.pause() > 0
+    share.since -= BURST / RATE  # so long ago
+    assert not any(share.pause() for _ in range(BURST - 1))

@@ -25,6 +25,7 @@ from fedshift.flare.guard import disabling
 from fedshift.flare.guard.drops import Drops
 from fedshift.flare.guard.rules import Message, party, refusal
 from fedshift.flare.patches.patch import Patch, find
+from fedshift.flare.patches.refusals import PERSON as PERSON
 
 CELL = "nvflare.fuel.f3.cellnet.core_cell:CoreCell"
 CONNECTIONS = "nvflare.fuel.f3.sfm.conn_manager:ConnManager"
@@ -49,9 +50,6 @@ ODD = (MessageHeaderKey.CONN_URL, MessageHeaderKey.SECURE, MessageHeaderKey.SERV
 """Headers by which the receiver would connect to an address, ask for a certificate, or treat two sites as related."""
 ERROR_TYPE = StreamHeaderKey.ERROR_TYPE
 """A header of a failed stream. With one of its values the server's job process ends itself."""
-
-PERSON = "fedshift_person"
-"""Header of a console's message: whose certificate its connection has, whatever its sender has written there."""
 
 UNKNOWN = "N/A"
 """NVFlare's name in place of one that it does not know."""
@@ -143,7 +141,9 @@ def _anothers_stream(seen: Message, message: Any) -> str | None:
 
 
 def _take_off(me: str, message: Any) -> None:
-    """Take off a site's message what would end more than the site's own stream."""
+    """Take off a site's message what would end more than its own stream, or pass for what it is not."""
+    if message.get_header(MessageHeaderKey.CHANNEL) != STREAM_CHANNEL:
+        message.remove_header(StreamHeaderKey.TOPIC)  # by which `message_contents` knows a task and an answer
     origin = party(message.get_header(MessageHeaderKey.ORIGIN))
     own = party(me)
     if origin is not None and own is not None and own.root == "server" != origin.root:

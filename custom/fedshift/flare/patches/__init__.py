@@ -14,16 +14,21 @@ from types import ModuleType
 
 from fedshift.flare.patches import (
     frame_size,
+    handshakes,
     incoming_streams,
+    job_archives,
+    log_rate,
     message_contents,
     message_exits,
     message_pieces,
     message_text,
     numpy_arrays,
+    outgoing_streams,
     party_shares,
     return_codes,
     send_window,
     spooled_answers,
+    statistics_pools,
     steady_clock,
     tls_faults,
     unpack_in_turn,
@@ -35,8 +40,12 @@ MESSAGES: tuple[ModuleType, ...] = (
     message_exits,
     message_contents,
     incoming_streams,
+    outgoing_streams,
     frame_size,
+    handshakes,
     party_shares,
+    statistics_pools,
+    log_rate,
     uploads,
     message_text,
     numpy_arrays,
@@ -49,14 +58,22 @@ MESSAGES: tuple[ModuleType, ...] = (
 )
 """Patches of how messages are packed, sent and received, and of the clock. Each has a `PATCH` and an `apply()`."""
 
+ARCHIVES: tuple[ModuleType, ...] = (job_archives,)
+"""Patches of what a provisioned party alone does, and a simulator's worker need not import."""
+
 PROTECTION: tuple[ModuleType, ...] = (
     message_exits,
     return_codes,
     message_contents,
     incoming_streams,
+    outgoing_streams,
     frame_size,
+    handshakes,
     party_shares,
+    statistics_pools,
+    log_rate,
     uploads,
+    job_archives,
 )
 """Patches without which another party can do harm."""
 
@@ -77,7 +94,7 @@ def protect() -> None:
     Raises:
         NotAsExpectedError: as `require_protection`.
     """
-    install()
+    install((*MESSAGES, *ARCHIVES))
     require_protection()
     incoming_streams.allow_without_job()
 

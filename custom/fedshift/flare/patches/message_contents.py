@@ -4,8 +4,8 @@ NVFlare 2.9: a message can hold a file, which the receiver writes to ``/tmp/nvfl
 reference, for which the receiver asks any cell that the message names and waits up to 600 s while it decodes. It can
 hold objects of any type that NVFlare knows, and a megabyte of empty objects takes 64 MB of memory.
 Cost: any site fills the disk and the memory of the others, and stops the server until the named cell answers.
-Instead: files and references are refused, and so are more than `MOST_CONTAINERS` lists and mappings. A task and an
-answer hold plain data, DXOs and arrays.
+Instead: files and references are refused, and so are more than `MOST_CONTAINERS` lists and mappings, or than
+`MOST_ELSEWHERE` where there is no task and no answer. A task and an answer hold plain data, DXOs and arrays.
 Fixed in NVFlare when: what a received message may hold is a setting.
 """
 
@@ -19,6 +19,8 @@ from fedshift.flare.patches.patch import Patch, find
 
 MOST_CONTAINERS = 1_000_000
 """Lists and mappings in a message, and elements of each. An array takes about four."""
+MOST_ELSEWHERE = 50_000
+"""The same of a message that is no task and no answer: 100 threads may read such ones at a time."""
 MOST_MESSAGES = 16
 """Objects of NVFlare's type for messages in a message: each looks through all that it holds."""
 HOLDS = frozenset(
@@ -73,7 +75,9 @@ def apply() -> None:
         fobs._register_decomposers()
         message = None if manager is None else manager.get_fobs_context().get(key)
         topic = "" if message is None else str(message.get_header(topic_key, ""))
-        contents = _Contents(strict=topic.endswith((ServerCommandNames.SUBMIT_UPDATE, ServerCommandNames.GET_TASK)))
+        strict = topic.endswith((ServerCommandNames.SUBMIT_UPDATE, ServerCommandNames.GET_TASK))
+        most = MOST_CONTAINERS if strict else MOST_ELSEWHERE
+        contents = _Contents(strict=strict, most=most)
         packer = fobs.Packer(manager)
 
         def open_mapping(mapping: dict[Any, Any]) -> Any:
@@ -85,8 +89,8 @@ def apply() -> None:
             strict_map_key=False,
             object_hook=open_mapping,
             list_hook=contents.count_list,
-            max_array_len=min(len(data), MOST_CONTAINERS),
-            max_map_len=min(len(data), MOST_CONTAINERS),
+            max_array_len=min(len(data), most),
+            max_map_len=min(len(data), most),
             **kwargs,
         )
         if manager is not None:
@@ -99,9 +103,9 @@ def apply() -> None:
 class _Contents:
     """Counts what is in a message while it is read."""
 
-    def __init__(self, *, strict: bool) -> None:
-        """``strict``: only types of `HOLDS`."""
-        self._strict = strict
+    def __init__(self, *, strict: bool, most: int) -> None:
+        """``strict``: only types of `HOLDS`; ``most``: lists and mappings."""
+        self._strict, self._most = strict, most
         self._containers = self._messages = 0
 
     def count(self, kind: object) -> None:
@@ -110,7 +114,7 @@ class _Contents:
         self._messages += kind == MESSAGE
         if self._strict and kind is not None and kind not in HOLDS:
             raise TypeError("a task or an answer holds an object of a type that it must not hold")
-        if self._containers > MOST_CONTAINERS or self._messages > MOST_MESSAGES:
+        if self._containers > self._most or self._messages > MOST_MESSAGES:
             raise ValueError("a message holds too many lists and mappings, or other messages")
 
     def count_list(self, values: list[Any]) -> list[Any]:

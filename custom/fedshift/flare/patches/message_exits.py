@@ -11,7 +11,6 @@ Fixed in NVFlare when: ``nvflare.fuel.f3.cellnet.cell`` does not call ``os._exit
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,15 +18,12 @@ from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.apis.shareable import Shareable
 
 from fedshift.flare.patches.patch import Patch, find
-
-log = logging.getLogger("fedshift")
+from fedshift.flare.patches.refusals import PERSON, REFUSALS, party_of
 
 CELL = "nvflare.fuel.f3.cellnet.cell"
 DECODE = "nvflare.fuel.f3.cellnet.utils:decode_payload"
 ORIGIN = "nvflare.fuel.f3.cellnet.defs:MessageHeaderKey.ORIGIN"
 TOPIC = "nvflare.fuel.f3.streaming.stream_const:StreamHeaderKey.TOPIC"
-LONGEST = 80
-"""Characters of a sender's name that are logged: it is the sender who wrote it."""
 PATCH = Patch(
     name="message_exits",
     without="any site ends the job with one message that cannot be decoded",
@@ -73,13 +69,11 @@ def apply() -> None:
                 raise TypeError(f"an answer is no {type(message.payload).__name__}")
         except Exception as error:
             sender = str(message.get_header(origin))
-            log.error("a message of %s cannot be decoded (%s): dropped", _short(sender), type(error).__name__)
+            party = party_of(sender, message.get_header(PERSON))
+            what = f"has sent a message that cannot be decoded ({type(error).__name__}): it is dropped"
+            REFUSALS.tell(party, "decoding", what)
             if is_answer:
                 report(sender, f"cannot be decoded ({type(error).__name__})")
             raise
 
     cell.decode_payload = decode_or_tell
-
-
-def _short(name: str) -> str:
-    return ascii(name[:LONGEST])

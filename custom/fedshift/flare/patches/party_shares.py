@@ -2,15 +2,17 @@
 
 NVFlare 2.9: takes any number of connections with one certificate, any number of names over one connection, and hands
 every frame to the same 100 threads, before which they queue in memory without a bound.
-Cost: one site uses up the server's sockets, threads or memory, and no other site is heard.
+Cost: one site uses up the server's sockets, threads, memory or processor, and no other site is heard.
 Instead: a party has `CONNECTIONS`, of which the most silent is closed for another, and each has one name. `THREADS`
-work on its frames at a time; up to `WAITING` bytes of others wait, and then the connection that brings more is closed.
+work on its frames at a time, and on no more than `RATE` a second after the first `BURST`; up to `WAITING` bytes of
+others wait, and then the connection that brings more is closed.
 Fixed in NVFlare when: connections, queued frames and threads have limits for each certificate.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -19,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedshift.flare.patches.patch import Patch, find
+from fedshift.flare.patches.refusals import REFUSALS
 
 log = logging.getLogger("fedshift")
 
@@ -28,8 +31,11 @@ THREADS = 25
 """Of NVFlare's 100, on the frames of one party."""
 WAITING = 256 * 1024 * 1024
 """Bytes of one party's frames that are worked on or wait. A sender waits for acknowledgements long before."""
-LOG_EVERY = 60.0
-"""Seconds between two lines about the same party."""
+LEAST = 4096
+"""Bytes that a frame counts as at least."""
+RATE, BURST = 300.0, 1000
+"""Frames of one party a second, and how many more after it has been silent. A model comes in frames of up to 1 MB, so
+that an honest party is stopped by its line before."""
 
 SFM = "nvflare.fuel.f3.sfm"
 MANAGER = f"{SFM}.conn_manager:ConnManager"
@@ -59,11 +65,10 @@ def apply() -> None:
         manager.process_frame,
         endpoint.add_connection,
     )
-    tell = _Telling()
 
     def handle_new_connection(self: Any, connection: Any) -> None:
         original_new(self, connection)
-        party = _party(connection)
+        party = party_of_connection(connection)
         with self.lock:
             new = self.sfm_conns.get(connection.name)
             if party is None or new is None:
@@ -72,13 +77,15 @@ def apply() -> None:
             own = [one for one in self.sfm_conns.values() if getattr(one, "fedshift_party", None) == party]
         for one in sorted(own, key=lambda one: one.last_activity)[:-CONNECTIONS]:
             one.fedshift_party = None
-            tell(party, f"has more than {CONNECTIONS} connections: its most silent one is closed")
-            _end(one.conn)
+            REFUSALS.tell(
+                party, "connections", f"has more than {CONNECTIONS} connections: its most silent one is closed"
+            )
+            end(one.conn)
 
     def add_connection(self: Any, sfm_conn: Any) -> None:
         before = sfm_conn.sfm_endpoint
         if hasattr(sfm_conn, "fedshift_party") and before not in (None, self) and _name(before) != _name(self):
-            _end(sfm_conn.conn)
+            end(sfm_conn.conn)
             raise error(error.BAD_DATA, "a connection has named itself already")
         original_add(self, sfm_conn)
 
@@ -91,9 +98,10 @@ def apply() -> None:
         share = self.__dict__.setdefault("fedshift_shares", {}).setdefault(party, _Share())
         taken = share.take(sfm_conn, frame)
         if taken is None:
-            tell(party, f"has sent more than {WAITING} bytes faster than they can be worked on: a connection is closed")
+            what = f"has sent more than {WAITING} bytes faster than they can be worked on: a connection is closed"
+            REFUSALS.tell(party, "frames", what)
             sfm_conn.fedshift_party = None
-            _end(sfm_conn.conn)
+            end(sfm_conn.conn)
         elif taken:
             try:
                 self.frame_mgr_executor.submit(_work, self, share, sfm_conn, frame)
@@ -112,13 +120,17 @@ class _Share:
     held: int = 0
     waiting: deque[tuple[Any, Any]] = field(default_factory=deque)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    allowed: float = BURST
+    """Frames that may be worked on now; below 0 they wait."""
+    since: float = -math.inf
+    """When ``allowed`` was computed."""
 
     def take(self, sfm_conn: Any, frame: Any) -> bool | None:
         """True if a thread has to begin with this frame, False if it waits, None if there is no room for it."""
         with self.lock:
-            if self.held + len(frame) > WAITING:
+            if self.held + _size(frame) > WAITING:
                 return None
-            self.held += len(frame)
+            self.held += _size(frame)
             if self.running >= THREADS:
                 self.waiting.append((sfm_conn, frame))
                 return False
@@ -128,36 +140,38 @@ class _Share:
     def done(self, frame: Any) -> tuple[Any, Any] | None:
         """The frame that this thread goes on with."""
         with self.lock:
-            self.held -= len(frame)
+            self.held -= _size(frame)
             if self.waiting:
                 return self.waiting.popleft()
             self.running -= 1
             return None
+
+    def pause(self) -> float:
+        """Seconds to wait before the next frame is worked on."""
+        with self.lock:
+            now = time.monotonic()
+            self.allowed = min(BURST, self.allowed + (now - self.since) * RATE) - 1
+            self.since = now
+            return max(-self.allowed / RATE, 0.0)
+
+
+def _size(frame: Any) -> int:
+    return max(len(frame), LEAST)
 
 
 def _work(manager: Any, share: _Share, sfm_conn: Any, frame: Any) -> None:
     following: tuple[Any, Any] | None = (sfm_conn, frame)
     while following is not None:
         try:
+            pause = share.pause()
+            if pause and not manager.stopped:
+                time.sleep(pause)
             manager.process_frame_task(*following)
         finally:
             following = share.done(following[1])
 
 
-class _Telling:
-    """Logs now and then."""
-
-    def __init__(self) -> None:
-        self._told: dict[str, float] = {}
-
-    def __call__(self, party: str, what: str) -> None:
-        now = time.monotonic()
-        if now - self._told.get(party, -LOG_EVERY) >= LOG_EVERY:
-            self._told[party] = now
-            log.warning("%a %s", party[:80], what)
-
-
-def _party(connection: Any) -> str | None:
+def party_of_connection(connection: Any) -> str | None:
     """Whose certificate it has; None for a connection within this machine, or one that this process has made."""
     passive = find("nvflare.fuel.f3.drivers.connector_info:Mode.PASSIVE")
     mtls = find("nvflare.fuel.f3.cellnet.identity:is_mtls_connection")
@@ -172,7 +186,7 @@ def _name(endpoint: Any) -> str:
     return str(endpoint.endpoint.name)
 
 
-def _end(connection: Any) -> None:
+def end(connection: Any) -> None:
     """Close it, also if the other end does not answer a web socket's goodbye."""
     web_socket = getattr(connection, "websocket", None)
     plain = web_socket.get_extra_info("socket") if web_socket is not None else None
