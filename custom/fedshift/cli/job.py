@@ -148,6 +148,7 @@ def write(args: argparse.Namespace) -> int:
     from fedshift.reporting.report.wording import counted
     from fedshift.reporting.table import site_names
     from fedshift.schema.job import BY_CLOCK
+    from fedshift.schema.policy import USUAL_SITES_IN_SUM
 
     if args.practical:
         _choose(args)
@@ -161,6 +162,11 @@ def write(args: argparse.Namespace) -> int:
         print(f"by the clock: {BY_CLOCK}")
     if job.evaluation.local:
         print("with local models: each site trains a second model, on its own data alone; training takes twice as long")
+    if job.federation.encryption == "masks" and job.federation.min_sites < USUAL_SITES_IN_SUM:
+        print(
+            f"sums over {job.federation.min_sites} sites (federation.min_sites): a site takes part in sums over "
+            f"{USUAL_SITES_IN_SUM} or more only, unless its policy says fewer (privacy.min_sites_in_sum)"
+        )
     for misfit in misfits(job):
         print(f"does not fit the data here: {misfit}")
     print(f"{folder}: {counted(job.task.schedule.rounds, 'round')} at {site_names(job.task.sites)}{out}")

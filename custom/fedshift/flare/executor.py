@@ -40,6 +40,7 @@ from fedshift.tasks.machine import WORKERS
 
 if TYPE_CHECKING:
     from fedshift.federation.site.outbound import Encryption
+    from fedshift.schema.policy import Policy
 
 log = logging.getLogger("fedshift")
 
@@ -166,13 +167,20 @@ class FedshiftExecutor(Executor):
             # FLARE then asks the server, which says that it no longer waits for it.
             log.info("%s is not sent to its end: %s", self._update, reason)
 
-    def _encryption_of(self, name: str, state: Path, fl_ctx: FLContext) -> Encryption | None:
+    def _encryption_of(self, name: str, state: Path, fl_ctx: FLContext, policy: Policy | None) -> Encryption | None:
         """The job's encryption with the keys of this client's kit; None if the job does not encrypt."""
         job = self._read_job(fl_ctx)
         if job.federation.encryption == "masks" and name in job.task.sites:
             from fedshift.flare.kit_identity import site_masks
 
-            return site_masks(job, name, folder=state / name, fl_ctx=fl_ctx, simulated=client_is_simulated(fl_ctx))
+            return site_masks(
+                job,
+                name,
+                folder=state / name,
+                fl_ctx=fl_ctx,
+                simulated=client_is_simulated(fl_ctx),
+                policy=policy,
+            )
         if job.federation.encryption == "ckks" and self._encryption is None:
             from fedshift.federation.encryption.site import SiteEncryption
             from fedshift.flare.keys import SITE_KEYS, read_keys
@@ -209,7 +217,7 @@ class FedshiftExecutor(Executor):
             workers=workers,
             tell=site_reference,
             share_cases=client_is_simulated(fl_ctx) or (settings.privacy is not None and settings.privacy.case_scores),
-            encryption=self._encryption_of(name, state, fl_ctx),
+            encryption=self._encryption_of(name, state, fl_ctx, settings.privacy),
         )
         if site.info().kind == "phantom":
             log.warning("site %s trains on the phantom: simulated scans, not patients", name)
