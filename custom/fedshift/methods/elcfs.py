@@ -94,6 +94,7 @@ class Config(Strict):
     inner_lr: float = Field(default=1e-3, ge=0)
     order: Literal["second", "first"] = "second"
     contrast: float = Field(default=0.1, ge=0)
+    bounded: bool = True
     temperature: float = Field(default=0.05, gt=0)
 
     @property
@@ -170,7 +171,9 @@ def mean_over(features: Tensor, mask: Tensor) -> Tensor:
     return torch.einsum("vbcs,bs->vbc", z, weights / weights.sum(1, keepdim=True))
 
 
-def info_nce(boundary: Tensor, background: Tensor, *, temperature: float, released: bool = False) -> Tensor:
+def info_nce(
+    boundary: Tensor, background: Tensor, *, temperature: float, bounded: bool = True, released: bool = False
+) -> Tensor:
     """L_boundary of one class, from features (V, B, C) each of V versions of B images; a scalar."""
     h = functional.normalize(torch.cat([boundary, background]), dim=-1)
     if released:
@@ -180,13 +183,14 @@ def info_nce(boundary: Tensor, background: Tensor, *, temperature: float, releas
     kind = torch.arange(h.shape[1], device=h.device) >= h.shape[1] // 2
     same = kind[:, None] == kind
     others = similar.masked_fill(same, -torch.inf).logsumexp(-1, keepdim=True)
-    if released:
-        losses = functional.softplus(others - similar)
-        return losses[:, same & ~torch.eye(len(kind), dtype=torch.bool, device=h.device)].mean()
-    return (others - similar)[:, same.triu(1)].mean()
+    losses = functional.softplus(others - similar) if bounded else others - similar
+    pairs = same & ~torch.eye(len(kind), dtype=torch.bool, device=h.device) if released else same.triu(1)
+    return losses[:, pairs].mean()
 
 
-def boundary_loss(features: Tensor, y: Tensor, n_classes: int, *, temperature: float, released: bool = False) -> Tensor:
+def boundary_loss(
+    features: Tensor, y: Tensor, n_classes: int, *, temperature: float, bounded: bool = True, released: bool = False
+) -> Tensor:
     """The sum of `info_nce` over classes; features (V·B, C, …) of V versions of the images with masks (B, *spatial)."""
     features = precise(features)
     if features.shape[2:] != y.shape[1:]:
@@ -199,7 +203,7 @@ def boundary_loss(features: Tensor, y: Tensor, n_classes: int, *, temperature: f
         if there.any():
             z = versions[:, there].flatten(0, 1)
             means = (mean_over(z, mask[there]) for mask in (boundary, background))
-            total = total + info_nce(*means, temperature=temperature, released=released)
+            total = total + info_nce(*means, temperature=temperature, bounded=bounded, released=released)
     return total
 
 
@@ -236,14 +240,16 @@ class Client(base.Client[Config]):
         if c.variant == "released":
             why = "variant released takes the whole brightness of one other site, and the inner gradient as a constant"
             idle |= dict.fromkeys(("alpha", "lam", "partners", "order"), why)
+            idle["bounded"] = "variant released is bounded"
         elif c.partners is not None and c.partners >= len(job.task.sites) - 1:
             idle["partners"] = f"there are {len(job.task.sites) - 1} other sites, all of which take part by default"
         if not c.inner_lr:
             idle["order"] = "inner_lr is 0"
         if not c.contrast:
-            idle["temperature"] = "contrast is 0"
+            idle |= dict.fromkeys(("bounded", "temperature"), "contrast is 0")
         if not build_task(job).dense:
-            idle |= dict.fromkeys(("contrast", "temperature"), "images with one label each have no boundaries")
+            why = "images with one label each have no boundaries"
+            idle |= dict.fromkeys(("contrast", "bounded", "temperature"), why)
         return idle
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
@@ -338,7 +344,12 @@ class Client(base.Client[Config]):
             if released:
                 features = torch.cat([before, features])
             loss = loss + c.contrast * boundary_loss(
-                features, batch.y, run.n_classes, temperature=c.temperature, released=released
+                features,
+                batch.y,
+                run.n_classes,
+                temperature=c.temperature,
+                bounded=c.bounded or released,
+                released=released,
             )
         return loss
 
