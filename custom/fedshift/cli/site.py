@@ -84,8 +84,13 @@ def add_parsers(subparsers: Any) -> None:
     dry.set_defaults(func=_dry_run)
 
     account = kinds.add_parser("ledger", help="show what has left a site with noise, and what it adds up to")
-    account.add_argument("kit", type=Path, metavar="KIT")
+    account.add_argument("kit", type=Path, metavar="KIT", help="of a site; of the server: what it has seen of theirs")
     account.add_argument("--json", action="store_true", help="everything as JSON, for other programs")
+    account.add_argument(
+        "--forget",
+        metavar="SITE",
+        help="at the server: delete what it has seen of a site's ledger, which is lost for good (see the runbook)",
+    )
     account.set_defaults(func=site_ledger.run)
 
     decrypt = kinds.add_parser("decrypt", help="make a readable model of what an encrypted job's server has written")

@@ -17,11 +17,12 @@ from nvflare.apis.dxo import DXO, from_shareable
 
 from fedshift.data.locate import SiteSettings
 from fedshift.federation.server.coordinator import Coordinator, Request
-from fedshift.federation.site.privacy.ledger import HEAD_FILE, LEDGER_FILE
+from fedshift.federation.site.privacy.ledger import HEAD_FILE
 from fedshift.federation.site.site import Site
 from fedshift.flare import codec
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
+from fedshift.schema.ledger_head import LEDGER_FILE
 from fedshift.schema.messages import Broadcast, SiteInfo, Update
 
 
