@@ -27,8 +27,9 @@ t = max(2, ⌈2n/3⌉).
    U, which it can't rebuild, cancel. What is left is Σ_U x_i, to the bit, and the server halves of all methods run on
    it as on ciphertexts. Weights and model files are readable at the server, as without masks.
 
-Fewer than t answers end the run as a lost quorum does. When it is resumed, the same sites must be in U, because sites
-answer for no others: the server writes U down before it asks (`Coordinator` folder, ``unmasking.json``).
+Fewer than t answers end the run as a lost quorum does. A job of FLARE that has ended so can't go on, since its keys are
+signed for its id; a simulated run can be resumed, and a server whose process was killed goes on by itself. The same
+sites must then be in U, as they answer for no others: the server writes U down before it asks (``unmasking.json``).
 
 **What a server that follows no rules can learn.** It can tell sites different U, or send them different messages.
 
