@@ -6,7 +6,7 @@ import logging
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from nvflare.apis.workspace import Workspace
 from fedshift.federation.site.privacy.ledger import HEAD_FILE, Ledger
 from fedshift.flare import codec
 from fedshift.flare.aggregator import FedshiftAggregator
+from fedshift.flare.dry_run import contents
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import SPEC, write_job
 from fedshift.flare.ledger_heads import FILE_NAME, LedgerHeads
@@ -83,6 +84,21 @@ def test_every_answer_brings_where_the_ledger_ends(kit: Path, heads: LedgerHeads
         head = measure(kit, job, heads).ledger
         assert head is not None and head == Ledger(kit / "local").read().head
         assert head.number == number and heads.all() == {"HK": head}
+
+
+def test_of_a_ledger_nothing_leaves_but_a_number_and_a_hash(kit: Path, heads: LedgerHeads) -> None:
+    answer = measure(kit, "one", heads)
+    assert answer.ledger is not None
+
+    def told(of: codec.Answer) -> dict[str, object]:
+        return {item.name: item.value for item in contents(codec.STATISTICS, of).items if not item.bytes}
+
+    with_it, without = told(answer), told(replace(answer, ledger=None))
+    new = {name: value for name, value in with_it.items() if name not in without}
+    assert new == {"HK/ledger/number": answer.ledger.number, "HK/ledger/hash": answer.ledger.hash}
+    page = (Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md").read_text(encoding="utf-8")
+    row = "the end of the site's privacy ledger: number of releases, SHA-256 of the last | 1 number, 1 hash |"
+    assert f"| {row}" in page
 
 
 @pytest.mark.parametrize(
