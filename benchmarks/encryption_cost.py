@@ -144,7 +144,7 @@ def largest_difference(wanted: Broadcast, got: Broadcast) -> float:
 def masked_round(job: JobSpec, folder: Path, updates: list[Update], wanted: Broadcast) -> dict[str, float]:
     """The same round with masks. The last site leaves after its update."""
     server = MaskedCoordinator(job, folder / "masked")
-    sites = {u.site: SiteMasks(job, u.site, folder=folder / u.site, run="run", identity=None) for u in updates}
+    sites = {u.site: SiteMasks(job, u.site, folder=folder / u.site, run="run", identity=None, least=2) for u in updates}
     first = opened(server, job, key=lambda update: sites[update.site].seal(update, Broadcast(0, 0, {})))
     masked, masking = timed(lambda: [sites[u.site].seal(u, sites[u.site].open(first)) for u in updates])
 

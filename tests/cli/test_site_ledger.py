@@ -12,7 +12,8 @@ from federation.site.privacy.test_ledger import filled, lines
 from kits import SERVER
 
 from fedshift import cli
-from fedshift.federation.site.privacy.ledger import LEDGER_FILE
+from fedshift.flare.ledger_heads import LedgerHeads
+from fedshift.schema.ledger_head import LEDGER_FILE
 
 
 @pytest.fixture
@@ -66,6 +67,22 @@ def test_a_broken_chain_is_said_with_its_place_also_by_the_check_of_the_kit(
     assert "broken at release 3: 'fedshift site ledger" in capsys.readouterr().out
 
 
-def test_a_server_has_none(kits_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert ledger(kits_of("office_caltech") / SERVER) == 2
-    assert "is the server's kit: only sites have a ledger" in capsys.readouterr().err
+def test_a_servers_kit_shows_what_it_has_seen_and_forgets_it_when_told(
+    kit: Path, kits_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Path(shutil.copytree(kits_of("office_caltech") / SERVER, tmp_path / SERVER))
+    assert ledger(server) == 0
+    assert capsys.readouterr().out == "no site has told of a release with noise\n"
+    head = filled(kit / "local").read().head
+    assert head is not None
+    LedgerHeads(server / "local").keep("amazon", head)
+    assert ledger(server) == 0
+    assert capsys.readouterr().out == f"amazon: 4 releases, up to {head.hash}\n"
+    assert ledger(server, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"amazon": {"number": 4, "hash": head.hash}}
+    assert ledger(server, "--forget", "webcam") == 2
+    assert "has no ledger of site 'webcam'; it has amazon" in capsys.readouterr().err
+    assert ledger(server, "--forget", "amazon") == 0
+    assert f"forgotten: 4 releases of site amazon, up to {head.hash}" in capsys.readouterr().out
+    assert LedgerHeads(server / "local").all() == {}
+    assert ledger(kit, "--forget", "amazon") == 2

@@ -117,7 +117,8 @@ def test_the_server_takes_keys_that_are_signed_for_its_job(
     aggregator.begin(job, tmp_path / "server", on_progress=lambda coordinator: None, startup=startup, run="job")
     aggregator.coordinator.open(0)
     aggregator.coordinator.register(SiteInfo("HK", "phantom", 8, 1, 1, "0" * 64, "case"))
-    masks = SiteMasks(job, "HK", folder=tmp_path / "HK", run=run, identity=KitIdentity(kits / "HK" / "startup"))
+    identity = KitIdentity(kits / "HK" / "startup")
+    masks = SiteMasks(job, "HK", folder=tmp_path / "HK", run=run, identity=identity, least=3)
     taken = aggregator.coordinator.accept(masks.seal(Update("HK", 0, n_samples=8, n_steps=0), Broadcast(0, 0, {})))
     assert taken == (run == "job")
     assert taken or "is not signed by that site, or for another run" in aggregator.coordinator.rejected["HK"]
@@ -148,10 +149,17 @@ def test_a_dry_run_of_a_masked_job_says_what_is_behind_the_masks(
 ) -> None:
     kit = Path(shutil.copytree(kits_of("prostate") / "HK", tmp_path / "HK"))
     site = make_site(tmp_path / "data", "HK")
-    (kit / "local" / "fedshift.yaml").write_text(f"data: {{prostate: {site}}}\n", encoding="utf-8")
+    data, settings = f"data: {{prostate: {site}}}\n", kit / "local" / "fedshift.yaml"
+    settings.write_text(data, encoding="utf-8")
     job = write_job(small_job("fedavg", "federation.min_sites=2", MASKED), tmp_path / "job", production=True)
     assert cli.main(["site", "dry-run", str(kit), str(job)]) == 0
-    assert "this is what will be behind the masks" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "this is what will be behind the masks" in said
+    assert "sums over 3 sites or more: to read it, a dishonest server needs the help of 2 other sites" in said
+    settings.write_text(data + "privacy: {min_sites_in_sum: 7}\n", encoding="utf-8")
+    assert cli.main(["site", "dry-run", str(kit), str(job)]) == 2
+    assert re.search(r"site HK: job .* has \d sites, .* sum over 7 or more", capsys.readouterr().err)
+    settings.write_text(data, encoding="utf-8")
     (kit / "startup" / "client.key").unlink()
     assert cli.main(["site", "dry-run", str(kit), str(job)]) == 2
     assert "a site signs with the key of its kit" in capsys.readouterr().err

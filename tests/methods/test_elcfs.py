@@ -150,7 +150,9 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
-def contrast(boundary: np.ndarray, background: np.ndarray, tau: float, *, released: bool) -> float:
+def contrast(
+    boundary: np.ndarray, background: np.ndarray, tau: float, *, bounded: bool = True, released: bool = False
+) -> float:
     """L_boundary of one class, pair by pair; (V, B, C) each."""
     v, b, _ = boundary.shape
     sets = [[(k, h[i, n]) for k, h in enumerate((boundary, background)) for i in range(v)] for n in range(b)]
@@ -165,17 +167,26 @@ def contrast(boundary: np.ndarray, background: np.ndarray, tau: float, *, releas
             if of[m][0] == of[p][0]:
                 up = np.exp(cosine(of[m][1], of[p][1]) / tau)
                 down = sum(np.exp(cosine(of[m][1], h) / tau) for k, h in of if k != of[m][0])
-                losses.append(-np.log(up / (down + (up if released else 0))))
+                losses.append(-np.log(up / (down + (up if bounded else 0))))
         means.append(np.mean(losses))
     return float(np.mean(means))
 
 
-@pytest.mark.parametrize("released", [False, True])
-def test_features_of_boundaries_and_background_are_contrasted(released: bool) -> None:
+@pytest.mark.parametrize(("bounded", "released"), [(True, False), (False, False), (True, True)])
+def test_features_of_boundaries_and_background_are_contrasted(bounded: bool, released: bool) -> None:
     rng = np.random.default_rng(0)
     boundary, background = rng.normal(size=(2, 3, 4, 5))
-    found = elcfs.info_nce(*map(torch.from_numpy, (boundary, background)), temperature=0.4, released=released)
-    assert float(found) == pytest.approx(contrast(boundary, background, 0.4, released=released), rel=1e-9)
+    how = {"bounded": bounded, "released": released}
+    found = elcfs.info_nce(*map(torch.from_numpy, (boundary, background)), temperature=0.4, **how)
+    assert float(found) == pytest.approx(contrast(boundary, background, 0.4, **how), rel=1e-9)
+
+
+def test_the_default_cannot_fall_below_0_and_the_equation_as_read_can() -> None:
+    """Without the pair itself in the sum, pushing the two kinds apart lowers it without an end that is 0."""
+    apart = torch.zeros(2, 1, 2)
+    apart[..., 0] = 1
+    found = {b: float(elcfs.info_nce(apart, -apart, temperature=0.05, bounded=b)) for b in (True, False)}
+    assert 0 <= found[True] < 1e-6 and found[False] < -35
 
 
 def test_boundaries_of_all_classes_count_where_they_are() -> None:
@@ -193,7 +204,7 @@ def test_boundaries_of_all_classes_count_where_they_are() -> None:
                     [[(z[3 * v + i].numpy() * masks[i]).sum((1, 2)) / masks[i].sum() for i in images] for v in range(2)]
                 )
             )
-        expected += contrast(means[0], means[1], 0.3, released=False)
+        expected += contrast(means[0], means[1], 0.3)
     assert float(elcfs.boundary_loss(z, y, 3, temperature=0.3)) == pytest.approx(expected, rel=1e-6)
     assert float(elcfs.boundary_loss(z, torch.zeros_like(y), 3, temperature=0.3)) == 0
     coarse = functional.avg_pool2d(z, 2)
@@ -231,13 +242,20 @@ def objective(net: Line, x: Tensor, t: Tensor, y: Tensor, config: elcfs.Config, 
     z_moved, moved_logits = run(stepped, t)
     z_first = z_raw if config.variant == "released" else run(stepped, x)[0]
     boundary = elcfs.boundary_loss(
-        torch.cat([z_first, z_moved]), y, 2, temperature=config.temperature, released=config.variant == "released"
+        torch.cat([z_first, z_moved]),
+        y,
+        2,
+        temperature=config.temperature,
+        bounded=config.bounded,
+        released=config.variant == "released",
     )
     outer = functional.cross_entropy(moved_logits, y.repeat(len(t) // len(y), 1, 1))
     return inner + outer + config.contrast * boundary
 
 
-@pytest.mark.parametrize("changes", [{}, {"order": "first"}, {"variant": "released"}, {"contrast": 0}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"bounded": False}, {"order": "first"}, {"variant": "released"}, {"contrast": 0}]
+)
 def test_loss_and_gradient_are_those_of_the_episode(changes: dict[str, Any]) -> None:
     torch.manual_seed(0)
     config = elcfs.Config(inner_lr=0.5, alpha=0.2, temperature=0.5, **changes)
@@ -298,10 +316,12 @@ def test_without_mixing_inner_step_and_contrast_it_is_fedavg_at_twice_the_rate(
     assert not torch.allclose(on["conv.weight"], expected["conv.weight"], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [("elcfs.variant=released",), ("elcfs.contrast=0.5",), ("elcfs.temperature=0.5",)])
-def test_what_classification_does_not_have_changes_masks(options: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", ["elcfs.variant=released", "elcfs.contrast=0.5", "elcfs.bounded=false", "elcfs.temperature=0.5"]
+)
+def test_what_classification_does_not_have_changes_masks(options: str, tmp_path: Path) -> None:
     data = {s: make_site(tmp_path, s, cases=3, gain=g) for s, g in (("BIDMC", 1.0), ("HK", 0.5))}
-    for name, changed in (("one", options), ("other", ())):
+    for name, changed in (("one", (options,)), ("other", ())):
         job = small_job("elcfs", *SGD, *changed, sites=tuple(data))
         run_in_process(job, data, tmp_path / name)
     one, other = (weights_of(tmp_path / name)["conv.weight"] for name in ("one", "other"))

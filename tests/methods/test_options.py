@@ -166,7 +166,7 @@ ROWS = {
 ELSEWHERE = {
     ("fedbn", "norms"),
     ("elcfs", "partners"),
-    *(("elcfs", option) for option in ("contrast", "temperature")),
+    *(("elcfs", option) for option in ("contrast", "bounded", "temperature")),
 }
 """Options whose effect needs another network, a third site or masks, with a test in the method's own file."""
 

@@ -96,7 +96,7 @@ def assert_nothing_else(message: Message) -> None:
     scores = {path for path in own if path[0] in ("metrics", "values", "personal") and path[-1] in names}
     final = {path for path in own if path[0] in ("meta:evaluations", "meta:personal_evaluation")}
     compared = {path for path in own if path[0] == "meta:against_local"}
-    assert own <= counts | info | scores | final | compared
+    assert own <= counts | info | scores | final | compared  # a simulated site has no ledger to tell of
     for path in final | {path for path in compared if path[1] not in ("score", "test", "verdict")}:
         assert only_numbers(others[message.site, *path]), path
     assert {path for path in others if path[0] != message.site} == {

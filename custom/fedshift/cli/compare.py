@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -246,10 +247,22 @@ class _Command:
             for name, reason in self._left_out.items():
                 print(f"no row {name}: {reason}")
             self._print_rows(entries)
+        self._print_without_effect(selected)
         ended = ("done",) if self._args.dry_run else ("done", "failed")  # without data nothing runs
         to_run = [entry for entry in entries if entry.state not in ended]
         if to_run:
             self._print_estimates(to_run, max_parallel, free_memory())
+
+    def _print_without_effect(self, selected: Sequence[Cell]) -> None:
+        """Warn of rows whose methods perturb what normalisation takes away; one trial for rows of the same kind."""
+        from fedshift.federation.effect import without_effect
+
+        jobs = {}
+        for job in (job for cell in selected for job in cell.plan.jobs.values()):
+            task = job.task
+            jobs[json.dumps([sorted(job.methods), task.data, task.network.model_dump(mode="json")])] = job
+        for sentence in dict.fromkeys(str(effect) for job in jobs.values() for effect in without_effect(job)):
+            print(f"hardly any effect: {sentence}")
 
     def _print_rows(self, entries: Sequence[QueueEntry]) -> None:
         """Print a table with the number of cells and the estimates of each row of the comparison."""

@@ -143,11 +143,13 @@ def _choose(args: argparse.Namespace) -> None:
 def write(args: argparse.Namespace) -> int:
     """``fedshift job``."""
     from fedshift.cli.earlier import require_no_run_inside
+    from fedshift.federation.effect import without_effect
     from fedshift.federation.prepared_here import misfits
     from fedshift.flare.export import write_job
     from fedshift.reporting.report.wording import counted
     from fedshift.reporting.table import site_names
     from fedshift.schema.job import BY_CLOCK
+    from fedshift.schema.policy import USUAL_SITES_IN_SUM
 
     if args.practical:
         _choose(args)
@@ -161,6 +163,13 @@ def write(args: argparse.Namespace) -> int:
         print(f"by the clock: {BY_CLOCK}")
     if job.evaluation.local:
         print("with local models: each site trains a second model, on its own data alone; training takes twice as long")
+    if job.federation.encryption == "masks" and job.federation.min_sites < USUAL_SITES_IN_SUM:
+        print(
+            f"sums over {job.federation.min_sites} sites (federation.min_sites): a site takes part in sums over "
+            f"{USUAL_SITES_IN_SUM} or more only, unless its policy says fewer (privacy.min_sites_in_sum)"
+        )
+    for effect in without_effect(job):
+        print(f"hardly any effect: {effect}")
     for misfit in misfits(job):
         print(f"does not fit the data here: {misfit}")
     print(f"{folder}: {counted(job.task.schedule.rounds, 'round')} at {site_names(job.task.sites)}{out}")

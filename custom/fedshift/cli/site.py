@@ -27,7 +27,9 @@ from fedshift.cli import site_ledger
 if TYPE_CHECKING:
     from fedshift.flare.dry_run import Sent
     from fedshift.flare.kit import Kit
+    from fedshift.schema.job import JobSpec
     from fedshift.schema.manifest import Manifest
+    from fedshift.schema.policy import Policy
 
 console = Console(soft_wrap=True, highlight=False)
 
@@ -82,8 +84,13 @@ def add_parsers(subparsers: Any) -> None:
     dry.set_defaults(func=_dry_run)
 
     account = kinds.add_parser("ledger", help="show what has left a site with noise, and what it adds up to")
-    account.add_argument("kit", type=Path, metavar="KIT")
+    account.add_argument("kit", type=Path, metavar="KIT", help="of a site; of the server: what it has seen of theirs")
     account.add_argument("--json", action="store_true", help="everything as JSON, for other programs")
+    account.add_argument(
+        "--forget",
+        metavar="SITE",
+        help="at the server: delete what it has seen of a site's ledger, which is lost for good (see the runbook)",
+    )
     account.set_defaults(func=site_ledger.run)
 
     decrypt = kinds.add_parser("decrypt", help="make a readable model of what an encrypted job's server has written")
@@ -377,13 +384,7 @@ def _dry_run(args: argparse.Namespace) -> int:
         settings = read_settings(kit.local)
         answers = dry_run(job, kit.name, data, Path(folder), settings=settings, steps=args.steps, ledger=kit.local)
     if job.federation.encryption == "masks":
-        from fedshift.flare.kit_identity import KitIdentity
-
-        KitIdentity(kit.folder / "startup")
-        print(
-            "the job masks all arrays but batch counters: this is what will be behind the masks; only the sum over the"
-        )
-        print("sites can be read. Beside it leave a public key, a certificate and shares of the masks' seeds")
+        _tell_of_masks(job, kit, settings.privacy)
     if job.federation.encryption == "ckks":
         from fedshift.flare.keys import SITE_KEYS, read_keys
 
@@ -395,6 +396,32 @@ def _dry_run(args: argparse.Namespace) -> int:
         print("from random weights: the job's own are at the server")
     print(f"nothing was sent: this is what site {kit.name} would answer to job {job.name}")
     return 0
+
+
+def _tell_of_masks(job: JobSpec, kit: Kit, policy: Policy | None) -> None:
+    """What masks hide of the answers, and from whom.
+
+    Raises:
+        ConfigError: the kit cannot sign.
+        PolicyError: the job has fewer sites than the policy wants in a sum.
+    """
+    from fedshift.federation.encryption.masks.protocol import helpers_needed
+    from fedshift.federation.encryption.masks.site import SiteMasks
+    from fedshift.flare.kit_identity import KitIdentity
+    from fedshift.reporting.report.wording import counted
+    from fedshift.schema.policy import Policy
+
+    least = (policy or Policy()).min_sites_in_sum
+    with tempfile.TemporaryDirectory(prefix="fedshift-dry-run-") as folder:
+        identity = KitIdentity(kit.folder / "startup")
+        masks = SiteMasks(job, kit.name, folder=Path(folder), run="", identity=identity, least=least)
+    needed = helpers_needed(len(job.task.sites), masks.least)
+    print("the job masks all arrays but batch counters: this is what will be behind the masks; only the sum over the")
+    print("sites can be read. Beside it leave a public key, a certificate and shares of the masks' seeds")
+    print(
+        f"its update goes into sums over {masks.least} sites or more: to read it, a dishonest server needs the help of "
+        f"{counted(needed, 'other site')}"
+    )
 
 
 def table(sent: Sent, *, every: bool = False) -> Table:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from fedshift.federation.site.privacy.ledger import Account
+    from fedshift.flare.kit import Kit
     from fedshift.schema.policy import PrivacyBudget
 
 console = Console(soft_wrap=True, highlight=False)
@@ -20,7 +21,7 @@ USUAL_DELTA = 1e-5
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the ledger of a kit; 1 if its chain is broken."""
+    """Show the ledger of a site's kit, 1 if its chain is broken; of the server's, what it has seen of the sites'."""
     from fedshift.data.locate import read_settings
     from fedshift.federation.site.privacy.ledger import Ledger
     from fedshift.flare.kit import open_kit
@@ -28,7 +29,9 @@ def run(args: argparse.Namespace) -> int:
 
     kit = open_kit(args.kit)
     if kit.role == "server":
-        raise ConfigError(f"{args.kit} is the server's kit: only sites have a ledger")
+        return _seen(kit, as_json=args.json, forget=args.forget)
+    if args.forget is not None:
+        raise ConfigError(f"--forget is for the server's kit, which keeps what it has seen of ledgers, not {args.kit}")
     ledger, policy = Ledger(kit.local), read_settings(kit.local).privacy
     account, budget = ledger.read(), None if policy is None else policy.budget
     content = summary(account, budget)
@@ -39,6 +42,29 @@ def run(args: argparse.Namespace) -> int:
             console.print(_table(account, title=f"what has left site {kit.name} with noise"))
         _tell(content, ledger.path.name)
     return 0 if account.broken is None else 1
+
+
+def _seen(kit: Kit, *, as_json: bool, forget: str | None) -> int:
+    """What the server has seen of the sites' ledgers."""
+    from fedshift.flare.ledger_heads import LedgerHeads
+
+    heads = LedgerHeads(kit.local)
+    if forget is not None:
+        forgotten = heads.forget(forget)
+        print(
+            f"forgotten: {forgotten.number} releases of site {forget}, up to {forgotten.hash}: whatever its ledger "
+            "then holds is taken for all that it has spent"
+        )
+        return 0
+    known = heads.all()
+    if as_json:
+        print(json.dumps({site: head.model_dump() for site, head in known.items()}, indent=1))
+        return 0
+    for site, head in known.items():
+        print(f"{site}: {head.number} releases, up to {head.hash}")
+    if not known:
+        print("no site has told of a release with noise")
+    return 0
 
 
 def summary(account: Account, budget: PrivacyBudget | None) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def run_in_process(
                     privacy=policy,
                     share_cases=policy is None or policy.case_scores,
                     tell=site_reference,
-                    encryption=_masks(job, name, folder),
+                    encryption=_masks(job, name, folder, policy),
                     keep_answers=job.federation.encryption == "masks",
                 )
                 coordinator.register(made.info())
@@ -199,12 +199,14 @@ def _coordinator(job: JobSpec, folder: Path, on_progress: Callable[[Coordinator]
     return MaskedCoordinator(job, folder, on_progress=on_progress)
 
 
-def _masks(job: JobSpec, site: str, folder: Path) -> Encryption | None:
+def _masks(job: JobSpec, site: str, folder: Path, policy: Policy | None) -> Encryption | None:
     if job.federation.encryption != "masks" or site not in job.task.sites:
         return None
+    from fedshift.federation.encryption.masks.protocol import FEWEST
     from fedshift.federation.encryption.masks.site import SiteMasks
 
-    return SiteMasks(job, site, folder=folder / SITE_STATE / site, run=job.name, identity=None)
+    least = FEWEST if policy is None else policy.min_sites_in_sum
+    return SiteMasks(job, site, folder=folder / SITE_STATE / site, run=job.name, identity=None, least=least)
 
 
 def _begin(coordinator: Coordinator, *, resume: bool) -> None:

@@ -17,6 +17,7 @@ from fedshift.federation.server.update_check import Rejected
 from fedshift.flare import codec
 from fedshift.flare.hosts import hosts
 from fedshift.flare.keys import SERVER_KEYS, read_keys
+from fedshift.flare.ledger_heads import LedgerHeads
 from fedshift.flare.patches.numpy_arrays import laid_out
 from fedshift.methods import method_set
 from fedshift.schema.errors import DiskFull
@@ -44,6 +45,7 @@ class FedshiftAggregator(FLComponent):
         on_reject: Callable[[Rejection, int], None] = lambda rejection, round_: None,
         startup: Path | None = None,
         run: str = "",
+        ledgers: LedgerHeads | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make the coordinator, with the initial model or with what an interrupted run left in ``folder``.
@@ -56,10 +58,11 @@ class FedshiftAggregator(FLComponent):
             startup: the kit's ``startup`` folder, where an encrypted job finds the server's keys, and one with masks
                 what checks the sites' keys.
             run: the number that FLARE has given the job, for which sites sign their keys.
+            ledgers: where what is seen of the sites' privacy ledgers is kept; None in simulations.
             stopped: whether the job was aborted.
         """
         method_set.require_federation(job)
-        self._tell, self._message = on_progress, False
+        self._tell, self._message, self._ledgers = on_progress, False, ledgers
         if job.federation.encryption is None:
             self.coordinator = Coordinator(
                 job, folder, on_progress=self._note, on_reject=on_reject, lay_out=laid_out, stopped=stopped
@@ -152,6 +155,8 @@ class FedshiftAggregator(FLComponent):
 
     def _take(self, answer: codec.Answer, task: str) -> bool:
         content = answer.content
+        if answer.ledger is not None and self._ledgers is not None:  # it has left, whatever becomes of the answer
+            self._ledgers.keep(content.site, answer.ledger)
         if isinstance(content, codec.Failure):
             self.coordinator.reject(content.site, task, content.reason)
             return False

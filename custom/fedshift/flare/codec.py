@@ -25,6 +25,7 @@ from fedshift.schema.errors import FedshiftError
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.fingerprint import Fingerprint
 from fedshift.schema.identity import Identity, own_identity
+from fedshift.schema.ledger_head import LedgerHead
 from fedshift.schema.messages import Broadcast, MethodArrays, Scores, SiteInfo, Update
 from fedshift.schema.paired import LocalComparison
 from fedshift.schema.reference import Reference
@@ -60,10 +61,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Answer:
-    """A site's answer to a task; it has ``info`` if the site could open its data."""
+    """A site's answer to a task; it has ``info`` if the site could open its data, ``ledger`` if it has one."""
 
     content: Update | Scores | Failure
     info: SiteInfo | None = None
+    ledger: LedgerHead | None = None
 
 
 # --- server to sites ------------------------------------------------------------------------------------
@@ -79,7 +81,13 @@ def encode_task(broadcast: Broadcast) -> Shareable:
         **_packed(broadcast.packed),
         "arrays": _methods({method: _read_only(named) for method, named in broadcast.arrays.items()}),
     }
-    meta = {"round": broadcast.round, "best_round": broadcast.best_round, "sites": list(broadcast.sites)}
+    meta: dict[str, Any] = {
+        "round": broadcast.round,
+        "best_round": broadcast.best_round,
+        "sites": list(broadcast.sites),
+    }
+    if broadcast.ledgers:
+        meta["ledgers"] = {site: head.model_dump() for site, head in broadcast.ledgers.items()}
     return DXO(DataKind.COLLECTION, data=data, meta=meta).to_shareable()
 
 
@@ -103,6 +111,7 @@ def decode_task(shareable: Shareable) -> Broadcast:
         arrays=_methods_of(dxo, checked=True),
         sites=tuple(sites),
         packed=_packed_part(dxo),
+        ledgers=_heads(dxo.get_meta_prop("ledgers", {})),
     )
 
 
@@ -126,9 +135,11 @@ def decode_answers(shareable: Shareable) -> list[Answer]:
     return [_decode(site, part) for site, part in dxo.data.items()]
 
 
-def encode_told(told: Fingerprint | str) -> Shareable:
-    """Encode a site's answer to a survey: its fingerprint, or why it has none."""
-    said = {"reason": told} if isinstance(told, str) else {"fingerprint": told.model_dump_json()}
+def encode_told(told: Fingerprint | str, *, ledger: LedgerHead | None = None) -> Shareable:
+    """Encode a site's answer to a survey: its fingerprint, or why it has none; and its ledger's head if it has one."""
+    said: dict[str, Any] = {"reason": told} if isinstance(told, str) else {"fingerprint": told.model_dump_json()}
+    if ledger is not None:
+        said["ledger"] = ledger.model_dump()
     return DXO(DataKind.COLLECTION, data={}, meta={"fedshift": asdict(own_identity()), **said}).to_shareable()
 
 
@@ -147,6 +158,15 @@ def decode_told(shareable: Shareable) -> Fingerprint:
         return Fingerprint.model_validate_json(text)
     except ValidationError as error:
         raise WireError("fingerprint", first_fault(error)) from None
+
+
+def ledger_told(shareable: Shareable) -> LedgerHead | None:
+    """The head of a site's ledger in its answer to a survey.
+
+    Raises:
+        WireError: it is none.
+    """
+    return _optional(LedgerHead, "ledger", _open(shareable))
 
 
 def _require_same(dxo: DXO) -> None:
@@ -168,6 +188,8 @@ def _encode(answer: Answer) -> DXO:
     meta: dict[str, Any] = {"kind": type(content).__name__, "round": int(content.round)}
     if answer.info is not None:
         meta["info"] = asdict(answer.info)
+    if answer.ledger is not None:
+        meta["ledger"] = answer.ledger.model_dump()
     data: dict[str, DXO] = {}
     if isinstance(content, Update):
         meta |= {"n_samples": int(content.n_samples), "n_steps": int(content.n_steps)}
@@ -231,7 +253,8 @@ def _decode(site: str, dxo: DXO) -> Answer:
         raise WireError("kind", f"{kind!r} is no kind of answer")
     info = dxo.get_meta_prop("info")
     try:
-        answer = Answer(content, None if info is None else SiteInfo(**info))
+        known = None if info is None else SiteInfo(**info)
+        answer = Answer(content, known, _optional(LedgerHead, "ledger", dxo))
     except TypeError:
         raise WireError("info", "does not describe a site's data") from None
     if answer.info is not None and answer.info.site != site:
@@ -292,6 +315,12 @@ def _checked(model: type[_Model], key: str, value: object) -> _Model:
 def _optional(model: type[_Model], key: str, dxo: DXO) -> _Model | None:
     value = dxo.get_meta_prop(key)
     return None if value is None else _checked(model, key, value)
+
+
+def _heads(value: object) -> dict[str, LedgerHead]:
+    if not isinstance(value, dict) or not all(type(site) is str for site in value):
+        raise WireError("ledgers", "are not told by site")
+    return {site: _checked(LedgerHead, f"ledgers.{site}", head) for site, head in value.items()}
 
 
 def _open(shareable: Shareable) -> DXO:

@@ -17,11 +17,13 @@ from nvflare.apis.dxo import DXO, from_shareable
 
 from fedshift.data.locate import SiteSettings
 from fedshift.federation.server.coordinator import Coordinator, Request
-from fedshift.federation.site.privacy.ledger import HEAD_FILE, LEDGER_FILE
+from fedshift.federation.site.privacy.ledger import HEAD_FILE
 from fedshift.federation.site.site import Site
 from fedshift.flare import codec
+from fedshift.flare.ledger_heads import SiteLedger
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
+from fedshift.schema.ledger_head import LEDGER_FILE
 from fedshift.schema.messages import Broadcast, SiteInfo, Update
 
 
@@ -105,14 +107,15 @@ def dry_run(
             shutil.copy(ledger / file, account)
     site = Site(short, name, data=data, state=folder / "site", device=device, privacy=privacy, ledger=account)
     server = _Alone(short, folder / "server")
-    statistics = site.statistics()
+    kept = SiteLedger(name, account)
+    statistics, first = site.statistics(), kept.head()
     requests = server.requests()
     update = site.train(_first_round(server, requests, site.info(), statistics))
     server.accept(update)
     next(requests)
     return [
-        contents(codec.STATISTICS, codec.Answer(statistics, site.info())),
-        contents(codec.TRAIN, codec.Answer(update, site.info())),
+        contents(codec.STATISTICS, codec.Answer(statistics, site.info(), first)),
+        contents(codec.TRAIN, codec.Answer(update, site.info(), kept.head())),
     ]
 
 

@@ -23,6 +23,7 @@ from fedshift.federation.reference import site_reference
 from fedshift.federation.site.site import Site
 from fedshift.flare import codec, patches
 from fedshift.flare.hosts import hosts
+from fedshift.flare.ledger_heads import SiteLedger
 from fedshift.flare.patches.incoming_streams import USUAL, allow
 from fedshift.flare.patches.memory_release import release
 from fedshift.flare.patches.send_window import limit
@@ -40,6 +41,7 @@ from fedshift.tasks.machine import WORKERS
 
 if TYPE_CHECKING:
     from fedshift.federation.site.outbound import Encryption
+    from fedshift.schema.policy import Policy
 
 log = logging.getLogger("fedshift")
 
@@ -99,11 +101,15 @@ class FedshiftExecutor(Executor):
         try:
             site = self._sites.get(name) or self._open(name, fl_ctx)
             self._sites[name] = site
+            ledger = SiteLedger(name, None if client_is_simulated(fl_ctx) else _local(fl_ctx))
             if task_name == codec.STATISTICS:
                 site.require_training()
-                return codec.Answer(site.statistics(), site.info())
+                ledger.require(broadcast)
+                return codec.Answer(site.statistics(), site.info(), ledger.head())
             if task_name == codec.TRAIN:
-                return codec.Answer(site.train(broadcast, stop=lambda: bool(abort_signal.triggered)), site.info())
+                ledger.require(broadcast)
+                update = site.train(broadcast, stop=lambda: bool(abort_signal.triggered))
+                return codec.Answer(update, site.info(), ledger.head())
             if task_name == codec.UNMASK:
                 return codec.Answer(site.unmask(broadcast))
             if task_name == codec.VALIDATE:
@@ -166,13 +172,20 @@ class FedshiftExecutor(Executor):
             # FLARE then asks the server, which says that it no longer waits for it.
             log.info("%s is not sent to its end: %s", self._update, reason)
 
-    def _encryption_of(self, name: str, state: Path, fl_ctx: FLContext) -> Encryption | None:
+    def _encryption_of(self, name: str, state: Path, fl_ctx: FLContext, policy: Policy | None) -> Encryption | None:
         """The job's encryption with the keys of this client's kit; None if the job does not encrypt."""
         job = self._read_job(fl_ctx)
         if job.federation.encryption == "masks" and name in job.task.sites:
             from fedshift.flare.kit_identity import site_masks
 
-            return site_masks(job, name, folder=state / name, fl_ctx=fl_ctx, simulated=client_is_simulated(fl_ctx))
+            return site_masks(
+                job,
+                name,
+                folder=state / name,
+                fl_ctx=fl_ctx,
+                simulated=client_is_simulated(fl_ctx),
+                policy=policy,
+            )
         if job.federation.encryption == "ckks" and self._encryption is None:
             from fedshift.federation.encryption.site import SiteEncryption
             from fedshift.flare.keys import SITE_KEYS, read_keys
@@ -183,7 +196,7 @@ class FedshiftExecutor(Executor):
 
     def _open(self, name: str, fl_ctx: FLContext) -> Site:
         workspace, job_id = fl_ctx.get_workspace(), fl_ctx.get_job_id()
-        job, local = self._read_job(fl_ctx), Path(workspace.get_site_config_dir())
+        job, local = self._read_job(fl_ctx), _local(fl_ctx)
         data = find_site(job.task.dataset, name, local=local, simulator=client_is_simulated(fl_ctx))
         state = Path(workspace.get_run_dir(job_id)) / SITES
         if client_is_simulated(fl_ctx):
@@ -209,11 +222,15 @@ class FedshiftExecutor(Executor):
             workers=workers,
             tell=site_reference,
             share_cases=client_is_simulated(fl_ctx) or (settings.privacy is not None and settings.privacy.case_scores),
-            encryption=self._encryption_of(name, state, fl_ctx),
+            encryption=self._encryption_of(name, state, fl_ctx, settings.privacy),
         )
         if site.info().kind == "phantom":
             log.warning("site %s trains on the phantom: simulated scans, not patients", name)
         return site
+
+
+def _local(fl_ctx: FLContext) -> Path:
+    return Path(fl_ctx.get_workspace().get_site_config_dir())
 
 
 def job_of(fl_ctx: FLContext) -> JobSpec:

@@ -15,9 +15,11 @@ from cryptography.x509 import Certificate, load_pem_x509_certificate
 from cryptography.x509.oid import NameOID
 from nvflare.apis.fl_context import FLContext
 
+from fedshift.federation.encryption.masks.protocol import FEWEST
 from fedshift.federation.encryption.masks.site import SiteMasks
 from fedshift.schema.errors import ConfigError
 from fedshift.schema.job import JobSpec
+from fedshift.schema.policy import Policy
 
 log = logging.getLogger("fedshift")
 
@@ -111,18 +113,24 @@ def server_checker(startup: Path) -> ProjectRoot | None:
         raise ConfigError(f"{startup / ROOT} cannot be read ({error}): unpack the server's kit again") from None
 
 
-def site_masks(job: JobSpec, site: str, *, folder: Path, fl_ctx: FLContext, simulated: bool) -> SiteMasks:
+def site_masks(
+    job: JobSpec, site: str, *, folder: Path, fl_ctx: FLContext, simulated: bool, policy: Policy | None
+) -> SiteMasks:
     """A site's masks in a job: with the identity of its kit, or without one in FLARE's simulator.
+
+    A site without a policy keeps to the usual fewest sites in a sum all the same.
 
     Raises:
         ConfigError: the kit has no key that signs.
+        PolicyError: the job has fewer sites than the policy wants in a sum.
     """
+    least = (policy or Policy()).min_sites_in_sum
     if simulated:
         log.warning("site %s: FLARE's simulator has no kits: the sites' keys are not signed", site)
-        identity = None
+        identity, least = None, FEWEST if policy is None else least
     else:
         identity = KitIdentity(Path(fl_ctx.get_workspace().get_startup_kit_dir()))
-    return SiteMasks(job, site, folder=folder, run=fl_ctx.get_job_id(), identity=identity)
+    return SiteMasks(job, site, folder=folder, run=fl_ctx.get_job_id(), identity=identity, least=least)
 
 
 def _names(certificate: Certificate) -> list[str]:

@@ -32,6 +32,7 @@ from fedshift.flare.disabled_clients import DisabledClients
 from fedshift.flare.disabled_sites import DISABLED
 from fedshift.flare.executor import job_of
 from fedshift.flare.hosts import hosts
+from fedshift.flare.ledger_heads import heads_of
 from fedshift.flare.message_limits import MessageLimits
 from fedshift.flare.patches import return_codes
 from fedshift.flare.patches.broadcast_copy import share_data
@@ -176,6 +177,7 @@ class FedshiftWorkflow(Controller):
             self._pieces.register(fl_ctx.get_engine().get_cell())
             DISABLED.use(Path(fl_ctx.get_workspace().get_root_dir()))
         aggregator, federation = self._aggregator, job.federation
+        ledgers = None if server_is_simulated(fl_ctx) else heads_of(fl_ctx)
         patience = RoundDeadline(
             frozenset(hosts(job)),
             federation.min_sites,
@@ -194,6 +196,7 @@ class FedshiftWorkflow(Controller):
                 on_reject=audit,
                 startup=startup,
                 run=fl_ctx.get_job_id(),
+                ledgers=ledgers,
                 stopped=lambda: bool(abort_signal.triggered),
             )
             coordinator = aggregator.coordinator
@@ -216,7 +219,8 @@ class FedshiftWorkflow(Controller):
                 before = request.task
                 # FLARE's tasks and answers form reference cycles: without this, old models would stay in memory.
                 collect_after_round()
-                data = codec.encode_task(request.broadcast)
+                known = {} if ledgers is None else ledgers.of(coordinator.invited)
+                data = codec.encode_task(replace(request.broadcast, ledgers=known))
                 self._gather(request.task, data, patience, events, abort_signal, fl_ctx)
                 del request, data
             events.update(coordinator.results)

@@ -31,7 +31,8 @@ transforms work on batches on any device, with random numbers drawn on the CPU f
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -186,6 +187,10 @@ class Client(base.Client[Config]):
         if self.config.level == "none" and not self.config.rotation:
             return {"interpolation": "without crops and rotations (level none) no image is resampled"}
         return {}
+
+    def perturbations(self) -> Mapping[str, base.Client[Any]]:
+        """What the method does to images."""
+        return {"augmented images": self}
 
     def augment(self, batch: base.Batch, ctx: base.Context) -> base.Batch:
         """Augmented images, and masks transformed with them."""

@@ -287,6 +287,17 @@ class Client(Generic[ConfigT]):
         """
         return {}
 
+    def perturbations(self) -> Mapping[str, Client[Any]]:
+        """Return the ways in which the method perturbs images or features in training, each as a half of its own.
+
+        A trial compares what the network answers with and without each (`fedshift.federation.effect`), and a job warns
+        of one that normalisation takes away. A method that acts by its loss, its step or the server has none.
+
+        Returns:
+            What is perturbed, in the plural, to a half that does this alone, and in every batch.
+        """
+        return {}
+
     def repeats_samples(self) -> str:
         """``option=value`` without which a sample may be the main part of several of a batch; empty if none may."""
         return ""

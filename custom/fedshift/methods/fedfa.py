@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -63,6 +63,8 @@ from fedshift.schema.strict import Strict
 from fedshift.tasks.precision import precise
 
 RANDOM_STD = 0.5
+BOTH = (1.0, 1.0)
+"""Means and deviations are both perturbed."""
 
 
 SEARCH = {"momentum": search.choice(0.5, 0.9, 0.99, 0.999)}
@@ -118,9 +120,18 @@ def fires(u: float, config: Config) -> bool:
 class FeatureAugmentation:
     """The FFA layer of one stage: augments features in training, the identity in evaluation."""
 
-    def __init__(self, layer: int, channels: int, net: nn.Module, config: Config, ctx: base.Context) -> None:
-        """Start with γ = 1, m = 0, s = 1, which ``receive`` replaces."""
-        self._layer, self._net, self._config, self._ctx = layer, net, config, ctx
+    def __init__(
+        self,
+        layer: int,
+        channels: int,
+        net: nn.Module,
+        config: Config,
+        ctx: base.Context,
+        *,
+        strength: tuple[float, float] = BOTH,
+    ) -> None:
+        """Start with γ = 1, m = 0, s = 1, which ``receive`` replaces. ``strength``: of ε and of ε'."""
+        self._layer, self._net, self._config, self._ctx, self._strength = layer, net, config, ctx, strength
         self.gamma_mean, self.gamma_std = torch.ones(channels), torch.ones(channels)
         self.running_mean, self.running_std = torch.zeros(channels), torch.ones(channels)
         self.received: Arrays = {}
@@ -137,7 +148,7 @@ class FeatureAugmentation:
         mean, std = feature_statistics(x, eps=eps, unbiased=unbiased)
         if not self._ctx.run.replay:
             self._move_running(mean, std)
-        draws = [torch.randn(mean.shape, generator=rng).to(mean) for _ in range(2)]
+        draws = [strength * torch.randn(mean.shape, generator=rng).to(mean) for strength in self._strength]
         spread = self._spread(mean, std, eps=eps, unbiased=unbiased)
         return augment(x, mean, std, spread, (draws[0], draws[1])).to(features.dtype)
 
@@ -183,6 +194,15 @@ class Client(base.Client[Config]):
     """Inserts the FFA layers; sends m and s, receives γ."""
 
     option_for_sums = "fedfa.share=sums"
+    _strength = BOTH
+
+    def perturbations(self) -> Mapping[str, base.Client[Any]]:
+        """Those of means and of deviations, of which instance norm takes the former away."""
+        if not self.config.p:
+            return {}
+        means, deviations = (Client(self.config.model_copy(update={"p": 1.0})) for _ in range(2))
+        means._strength, deviations._strength = (1.0, 0.0), (0.0, 1.0)
+        return {"shifted means of features": means, "scaled deviations of features": deviations}
 
     def idle(self, job: JobSpec, net: nn.Module) -> dict[str, str]:
         """What needs shared statistics or a γ that differs between channels."""
@@ -221,7 +241,7 @@ class Client(base.Client[Config]):
         """One FFA layer at each chosen stage."""
         stages = stages_of(net, self.config.layers, "fedfa")
         self._layers = {
-            number: FeatureAugmentation(number, stage.channels, net, self.config, ctx)
+            number: FeatureAugmentation(number, stage.channels, net, self.config, ctx, strength=self._strength)
             for number, stage in stages.items()
         }
         return [stage.hook(self._layers[number]) for number, stage in stages.items()]

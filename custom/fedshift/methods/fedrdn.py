@@ -24,9 +24,9 @@ Variants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -76,6 +76,10 @@ class Client(base.Client[Config]):
         if mode != "random":
             idle["variant"] = f"mode {mode} draws no pairs"
         return idle
+
+    def perturbations(self) -> Mapping[str, base.Client[Any]]:
+        """What the method does to images."""
+        return {"normalised images": self}
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """Mean and standard deviation, (C,) each. Images are scaled to at most [0, 255] before any method sees them."""

@@ -24,7 +24,7 @@ here it comes from all training images in this variant too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -82,6 +82,10 @@ class Client(base.Client[Config]):
                 f"method {self.name}: cannot be combined with {name}, because each would undo the other's "
                 "normalisation of the images: leave one of them out"
             )
+
+    def perturbations(self) -> Mapping[str, base.Client[Any]]:
+        """What the method does to images."""
+        return {"normalised images": self}
 
     def up(self, net: nn.Module) -> dict[str, base.ArraySpec]:
         """The mean amplitude spectrum, or with ``variant: released`` its DC term."""

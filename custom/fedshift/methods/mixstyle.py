@@ -19,8 +19,9 @@ taken as 0. The halves of an odd batch differ by one sample; the authors' code d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -85,6 +86,11 @@ class Client(base.Client[Config]):
     def check(self, job: JobSpec, net: nn.Module) -> None:
         """Every stage in ``layers`` must exist in the network."""
         self.stages(net)
+
+    def perturbations(self) -> Mapping[str, base.Client[Any]]:
+        """What the method does to features."""
+        always = self.config.model_copy(update={"p": 1.0})
+        return {"exchanged statistics of features": Client(always)} if self.config.p else {}
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """One layer at each chosen stage."""

@@ -21,8 +21,9 @@ same position.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -71,6 +72,11 @@ class Client(base.Client[Config]):
     def repeats_samples(self) -> str:
         """With λ = ½, both targets of a pair may stand for the same class."""
         return "moex.lam=0.9" if self.config.lam == 0.5 and self.config.p else ""
+
+    def perturbations(self) -> Mapping[str, base.Client[Any]]:
+        """What the method does to features."""
+        always = self.config.model_copy(update={"p": 1.0})
+        return {"exchanged statistics of features": Client(always)} if self.config.p else {}
 
     def attach(self, net: nn.Module, ctx: base.Context) -> list[RemovableHandle]:
         """The exchange layer at the stage ``layer``."""

@@ -1,5 +1,11 @@
 """Errors for users: one sentence that names the file, site, round or key, and how to fix it."""
 
+AFTER_AN_END = (
+    "a simulated run then goes on with 'fedshift run JOB --resume'; a job of provisioned sites has ended, and a new "
+    "one can start from its last model (fedshift job --weights)"
+)
+"""What a sentence that ends a run says about how to go on."""
+
 
 class FedshiftError(Exception):
     """Base of all errors that a user can fix. The command line prints the sentence and exits with code 2."""

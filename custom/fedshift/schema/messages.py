@@ -13,6 +13,7 @@ import numpy as np
 
 from fedshift.schema.compression import Packed
 from fedshift.schema.evaluation import Evaluation
+from fedshift.schema.ledger_head import LedgerHead
 from fedshift.schema.paired import LocalComparison
 from fedshift.schema.reference import Reference
 
@@ -33,6 +34,7 @@ class Broadcast:
     ``weights``: the model that this round starts from, the aggregate of ``round - 1``. ``best_round``: the best
     aggregate so far (0: none yet); sites keep their state of that round. ``sites``: those that should answer.
     ``packed``: the weights that are sent in fewer bytes (`fedshift.schema.compression`); they are not in ``weights``.
+    ``ledgers``: of each site, what the server has seen of its privacy ledger; no part of what is asked.
     """
 
     round: int
@@ -41,6 +43,7 @@ class Broadcast:
     arrays: MethodArrays = field(default_factory=dict)
     sites: tuple[str, ...] = ()
     packed: dict[str, Packed] = field(default_factory=dict)
+    ledgers: dict[str, LedgerHead] = field(default_factory=dict)
 
     def unpacked(self) -> Broadcast:
         """The broadcast with all weights as arrays; itself if nothing is packed."""

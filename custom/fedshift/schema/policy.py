@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from fedshift.schema.strict import Strict
 
+USUAL_SITES_IN_SUM = 3
+"""In a sum over two sites each knows the other's part, and one that helps a dishonest server lays it open."""
+
 ArrayKind = Literal["statistics", "prototypes", "images", "generator", "control", "loss", "other"]
 """What an array that a method sends contains: statistics of images or features; one mean embedding per class
 (prototypes); averaged images or their targets; a trained generator of embeddings; control variates; a loss or an
@@ -70,12 +73,13 @@ class PrivacyBudget(Strict):
 class Policy(Strict):
     """A site's rules.
 
-    ``train``: whether the site trains. If not, it only scores models, in jobs that hold it out.
-    ``allow``: which kinds of arrays methods may send in addition to the network's weights (`ArrayKind`).
-    ``min_cases``: minimum training cases (patients, whose several scans count as one where their names say so, see
-    `fedshift.data.splits.subject_of`; or pictures) before any such array may leave; for prototypes, the minimum in each
-    class. Noise, too, is for all scans of a patient together. ``encryption``: ``required`` refuses jobs without
-    encrypted or masked updates. ``statistics`` and ``weights``: noise on these, none by default. With noise on the
+    ``train``: whether the site trains. If not, it only scores models, in jobs that hold it out. ``allow``: which kinds
+    of arrays methods may send in addition to the network's weights (`ArrayKind`). ``min_cases``: minimum training cases
+    (patients, whose several scans count as one where their names say so, see `fedshift.data.splits.subject_of`; or
+    pictures) before any such array may leave; for prototypes, the minimum in each class. Noise, too, is for all scans
+    of a patient together. ``encryption``: ``required`` refuses jobs without encrypted or masked updates.
+    ``min_sites_in_sum``: the fewest sites in a sum that the site lets a server unmask (``federation.encryption:
+    masks``), whatever the job says. ``statistics`` and ``weights``: noise on these, none by default. With noise on the
     weights, nothing computed from training images leaves without noise, but for counts and for scores of a model with
     normalisation layers or statistics of the site's own (FedBN, FedRDN). ``dp_sgd``: training by DP-SGD in place of
     ``weights``, under the same rule. ``budget``: what all jobs together may spend; what then leaves has noise, but for
@@ -91,6 +95,7 @@ class Policy(Strict):
     allow: tuple[ArrayKind, ...] = ("statistics", "control", "loss")
     min_cases: int = Field(default=1, ge=1)
     encryption: Literal["required"] | None = None
+    min_sites_in_sum: int = Field(default=USUAL_SITES_IN_SUM, ge=2)
     statistics: StatisticsNoise | None = None
     weights: WeightNoise | None = None
     dp_sgd: DpSgd | None = None

@@ -6,16 +6,19 @@ from pathlib import Path
 
 import pytest
 from nvflare.apis.dxo import from_shareable
+from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 from surveysites import survey_site
 
 from fedshift.data.fingerprint import fingerprint
+from fedshift.federation.site.privacy.ledger import HEAD_FILE, Ledger
 from fedshift.flare import codec
 from fedshift.flare.export import SPEC
 from fedshift.flare.survey.executor import SurveyExecutor
 from fedshift.flare.survey.job import write_survey_job
 from fedshift.schema.fingerprint import SurveySpec
+from fedshift.schema.ledger_head import LEDGER_FILE, LedgerHead
 from fedshift.schema.messages import Broadcast
 
 from ..conftest import Context
@@ -59,6 +62,28 @@ def test_its_own_policy_counts(context: Context, tmp_path: Path) -> None:
     assert getattr(told, "withheld", "").startswith("it has fewer cases") and getattr(told, "surveyed", None) == 0
     settings.write_text("privacy: {encryption: required}\n", encoding="utf-8")
     assert "privacy.encryption: required" in str(ask(context))
+
+
+def test_a_ledger_without_what_the_server_has_seen_is_not_surveyed(context: Context, tmp_path: Path) -> None:
+    """Each survey with noise is a release of its own, so a ledger from a backup would hide what was spent."""
+    context.simulator, local = False, tmp_path / "kit" / "local"
+    (local / "fedshift.yaml").write_text(
+        f"data: {{organ: {tmp_path / 'data' / 'organ' / 'HK'}}}\nprivacy: {{statistics: {{epsilon: 3}}}}\n",
+        encoding="utf-8",
+    )
+
+    def answer(seen: dict[str, LedgerHead]) -> Shareable:
+        asked = codec.encode_task(Broadcast(round=0, best_round=0, weights={}, sites=("HK",), ledgers=seen))
+        return SurveyExecutor().execute(codec.SURVEY, asked, context, Signal())  # type: ignore[arg-type]
+
+    told = answer({})
+    head = codec.ledger_told(told)
+    assert codec.decode_told(told) and head is not None and head == Ledger(local).read().head
+    for file in (LEDGER_FILE, HEAD_FILE):
+        (local / file).unlink()
+    with pytest.raises(codec.WireError, match="site HK: its privacy ledger is not the one that the server knows"):
+        codec.decode_told(answer({"HK": head}))
+    assert not (local / LEDGER_FILE).exists()
 
 
 @pytest.mark.parametrize("simulator", [True, False])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from fedshift.schema.errors import DiskFull
+from fedshift.schema.errors import AFTER_AN_END, DiskFull
 
 log = logging.getLogger("fedshift")
 
@@ -77,8 +77,7 @@ class Room:
                     )
                 if self._clock() >= since + self._patience or self._stopped():
                     raise DiskFull(
-                        f"the disk of {self._folder} is full, {what} could not be written: make room and start the "
-                        "job again, it goes on from its last saved round"
+                        f"the disk of {self._folder} is full, {what} could not be written: make room; {AFTER_AN_END}"
                     ) from None
                 self._sleep(INTERVAL)
                 continue

@@ -14,6 +14,7 @@ from nvflare.apis.signal import Signal
 from fedshift.data.locate import find_site, read_settings
 from fedshift.federation.survey.site import answer
 from fedshift.flare import codec, patches
+from fedshift.flare.ledger_heads import SiteLedger
 from fedshift.flare.patches.incoming_streams import USUAL, allow
 from fedshift.flare.simulated import client_is_simulated
 from fedshift.flare.survey.job import read_survey_spec
@@ -40,7 +41,10 @@ class SurveyExecutor(Executor):
         try:
             if task_name != codec.SURVEY:
                 raise ConfigError(f"there is no task {task_name!r}: install the server's version of fedshift here")
-            return codec.encode_told(_told(name, fl_ctx, simulated=simulated))
+            local = Path(fl_ctx.get_workspace().get_site_config_dir())
+            ledger = SiteLedger(name, None if simulated else local)
+            ledger.require(codec.decode_task(shareable))
+            return codec.encode_told(_told(name, fl_ctx, local, simulated=simulated), ledger=ledger.head())
         except PolicyError as error:
             log.error("site %s: %s", name, error)
             return codec.encode_told(str(error))
@@ -58,7 +62,7 @@ def spec_of(fl_ctx: FLContext) -> SurveySpec:
     return read_survey_spec(Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / FILE_NAME)
 
 
-def _told(name: str, fl_ctx: FLContext, *, simulated: bool) -> Fingerprint:
-    spec, local = spec_of(fl_ctx), Path(fl_ctx.get_workspace().get_site_config_dir())
+def _told(name: str, fl_ctx: FLContext, local: Path, *, simulated: bool) -> Fingerprint:
+    spec = spec_of(fl_ctx)
     folder = find_site(spec.dataset, name, local=local, simulator=simulated)
     return answer(folder, name, read_settings(local).privacy, ledger=None if simulated else local)

@@ -14,6 +14,7 @@ from nvflare.apis.signal import Signal
 
 from fedshift.federation.survey.collect import Answers
 from fedshift.flare import codec, patches
+from fedshift.flare.ledger_heads import LedgerHeads, heads_of
 from fedshift.flare.patches.incoming_streams import USUAL, allow
 from fedshift.flare.patches.simulator_workers import use_in_bare_simulator
 from fedshift.flare.simulated import server_is_simulated
@@ -28,6 +29,7 @@ class SurveyWorkflow(Controller):
     """The controller of a survey. It ends when all have answered or their time is over."""
 
     _answers: Answers
+    _ledgers: LedgerHeads | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """In FLARE's simulator, replace its way to start workers before there are any."""
@@ -63,7 +65,9 @@ class SurveyWorkflow(Controller):
         connected = {client.name for client in self._engine.get_clients()}
         asked = [site for site in spec.everyone if site in connected]
         log.info("survey of %s: asking %s", spec.dataset, ", ".join(asked) or "nobody")
-        broadcast = Broadcast(round=0, best_round=0, weights={}, sites=tuple(asked))
+        self._ledgers = None if server_is_simulated(fl_ctx) else heads_of(fl_ctx)
+        known = {} if self._ledgers is None else self._ledgers.of(asked)
+        broadcast = Broadcast(round=0, best_round=0, weights={}, sites=tuple(asked), ledgers=known)
         task = Task(
             codec.SURVEY,
             data=codec.encode_task(broadcast),
@@ -87,6 +91,9 @@ class SurveyWorkflow(Controller):
             self._answers.refuse(site, f"FLARE reports {code}; the site's log has the details")
             return
         try:
+            ledger = codec.ledger_told(result)
+            if ledger is not None and self._ledgers is not None:
+                self._ledgers.keep(site, ledger)
             self._answers.add(site, codec.decode_told(result))
         except codec.WireError as fault:
             self._answers.refuse(site, fault.reason)

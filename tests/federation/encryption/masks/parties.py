@@ -12,6 +12,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fedshift.federation.encryption.masks.agreement import Checker, Identity
+from fedshift.federation.encryption.masks.protocol import FEWEST
 from fedshift.federation.encryption.masks.server import MaskedCoordinator
 from fedshift.federation.encryption.masks.site import SiteMasks
 from fedshift.federation.encryption.shared import VectorLayout
@@ -75,9 +76,13 @@ class Parties:
         with_keys: Sequence[str] | None = None,
         identities: Mapping[str, Identity] | None = None,
         checker: Checker | None = None,
+        least: int = FEWEST,
     ) -> None:
-        """``with_keys``: the sites that answered in round 0; all by default. ``checker`` is the server's."""
-        self.job, self.folder = job, folder
+        """``with_keys``: the sites that answered in round 0; all by default. ``checker`` is the server's.
+
+        ``least``: the fewest sites in a sum, by the policies of all sites.
+        """
+        self.job, self.folder, self.least = job, folder, least
         self.layout = VectorLayout(job, received=False)
         self.identities = identities or {}
         self.sites = {site: self.site(site) for site in job.task.sites}
@@ -95,7 +100,7 @@ class Parties:
     def site(self, site: str) -> SiteMasks:
         """A site's masks, as a process finds them on disk."""
         identity = self.identities.get(site)
-        return SiteMasks(self.job, site, folder=self.folder / site, run=RUN, identity=identity)
+        return SiteMasks(self.job, site, folder=self.folder / site, run=RUN, identity=identity, least=self.least)
 
     def masked(self, site: str, message: Broadcast | None = None, update: Update | None = None) -> Update:
         """A site's masked update."""

@@ -16,7 +16,8 @@ from fedshift.federation.encryption.masks.server import MaskedCoordinator
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
 from fedshift.federation.resolve import resolve
-from fedshift.schema.errors import ConfigError, QuorumError
+from fedshift.federation.site.site import Site
+from fedshift.schema.errors import ConfigError, DataError, QuorumError
 from fedshift.schema.messages import Broadcast, Update
 from fedshift.schema.results import LAST
 
@@ -178,6 +179,25 @@ def test_without_enough_shares_the_sum_stays_masked_and_the_round_is_done_again(
     parties.message = parties.server.open(1)
     parties.sites = {site: parties.site(site) for site in SITES}
     assert_same_bits(parties.result(*SITES, silent=["BIDMC"]), wanted)
+
+
+def test_a_simulated_run_that_ended_with_a_masked_sum_goes_on_to_the_same_bits(
+    three_image_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the error says: the sites are mended, the run is resumed."""
+    job = small_image_job("fedavg", MASKED, "schedule.rounds=2", "optimizer.name=sgd")
+    run_in_process(job, three_image_sites, tmp_path / "undisturbed")
+
+    def no_room(site: Site, broadcast: Broadcast) -> Update:
+        raise DataError("has no disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Site, "unmask", no_room)
+        with pytest.raises(QuorumError, match=r"round 1: the sum of A, B, C stays masked: .*--resume.* has ended"):
+            run_in_process(job, three_image_sites, tmp_path / "ended")
+    run_in_process(job, three_image_sites, tmp_path / "ended", resume=True)
+    ends = [read_model_file(tmp_path / name / LAST)["weights"] for name in ("undisturbed", "ended")]
+    assert_same_bits(*({key: value.numpy() for key, value in end.items()} for end in ends))
 
 
 def test_after_an_interruption_the_same_sites_must_be_in_the_sum(tmp_path: Path) -> None:

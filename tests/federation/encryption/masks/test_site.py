@@ -21,6 +21,7 @@ from fedshift.federation.encryption.masks.protocol import (
     VECTOR,
     as_array,
     digest_of,
+    helpers_needed,
     threshold,
 )
 from fedshift.federation.encryption.masks.site import FILE_NAME, SiteMasks
@@ -28,6 +29,7 @@ from fedshift.federation.encryption.masks.streams import BLOCK, add_stream
 from fedshift.schema.compression import WeightsAs, pack
 from fedshift.schema.errors import ConfigError, DataError, PolicyError
 from fedshift.schema.messages import Broadcast
+from fedshift.schema.policy import Policy
 
 from .parties import RUN, SITES, Parties, Passport, masked_job
 
@@ -188,6 +190,48 @@ def test_sums_that_would_tell_too_much_are_refused(
     parties.sites["BIDMC"].unmask(question)
 
 
+def test_a_site_sums_with_as_many_others_as_its_policy_says_whatever_the_job_says(tmp_path: Path) -> None:
+    """The job is content with two. The server sends fewer keys, or leaves a site out of the sum as if it were gone."""
+    parties = Parties(masked_job(), tmp_path, least=3)
+    keys = parties.message.arrays[MASKS]
+    two = replace(parties.message, arrays={MASKS: {key: keys[key] for key in (f"{KEYS}BIDMC", f"{KEYS}HK")}})
+    with pytest.raises(PolicyError, match=r"site HK: round 1 has keys of 2 sites, .* 3 or more .*min_sites_in_sum"):
+        parties.sites["HK"].open(two)
+    parties.upload(*SITES)
+    question = parties.question()
+    with pytest.raises(PolicyError, match=r"site BIDMC, round 1: .* over 2 sites, and 3 are the fewest"):
+        parties.sites["BIDMC"].unmask(asked(question, (0, 1)))
+    parties.unmask(question, *SITES)
+    parties.server.close()
+
+
+def test_a_dropout_does_not_bring_a_sum_below_a_sites_policy(tmp_path: Path) -> None:
+    """The server, whose job wants two, asks the two that are left to unmask their sum: neither does."""
+    parties = Parties(masked_job(), tmp_path, least=3)
+    parties.upload("BIDMC", "HK")
+    question = parties.question()
+    assert question.sites == ("BIDMC", "HK")
+    for site in question.sites:
+        with pytest.raises(PolicyError, match="over 2 sites, and 3 are the fewest"):
+            parties.sites[site].unmask(question)
+
+
+def test_a_job_of_fewer_sites_than_the_policy_wants_in_a_sum_is_refused_before_a_key_leaves(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=r"site BIDMC: job .* has 2 sites, .* over 3 or more"):
+        Parties(masked_job(sites=("BIDMC", "HK")), tmp_path, least=3)
+
+
+def test_a_job_may_want_more_in_a_sum_than_the_policy(tmp_path: Path) -> None:
+    parties = Parties(masked_job("fedavg", "federation.min_sites=3"), tmp_path, least=2)
+    assert parties.sites["HK"].least == 3
+
+
+def test_a_policy_sums_over_three_sites_unless_it_says_otherwise() -> None:
+    assert Policy().min_sites_in_sum == 3 and Policy(min_sites_in_sum=2).min_sites_in_sum == 2
+    with pytest.raises(ValueError, match="greater than or equal to 2"):
+        Policy(min_sites_in_sum=1)
+
+
 def test_shares_that_were_changed_or_cut_are_named(parties: Parties) -> None:
     parties.upload(*SITES)
     question = parties.question()
@@ -259,6 +303,46 @@ def test_whatever_sites_are_told_no_sum_is_over_few(n: int, helpers: int) -> Non
         assert smallest * t >= n * (2 * t - n)
 
 
+@pytest.mark.parametrize(
+    ("n", "least", "helpers"),
+    [
+        *((2, 2, 1), (3, 2, 1), (4, 2, 1), (6, 2, 1)),
+        *((3, 3, 2), (4, 3, 2), (5, 3, 2), (6, 3, 2), (12, 3, 2)),
+        *((4, 4, 3), (5, 5, 4), (6, 6, 4), (12, 12, 8), (6, 5, 2)),
+    ],
+)
+def test_so_many_must_help_a_dishonest_server(n: int, least: int, helpers: int) -> None:
+    """The numbers of the page."""
+    assert helpers_needed(n, least) == helpers
+
+
+@pytest.mark.parametrize("n", [3, 4, 5])
+@pytest.mark.parametrize("least", [2, 3, 4, 5])
+def test_fewer_helpers_lay_no_update_open_and_so_many_do(n: int, least: int) -> None:
+    """All ways to tell each honest site a U that it accepts, with the keys of n sites or fewer."""
+    if least > n:
+        return
+    assert helpers_needed(n, least) == min(
+        next(helpers for helpers in range(keys) if are_enough(helpers, keys, least)) for keys in range(least, n + 1)
+    )
+
+
+def are_enough(helpers: int, n: int, least: int) -> bool:
+    """Whether ``helpers`` of n sites with keys lay a single update open."""
+    honest, t = range(n - helpers), threshold(n)
+    if len(honest) == 1:
+        return True
+    choices = [
+        [
+            frozenset({k, *rest})
+            for size in range(max(t, least) - 1, n)
+            for rest in combinations([o for o in range(n) if o != k], size)
+        ]
+        for k in honest
+    ]
+    return any(min(map(len, bared(told, n, t, helpers)), default=n) == 1 for told in product(*choices))
+
+
 def test_if_all_must_be_in_a_sum_helpers_learn_no_more_than_the_sum() -> None:
     """``min_sites`` of all sites: the two honest ones of four are told of one U only."""
     told = [frozenset(range(4))] * 2
@@ -303,11 +387,9 @@ def test_signed_keys_are_taken_and_others_are_not(signed: Parties) -> None:
             signed.sites["HK"].open(with_key(signed, "UCL", key))
 
 
-def test_with_a_key_that_makes_pairs_readable_or_too_few_keys_nothing_is_sent(parties: Parties) -> None:
-    own = {f"{KEYS}HK": parties.message.arrays[MASKS][f"{KEYS}HK"]}
+def test_with_a_key_that_makes_pairs_readable_or_without_keys_nothing_is_sent(parties: Parties) -> None:
     for message, reason in (
         (with_key(parties, "UCL", SiteKey(site="UCL", public="00" * 32)), "key of site UCL .* everybody could read"),
-        (replace(parties.message, arrays={MASKS: own}), "keys of 1 sites, and sums are over 2 or more"),
         (replace(parties.message, arrays={}), "round 1 has no keys of sites"),
     ):
         parties.sites["HK"] = parties.site("HK")
@@ -340,7 +422,7 @@ def test_a_sites_secrets_are_its_own_and_last(parties: Parties, tmp_path: Path) 
 
 
 def test_other_messages_pass_as_they_are(parties: Parties) -> None:
-    site = SiteMasks(parties.job, "HK", folder=parties.folder / "x", run=RUN, identity=None)
+    site = SiteMasks(parties.job, "HK", folder=parties.folder / "x", run=RUN, identity=None, least=2)
     plain = replace(parties.message, arrays={"fedfa": {}})
     assert site.open(plain) is plain
     assert site.open(replace(parties.message, round=99)).arrays == {}

@@ -24,12 +24,13 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.federation.site.privacy import ledger as ledger_module
 from fedshift.federation.site.privacy.accounting import epsilon_of
 from fedshift.federation.site.privacy.gate import Gate
-from fedshift.federation.site.privacy.ledger import HEAD_FILE, LEDGER_FILE, Account, Break, Ledger, Release
+from fedshift.federation.site.privacy.ledger import HEAD_FILE, Account, Break, Ledger, Release
 from fedshift.federation.site.site import Site
 from fedshift.flare import codec
 from fedshift.flare.executor import FedshiftExecutor
 from fedshift.flare.export import write_job
 from fedshift.schema.errors import DataError, PolicyError
+from fedshift.schema.ledger_head import LEDGER_FILE
 from fedshift.schema.policy import Policy, PrivacyBudget
 
 

@@ -20,14 +20,16 @@ t = max(2, ⌈2n/3⌉).
 3. **Unmasking.** When the round's updates are in and checked, the server fixes U, the sites whose updates are
    accepted, and asks each of them (task ``unmask``). Site k gives its share of b_i for every i in U, and its share of
    s_id for every i in U and d not in U. It answers one such question a round, and repeats that answer; it refuses a U
-   with fewer than t or ``min_sites`` sites, without itself, or with a share that i has not encrypted for it in reply to
-   the same message D.
+   with fewer than t sites, with fewer than its own policy or the job wants (m, the larger of
+   ``privacy.min_sites_in_sum`` and ``min_sites``), without itself, or with a share that i has not encrypted for it in
+   reply to the same message D.
 4. **Sum.** With t answers the server rebuilds these seeds and subtracts their streams. The s_ij between two members of
    U, which it can't rebuild, cancel. What is left is Σ_U x_i, to the bit, and the server halves of all methods run on
    it as on ciphertexts. Weights and model files are readable at the server, as without masks.
 
-Fewer than t answers end the run as a lost quorum does. When it is resumed, the same sites must be in U, because sites
-answer for no others: the server writes U down before it asks (`Coordinator` folder, ``unmasking.json``).
+Fewer than t answers end the run as a lost quorum does. A job of FLARE that has ended so can't go on, since its keys are
+signed for its id; a simulated run can be resumed, and a server whose process was killed goes on by itself. The same
+sites must then be in U, as they answer for no others: the server writes U down before it asks (``unmasking.json``).
 
 **What a server that follows no rules can learn.** It can tell sites different U, or send them different messages.
 
@@ -37,14 +39,22 @@ answer for no others: the server writes U down before it asks (`Coordinator` fol
   S and j outside, s_ij: t sites that were told of a U with i and without j. (A U with j and without i would give shares
   on another polynomial, that of j, and t sites with such a U leave fewer than t for b_i, since 2t > n and each site
   answers once.) At most n sites have an i of S in their U, and each U leaves out at most n − t sites, so
-  (n − |S|)·t ≤ n·(n − t), that is |S| ≥ n·(2t − n)/t: half of the sites or more, and always two. With ``min_sites`` = n
-  no seed of a pair is ever given, and the only sum is over all.
-- The server chooses which keys it sends, and so n. A site masks nothing with fewer than ``min_sites`` keys.
+  (n − |S|)·t ≤ n·(n − t), that is |S| ≥ n·(2t − n)/t: half of the sites or more, and always two. With m = n no honest
+  site gives a seed of a pair, and the only sum is over all.
+- The server chooses which keys it sends, and so n, down to m: a site masks nothing with fewer than m keys. The keys are
+  those of the job's sites, each signed with the kit of the site that it names, so the server can't make up others.
 - Two answers of one round over different U would give the difference of two sums. So a site answers once a *round*, not
   once a message.
-- c sites that help the server can answer as often as it likes. A single update of another site stays hidden as long
-  as 2t > n + c: from no helper among three sites, from one among four or six, from two among five. A server that keeps
-  to the rules, and looks, needs t helpers.
+- c sites that help the server can answer as often as it likes. Then there are these ways to one site's update, for any
+  n from m to the number of the job's sites (`protocol.helpers_needed` is the fewest over all of them):
+
+  - all others of the sum help: n − 1;
+  - t sites help, which rebuild all secrets from their own shares; so they do with a server that keeps to the rules;
+  - if m < n, the seeds of pairs are given by honest sites that were told of different U: as long as 2t > n + c that
+    tells nothing.
+
+  With m = 2 one helper is enough, with m = 3 two are and one never is, whatever n. More than two are needed only if m
+  is (nearly) the number of the job's sites: three of four, four of five or six.
 
 **What masks don't do.** Whoever has the root key of the project can make certificates and stand between sites. Not
 masked: counts of samples and steps, batch counters, losses and scores, names and times. A sum over two sites tells each

@@ -31,9 +31,38 @@ LONGEST_KEY = 16384
 """Bytes of a site's key with its certificate, at most."""
 
 
+FEWEST = 2
+"""Sites in a sum, whatever a policy says: a sum over one is that site's update."""
+
+
 def threshold(n: int) -> int:
     """Shares that rebuild a secret, of n: so many that 2t > n with some to spare."""
-    return max(2, ceil(2 * n / 3))
+    return max(FEWEST, ceil(2 * n / 3))
+
+
+def helpers_needed(n: int, least: int) -> int:
+    """How many of the other sites must help a dishonest server to lay one site's update open, at least.
+
+    Args:
+        n: sites of the job; the server may send the keys of fewer.
+        least: the fewest sites in a sum, by the site's policy; at most ``n``.
+    """
+    return min(_helpers_among(keys, least) for keys in range(least, n + 1))
+
+
+def _helpers_among(n: int, least: int) -> int:
+    """The same with the keys of n sites; see the head of `fedshift.federation.encryption.masks` for the ways."""
+    t = threshold(n)
+    left_out = n - max(t, least)  # most sites that an honest one lets the server leave out of a sum
+    for helpers in range(n - 1):
+        honest = n - helpers
+        # Shares of a pair's seed come from the honest sites that were told of a sum with the one and without the other.
+        wanted = (honest - 1) * (t - helpers)
+        given = min(left_out, honest - 1) + (honest - 1) * min(left_out, honest - 2)
+        two_groups = left_out >= 1 and helpers >= 2 * t - n
+        if helpers >= t or wanted <= given or two_groups:
+            return helpers
+    return n - 1
 
 
 def digest_of(broadcast: Broadcast) -> bytes:

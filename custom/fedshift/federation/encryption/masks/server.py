@@ -39,7 +39,7 @@ from fedshift.federation.server.inbound import Inbound
 from fedshift.federation.server.spool import SpooledUpdate
 from fedshift.federation.server.update_check import Change, Received, Rejected
 from fedshift.methods.method_set import MethodSet
-from fedshift.schema.errors import ConfigError, QuorumError
+from fedshift.schema.errors import AFTER_AN_END, ConfigError, QuorumError
 from fedshift.schema.files import write_text
 from fedshift.schema.job import JobSpec
 from fedshift.schema.messages import Arrays, Broadcast, MethodArrays, Update, Weights
@@ -232,8 +232,8 @@ class MaskedCoordinator(Coordinator):
         if lost:
             raise QuorumError(
                 f"round {self.round}: before the interruption the sites were asked to unmask the sum of "
-                f"{', '.join(former)}, and they answer for no other; without {', '.join(lost)}: mend these sites and "
-                "go on with the run"
+                f"{', '.join(former)}, and they answer for no other; without {', '.join(lost)}: mend these sites; "
+                f"{AFTER_AN_END}"
             )
 
     def _note_question(self, members: Sequence[str]) -> None:

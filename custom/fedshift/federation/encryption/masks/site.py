@@ -80,9 +80,15 @@ class _Opened:
 
 
 class SiteMasks:
-    """Masks what a site sends; see `fedshift.federation.encryption.masks`."""
+    """Masks what a site sends; see `fedshift.federation.encryption.masks`.
 
-    def __init__(self, job: JobSpec, site: str, *, folder: Path, run: str, identity: Identity | None) -> None:
+    Attributes:
+        least: the fewest sites in a sum with this site's update.
+    """
+
+    def __init__(
+        self, job: JobSpec, site: str, *, folder: Path, run: str, identity: Identity | None, least: int
+    ) -> None:
         """Make the site's keys, or go on with those that it has made for this run.
 
         Args:
@@ -91,11 +97,16 @@ class SiteMasks:
             folder: where the site keeps its state of the job.
             run: names the run; keys of one are of no use in another.
             identity: signs and checks keys; None in simulations, where nobody does.
+            least: the fewest sites in a sum, by the site's policy (`fedshift.schema.policy.Policy`). A job may ask for
+                more, and not for fewer.
 
         Raises:
             ConfigError: the job cannot be masked, or the site's file is damaged.
+            PolicyError: the job has fewer sites than the site's policy wants in a sum.
         """
         self._job, self._site, self._run, self._identity = job, site, run, identity
+        self.least = max(least, job.federation.min_sites)
+        self._require(len(job.task.sites), f"job {job.name} has")
         self._layout = VectorLayout(job, received=False)
         self._path = folder / FILE_NAME
         self._secrets = self._load()
@@ -110,12 +121,15 @@ class SiteMasks:
 
         Raises:
             ConfigError: a key is not that of the site that is named.
+            PolicyError: these are the keys of fewer sites than the site's policy wants in a sum.
         """
         self._opened = None  # an update is masked for this message, and never for one before it
         if MASKS not in broadcast.arrays:
             return broadcast
         if 1 <= broadcast.round <= self._job.task.schedule.rounds:
             keys = self._checked(broadcast.arrays[MASKS])
+            if keys.get(self._site) == self._public:  # else no update is sent, only the site's key
+                self._require(len(keys), f"round {broadcast.round} has keys of")
             self._opened = _Opened(broadcast.round, digest_of(broadcast), keys)
         return replace(broadcast, arrays={name: part for name, part in broadcast.arrays.items() if name != MASKS})
 
@@ -124,7 +138,7 @@ class SiteMasks:
 
         Raises:
             DataError: a number that is too large.
-            ConfigError: the message had no keys, or those of too few sites.
+            ConfigError: the message had no keys.
         """
         if update.round == 0:
             return replace(update, arrays={**update.arrays, MASKS: {KEY: self._key()}})
@@ -138,11 +152,6 @@ class SiteMasks:
                 *(self._site, update.round),
             )
             return replace(update, weights={}, arrays={MASKS: {KEY: self._key()}})
-        n, fewest = len(opened.keys), max(2, self._job.federation.min_sites)
-        if n < fewest:
-            raise ConfigError(
-                f"{OPTION}: round {update.round} has keys of {n} sites, and sums are over {fewest} or more"
-            )
         vector = self._vector(update, broadcast)
         shares, hashes = self._mask(vector, opened)
         keys = {site: key.hex() for site, key in opened.keys.items()}
@@ -168,6 +177,14 @@ class SiteMasks:
                 "no answer"
             ) from None
         return Update(self._site, broadcast.round, n_samples=0, n_steps=0, arrays={MASKS: {OPENED: answer}})
+
+    def _require(self, n: int, what: str) -> None:
+        """Refuse sums over fewer sites than the site's policy, or the job, wants. ``what`` comes before the number."""
+        if n < self.least:
+            raise PolicyError(
+                f"site {self._site}: {what} {n} sites, and its update goes into a sum over {self.least} or more only "
+                "(privacy.min_sites_in_sum, or federation.min_sites of the job): add sites, or ask the site"
+            )
 
     # --- keys -------------------------------------------------------------------------------------
 
@@ -256,7 +273,7 @@ class SiteMasks:
         question = Question.read(broadcast, n)
         if question.digest.hex() != masked.digest:
             raise ValueError("is about another message than the one that its update answers")
-        members, fewest = question.members, max(threshold(n), self._job.federation.min_sites)
+        members, fewest = question.members, max(threshold(n), self.least)
         if len(members) < fewest:
             raise ValueError(f"is for a sum over {len(members)} sites, and {fewest} are the fewest")
         if own not in members:

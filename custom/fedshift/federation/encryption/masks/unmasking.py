@@ -10,7 +10,7 @@ import numpy as np
 from fedshift.federation.encryption.masks.protocol import MASKS, OPENED, Question, form_fault, hash_of, threshold
 from fedshift.federation.encryption.masks.shamir import SHARE_BYTES, Rebuilder
 from fedshift.federation.server.update_check import Rejected
-from fedshift.schema.errors import QuorumError
+from fedshift.schema.errors import AFTER_AN_END, QuorumError
 from fedshift.schema.messages import Update
 
 
@@ -85,8 +85,8 @@ class Unmasking:
             ]
             raise QuorumError(
                 f"round {self.question.round}: the sum of {', '.join(self.members)} stays masked: {len(used)} sites "
-                f"gave their shares, {self.threshold} needed; without {', '.join(missing)}; mend these sites and go on "
-                "with the run"
+                f"gave their shares, {self.threshold} needed; without {', '.join(missing)}; mend these "
+                f"sites; {AFTER_AN_END}"
             )
         rebuilder = Rebuilder([self.sites.index(site) + 1 for site in used])
         seeds = []

@@ -2,8 +2,9 @@
 
 One line of JSON a release, appended and on disk before the release leaves. Each line holds the SHA-256 of the line
 before it, so a line that was changed, removed or put in between is found; a second small file holds the number of lines
-and the hash of the last, so that lines cut off at the end are found too. Whoever changes both files consistently is not
-found by the files alone: the last hash is also in the log of every job.
+and the hash of the last, so that lines cut off at the end are found too. Whoever changes both files consistently, or
+puts both back from a backup, is not found by the files alone: every answer takes the last hash to the server, which
+keeps it and sends it back with the next task (`Ledger.require`), and it is in the log of every job.
 
 A process that is killed while it writes leaves an incomplete last line. Its release has not left, so the next one
 writes over it.
@@ -27,12 +28,13 @@ from typing import Any, BinaryIO, Literal
 from fedshift.federation.site.privacy.accounting import Mechanism, composed_epsilon
 from fedshift.schema.errors import ConfigError, DataError, PolicyError
 from fedshift.schema.files import sync_folder, write_private
+from fedshift.schema.ledger_head import LEDGER_FILE, LedgerHead
 from fedshift.schema.policy import PrivacyBudget
 from fedshift.schema.strict import Strict
 
 log = logging.getLogger("fedshift")
 
-LEDGER_FILE, HEAD_FILE = "privacy_ledger.jsonl", "privacy_ledger.head"
+HEAD_FILE = "privacy_ledger.head"
 BEGINNING = "0" * 64
 """In place of a hash before the first line."""
 TOLERANCE = 1e-9
@@ -97,11 +99,6 @@ class _Line(Strict):
     hash: str
 
 
-class _Head(Strict):
-    number: int
-    hash: str
-
-
 @dataclass(frozen=True)
 class Break:
     """The first line at which the chain does not hold, from 1, and why."""
@@ -112,13 +109,26 @@ class Break:
 
 @dataclass(frozen=True)
 class Account:
-    """What a ledger holds. ``last`` is the hash of the last line; releases after a break are not read."""
+    """What a ledger holds; releases after a break are not read."""
 
     releases: tuple[Release, ...] = ()
-    last: str = BEGINNING
+    hashes: tuple[str, ...] = (BEGINNING,)
+    """`BEGINNING`, then one for each release."""
     broken: Break | None = None
     size: int = 0
     """Bytes of complete lines."""
+
+    @property
+    def last(self) -> str:
+        """The hash of the last line."""
+        return self.hashes[-1]
+
+    @property
+    def head(self) -> LedgerHead | None:
+        """Where it ends; None if nothing has left, or the chain is broken."""
+        if self.broken is not None or not self.releases:
+            return None
+        return LedgerHead(number=len(self.releases), hash=self.last)
 
     def epsilon(self, delta: float, *, beside: Iterable[Mechanism] = (), without: str | None = None) -> float:
         """ε at ``delta`` of all releases and of ``beside``, without those of the run ``without``."""
@@ -146,6 +156,27 @@ class Ledger:
             DataError: the chain is broken.
         """
         return self._unbroken(self.read())
+
+    def require(self, seen: LedgerHead, *, site: str) -> None:
+        """Before a task: whether the ledger holds what the server has seen of it.
+
+        Raises:
+            PolicyError: it is behind, or another one.
+        """
+        account = self.read()
+        n = len(account.releases)
+        if n >= seen.number and account.hashes[seen.number] == seen.hash:
+            return
+        if n >= seen.number:
+            what = f"its release {seen.number} is not the one that the server has seen"
+        else:
+            here = f"{n} are here" if self.path.is_file() else f"there is no {LEDGER_FILE} here"
+            what = f"the server has seen {seen.number} releases, and {here}"
+        raise PolicyError(
+            f"site {site}: its privacy ledger is not the one that the server knows: {what}, so what was spent since is "
+            "not in it, and nothing is computed: put the newest copy of local/ back, or see 'After a site was "
+            "restored' in the runbook"
+        )
 
     def check(
         self, budget: PrivacyBudget, planned: Iterable[Mechanism], *, site: str, job: str, run: str | None
@@ -229,7 +260,7 @@ class Ledger:
                 break
             releases.append(found.release)
             hashes.append(found.hash)
-        return Account(tuple(releases), hashes[-1], broken or self._cut_off(hashes), len(whole))
+        return Account(tuple(releases), tuple(hashes), broken or self._cut_off(hashes), len(whole))
 
     def _cut_off(self, hashes: list[str]) -> Break | None:
         """Compare with the head, which is written after the line: it may be one behind, and never ahead."""
@@ -238,7 +269,7 @@ class Ledger:
                 return None
             return Break(len(hashes) - 1, f"{self._head.name} is missing, so lines may have been cut off after it")
         try:
-            head = _Head.parse(json.loads(self._head.read_bytes()), where=self._head.name)
+            head = LedgerHead.parse(json.loads(self._head.read_bytes()), where=self._head.name)
         except (ValueError, ConfigError):
             return Break(len(hashes) - 1, f"{self._head.name} is damaged, so lines may have been cut off after it")
         if head.number >= len(hashes):
