@@ -132,7 +132,11 @@ def test_the_papers_p_value_stands_beside_ours_at_whichever_row_it_is_printed(ro
     numbers = {**THREE, ("FedProx",): [{"A": 0.51, "B": 0.70}, {"A": 0.55, "B": 0.73}, {"A": 0.5, "B": 0.66}]}
     comparison = made(numbers, tests=[("FedFA", "FedAvg"), ("FedFA", "FedProx")], published=printed)
     (with_theirs, without) = [line for line in footnotes(comparison) if line.startswith("FedFA against")]
-    assert re.search(r"p = 0\.\d{4}, 95 % interval \S+ to \S+ \(n = 3; in the paper p = 0\.0128\)\.$", with_theirs)
+    assert re.search(
+        r"p = 0\.\d{4}, 95 % interval \S+ to \S+, smallest detectable difference \S+ "
+        r"\(n = 3; in the paper p = 0\.0128\)\.$",
+        with_theirs,
+    )
     assert without.endswith("(n = 3).") and "paper" not in without
     lines = csv.DictReader(io.StringIO(long_csv(comparison)))
     values = {line["column"]: line["published"] for line in lines if line["column"].startswith("p-value")}

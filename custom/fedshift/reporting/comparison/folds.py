@@ -39,6 +39,7 @@ def _together(folds: Sequence[CellRecord]) -> CellRecord:
         update={
             "fold": None,
             "scores": _scores(folds),
+            "by_case": {},  # cases of one place in different folds are different cases
             "validation": fmean(validation) if len(validation) == len(folds) else None,
             "curve": _curve([cell.curve for cell in folds]),
             "test_curve": _curve([cell.test_curve for cell in folds]),

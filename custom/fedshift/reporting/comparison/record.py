@@ -30,7 +30,11 @@ from fedshift.schema.strict import Strict, first_fault
 FILE_NAME = "cells.json"
 State = Literal["done", "failed", "missing"]
 Scores = dict[str, dict[str, dict[str, Metrics]]]
-"""ModelName (best, last, personal, own_best) -> part (test, val, held_out) -> site -> metrics."""
+"""ModelName (best, last, personal, own_best) or image_free -> part (test, val, held_out) -> site -> metrics."""
+IMAGE_FREE = "image_free"
+"""Where the image-free guess is among a cell's scores, beside its models."""
+ByCase = dict[str, dict[str, dict[str, list[float]]]]
+"""ModelName -> part -> site -> the score of each case, in the order of the site's manifest and without ids."""
 
 
 class LeftOutSite(Strict):
@@ -92,6 +96,8 @@ class CellRecord(Strict):
     curve: list[float | None] = []
     test_curve: list[float | None] = []
     scores: Scores = {}
+    by_case: ByCase = {}
+    """The comparison's metric; empty where cases have none of their own, and in files from before it was recorded."""
     shown: dict[ScoredPart, list[str]] = {}
     """The sites of its columns, by scored part; ``A > B`` is the model of A at B."""
     newcomers: list[str] = []
@@ -117,12 +123,16 @@ class CellRecord(Strict):
         Cells without personal models use the best one; local models at other sites exist only as last models. For each
         site's own best round, cells that fine-tune use their personal models, which exist of one round only.
         """
+        sites = self.scores.get(self._shown_model(model, part), {}).get(part, {})
+        return {site: values[metric] for site, values in sites.items() if metric in values}
+
+    def case_scores(self, model: ModelName, part: ScoredPart) -> dict[str, list[float]]:
+        """As `site_scores`, the score of each case at each site."""
+        return self.by_case.get(self._shown_model(model, part), {}).get(part, {})
+
+    def _shown_model(self, model: ModelName, part: ScoredPart) -> str:
         others = ("personal", "best", "last") if model == "own_best" else ("best", "last")
-        for name in dict.fromkeys((model, *others)):
-            sites = self.scores.get(name, {}).get(part)
-            if sites:
-                return {site: values[metric] for site, values in sites.items() if metric in values}
-        return {}
+        return next((name for name in (model, *others) if self.scores.get(name, {}).get(part)), model)
 
 
 class Comparison(Strict):

@@ -23,11 +23,13 @@ from fedshift.reporting.comparison.columns import (
     site_score,
     summary,
 )
+from fedshift.reporting.comparison.guess import ROW, below_guess, guess_row
 from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.record import CellRecord, Comparison
 from fedshift.reporting.comparison.significance import CONFIDENCE, FEWEST, Paired, paired_tests, printed_p
 from fedshift.reporting.comparison.spec import FULL, Pairs
 from fedshift.reporting.comparison.verdict import verdict
+from fedshift.reporting.differences import points
 from fedshift.reporting.p_values import exact_p
 from fedshift.reporting.table import title_of
 from fedshift.schema.files import write_text
@@ -41,6 +43,15 @@ PAIRS: dict[Pairs, str] = {
     "the interval are of a paired t-test whose pairs are the folds' averages over sites.",
 }
 """What a pair of a test is, as a footnote says it."""
+SMALLEST = (
+    "The smallest detectable difference is the true one that the t-test finds (p < 0.05) in four of five repetitions."
+)
+OVER_CASES = (
+    "p over cases is of Wilcoxon's signed-rank test, a pair being a case and each score the mean over seeds: it says "
+    "whether other patients at these sites would show the same of these models."
+)
+LAST_ROUND = "average, last round"
+"""A column beside the average of the best round: what selecting a round adds, or takes."""
 FILES = ("table.md", "table.tex", "table.csv")
 
 
@@ -79,7 +90,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; each row has one entry per column."""
+    """A table; each row has one entry per column. The image-free guess is a row too, if it is known."""
 
     title: str
     columns: list[Column]
@@ -102,6 +113,15 @@ def make_tables(comparison: Comparison) -> list[Table]:
     return tables
 
 
+def has_last_round(comparison: Comparison) -> bool:
+    """Whether the best round is shown, and cells have scores of the last one too."""
+    return (
+        comparison.model == "best"
+        and "average" in comparison.summaries
+        and any({"best", "last"} <= cell.scores.keys() for cell in comparison.cells)
+    )
+
+
 def _columns(comparison: Comparison, block: Block) -> list[tuple[str, str]]:
     """Keys and headings of a block's columns: sites, unless there are too many, and summaries."""
     sites = [(site, site) for site in block.sites] if len(block.sites) <= MAX_SITES else []
@@ -110,11 +130,12 @@ def _columns(comparison: Comparison, block: Block) -> list[tuple[str, str]]:
 
 def _summary_columns(comparison: Comparison, block: Block, *, alone: bool) -> list[tuple[str, str]]:
     """Keys and headings of the summaries. Unless ``alone``, the mean of a single held-out site is omitted."""
-    return [
+    shown: list[tuple[str, str]] = [
         (what, SUMMARY_HEADINGS[what])
         for what in comparison.summaries
         if alone or what != "held_out" or len(block.held_out) != 1
     ]
+    return [*shown, (LAST_ROUND, LAST_ROUND)] if has_last_round(comparison) else shown
 
 
 def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list[tuple[str, str]]]]) -> Table:
@@ -123,6 +144,7 @@ def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list
     published = {(value.row, value.column): value.text for value in comparison.published}
     columns: list[Column] = []
     entries: list[list[Entry]] = []
+    guesses: list[Entry] = []
     for block, keys in parts:
         single = len(keys) == 1 and len(parts) > 1
         for key, heading in keys:
@@ -136,14 +158,22 @@ def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list
                 names = [block.name(key), *([block.key] if block.key and key == "average" else [])]
                 printed = next((published[row, name] for name in names if (row, name) in published), "")
                 column.append(Entry(tuple(v for v in values if v is not None), len(comparison.seeds), printed))
-            entries.append(_mark_best(column, measure(comparison.metric) if key != "spread" else Measure(better=None)))
+            ranked = key != "spread" and not below_guess(comparison, block)
+            entries.append(_mark_best(column, measure(comparison.metric) if ranked else Measure(better=None)))
+            guess = guess_row(comparison, block)
+            value = None if guess is None or key == LAST_ROUND else _value(comparison, guess, key)
+            guesses.append(Entry(() if value is None else (value,), 1))
     rows = {row: [column[number] for column in entries] for number, row in enumerate(comparison.axes[first])}
+    if any(entry.values for entry in guesses):
+        rows[ROW] = guesses
     return Table(title, columns, rows)
 
 
 def _value(comparison: Comparison, cell: CellRecord, key: str) -> float | None:
     if cell.state != "done":
         return None
+    if key == LAST_ROUND:
+        return summary(comparison.model_copy(update={"model": "last"}), cell, "average")
     for name in SUMMARY_HEADINGS:
         if name == key:
             return summary(comparison, cell, name)
@@ -202,9 +232,20 @@ def footnotes(comparison: Comparison) -> list[str]:
         lines.append("Averages over sites weigh each site by the samples that it is scored on.")
     if comparison.published:
         lines.append("In brackets: the values published in the paper.")
-    lines += [test_line(test, comparison) for test in paired_tests(comparison)]
+    if any(guess_row(comparison, block) for block in blocks(comparison)):
+        lines.append(
+            f"The {ROW} looks at no image: it is where the structure is in the mean of the training masks, by relative "
+            "place in the stack and in the slice."
+        )
+    lines += [why for block in blocks(comparison) if (why := below_guess(comparison, block))]
+    tests = paired_tests(comparison)
+    lines += [test_line(test, comparison) for test in tests]
     if comparison.tests:
         lines.append(f"Tests are paired and two-sided; {PAIRS[comparison.pairs]}")
+    if any(test.smallest is not None for test in tests):
+        lines.append(SMALLEST)
+    if any(test.over_cases is not None for test in tests):
+        lines.append(OVER_CASES)
     lines += comparison.notes
     if comparison.differences:
         lines.append(f"Differences from the paper: {' '.join(comparison.differences.split())}")
@@ -265,9 +306,10 @@ def test_line(test: Paired, comparison: Comparison) -> str:
     block = f" ({test.block})" if test.block else ""
     difference = shown.difference(test.difference)
     if test.over_pairs is not None:
-        statistics = f"t = {test.over_pairs.t:.2f}, p = {exact_p(test.over_pairs.p)}{interval_text(test, shown)}"
+        statistics = f"t = {test.over_pairs.t:.2f}, p = {exact_p(test.over_pairs.p)}{over_cases(test)}"
+        statistics += interval_text(test, shown)
     elif test.p is not None:
-        statistics = f"p = {exact_p(test.p)}{over_folds(test)}{interval_text(test, shown)}"
+        statistics = f"p = {exact_p(test.p)}{over_folds(test)}{over_cases(test)}{interval_text(test, shown)}"
     elif test.n < FEWEST:
         statistics = "too few pairs for a test"
     elif test.folds:  # a signed-rank test, to which equal pairs tell nothing
@@ -286,12 +328,20 @@ def over_folds(test: Paired) -> str:
     return "" if test.over_folds is None else f", over {len(test.folds)} folds p = {exact_p(test.over_folds.p)}"
 
 
+def over_cases(test: Paired) -> str:
+    """``, over 31 cases p = 0.0540``; empty without such a test."""
+    if test.over_cases is None or test.over_cases.p is None:
+        return ""
+    return f", over {test.over_cases.n} cases p = {exact_p(test.over_cases.p)}"
+
+
 def interval_text(test: Paired, of: Measure) -> str:
-    """``, 95 % interval −1.0 to +1.3``: of the mean difference, by the t-test; empty without one."""
-    if test.interval is None:
+    """``, 95 % interval −1.0 to +1.3, smallest detectable difference 1.6``: by the t-test; or empty."""
+    if test.interval is None or test.smallest is None:
         return ""
     low, high = map(of.difference, test.interval)
-    return f", {100 * CONFIDENCE:.0f} % interval {low} to {high}"
+    seen = f"smallest detectable difference {points(of.scaled(test.smallest), decimals=of.decimals)}"
+    return f", {100 * CONFIDENCE:.0f} % interval {low} to {high}, {seen}"
 
 
 def entry_text(entry: Entry, of: Measure) -> str:
@@ -420,7 +470,7 @@ def long_csv(comparison: Comparison) -> str:
     kinds = "+".join(sorted({record.kind for cell in done for record in cell.data.values()}))
     about = [kinds, "; ".join(sorted({cell.initial_weights for cell in done}))]
     for block in blocks(comparison):
-        keys = [*block.sites, *comparison.summaries]
+        keys = [*block.sites, *comparison.summaries, *([LAST_ROUND] if has_last_round(comparison) else [])]
         table = _table(comparison, "", [(block, [(key, key) for key in keys])])
         for row, entries in table.rows.items():
             for key, entry in zip(keys, entries, strict=True):
@@ -439,9 +489,13 @@ def long_csv(comparison: Comparison) -> str:
             of = pairs if test.over_folds is None else str(len(test.folds))
             low, high = map(shown.scaled, test.interval)
             found += [(f"{told} (low)", low, of, ""), (f"{told} (high)", high, of, "")]
+            assert test.smallest is not None
+            found.append((f"smallest detectable {told}", shown.scaled(test.smallest), of, ""))
         found.append((p_value(test.against), test.p, pairs, printed_p(test, comparison)))
         if test.over_folds is not None:
             found.append((f"{p_value(test.against)} over folds", test.over_folds.p, str(len(test.folds)), ""))
+        if test.over_cases is not None:
+            found.append((f"{p_value(test.against)} over cases", test.over_cases.p, str(test.over_cases.n), ""))
         for column, value, n, in_paper in found:
             numbers = ["" if value is None else f"{value:.6g}", "", "", n, n, in_paper, ""]
             write.writerow([test.row, *labels.values(), column, *numbers, *about])
