@@ -11,9 +11,11 @@ from conftest import make_image_site, make_site, small_image_job, small_job
 from volumesites import blob_job, make_volume_site
 
 from fedshift.data.prepared import image_files
-from fedshift.federation.image_free import can_guess, score_guess
+from fedshift.federation.image_free import can_guess, record_guess, score_guess
+from fedshift.federation.in_process import run_in_process
 from fedshift.schema.job import JobSpec
 from fedshift.schema.manifest import read_manifest
+from fedshift.schema.results import read_results
 
 PATCHES = {"2D": (), "3D": ("data.dims=3", "data.patch=[8, 16, 16]", "network.options.strides=[2]")}
 
@@ -57,6 +59,19 @@ def test_no_image_is_looked_at(tmp_path: Path) -> None:
                 sitk.WriteImage(changed, str(path))
         scores.append(score_guess(blob_job(tmp_path), {"A": folder}, trained="A", scored=[("A", "test")])["A", "test"])
     assert scores[0].scores == scores[1].scores
+
+
+def test_a_finished_run_s_record_gets_it_and_nothing_else_changes(tmp_path: Path) -> None:
+    data = {site: make_volume_site(tmp_path, site, cases=5) for site in "AB"}
+    job = blob_job(tmp_path, "schedule.rounds=1", "schedule.local_epochs=1")
+    run_in_process(job, data, tmp_path / "run", device="cpu")
+    before = read_results(tmp_path / "run")
+    record_guess(job, data, tmp_path / "run")
+    after = read_results(tmp_path / "run")
+    assert before.final is not None and after.final is not None and not before.final.image_free
+    assert set(after.final.image_free) == {"A", "B"} and 0 < after.final.image_free["A"]["test"]["dice left"] < 1
+    before.final.image_free = after.final.image_free
+    assert before == after
 
 
 def test_pictures_have_no_place_to_guess(tmp_path: Path) -> None:

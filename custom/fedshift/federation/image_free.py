@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.job import JobSpec
+from fedshift.schema.results import Metrics, read_results
 from fedshift.tasks.base import ScanData, Subset
 from fedshift.tasks.evaluation.image_free import ImageFreeGuess, MaskStack
 from fedshift.tasks.kinds import build_task
@@ -22,6 +23,29 @@ from fedshift.tasks.kinds import build_task
 def can_guess(job: JobSpec) -> bool:
     """Whether the job segments: labels of whole pictures have no place to guess."""
     return build_task(job).dense
+
+
+def record_guess(job: JobSpec, data: Mapping[str, Path], folder: Path) -> None:
+    """Add the guess's scores to the record of a finished run in ``folder``, if its job segments.
+
+    Args:
+        job: the run's.
+        data: each site's prepared folder.
+        folder: where its ``results.json`` is.
+
+    Raises:
+        DataError: a site's folder is damaged.
+    """
+    results = read_results(folder)
+    if results.final is None or not can_guess(job):
+        return
+    task = job.task
+    scored: list[tuple[str, Subset]] = [*((site, "test") for site in task.sites), *((s, "all") for s in task.held_out)]
+    found: dict[str, dict[str, Metrics]] = {}
+    for (site, subset), evaluation in score_guess(job, data, trained=task.sites, scored=scored).items():
+        found.setdefault(site, {})[subset] = dict(evaluation.scores)
+    results.final.image_free = found
+    results.write(folder)
 
 
 def score_guess(
