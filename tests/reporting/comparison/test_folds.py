@@ -13,13 +13,15 @@ from scipy import stats
 from volumesites import BLOBS, make_volume_site
 
 from fedshift import cli
+from fedshift.reporting.comparison.cell_record import CellRecord
 from fedshift.reporting.comparison.cells import choose, make_cells
 from fedshift.reporting.comparison.curves import line
 from fedshift.reporting.comparison.folds import over_folds
-from fedshift.reporting.comparison.record import CellRecord, Comparison, read_comparison
+from fedshift.reporting.comparison.footnotes import footnotes
+from fedshift.reporting.comparison.record import Comparison, read_comparison
 from fedshift.reporting.comparison.significance import paired_tests
 from fedshift.reporting.comparison.spec import read_spec
-from fedshift.reporting.comparison.tables import footnotes, long_csv, make_tables
+from fedshift.reporting.comparison.tables import long_csv, make_tables
 from fedshift.reporting.comparison.verdict import judged
 from fedshift.schema.errors import ConfigError
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from fedshift.reporting.comparison.cell_record import IMAGE_FREE
 from fedshift.reporting.comparison.columns import blocks
+from fedshift.reporting.comparison.footnotes import footnotes
 from fedshift.reporting.comparison.guess import ROW, below_guess
 from fedshift.reporting.comparison.leaderboard import make_leaderboard
-from fedshift.reporting.comparison.record import IMAGE_FREE, Comparison
-from fedshift.reporting.comparison.tables import LAST_ROUND, footnotes, long_csv, make_tables, markdown
+from fedshift.reporting.comparison.record import Comparison
+from fedshift.reporting.comparison.tables import LAST_ROUND, long_csv, make_tables, markdown
 from fedshift.reporting.comparison.verdict import judged
 from fedshift.schema.errors import ConfigError
 

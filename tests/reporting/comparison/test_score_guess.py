@@ -10,9 +10,9 @@ import pytest
 from volumesites import BLOBS, make_volume_site
 
 from fedshift.federation.image_free import score_guess
+from fedshift.reporting.comparison.cell_record import IMAGE_FREE, CellRecord
 from fedshift.reporting.comparison.cells import Cell, make_cells
 from fedshift.reporting.comparison.collect import Collector
-from fedshift.reporting.comparison.record import IMAGE_FREE, CellRecord
 from fedshift.reporting.comparison.score_guess import with_guess
 from fedshift.reporting.comparison.spec import read_spec
 from fedshift.reporting.comparison.store import Store

@@ -8,9 +8,10 @@ from statistics import fmean
 import pytest
 from scipy import stats
 
+from fedshift.reporting.comparison.footnotes import footnotes
 from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.significance import paired_tests, t_test
-from fedshift.reporting.comparison.tables import footnotes, long_csv
+from fedshift.reporting.comparison.tables import long_csv
 
 from .made import made
 

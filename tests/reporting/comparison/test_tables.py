@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedshift.reporting.comparison.footnotes import footnotes
 from fedshift.reporting.comparison.published import PublishedValue
 from fedshift.reporting.comparison.record import Comparison
-from fedshift.reporting.comparison.tables import footnotes, heading, latex, long_csv, make_tables, markdown, rich_tables
+from fedshift.reporting.comparison.tables import heading, latex, long_csv, make_tables, markdown, rich_tables
 
 from .made import made, record
 

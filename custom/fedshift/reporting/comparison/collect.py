@@ -8,11 +8,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from fedshift.reporting.comparison.cell_record import ByCase, CellRecord, LeftOutSite, Scores
 from fedshift.reporting.comparison.cells import Cell
 from fedshift.reporting.comparison.columns import column_keys
 from fedshift.reporting.comparison.kept import Kept
 from fedshift.reporting.comparison.published import PublishedValue, read_published
-from fedshift.reporting.comparison.record import ByCase, CellRecord, Comparison, LeftOutSite, Scores
+from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.spec import (
     DOMAINS,
     GRADIENT_NORMS,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from fedshift.reporting.comparison.cell_record import IMAGE_FREE, CellRecord
 from fedshift.reporting.comparison.columns import Block, summary
 from fedshift.reporting.comparison.measures import measure
-from fedshift.reporting.comparison.record import IMAGE_FREE, CellRecord, Comparison
+from fedshift.reporting.comparison.record import Comparison
 
 ROW = "image-free guess"
 

@@ -20,6 +20,7 @@ from statistics import fmean
 
 import numpy as np
 
+from fedshift.reporting.comparison.cell_record import CellRecord
 from fedshift.reporting.comparison.columns import Block, blocks, main_sites, site_score, summary
 from fedshift.reporting.comparison.guess import below_guess
 from fedshift.reporting.comparison.measures import Measure, measure
@@ -32,7 +33,7 @@ from fedshift.reporting.comparison.ranks import (
     indistinct,
     signed_rank,
 )
-from fedshift.reporting.comparison.record import CellRecord, Comparison
+from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.significance import t_test
 from fedshift.schema.errors import ConfigError
 

@@ -10,8 +10,9 @@ import json
 from collections.abc import Iterator, Sequence
 
 from fedshift.federation.image_free import can_guess, score_guess
+from fedshift.reporting.comparison.cell_record import IMAGE_FREE, CellRecord
 from fedshift.reporting.comparison.cells import Cell
-from fedshift.reporting.comparison.record import IMAGE_FREE, CellRecord, Comparison
+from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.spec import PAIR_SEPARATOR, ScoredPart
 from fedshift.schema.job import JobSpec
 from fedshift.schema.results import Metrics

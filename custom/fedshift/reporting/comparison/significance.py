@@ -26,9 +26,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from fedshift.reporting.comparison.cell_record import CellRecord
 from fedshift.reporting.comparison.columns import Block, blocks, main_sites, p_value, site_score, summary
 from fedshift.reporting.comparison.ranks import signed_rank
-from fedshift.reporting.comparison.record import CellRecord, Comparison
+from fedshift.reporting.comparison.record import Comparison
 
 FEWEST = 3
 """Pairs needed for a test: with two there is one degree of freedom, and p says next to nothing."""
