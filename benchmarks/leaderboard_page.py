@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedshift.reporting.comparison.leaderboard import Leaderboard, make_leaderboard
+from fedshift.reporting.comparison.leaderboard import Leaderboard, make_leaderboard, not_ranked
 from fedshift.reporting.comparison.leaderboard_tables import notes, p_text, table_lines
 from fedshift.reporting.comparison.rank_figure import rank_svg
 from fedshift.reporting.comparison.ranks import ALPHA
@@ -72,6 +72,11 @@ def make_page(comparisons: Sequence[Comparison]) -> tuple[str, str]:
         for one in ranked:
             lines += [f"## {heading(one)}", "", " ".join(one.what.split()), "", *table_lines(boards[one.name]), ""]
             lines += [*(f"- {note}" for note in notes(boards[one.name])), ""]
+    for one in comparisons:
+        if why := not_ranked(one):
+            table = f"[table](../benchmarks/results/leaderboard/{one.name}_{one.scale}/table.md)"
+            lines += [f"## {heading(one)}", "", f"{' '.join(one.what.split())} Scores without ranks: {table}.", ""]
+            lines += [*(f"- {sentence}" for sentence in why), ""]
     lines += [*_ran(comparisons), "", OWN]
     return "\n".join(lines), rank_svg(overall, title)
 

@@ -32,7 +32,7 @@ def test_the_figures_of_three_seeds_are_those_of_the_table() -> None:
     values = {place: f"{value:.1f}" for place, value in _table("claims/prostate_by_case").items()}
     means = {name: values[name, "average"] for name, column in values if column == "average"}
     assert f"FedAvg {means['FedAvg']} was highest; FedFA {means['FedFA']} (p = 0.82)" in PAGE
-    assert f"FedRDN {means['FedRDN']}, FedBN {means['FedBN']}, FedFA + FedRDN {means['FedFA + FedRDN']}." in PAGE
+    assert f"FedRDN {means['FedRDN']}, FedBN {means['FedBN']}, FedFA + FedRDN {means['FedFA + FedRDN']};" in PAGE
     assert f"{values['FedFA + FedRDN', 'BIDMC']} and {values['FedAvg', 'BIDMC']}. That is one test patient" in PAGE
 
 
@@ -95,7 +95,8 @@ def test_the_figures_on_the_hippocampus_are_those_of_the_table() -> None:
         difference, low, high = (
             f"{values[name, f'difference to FedAvg{end}']:+z.2f}" for end in ("", " (low)", " (high)")
         )
-        assert f"| {label} | {difference} | {p[name]:.2f} | {low} to {high} |" in results
+        smallest = f"{values[name, 'smallest detectable difference to FedAvg']:.2f}"
+        assert f"| {label} | {difference} | {p[name]:.2f} | {low} to {high} | {smallest} |" in results
         if name in methods:
             assert f"{label} {means[name]} ({difference}, {low} to {high}, p = {p[name]:.2f})" in recipes
 

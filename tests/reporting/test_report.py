@@ -265,6 +265,14 @@ def _one_sided(results: Results) -> None:
         told["test"] = told["test"].model_copy(update={"empty": missed, "one_sided": apart})
 
 
+def _guessed(score: float) -> Callable[[Results], None]:
+    def change(results: Results) -> None:
+        assert results.final is not None
+        results.final.image_free = {site: {"test": {"dice": score}} for site in results.data}
+
+    return change
+
+
 def _overconfident(results: Results) -> None:
     assert results.final is not None
     told = results.final.best.evaluations["HK"]
@@ -290,6 +298,9 @@ def _overconfident(results: Results) -> None:
             "invented); HD95 and ASD count as the volume's diagonal where it is missed.",
         ),
         (_overconfident, "(ECE) at HK (40.0 %)"),
+        (_guessed(0.95), "The model is no better than a guess that looks at no image (95.0 %): train it longer"),
+        (_guessed(0.2), "The image-free guess looks at no image"),
+        (_guessed(0.2), "image-free guess 20.0"),
     ],
 )
 def test_what_calls_for_care_is_said(change: Callable[[Results], None], sentence: str, tmp_path: Path) -> None:
@@ -297,6 +308,12 @@ def test_what_calls_for_care_is_said(change: Callable[[Results], None], sentence
     assert sentence not in said(results, tmp_path / "before")
     change(results)
     assert sentence in said(results, tmp_path / "after")
+
+
+def test_a_model_above_the_image_free_guess_gets_no_caution(tmp_path: Path) -> None:
+    results = record(GOOD)
+    _guessed(0.2)(results)
+    assert "no better than a guess" not in said(results, tmp_path)
 
 
 def test_faults_are_listed_with_their_reasons(tmp_path: Path) -> None:

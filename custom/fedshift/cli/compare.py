@@ -133,6 +133,8 @@ class _Command:
         from fedshift.reporting.comparison.estimate import Estimator
         from fedshift.reporting.comparison.every import add_rows, expand
         from fedshift.reporting.comparison.kept import Kept, finished_comparisons
+        from fedshift.reporting.comparison.record import write_comparison
+        from fedshift.reporting.comparison.score_guess import with_guess
         from fedshift.reporting.comparison.tables import title_with_scale
 
         args, spec = self._args, self._spec
@@ -190,6 +192,8 @@ class _Command:
         finally:
             comparison = self._write(reasons)
             self._write_tables(comparison)
+        comparison = with_guess(comparison, self._cells)
+        write_comparison(comparison, self._out)
         _show(comparison, self._out)
         failed = [cell.name for entry in entries if entry.state == "failed" for cell in entry.cells]
         if failed:
@@ -322,7 +326,7 @@ def _show(comparison: Comparison, out: Path) -> int:
 def _show_leaderboard(comparison: Comparison, out: Path) -> None:
     """Print the rows by mean rank and write them to files, once the baseline has finished."""
     from fedshift.reporting.comparison.leaderboard import make_leaderboard
-    from fedshift.reporting.comparison.leaderboard_tables import rich_leaderboard, write_leaderboard
+    from fedshift.reporting.comparison.leaderboard_tables import FILES, rich_leaderboard, write_leaderboard
     from fedshift.reporting.comparison.tables import heading
     from fedshift.schema.errors import ConfigError
 
@@ -330,7 +334,9 @@ def _show_leaderboard(comparison: Comparison, out: Path) -> None:
     try:
         board = make_leaderboard([comparison])
     except ConfigError as error:
-        print(f"no ranks yet: {error}")
+        print(f"no ranks: {error}")
+        for name in FILES:  # of an earlier command
+            (out / name).unlink(missing_ok=True)
         return
     console.print(rich_leaderboard(board, title))
     paths = write_leaderboard(board, out, title=title, left_out=comparison.left_out)

@@ -41,6 +41,8 @@ def add_parsers(subparsers: Any) -> None:
 def execute(args: argparse.Namespace) -> int:
     """``fedshift run``."""
     from fedshift.cli.earlier import require_free
+    from fedshift.data.local_sites import find_sites
+    from fedshift.federation.image_free import record_guess
     from fedshift.federation.run_lock import require_unlocked
     from fedshift.flare.export import read_job_folder
     from fedshift.reporting import events
@@ -69,6 +71,7 @@ def execute(args: argparse.Namespace) -> int:
         full_log=args.log == "full",
         ignore_memory=args.ignore_memory,
     )
+    record_guess(job, find_sites(job), folders.server)
     console.print(scores_table(results.read_results(folders.server)))
     for what, name in (
         ("best model", BEST),
@@ -85,6 +88,7 @@ def in_one_process(job: JobSpec, args: argparse.Namespace, run: Callable[..., Co
     """Run a job with ``run`` (`run_in_process` or `run_pooled`) in this process."""
     from fedshift.cli.earlier import require_free
     from fedshift.data.local_sites import find_sites, is_phantom
+    from fedshift.federation.image_free import record_guess
     from fedshift.federation.run_lock import lock_run, require_unlocked
     from fedshift.flare.simulator_state import discard_aside
     from fedshift.reporting.table import scores_table
@@ -108,6 +112,7 @@ def in_one_process(job: JobSpec, args: argparse.Namespace, run: Callable[..., Co
                 former.remove()
     with stopped_by_sigterm(), shown(folder, job, phantom=is_phantom(data)) as show:
         run(job, data, folder, device=device, resume=args.resume, on_progress=show)
+    record_guess(job, data, folder)
     console.print(scores_table(results.read_results(folder)))
     for what, name in (("best model", BEST), ("last model", LAST), ("results", results.FILE_NAME)):
         print(f"{what + ':':<13}{folder / name}")

@@ -211,7 +211,9 @@ class Final(_Model):
     the best model as the site trained it on (``best`` and ``last`` are then of the model itself). ``newcomers`` had not
     trained up to the best round: they had no parts of their own, and the methods' options say what they used instead.
     ``own_best``: each site's own best round, if the job has test scores of every round. ``against_local``: the best
-    model at each site, as the site would use it, against the model that the site trained alone.
+    model at each site, as the site would use it, against the model that the site trained alone. ``image_free``: scores
+    of a guess from the training masks alone (`fedshift.tasks.evaluation.image_free`), site -> split -> metrics, of runs
+    that segment with all sites on one machine; ``all`` of sites that are held out.
     """
 
     best: FinalScores
@@ -222,6 +224,7 @@ class Final(_Model):
     newcomers: list[str] = []
     own_best: dict[str, OwnBest] = {}
     against_local: dict[str, LocalComparison] = {}
+    image_free: dict[str, dict[str, Metrics]] = {}
 
 
 class Results(_Model):

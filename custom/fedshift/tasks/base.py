@@ -147,6 +147,18 @@ class SiteData(Samples):
             raise DataError(f"site {site}: no image to train on; prepare the site with more of them, or hold it out")
 
 
+class ScanData(SiteData):
+    """A prepared site of scans, whose labels are masks."""
+
+    @abstractmethod
+    def stacks(self, subset: Subset) -> Iterator[np.ndarray]:
+        """For each case of a subset the sample numbers with which `labels` gives its slices."""
+
+    @abstractmethod
+    def heights(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each slice of `labels` its place in the scan's stack, from 0 to 1, and its part of it; both (slices,)."""
+
+
 class Everything(Samples):
     """All samples of a held-out site that has no training split: what methods measure there."""
 

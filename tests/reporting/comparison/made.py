@@ -9,7 +9,8 @@ from typing import Any
 
 from conftest import SHAPES
 
-from fedshift.reporting.comparison.record import CellRecord, Comparison
+from fedshift.reporting.comparison.cell_record import CellRecord
+from fedshift.reporting.comparison.record import Comparison
 from fedshift.schema.results import DataRecord
 
 Numbers = Mapping[tuple[str, ...], Sequence[Mapping[str, float] | None]]

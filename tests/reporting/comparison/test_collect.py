@@ -9,9 +9,10 @@ import pytest
 from conftest import make_image_site
 
 from fedshift.federation.site.site import Site
+from fedshift.reporting.comparison.cell_record import LeftOutSite
 from fedshift.reporting.comparison.cells import make_cells
 from fedshift.reporting.comparison.collect import Collector
-from fedshift.reporting.comparison.record import Comparison, LeftOutSite
+from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.spec import read_spec
 from fedshift.reporting.comparison.store import RUN_FOLDER, Store
 from fedshift.reporting.comparison.work import run_cell

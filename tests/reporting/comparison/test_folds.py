@@ -13,13 +13,15 @@ from scipy import stats
 from volumesites import BLOBS, make_volume_site
 
 from fedshift import cli
+from fedshift.reporting.comparison.cell_record import CellRecord
 from fedshift.reporting.comparison.cells import choose, make_cells
 from fedshift.reporting.comparison.curves import line
 from fedshift.reporting.comparison.folds import over_folds
-from fedshift.reporting.comparison.record import CellRecord, Comparison, read_comparison
+from fedshift.reporting.comparison.footnotes import footnotes
+from fedshift.reporting.comparison.record import Comparison, read_comparison
 from fedshift.reporting.comparison.significance import paired_tests
 from fedshift.reporting.comparison.spec import read_spec
-from fedshift.reporting.comparison.tables import footnotes, long_csv, make_tables
+from fedshift.reporting.comparison.tables import long_csv, make_tables
 from fedshift.reporting.comparison.verdict import judged
 from fedshift.schema.errors import ConfigError
 
@@ -127,7 +129,8 @@ def test_a_pair_is_a_site_and_a_fold_averaged_over_seeds() -> None:
     low, high = (f"{100 * bound:+.1f}".replace("-", "−") for bound in interval)
     assert (
         f"FedFA against FedAvg: −0.2, p = {test.p:.4f}, over 3 folds p = {test.over_folds.p:.4f}, "
-        f"95 % interval {low} to {high} (n = 6)." in notes
+        f"95 % interval {low} to {high}, smallest detectable difference {100 * (test.smallest or 0):.1f} (n = 6)."
+        in notes
     )
     (told,) = (note for note in notes if "a pair is a site's test part of one fold, averaged over seeds" in note)
     assert "Those of one fold share their model, and folds share training cases, so p tends to be too small" in told
@@ -164,7 +167,9 @@ def test_a_claim_is_not_confirmed_by_many_pairs_of_few_models() -> None:
     (test,) = paired_tests(comparison)
     (one,) = judged(comparison)
     assert test.p is not None and test.over_folds is not None and test.p < 0.05 < test.over_folds.p
-    assert one.outcome == "undecided" and one.told.endswith(f"p = {test.over_folds.p:.4f} over 3 folds")
+    assert (
+        one.outcome == "undecided" and one.p == pytest.approx(test.over_folds.p) and " over 3 folds, Holm" in one.told
+    )
 
 
 def test_a_test_of_pairs_that_hardly_differ_is_not_made() -> None:
@@ -239,6 +244,9 @@ def test_each_case_is_tested_in_one_fold_only(tmp_path: Path, monkeypatch: pytes
     assert cli.main(words) == 0
     comparison = read_comparison(tmp_path / "out")
     assert len({cell.key for cell in comparison.cells}) == 5 and len(comparison.of({})) == 1
+    assert all(len(cell.by_case["best"]["test"]["A"]) == 1 for cell in comparison.cells)
+    guesses = [cell.scores["image_free"]["test"]["A"]["dice"] for cell in comparison.cells]
+    assert comparison.of({})[0].scores["image_free"]["test"]["A"]["dice"] == pytest.approx(sum(guesses) / 5)
     assert {site: about.cases["test"] for site, about in comparison.of({})[0].data.items()} == {"A": 5, "B": 5}
     text = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     assert "Cross-validation over 5 folds: a site's score is over all its cases, each tested once." in text

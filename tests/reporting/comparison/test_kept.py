@@ -13,7 +13,8 @@ from conftest import make_image_site
 
 from fedshift import cli
 from fedshift.reporting.comparison import estimate, runner
-from fedshift.reporting.comparison.record import CellRecord, read_comparison, write_comparison
+from fedshift.reporting.comparison.cell_record import CellRecord
+from fedshift.reporting.comparison.record import read_comparison, write_comparison
 from fedshift.reporting.comparison.store import Store
 from fedshift.schema.errors import ConfigError
 

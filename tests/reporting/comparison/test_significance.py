@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
 import pytest
 from scipy import stats
 
+from fedshift.reporting.comparison.footnotes import footnotes
 from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.significance import paired_tests, t_test
-from fedshift.reporting.comparison.tables import footnotes, long_csv
+from fedshift.reporting.comparison.tables import long_csv
 
 from .made import made
 
@@ -34,7 +38,10 @@ def test_a_pair_is_a_seed_with_the_averages_over_sites() -> None:
     assert test.interval == pytest.approx((mean - 4.303 * error, mean + 4.303 * error), abs=1e-4)
     low, high = (f"{100 * bound:+.1f}".replace("-", "−") for bound in test.interval)
     (line,) = (note for note in footnotes(three_seeds()) if note.startswith("FedFA against FedAvg"))
-    assert line.endswith(f", 95 % interval {low} to {high} (n = 3).")
+    # Shifted by the noncentrality 5.653, t with two degrees of freedom is above 4.303 in 80 % of repetitions.
+    assert test.smallest == pytest.approx(5.653 * error, rel=1e-3)
+    smallest = f"smallest detectable difference {100 * test.smallest:.1f}"
+    assert line.endswith(f", 95 % interval {low} to {high}, {smallest} (n = 3).")
     csv = long_csv(three_seeds())
     named = {
         "difference to FedAvg": mean,
@@ -93,3 +100,50 @@ def test_every_further_label_has_a_test_of_its_own() -> None:
 )
 def test_few_pairs_or_one_and_the_same_difference_have_no_test(a: list[float], b: list[float]) -> None:
     assert t_test(a, b) is None
+
+
+def of_cases(rows: Mapping[str, Sequence[Mapping[str, Sequence[float]]]]) -> Comparison:
+    """Rows with the score of each case at each site, for each seed."""
+    means = {(row,): [{site: fmean(of) for site, of in told.items()} for told in seeds] for row, seeds in rows.items()}
+    comparison = made(means, tests=[("X", "Y")])
+    cells = [
+        cell.model_copy(update={"by_case": {"best": {"test": rows[cell.labels["method"]][cell.seed]}}})
+        for cell in comparison.cells
+    ]
+    return comparison.model_copy(update={"cells": cells})
+
+
+X = [
+    {"A": [0.9, 0.8, 0.7, 0.85], "B": [0.7, 0.75]},
+    {"A": [0.8, 0.9, 0.9, 0.8], "B": [0.7, 0.7]},
+    {"A": [0.9] * 4, "B": [0.8] * 2},
+]
+Y = [
+    {"A": [0.8, 0.7, 0.8, 0.8], "B": [0.6, 0.6]},
+    {"A": [0.8, 0.7, 0.7, 0.8], "B": [0.6, 0.7]},
+    {"A": [0.8] * 4, "B": [0.6] * 2},
+]
+
+
+def test_where_there_are_scores_of_cases_a_pair_is_a_case_averaged_over_seeds() -> None:
+    comparison = of_cases({"X": X, "Y": Y})
+    (test,) = paired_tests(comparison)
+    differences = [
+        fmean(x[site][place] - y[site][place] for x, y in zip(X, Y, strict=True))
+        for site, n in (("A", 4), ("B", 2))
+        for place in range(n)
+    ]
+    assert test.over_cases is not None and test.over_cases.n == 6
+    assert test.over_cases.p == pytest.approx(stats.wilcoxon(differences, zero_method="zsplit").pvalue)
+    assert test.largest_p == max(test.p or 0, test.over_cases.p or 0)
+    (line,) = (note for note in footnotes(comparison) if note.startswith("X against Y"))
+    assert f", over 6 cases p = {test.over_cases.p:.4f}," in line
+    assert "p-value against Y over cases," in long_csv(comparison)
+
+
+def test_a_cell_without_scores_of_cases_leaves_the_test_of_pairs() -> None:
+    """As in records of before they were kept."""
+    comparison = of_cases({"X": X, "Y": Y})
+    cells = [*comparison.cells[:-1], comparison.cells[-1].model_copy(update={"by_case": {}})]
+    (test,) = paired_tests(comparison.model_copy(update={"cells": cells}))
+    assert test.over_cases is None and test.largest_p == test.p and test.p is not None

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedshift.reporting.comparison.footnotes import footnotes
 from fedshift.reporting.comparison.published import PublishedValue
 from fedshift.reporting.comparison.record import Comparison
-from fedshift.reporting.comparison.tables import footnotes, heading, latex, long_csv, make_tables, markdown, rich_tables
+from fedshift.reporting.comparison.tables import heading, latex, long_csv, make_tables, markdown, rich_tables
 
 from .made import made, record
 
@@ -132,7 +133,11 @@ def test_the_papers_p_value_stands_beside_ours_at_whichever_row_it_is_printed(ro
     numbers = {**THREE, ("FedProx",): [{"A": 0.51, "B": 0.70}, {"A": 0.55, "B": 0.73}, {"A": 0.5, "B": 0.66}]}
     comparison = made(numbers, tests=[("FedFA", "FedAvg"), ("FedFA", "FedProx")], published=printed)
     (with_theirs, without) = [line for line in footnotes(comparison) if line.startswith("FedFA against")]
-    assert re.search(r"p = 0\.\d{4}, 95 % interval \S+ to \S+ \(n = 3; in the paper p = 0\.0128\)\.$", with_theirs)
+    assert re.search(
+        r"p = 0\.\d{4}, 95 % interval \S+ to \S+, smallest detectable difference \S+ "
+        r"\(n = 3; in the paper p = 0\.0128\)\.$",
+        with_theirs,
+    )
     assert without.endswith("(n = 3).") and "paper" not in without
     lines = csv.DictReader(io.StringIO(long_csv(comparison)))
     values = {line["column"]: line["published"] for line in lines if line["column"].startswith("p-value")}

@@ -31,10 +31,25 @@ def test_a_claim_is_confirmed_refuted_or_undecided_by_its_paired_test() -> None:
     assert p < 0.05 < near
     assert [one.outcome for one in judged(comparison)] == ["confirmed", "refuted", "undecided"]
     assert verdict(comparison) == (
-        f"What the paper claims, at p < 0.05, which is not corrected for 3 tests: confirmed: X above Y (+20.7, p = "
-        f"{p:.4f}); refuted: Y above X (−20.7, p = {p:.4f}); undecided (no difference found): Z above Y (+0.5, p = "
-        f"{near:.4f})."
+        "What the paper claims, at p < 0.05 after Holm's correction for 3 claims: confirmed: X above Y (+20.7, p = "
+        f"{p:.4f}, Holm {3 * p:.4f}); refuted: Y above X (−20.7, p = {p:.4f}, Holm {3 * p:.4f}); undecided (no "
+        f"difference found): Z above Y (+0.5, p = {near:.4f}, Holm {near:.4f})."
     )
+
+
+def test_a_claim_whose_run_failed_counts_as_tried() -> None:
+    """Its p alone, and as one of two claims, would be below 0.05; as one of three it is not."""
+    low = [{"A": 0.60, "B": 0.60}, {"A": 0.60, "B": 0.60}, {"A": 0.60, "B": 0.60}]
+    high = [{"A": 0.61, "B": 0.616}, {"A": 0.62, "B": 0.62}, {"A": 0.62, "B": 0.622}]
+    failed: list[None] = [None, None, None]
+    rows: Any = {("X",): high, ("Y",): low, ("V",): failed, ("W",): failed}
+    claims = [("X", "Y"), ("V", "Y"), ("W", "Y")]
+    outcomes = {}
+    for n in (1, 2, 3):
+        one = judged(made(rows, tests=claims, claims=claims[:n]))[0]
+        assert one.p is not None and one.p_holm == pytest.approx(n * one.p)
+        outcomes[n] = one.outcome
+    assert outcomes == {1: "confirmed", 2: "confirmed", 3: "undecided"}
 
 
 def test_with_fewer_than_three_seeds_or_without_runs_nothing_is_decided() -> None:
@@ -66,6 +81,6 @@ def test_further_axes_are_named_and_the_sentence_stands_at_the_top() -> None:
     assert [str(one).split(" (")[0] for one in judged(comparison)] == ["X above Y at fp32", "X above Y at bf16"]
     title, _, sentence, *_ = markdown(comparison).splitlines()
     assert title.startswith("# ") and sentence.startswith(
-        "**What the paper claims, at p \\< 0.05, which is not corrected for 2 tests: confirmed: X above Y"
+        "**What the paper claims, at p \\< 0.05 after Holm's correction for 2 claims: confirmed: X above Y"
     )
     assert "What the paper claims" in latex(comparison)

@@ -8,11 +8,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from fedshift.reporting.comparison.cell_record import ByCase, CellRecord, LeftOutSite, Scores
 from fedshift.reporting.comparison.cells import Cell
 from fedshift.reporting.comparison.columns import column_keys
 from fedshift.reporting.comparison.kept import Kept
 from fedshift.reporting.comparison.published import PublishedValue, read_published
-from fedshift.reporting.comparison.record import CellRecord, Comparison, LeftOutSite, Scores
+from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.spec import (
     DOMAINS,
     GRADIENT_NORMS,
@@ -26,6 +27,9 @@ from fedshift.reporting.comparison.store import RUN_FOLDER, Store, read_done
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.protocol_results import CrossSite
 from fedshift.schema.results import Metrics, Results, read_results
+
+CASE_DECIMALS = 6
+"""Of the scores of single cases."""
 
 
 class Collector:
@@ -158,6 +162,7 @@ def _read_finished(cell: Cell, folder: Path, *, metric: str | None, model: Model
         "curve": curve(runs, shown, "val"),
         "test_curve": _test_curve(cell, runs, shown),
         "scores": results.scores,
+        "by_case": results.cases.get(metric or cell.plan.metric, {}),
         "validation": _validation(cell, results.runs, "last" if model == "last" else "best"),
         "newcomers": sorted({site for one in results.runs.values() if one.final for site in one.final.newcomers}),
         "left_out": _left_out(runs),
@@ -238,59 +243,86 @@ def curve(runs: Sequence[Results], metric: str, part: Literal["val", "test"]) ->
     return [fmean(values) if values else None for values in rounds]
 
 
-class _CellResults:
-    """A cell's scores, and the results of its runs by held-out site ("" for a single run)."""
+class _Scored:
+    """Scores of a cell's models, and with ``is_segmented`` those of single cases: scans, and not pictures."""
 
-    def __init__(self, runs: Mapping[str, Results], scores: Scores) -> None:
-        self.runs, self.scores = runs, scores
+    def __init__(self, *, is_segmented: bool) -> None:
+        self.scores: Scores = {}
+        self.cases: dict[str, ByCase] = {}
+        self._is_segmented = is_segmented
+
+    def add(self, which: str, part: str, site: str, metrics: Metrics, evaluation: Evaluation | None) -> None:
+        """Add a site's metrics, with those that its evaluation has in addition."""
+        merged = dict(metrics)
+        if evaluation is not None:
+            merged |= evaluation.scores
+            if evaluation.calibration is not None:
+                merged["ece"] = evaluation.calibration.ece
+            if evaluation.gradient_norm is not None:
+                merged |= _norms(evaluation.gradient_norm)
+        if merged:
+            self.scores.setdefault(which, {}).setdefault(part, {})[site] = merged
+        spreads = evaluation.distributions if evaluation is not None and self._is_segmented else {}
+        for name, spread in spreads.items():
+            if spread.cases is not None and spread.subjects is None:  # several scans of a subject are no pairs
+                values = [round(value, CASE_DECIMALS) for value in spread.cases]
+                self.cases.setdefault(name, {}).setdefault(which, {}).setdefault(part, {})[site] = values
+
+
+class _CellResults:
+    """A cell's scores, and the results of its runs by held-out site ("" for a single run).
+
+    ``cases`` has for each score that cases of scans have of their own its values.
+    """
+
+    def __init__(self, runs: Mapping[str, Results], scored: _Scored) -> None:
+        self.runs, self.scores, self.cases = runs, scored.scores, scored.cases
 
 
 def _one_run(run: Path, cell: Cell) -> _CellResults:
     results = read_results(run)
-    scores: Scores = {}
+    scored = _Scored(is_segmented=cell.plan.job.task.kind == "segmentation")
     assert results.final is not None
     for which, final in (("best", results.final.best), ("last", results.final.last)):
         for site, splits in final.sites.items():
             for part in ("val", "test"):
                 evaluation = final.evaluations.get(site, {}).get(part)
-                _add_scores(scores, which, part, site, splits.get(part, {}), evaluation)
+                scored.add(which, part, site, splits.get(part, {}), evaluation)
         for site, splits in final.held_out.items():
-            _add_scores(
-                scores, which, "held_out", site, splits.get("all", {}), final.evaluations.get(site, {}).get("all")
-            )
+            scored.add(which, "held_out", site, splits.get("all", {}), final.evaluations.get(site, {}).get("all"))
         for domain, norm in final.domain_gradient_norms.items():
-            scores.setdefault(which, {}).setdefault(DOMAINS, {})[domain] = _norms(norm)
+            scored.scores.setdefault(which, {}).setdefault(DOMAINS, {})[domain] = _norms(norm)
     for site, metrics in results.final.personal.items():
         own = results.final.personal_evaluations.get(site)
         if own is None and not results.final.fine_tuned:  # the best model is already evaluated as each site's own
             own = results.final.best.evaluations.get(site, {}).get("test")
-        _add_scores(scores, "personal", "test", site, metrics, own)
+        scored.add("personal", "test", site, metrics, own)
     if not results.final.fine_tuned:
         for site, best in results.final.own_best.items():
-            _add_scores(scores, "own_best", "val", site, best.val, None)
-            _add_scores(scores, "own_best", "test", site, best.test, None)
-    return _CellResults({"": results}, scores)
+            scored.add("own_best", "val", site, best.val, None)
+            scored.add("own_best", "test", site, best.test, None)
+    return _CellResults({"": results}, scored)
 
 
 def _leave_one_out(run: Path, cell: Cell) -> _CellResults:
-    runs, scores = {}, Scores()
+    runs, scored = {}, _Scored(is_segmented=cell.plan.job.task.kind == "segmentation")
     for site in cell.plan.jobs:
         results = runs[site] = read_results(run / site)
         assert results.final is not None
         for which, final in (("best", results.final.best), ("last", results.final.last)):
             for part, name in (("all", "held_out"), ("test", "test")):
                 evaluation = final.evaluations.get(site, {}).get(part)
-                _add_scores(scores, which, name, site, final.held_out.get(site, {}).get(part, {}), evaluation)
-    return _CellResults(runs, scores)
+                scored.add(which, name, site, final.held_out.get(site, {}).get(part, {}), evaluation)
+    return _CellResults(runs, scored)
 
 
 def _cross_site(run: Path, cell: Cell) -> _CellResults:
     record = CrossSite.read(run)
-    scores: Scores = {}
+    scored = _Scored(is_segmented=False)  # the record of local models has no scores of cases
     for trained, row in record.scores.items():
         for tested, metrics in row.items():
-            _add_scores(scores, "last", "test", f"{trained}{PAIR_SEPARATOR}{tested}", metrics, None)
-    return _CellResults({"": read_results(run)}, scores)
+            scored.add("last", "test", f"{trained}{PAIR_SEPARATOR}{tested}", metrics, None)
+    return _CellResults({"": read_results(run)}, scored)
 
 
 _READERS: Mapping[str, Callable[[Path, Cell], _CellResults]] = {
@@ -299,21 +331,6 @@ _READERS: Mapping[str, Callable[[Path, Cell], _CellResults]] = {
     "leave_one_out": _leave_one_out,
     "cross_site": _cross_site,
 }
-
-
-def _add_scores(
-    scores: Scores, which: str, part: str, site: str, metrics: Metrics, evaluation: Evaluation | None
-) -> None:
-    """Add a site's metrics to ``scores``, with those that its evaluation has in addition."""
-    merged = dict(metrics)
-    if evaluation is not None:
-        merged |= evaluation.scores
-        if evaluation.calibration is not None:
-            merged["ece"] = evaluation.calibration.ece
-        if evaluation.gradient_norm is not None:
-            merged |= _norms(evaluation.gradient_norm)
-    if merged:
-        scores.setdefault(which, {}).setdefault(part, {})[site] = merged
 
 
 def _norms(norm: float) -> Metrics:

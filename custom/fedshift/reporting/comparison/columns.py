@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import fmean, stdev
 
-from fedshift.reporting.comparison.record import CellRecord, Comparison
+from fedshift.reporting.comparison.cell_record import CellRecord
+from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.spec import PAIR_SEPARATOR, ScoredPart, Summary
 
 MAX_SITES = 20

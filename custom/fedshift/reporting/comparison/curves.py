@@ -12,9 +12,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+from fedshift.reporting.comparison.cell_record import CellRecord
 from fedshift.reporting.comparison.columns import Block, blocks
 from fedshift.reporting.comparison.measures import measure
-from fedshift.reporting.comparison.record import CellRecord, Comparison
+from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.tables import title_with_scale
 from fedshift.schema.csv_text import csv_text
 from fedshift.schema.files import write_text

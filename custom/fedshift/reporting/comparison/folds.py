@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
 
+from fedshift.reporting.comparison.cell_record import CellRecord, Scores
 from fedshift.reporting.comparison.spec import PAIR_SEPARATOR
-
-if TYPE_CHECKING:
-    from fedshift.reporting.comparison.record import CellRecord, Scores
-    from fedshift.schema.results import DataRecord
+from fedshift.schema.results import DataRecord
 
 
 def over_folds(cells: Iterable[CellRecord]) -> list[CellRecord]:
@@ -39,6 +36,7 @@ def _together(folds: Sequence[CellRecord]) -> CellRecord:
         update={
             "fold": None,
             "scores": _scores(folds),
+            "by_case": {},  # cases of one place in different folds are different cases
             "validation": fmean(validation) if len(validation) == len(folds) else None,
             "curve": _curve([cell.curve for cell in folds]),
             "test_curve": _curve([cell.test_curve for cell in folds]),

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from fedshift.reporting.comparison.cell_record import CellRecord
 from fedshift.reporting.comparison.cells import Cell, WorkItem
-from fedshift.reporting.comparison.record import FILE_NAME, CellRecord, Comparison, read_comparison
+from fedshift.reporting.comparison.record import FILE_NAME, Comparison, read_comparison
 from fedshift.reporting.comparison.spec import Spec
 
 

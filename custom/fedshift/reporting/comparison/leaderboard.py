@@ -7,6 +7,9 @@ independent. Ranked are the rows that every comparison has with the same seeds i
 Tests against the baseline: within one task a paired t-test over seeds of the averages over sites, as in the tables
 (`fedshift.reporting.comparison.significance`); over several tasks Wilcoxon's signed-rank test over the blocks. Holm's
 correction is for the number of rows tested.
+
+Blocks in which half of the rows end no better than the image-free guess are not ranked: what differs there is not what
+methods see in images (`fedshift.reporting.comparison.guess`).
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from statistics import fmean
 
 import numpy as np
 
-from fedshift.reporting.comparison.columns import blocks, main_sites, site_score, summary
+from fedshift.reporting.comparison.cell_record import CellRecord
+from fedshift.reporting.comparison.columns import Block, blocks, main_sites, site_score, summary
+from fedshift.reporting.comparison.guess import below_guess
 from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.ranks import (
     Friedman,
@@ -28,7 +33,7 @@ from fedshift.reporting.comparison.ranks import (
     indistinct,
     signed_rank,
 )
-from fedshift.reporting.comparison.record import CellRecord, Comparison
+from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.significance import t_test
 from fedshift.schema.errors import ConfigError
 
@@ -69,6 +74,8 @@ class Leaderboard:
     unranked: Mapping[str, str]
     measure: Measure
     """Unit and format of the scores."""
+    below_guess: tuple[str, ...] = ()
+    """Sentences on tasks, or blocks of them, that are not ranked."""
 
     @property
     def test(self) -> str:
@@ -86,7 +93,8 @@ def make_leaderboard(comparisons: Sequence[Comparison], *, against: str | None =
         against: the row that the others are tested against; by default that of the first comparison's ``ranking``.
 
     Raises:
-        ConfigError: no row is to test against, it is not ranked, or scores cannot be ranked together.
+        ConfigError: no row is to test against, it is not ranked, scores cannot be ranked together, or all are no better
+            than the image-free guess.
     """
     against = against or next((one.ranking.against for one in comparisons if one.ranking is not None), None)
     if against is None:
@@ -102,14 +110,19 @@ def make_leaderboard(comparisons: Sequence[Comparison], *, against: str | None =
         raise ConfigError(
             "the comparisons' scores cannot be ranked together: higher is better in some and not in others"
         )
+    below = tuple(why for one in comparisons for why in not_ranked(one))
+    comparisons = [one for one in comparisons if _ranked_blocks(one)]
+    if not comparisons:
+        raise ConfigError(" ".join(below))
     references = {row for one in comparisons if one.ranking is not None for row in one.ranking.references}
     every_row = list(dict.fromkeys(row for one in comparisons for row in _rows(one)))
     unranked = dict.fromkeys(sorted(references), "a reference")
     seeds, columns = {}, []
     for comparison in comparisons:
-        counted = _seeds(comparison)
+        ranked_blocks = _ranked_blocks(comparison)
+        counted = _seeds(comparison, ranked_blocks)
         seeds[comparison.name] = counted
-        columns.append({row: _of_blocks(comparison, row, counted) for row in _rows(comparison)})
+        columns.append({row: _of_blocks(comparison, row, counted, ranked_blocks) for row in _rows(comparison)})
     ranked = []
     for row in every_row:
         if row in references:
@@ -147,17 +160,28 @@ def make_leaderboard(comparisons: Sequence[Comparison], *, against: str | None =
         groups=tuple(groups),
         unranked=unranked,
         measure=measure(comparisons[0].metric),
+        below_guess=below,
     )
+
+
+def not_ranked(comparison: Comparison) -> list[str]:
+    """Sentences on why blocks of a comparison are not ranked, which name it."""
+    return [f"{comparison.name}: {why}" for block in blocks(comparison) if (why := below_guess(comparison, block))]
+
+
+def _ranked_blocks(comparison: Comparison) -> list[Block]:
+    return [block for block in blocks(comparison) if not below_guess(comparison, block)]
 
 
 def _rows(comparison: Comparison) -> list[str]:
     return next(iter(comparison.axes.values()))
 
 
-def _seeds(comparison: Comparison) -> tuple[int, ...]:
+def _seeds(comparison: Comparison, ranked: Sequence[Block]) -> tuple[int, ...]:
     """The seeds with which the most cells count: a begun row doesn't take all others' seeds, nor a begun seed rows."""
     done = {
-        seed: {row for row in _rows(comparison) if _of_blocks(comparison, row, (seed,))} for seed in comparison.seeds
+        seed: {row for row in _rows(comparison) if _of_blocks(comparison, row, (seed,), ranked)}
+        for seed in comparison.seeds
     }
     ordered = sorted(comparison.seeds, key=lambda seed: -len(done[seed]))
     choices = [ordered[:number] for number in range(1, len(ordered) + 1)]
@@ -170,10 +194,10 @@ def _cells(comparison: Comparison, row: str, labels: Mapping[str, str]) -> dict[
     return {cell.seed: cell for cell in comparison.of({first: row, **labels}) if cell.state == "done"}
 
 
-def _of_blocks(comparison: Comparison, row: str, seeds: Sequence[int]) -> dict[str, float]:
-    """A row's mean score over the seeds in each block; empty if one is missing."""
+def _of_blocks(comparison: Comparison, row: str, seeds: Sequence[int], ranked: Sequence[Block]) -> dict[str, float]:
+    """A row's mean score over the seeds in each block and at each site; empty if one is missing."""
     scores: dict[str, float] = {}
-    for block in blocks(comparison):
+    for block in ranked:
         cells = _cells(comparison, row, block.labels)
         if not seeds or not cells.keys() >= set(seeds):
             return {}
@@ -208,6 +232,7 @@ def _test(
 def _average(comparison: Comparison, row: str, seed: int) -> float:
     """A row's average over sites, and over blocks if there are further axes."""
     found = [
-        summary(comparison, _cells(comparison, row, block.labels)[seed], "average") for block in blocks(comparison)
+        summary(comparison, _cells(comparison, row, block.labels)[seed], "average")
+        for block in _ranked_blocks(comparison)
     ]
     return fmean(value for value in found if value is not None)

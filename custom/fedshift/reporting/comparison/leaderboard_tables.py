@@ -44,6 +44,7 @@ def notes(board: Leaderboard) -> list[str]:
     lines = [
         f"{len(board.rows)} rows ranked in {n} blocks, a task and a site each, mean over seeds ({seeds}); 1 is best."
     ]
+    lines += board.below_guess
     if board.friedman is None:
         enough = len(board.rows) >= FEWEST and n >= FEWEST
         why = "all scores are equal" if enough else f"it needs {FEWEST} rows and blocks"

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedshift.data.splits import FOLDS
+from fedshift.reporting.comparison.cell_record import CellRecord
 from fedshift.reporting.comparison.columns import (
     MAX_SITES,
     SUMMARY_HEADINGS,
@@ -21,25 +21,19 @@ from fedshift.reporting.comparison.columns import (
     site_score,
     summary,
 )
+from fedshift.reporting.comparison.footnotes import footnotes
+from fedshift.reporting.comparison.guess import ROW, below_guess, guess_row
 from fedshift.reporting.comparison.measures import Measure, measure
-from fedshift.reporting.comparison.record import CellRecord, Comparison
-from fedshift.reporting.comparison.significance import CONFIDENCE, FEWEST, Paired, paired_tests, printed_p
-from fedshift.reporting.comparison.spec import FULL, Pairs
+from fedshift.reporting.comparison.record import Comparison
+from fedshift.reporting.comparison.significance import paired_tests, printed_p
+from fedshift.reporting.comparison.spec import FULL
 from fedshift.reporting.comparison.verdict import verdict
-from fedshift.reporting.p_values import exact_p
 from fedshift.reporting.table import title_of
 from fedshift.schema.csv_text import csv_text
 from fedshift.schema.files import write_text
 
-PAIRS: dict[Pairs, str] = {
-    "seeds": "a pair is a seed: the averages over sites of the two rows.",
-    "sites_and_seeds": "a pair is a site and a seed. Those of one seed share their models and are not independent, so "
-    "p tends to be too small and the interval too narrow.",
-    "sites_and_folds": "a pair is a site's test part of one fold, averaged over seeds; by Wilcoxon's signed-rank test. "
-    "Those of one fold share their model, and folds share training cases, so p tends to be too small; p over folds and "
-    "the interval are of a paired t-test whose pairs are the folds' averages over sites.",
-}
-"""What a pair of a test is, as a footnote says it."""
+LAST_ROUND = "average, last round"
+"""A column beside the average of the best round: what selecting a round adds, or takes."""
 FILES = ("table.md", "table.tex", "table.csv")
 
 
@@ -78,7 +72,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; each row has one entry per column."""
+    """A table; each row has one entry per column. The image-free guess is a row too, if it is known."""
 
     title: str
     columns: list[Column]
@@ -101,6 +95,15 @@ def make_tables(comparison: Comparison) -> list[Table]:
     return tables
 
 
+def has_last_round(comparison: Comparison) -> bool:
+    """Whether the best round is shown, and cells have scores of the last one too."""
+    return (
+        comparison.model == "best"
+        and "average" in comparison.summaries
+        and any({"best", "last"} <= cell.scores.keys() for cell in comparison.cells)
+    )
+
+
 def _columns(comparison: Comparison, block: Block) -> list[tuple[str, str]]:
     """Keys and headings of a block's columns: sites, unless there are too many, and summaries."""
     sites = [(site, site) for site in block.sites] if len(block.sites) <= MAX_SITES else []
@@ -109,11 +112,12 @@ def _columns(comparison: Comparison, block: Block) -> list[tuple[str, str]]:
 
 def _summary_columns(comparison: Comparison, block: Block, *, alone: bool) -> list[tuple[str, str]]:
     """Keys and headings of the summaries. Unless ``alone``, the mean of a single held-out site is omitted."""
-    return [
+    shown: list[tuple[str, str]] = [
         (what, SUMMARY_HEADINGS[what])
         for what in comparison.summaries
         if alone or what != "held_out" or len(block.held_out) != 1
     ]
+    return [*shown, (LAST_ROUND, LAST_ROUND)] if has_last_round(comparison) else shown
 
 
 def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list[tuple[str, str]]]]) -> Table:
@@ -122,6 +126,7 @@ def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list
     published = {(value.row, value.column): value.text for value in comparison.published}
     columns: list[Column] = []
     entries: list[list[Entry]] = []
+    guesses: list[Entry] = []
     for block, keys in parts:
         single = len(keys) == 1 and len(parts) > 1
         for key, heading in keys:
@@ -135,14 +140,22 @@ def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list
                 names = [block.name(key), *([block.key] if block.key and key == "average" else [])]
                 printed = next((published[row, name] for name in names if (row, name) in published), "")
                 column.append(Entry(tuple(v for v in values if v is not None), len(comparison.seeds), printed))
-            entries.append(_mark_best(column, measure(comparison.metric) if key != "spread" else Measure(better=None)))
+            ranked = key != "spread" and not below_guess(comparison, block)
+            entries.append(_mark_best(column, measure(comparison.metric) if ranked else Measure(better=None)))
+            guess = guess_row(comparison, block)
+            value = None if guess is None or key == LAST_ROUND else _value(comparison, guess, key)
+            guesses.append(Entry(() if value is None else (value,), 1))
     rows = {row: [column[number] for column in entries] for number, row in enumerate(comparison.axes[first])}
+    if any(entry.values for entry in guesses):
+        rows[ROW] = guesses
     return Table(title, columns, rows)
 
 
 def _value(comparison: Comparison, cell: CellRecord, key: str) -> float | None:
     if cell.state != "done":
         return None
+    if key == LAST_ROUND:
+        return summary(comparison.model_copy(update={"model": "last"}), cell, "average")
     for name in SUMMARY_HEADINGS:
         if name == key:
             return summary(comparison, cell, name)
@@ -183,114 +196,6 @@ def heading(comparison: Comparison) -> str:
 def title_with_scale(title: str, scale: str) -> str:
     """A comparison's title, with its scale if the spec defines scales."""
     return title if scale == FULL else f"{title} ({scale})"
-
-
-def footnotes(comparison: Comparison) -> list[str]:
-    """The notes below the tables."""
-    seeds = len(comparison.seeds)
-    lines = [f"One seed ({comparison.seeds[0]})."]
-    if seeds > 1:
-        seed_list = ", ".join(map(str, comparison.seeds))
-        lines = [
-            f"Mean ± sample standard deviation (n - 1) over {seeds} seeds ({seed_list}); averages over sites are "
-            "computed for each seed first."
-        ]
-    if comparison.folds:
-        lines.append(_cross_validation(comparison.folds))
-    if comparison.average == "samples":
-        lines.append("Averages over sites weigh each site by the samples that it is scored on.")
-    if comparison.published:
-        lines.append("In brackets: the values published in the paper.")
-    lines += [test_line(test, comparison) for test in paired_tests(comparison)]
-    if comparison.tests:
-        lines.append(f"Tests are paired and two-sided; {PAIRS[comparison.pairs]}")
-    lines += comparison.notes
-    if comparison.differences:
-        lines.append(f"Differences from the paper: {' '.join(comparison.differences.split())}")
-    return lines + tuning_lines(comparison)
-
-
-def _cross_validation(folds: Sequence[int]) -> str:
-    if len(folds) == FOLDS:
-        return f"Cross-validation over {FOLDS} folds: a site's score is over all its cases, each tested once."
-    named = ", ".join(map(str, folds))
-    return f"Cross-validation, of {FOLDS} folds only {named}: a site's score is over the test cases of these."
-
-
-def tuning_lines(comparison: Comparison) -> list[str]:
-    """What was tuned: a remark, or the budget of every row, its chosen setting and the spread over its settings."""
-    tuning, shown = comparison.tuning, measure(comparison.metric)
-    if isinstance(tuning, str):
-        return [f"Tuning: {' '.join(tuning.split())}"] if tuning else []
-    runs = tuning.draws * len(comparison.seeds) * max(len(comparison.folds), 1)
-    lines = [
-        f"Tuning: {tuning.draws} settings for every row, its own and others drawn by seed {tuning.seed}, {runs} cells "
-        "in all; shown is the one with the highest mean validation score. Test scores choose nothing."
-    ]
-    lines += [" ".join(tuning.remark.split())] if tuning.remark else []
-    first, *_ = comparison.axes
-    for block in blocks(comparison):
-        for row in comparison.axes[first]:
-            labels = {first: row, **block.labels}
-            draws, chosen = comparison.draws(labels), comparison.chosen_draw(labels)
-            name = f"{row}{f' ({block.key})' if block.key else ''}"
-            if chosen is None:
-                if all(cell.state != "missing" for cells in draws.values() for cell in cells):
-                    lines.append(f"{name}: no setting is chosen: each failed or lacks a site's validation score.")
-                continue
-            means = {
-                draw: fmean(values)
-                for draw, cells in draws.items()
-                if (values := [v for cell in cells if (v := summary(comparison, cell, "average")) is not None])
-            }
-            options = ", ".join(f"{key}={value}" for key, value in draws[chosen][0].drawn.items()) or "its own"
-            text = f"{name}: setting {chosen + 1} of {len(draws)} ({options})"
-            if len(means) > 1:
-                text += (
-                    f"; averages over settings {shown.text(min(means.values()))} to {shown.text(max(means.values()))}"
-                )
-                text += f", standard deviation {shown.text(stdev(means.values()))}"
-            failed = sum(any(cell.state == "failed" for cell in cells) for cells in draws.values())
-            done = [cells for cells in draws.values() if all(cell.state == "done" for cell in cells)]
-            lacking = sum(any(cell.validation is None for cell in cells) for cells in done)
-            text += f"; {failed} failed" if failed else ""
-            lines.append(f"{text}{f'; {lacking} without the validation score of a site' if lacking else ''}.")
-    return lines
-
-
-def test_line(test: Paired, comparison: Comparison) -> str:
-    """A test as a sentence."""
-    shown = measure(comparison.metric)
-    block = f" ({test.block})" if test.block else ""
-    difference = shown.difference(test.difference)
-    if test.over_pairs is not None:
-        statistics = f"t = {test.over_pairs.t:.2f}, p = {exact_p(test.over_pairs.p)}{interval_text(test, shown)}"
-    elif test.p is not None:
-        statistics = f"p = {exact_p(test.p)}{over_folds(test)}{interval_text(test, shown)}"
-    elif test.n < FEWEST:
-        statistics = "too few pairs for a test"
-    elif test.folds:  # a signed-rank test, to which equal pairs tell nothing
-        statistics = f"fewer than {FEWEST} pairs differ, so there is no test"
-    else:
-        statistics = "all differences are equal, so there is no test"
-    printed = printed_p(test, comparison)
-    some = 0 < len(test.folds) < len(comparison.folds)
-    ended = f", of folds {', '.join(map(str, test.folds))} only" if some else ""
-    details = f"n = {test.n}{ended}" + (f"; in the paper p = {printed}" if printed else "")
-    return f"{test.row} against {test.against}{block}: {difference}, {statistics} ({details})."
-
-
-def over_folds(test: Paired) -> str:
-    """``, over 5 folds p = 0.0540``; empty without such a test."""
-    return "" if test.over_folds is None else f", over {len(test.folds)} folds p = {exact_p(test.over_folds.p)}"
-
-
-def interval_text(test: Paired, of: Measure) -> str:
-    """``, 95 % interval −1.0 to +1.3``: of the mean difference, by the t-test; empty without one."""
-    if test.interval is None:
-        return ""
-    low, high = map(of.difference, test.interval)
-    return f", {100 * CONFIDENCE:.0f} % interval {low} to {high}"
 
 
 def entry_text(entry: Entry, of: Measure) -> str:
@@ -418,7 +323,7 @@ def long_csv(comparison: Comparison) -> str:
     kinds = "+".join(sorted({record.kind for cell in done for record in cell.data.values()}))
     about = [kinds, "; ".join(sorted({cell.initial_weights for cell in done}))]
     for block in blocks(comparison):
-        keys = [*block.sites, *comparison.summaries]
+        keys = [*block.sites, *comparison.summaries, *([LAST_ROUND] if has_last_round(comparison) else [])]
         table = _table(comparison, "", [(block, [(key, key) for key in keys])])
         for row, entries in table.rows.items():
             for key, entry in zip(keys, entries, strict=True):
@@ -437,9 +342,13 @@ def long_csv(comparison: Comparison) -> str:
             of = pairs if test.over_folds is None else str(len(test.folds))
             low, high = map(shown.scaled, test.interval)
             found += [(f"{told} (low)", low, of, ""), (f"{told} (high)", high, of, "")]
+            assert test.smallest is not None
+            found.append((f"smallest detectable {told}", shown.scaled(test.smallest), of, ""))
         found.append((p_value(test.against), test.p, pairs, printed_p(test, comparison)))
         if test.over_folds is not None:
             found.append((f"{p_value(test.against)} over folds", test.over_folds.p, str(len(test.folds)), ""))
+        if test.over_cases is not None:
+            found.append((f"{p_value(test.against)} over cases", test.over_cases.p, str(test.over_cases.n), ""))
         for column, value, n, in_paper in found:
             numbers = ["" if value is None else f"{value:.6g}", "", "", n, n, in_paper, ""]
             rows.append([test.row, *labels.values(), column, *numbers, *about])

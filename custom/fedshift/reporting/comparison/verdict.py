@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 from typing import Literal
 
 from fedshift.reporting.comparison.columns import Block, blocks, summary
+from fedshift.reporting.comparison.guess import below_guess
 from fedshift.reporting.comparison.measures import measure
+from fedshift.reporting.comparison.ranks import holm
 from fedshift.reporting.comparison.record import Comparison
-from fedshift.reporting.comparison.significance import FEWEST, paired_test
+from fedshift.reporting.comparison.significance import FEWEST, Paired, paired_test
 from fedshift.reporting.p_values import exact_p
 
 ALPHA = 0.05
 NO_DIFFERENCE = "no difference found"
 TOO_FEW = f"a test needs {FEWEST} seeds"
 NO_RUNS = "without runs of both"
+NO_BETTER = "rows end no better than the image-free guess"
 Outcome = Literal["confirmed", "refuted", "undecided"]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim that ``higher`` is above ``lower``; ``told`` are the figures, ``why`` is for an undecided one."""
+    """A claim that ``higher`` is above ``lower``; ``told`` are the figures, ``why`` is for an undecided one.
+
+    ``p`` is that of its test and ``p_holm`` is corrected for all claims of the comparison; None without a test.
+    """
 
     higher: str
     lower: str
@@ -31,7 +36,8 @@ class Judged:
     outcome: Outcome
     told: str = ""
     why: str = ""
-    has_test: bool = False
+    p: float | None = None
+    p_holm: float | None = None
 
     def __str__(self) -> str:
         block = f" at {self.block}" if self.block else ""
@@ -67,30 +73,45 @@ def _printed(comparison: Comparison, block: Block) -> dict[str, float]:
 def judged(comparison: Comparison) -> list[Judged]:
     """Each claimed order by its paired test: p below `ALPHA` in the claimed direction confirms it.
 
-    Of a cross-validation, the p over folds has to be below it too.
+    The p that decides is corrected for the number of claims (Holm), of which those without a test count as p = 1: a run
+    that failed was tried too. Of a cross-validation, the p over folds has to be below `ALPHA` too, and where there are
+    scores of single cases, that over cases. Rows that are no better than the image-free guess decide nothing.
     """
-    return list(_judge(comparison))
+    claims = claims_of(comparison)
+    tests = [paired_test(comparison, *claim) for claim in claims]
+    found = [None if test is None else test.largest_p for test in tests]
+    corrected = holm([1.0 if p is None else p for p in found])
+    return [
+        _judge(comparison, claim, test, None if p is None else adjusted)
+        for claim, test, p, adjusted in zip(claims, tests, found, corrected, strict=True)
+    ]
 
 
-def _judge(comparison: Comparison) -> Iterator[Judged]:
-    shown = measure(comparison.metric)
-    for block, higher, lower in claims_of(comparison):
-        test = paired_test(comparison, block, higher, lower)
-        if test is None:
-            yield Judged(higher, lower, block.key, "undecided", why=NO_RUNS)
-            continue
-        told = shown.difference(test.difference)
-        p = test.largest_p
-        if p is None:
-            why = TOO_FEW if test.n < FEWEST else "differences that allow no test"
-            yield Judged(higher, lower, block.key, "undecided", told, why)
-            continue
-        told = f"{told}, p = {exact_p(p)}{'' if p == test.p else f' over {len(test.folds)} folds'}"
-        if p >= ALPHA:
-            yield Judged(higher, lower, block.key, "undecided", told, NO_DIFFERENCE, has_test=True)
-        else:
-            outcome: Outcome = "confirmed" if test.difference > 0 else "refuted"
-            yield Judged(higher, lower, block.key, outcome, told, has_test=True)
+def _judge(comparison: Comparison, claim: tuple[Block, str, str], test: Paired | None, p_holm: float | None) -> Judged:
+    shown, (block, higher, lower) = measure(comparison.metric), claim
+    if test is None:
+        return Judged(higher, lower, block.key, "undecided", why=NO_RUNS)
+    told, p = shown.difference(test.difference), test.largest_p
+    if p is None or p_holm is None:
+        why = TOO_FEW if test.n < FEWEST else "differences that allow no test"
+        return Judged(higher, lower, block.key, "undecided", told, why)
+    told = f"{told}, p = {exact_p(p)}{_tested_over(test)}, Holm {exact_p(p_holm)}"
+    outcome: Outcome = "undecided"
+    why = NO_BETTER if below_guess(comparison, block) else NO_DIFFERENCE if p_holm >= ALPHA else ""
+    if not why:
+        outcome = "confirmed" if test.difference > 0 else "refuted"
+    return Judged(higher, lower, block.key, outcome, told, why, p, p_holm)
+
+
+def _tested_over(test: Paired) -> str:
+    """What the pairs of the largest p are, where it is not that of the test itself."""
+    p = test.largest_p
+    if p == test.p:
+        return ""
+    if test.over_folds is not None and p == test.over_folds.p:
+        return f" over {len(test.folds)} folds"
+    assert test.over_cases is not None
+    return f" over {test.over_cases.n} cases"
 
 
 def same_way(comparison: Comparison) -> tuple[int, int]:
@@ -125,6 +146,5 @@ def verdict(comparison: Comparison) -> str:
         for why in dict.fromkeys(one.why for one in of_it):
             listed = ", ".join(str(one) for one in of_it if one.why == why)
             parts.append(f"{outcome}{f' ({why})' if why else ''}: {listed}")
-    tests = sum(one.has_test for one in found)
-    corrected = f", which is not corrected for {tests} tests" if tests > 1 else ""
+    corrected = f" after Holm's correction for {len(found)} claims" if len(found) > 1 else ""
     return f"What the paper claims, at p < {ALPHA}{corrected}: {'; '.join(parts)}."

@@ -10,7 +10,7 @@ from statistics import fmean
 from fedshift.reporting import without_structure
 from fedshift.reporting.known_scores import needs_voxel_size
 from fedshift.reporting.report import worth
-from fedshift.reporting.report.runs import Run, distribution, evaluation
+from fedshift.reporting.report.runs import Run, distribution, evaluation, guess_mean
 from fedshift.reporting.report.section import Finding, Findings, Section, Tone
 from fedshift.reporting.report.wording import counted, listed, metric, ordered, printed
 from fedshift.reporting.table import departure_notes
@@ -136,6 +136,13 @@ def _result(run: Run) -> Iterator[Finding]:
             f"Mean test {of.word} over {counted(len(sites), 'site')}: {of.with_unit(mean)}{between}{span}; "
             f"best model of round {best.round}.",
         )
+        guess = guess_mean(run, sites, "test", results.job.metric)
+        if guess is not None and mean <= guess:
+            yield Finding(
+                "caution",
+                f"The model is no better than a guess that looks at no image ({of.with_unit(guess)}): train it longer, "
+                "and compare no methods by this score.",
+            )
         if by_site[high] - by_site[low] > MAX_SITE_GAP:
             yield Finding(
                 "note",

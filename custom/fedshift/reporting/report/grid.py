@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedshift.reporting.comparison import tables
+from fedshift.reporting.comparison.footnotes import footnotes
 from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.verdict import verdict
@@ -64,7 +65,7 @@ def _tables(comparison: Comparison) -> Section:
             for name, entries in table.rows.items()
         ]
         blocks.append(Table(columns, rows, caption=table.title))
-    blocks += [Text(line) for line in tables.footnotes(comparison) if line not in comparison.notes]
+    blocks += [Text(line) for line in footnotes(comparison) if line not in comparison.notes]
     return Section(
         "tables",
         "Tables",

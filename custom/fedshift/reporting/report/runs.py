@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedshift.reporting.comparison.record import FILE_NAME as CELLS
@@ -77,6 +78,11 @@ class Run:
     def methods(self) -> str:
         """The methods' names, joined by +."""
         return " + ".join(method.name for method in self.results.job.methods)
+
+    @property
+    def has_guess(self) -> bool:
+        """Whether the record has the scores of an image-free guess."""
+        return self.results.final is not None and bool(self.results.final.image_free)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -253,6 +259,14 @@ def distribution(scores: FinalScores, site: str, part: str, metric: str) -> Dist
     """The distribution of a score over the cases of a part, if the record has it."""
     found = evaluation(scores, site, part)
     return None if found is None else found.distributions.get(metric)
+
+
+def guess_mean(run: Run, sites: Sequence[str], part: str, metric: str) -> float | None:
+    """The mean score of the image-free guess over these sites; None if one has none."""
+    guess = {} if run.results.final is None else run.results.final.image_free
+    values = [guess.get(site, {}).get(part, {}).get(metric) for site in sites]
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None
 
 
 def _find_results(folder: Path) -> Path:

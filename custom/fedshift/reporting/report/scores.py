@@ -8,12 +8,17 @@ from statistics import fmean
 
 from fedshift.reporting import without_structure
 from fedshift.reporting.report.findings import mean_with_interval, scores_of_voxel_size, sites_without_voxel_sizes
-from fedshift.reporting.report.runs import Run, evaluation, personal_evaluation
+from fedshift.reporting.report.runs import Run, evaluation, guess_mean, personal_evaluation
 from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, Text
 from fedshift.reporting.report.wording import Metric, interval, listed, metric, ordered, printed
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.results import TRAINED_BEFORE, FinalScores, Metrics
 
+GUESS = "image-free guess"
+GUESS_NOTE = (
+    "The image-free guess looks at no image: it is where the structure is in the mean of the sites' training masks, by "
+    "relative place in the stack and in the slice. It is the mean over sites, and what a model must be above."
+)
 MIN_CASES_FOR_INTERVAL = 5
 """With fewer cases no interval is shown, because the bootstrap interval would be too narrow."""
 PRINTED_HEADING = "Only to compare with papers"
@@ -55,6 +60,8 @@ def per_site(run: Run) -> Section | None:
         )
     if not any(evaluation(final.best, site, "test") for site in run.results.data):
         blocks.append(Text("This record has no scores of single cases, so there are no intervals."))
+    if run.has_guess:
+        blocks.append(Text(GUESS_NOTE))
     if papers:
         blocks += [Heading(PRINTED_HEADING), Text(PRINTED_NOTE), *papers]
     how = f"The mean score of each site's test {run.counted}."
@@ -108,6 +115,9 @@ def _best(run: Run, scores: FinalScores, names: Sequence[str]) -> Table:
             means.append(_mean_cell(metric(name), values, len(sites)))
     if len(sites) > 1:
         foot.append([Cell("mean", strong=True), *([""] if with_cases else []), *means])
+    if guesses := [guess_mean(run, sites, "test", name) for name in names if run.has_guess]:
+        cells = [Cell(metric(name).number(guess)) for name, guess in zip(names, guesses, strict=True)]
+        foot.append([GUESS, *([""] if with_cases else []), *cells])
     columns = [Column("Site", numeric=False), *([Column("Test cases")] if with_cases else [])]
     columns += [Column(metric(name).heading) for name in names]
     return Table(columns, rows, foot, caption=f"Best aggregated model (round {scores.round}), test part")
@@ -206,7 +216,9 @@ def _held_out(run: Run) -> Table:
     ]
     trained_before = job.trained_before(job.held_out)
     lineage = f"; {listed(trained_before)} {TRAINED_BEFORE}" if trained_before else ""
-    return Table(columns, rows, caption=f"{of.heading} at sites that did not train in this run{lineage}")
+    guess = guess_mean(run, job.held_out, "all", job.metric)
+    foot: list[Row] = [] if guess is None else [[GUESS, Cell(of.number(guess)), "", "", ""]]
+    return Table(columns, rows, foot, caption=f"{of.heading} at sites that did not train in this run{lineage}")
 
 
 def _gradient_norms(run: Run) -> Table | None:

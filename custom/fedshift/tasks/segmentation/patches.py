@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -24,7 +24,7 @@ from fedshift.schema.names import ClassName
 from fedshift.schema.seeding import derive_seed
 from fedshift.schema.strict import Strict
 from fedshift.tasks.augmentation import Augmentation
-from fedshift.tasks.base import SiteData, Subset
+from fedshift.tasks.base import ScanData, Subset
 from fedshift.tasks.segmentation.volumes import as_images, neighbours
 
 AXES = 3
@@ -110,7 +110,7 @@ class DataSpec(Strict):
         return Preparation(self.spacing, self.matrix, self.normalise, self.nonzero, self.fixed, self.sequences)
 
 
-class Patches(SiteData):
+class Patches(ScanData):
     """A prepared site: patches of memory-mapped volumes.
 
     In training a sample is a patch; in evaluation it is a whole case, whose images have the batch size 1 in 3D, and in
@@ -171,6 +171,15 @@ class Patches(SiteData):
         """One case: (1, z, y, x), or in 2D (z, y, x); int64."""
         labels = torch.from_numpy(self.volumes.labels(_one(index)).astype(np.int64))
         return labels[None] if self._spec.dims == AXES else labels
+
+    def stacks(self, subset: Subset) -> Iterator[np.ndarray]:
+        """Each case."""
+        return self.eval_index(subset)
+
+    def heights(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the slices of one case: see `ScanData.heights`."""
+        depth = int(self.volumes.shapes[_one(index)][0])
+        return (np.arange(depth) + 0.5) / depth, np.full(depth, 1 / depth)
 
     def reference(self, case: int) -> np.ndarray:
         """The classes (z, y, x) uint8 of a case on the scan's own grid.

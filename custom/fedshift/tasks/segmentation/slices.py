@@ -24,6 +24,7 @@ from fedshift.schema.strict import Strict
 from fedshift.tasks.base import (
     EVALUATED,
     CaseScores,
+    ScanData,
     SiteData,
     Subset,
     initial_network,
@@ -73,7 +74,7 @@ class DataSpec(Strict):
         return self
 
 
-class Slices(SiteData):
+class Slices(ScanData):
     """A prepared site: slices in memory-mapped arrays, read in batches without decoding.
 
     A sample is a slice with its neighbours as channels (the first and last slice of a volume are repeated).
@@ -145,6 +146,18 @@ class Slices(SiteData):
     def labels(self, index: np.ndarray) -> Tensor:
         """(B, M, M) int64 for slice numbers (B,)."""
         return torch.from_numpy(self._labels[index]).long()
+
+    def stacks(self, subset: Subset) -> Iterator[np.ndarray]:
+        """All slices of each case, also those that are not trained on; of a split by slice those in the subset."""
+        shuffled = self._spec.split == "slice-legacy"
+        members = np.sort(self.members(subset)) if shuffled else np.arange(len(self.case_of))
+        return (members[self.case_of[members] == case] for case in np.unique(self.cases(subset)))
+
+    def heights(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of slices of any cases: see `ScanData.heights`."""
+        cases = [self.manifest.cases[number] for number in self.case_of[index]]
+        depth = np.array([case.shape[0] for case in cases])
+        return (index - [case.offset for case in cases] + 0.5) / depth, 1 / depth
 
     def reference(self, case: int) -> np.ndarray:
         """The mask of a case on its original grid, (slices, rows, columns) bool, in the orientation of the arrays.
