@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 from collections.abc import Callable
@@ -92,6 +93,25 @@ def test_lossless_pixels_are_those_of_the_uncompressed_file(
     np.testing.assert_array_equal(in_file(scan.voxels), right)
     assert scan.reading.transfer_syntax == syntax.name
     assert not scan.reading.remarks
+
+
+HTJ2K = (
+    "/0//UQApQAAAAAAKAAAACAAAAAAAAAAAAAAACgAAAAgAAAAAAAAAAAABDwEB/1AACAACAAAACv9SAAwAAgABAAUEBEAB/1wAEyCIkJCQkJCQkJCQkJCQ"
+    "iIiI/2QAFwABT3BlbkpQSCBWZXIgMC4yNi4zLv+QAAoAAAAAAGkAAf+TwAAmgfUFB3QAAMAAEoAyAgd0AMAAEsAAFQD7AEd0ANAROv4A4jQAwAASwAAV"
+    "YNsAQnQAyIgMZPwAIQB3VgDAACogABXAYlEU1+CLdQDmmzdv3vzgEEZCAey4AP/Z"
+)
+"""0, 50, 100 and so on in 8 rows and 10 columns, as OpenJPH writes them."""
+
+
+@pytest.mark.reads("DICOM image: high-throughput JPEG 2000 (HTJ2K)")
+@pytest.mark.parametrize("form", ["classic", "enhanced"])
+@pytest.mark.parametrize("ending", ["201", "202", "203"])
+def test_high_throughput_jpeg_2000_is_read(ending: str, form: str, tmp_path: Path) -> None:
+    path = write_forms(tmp_path, stored(0, 12), header={"BitsStored": 12, "HighBit": 11})[form]
+    for file in files(path):
+        compress(file, JPEG + ending, lambda frame: base64.b64decode(HTJ2K))
+    right = 50 * np.arange(80).reshape(SHAPE[1:])
+    np.testing.assert_array_equal(in_file(read_scan(path).voxels), np.stack([right] * SHAPE[0]))
 
 
 @pytest.mark.reads("DICOM image: JPEG with loss (baseline and extended)")

@@ -68,6 +68,7 @@ DICOM_IMAGES: tuple[Rule, ...] = (
         "pixels outside the image get the lowest intensity of those inside, with a warning",
     ),
     Rule("JPEG lossless, JPEG-LS, JPEG 2000, run lengths (RLE)", "read", "the same values as uncompressed"),
+    Rule("high-throughput JPEG 2000 (HTJ2K)", "read", "the same values as uncompressed"),
     Rule("JPEG with loss (baseline and extended)", "warned of", "its values are not those of the scanner"),
     Rule("deflated, big endian or with implicit value representations", "read", "the same values"),
     Rule("other encodings, such as MPEG or JPIP", "refused", "by the name of the transfer syntax"),

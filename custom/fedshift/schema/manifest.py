@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -20,6 +20,7 @@ from fedshift.schema.strict import Strict
 
 Split = Literal["train", "val", "test"]
 FILE_NAME = "manifest.json"
+_READING = b'"reading"'
 SPACING_TOLERANCE = 1e-3
 """Millimetres; headers in single precision and decimal DICOM strings differ by less."""
 DIRECTION_TOLERANCE = 1e-3
@@ -225,7 +226,7 @@ class Manifest(Strict):
         absent |= {key for key in ("arrays", "sequences") if not getattr(self, key)}
         absent |= {"annotated"} if self.annotated is None else set()
         content = self.model_dump(by_alias=True, exclude=absent)
-        write_text(folder / FILE_NAME, json.dumps(content, indent=1))
+        write_text(folder / FILE_NAME, _text(content))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -250,5 +251,18 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def manifest_sha256(folder: Path) -> str:
-    """Fingerprint of a site's manifest file, as results.json records it."""
-    return hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()
+    """Fingerprint of a site's manifest, as results.json records it.
+
+    It is that of the file without the record of how scans were read: another sentence there makes no other data.
+    """
+    content = (folder / FILE_NAME).read_bytes()
+    if _READING in content:
+        manifest = json.loads(content)
+        for case in manifest.get("cases", ()):
+            case.pop("reading", None)
+        content = _text(manifest).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=1)
