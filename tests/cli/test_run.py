@@ -100,6 +100,8 @@ def test_run_shows_progress_scores_and_where_things_are(side_by_side: SimulatorR
         assert path.exists()
         assert str(path) in side_by_side.output
     assert "round 2 of 2 done" in side_by_side.log
+    final = read_results(side_by_side.server).final
+    assert final is not None and set(final.image_free) == set(final.best.sites)
 
 
 @pytest.mark.slow

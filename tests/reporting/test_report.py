@@ -18,6 +18,7 @@ from scipy import stats
 from data_prep.phantom import make_phantom
 from fedshift import cli
 from fedshift.data.locate import phantom_home
+from fedshift.federation.image_free import record_guess
 from fedshift.federation.in_process import run_in_process, run_pooled
 from fedshift.flare.export import read_job_folder
 from fedshift.reporting.comparison.record import write_comparison
@@ -190,6 +191,7 @@ def test_a_centralised_reference_is_repeated_by_a_command_of_its_own(
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
     job = small_job("irm", "schedule.rounds=1", seed=4)
     run_pooled(job, data, tmp_path / "run")
+    record_guess(job, data, tmp_path / "run")  # as the command does
     html = html_of(tmp_path / "run")
     block = html[html.index("<pre") : html.index("</pre>")]
     lines = Page(block).text
