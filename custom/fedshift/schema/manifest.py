@@ -265,4 +265,4 @@ def manifest_sha256(folder: Path) -> str:
 
 
 def _text(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=1)
+    return json.dumps(content, indent=1) + "\n"
