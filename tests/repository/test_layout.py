@@ -209,5 +209,5 @@ def test_nothing_is_reckoned_with_the_time_of_day() -> None:
     of_files = {"cli/watch.py", "inference/drift/months.py", "reporting/watch/moment.py"}
     records = {"cli/site.py", "inference/dicom_rtstruct.py", "reporting/comparison/work.py", "reporting/trackers.py"}
     records |= {"federation/site/privacy/ledger.py", "flare/kit_identity.py", "flare/disabled_sites.py"}
-    records |= {"flare/guard/component.py", "flare/patches/tls_faults.py"}
+    records |= {"flare/patches/tls_faults.py"}
     assert found == {*records, *of_files, *nvflares_own}

@@ -291,10 +291,10 @@ def _about_software() -> Iterator[Remark]:
 
 
 def _about_certificate(kit: Kit) -> Remark:
-    from fedshift.flare.kit import out_of_time
+    from fedshift.flare.certificate_dates import out_of_time
 
     now = datetime.now(UTC)
-    fault = out_of_time(kit, now)
+    fault = out_of_time(kit.name, kit.valid_from, kit.valid_until, now=now)
     if fault is not None:
         return Remark("error", "certificate", fault)
     text = f"of {kit.name}, valid from {kit.valid_from:%Y-%m-%d} to {kit.valid_until:%Y-%m-%d}"

@@ -162,16 +162,6 @@ def key_fault(kit: Kit) -> str | None:
     return None
 
 
-def out_of_time(kit: Kit, now: datetime) -> str | None:
-    """Why a party's certificate is of no use at this time; None if it is valid."""
-    valid = f"of {kit.name}, valid from {kit.valid_from:%Y-%m-%d} to {kit.valid_until:%Y-%m-%d}"
-    if now < kit.valid_from:
-        return f"{valid}: not yet (it is {now:%Y-%m-%d %H:%M} UTC), set this machine's clock"
-    if now > kit.valid_until:
-        return f"{valid}: it has expired, ask the project's owner for a new kit"
-    return None
-
-
 def console_user(folder: Path) -> str | None:
     """The name in the certificate of a console's kit; None if the folder is no such kit.
 

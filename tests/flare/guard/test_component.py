@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -126,25 +125,3 @@ def test_a_server_whose_list_of_disabled_sites_is_damaged_does_not_go_on(
     (tmp_path / "localhost" / FILE).write_text("{", encoding="utf-8")
     with pytest.raises(UnsafeComponentError, match="would take part again"):
         begins("localhost")
-
-
-@pytest.mark.parametrize(
-    ("shifted", "said"), [(timedelta(), ""), (timedelta(hours=-2), "not yet"), (timedelta(days=400), "it has expired")]
-)
-def test_a_party_says_that_its_own_certificate_is_out_of_time(
-    shifted: timedelta,
-    said: str,
-    begins: Callable[[str], component.Guard],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: object = None) -> datetime:
-            return datetime.now(UTC) + shifted
-
-    monkeypatch.setattr(component, "datetime", Clock)
-    with caplog.at_level(logging.ERROR, logger="fedshift"):
-        begins("HK")
-    told = [text for text in caplog.messages if "because of its certificate: of HK, valid from" in text]
-    assert [said in text for text in told] == [True] * bool(said)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -19,7 +18,7 @@ from nvflare.fuel.sec.audit import AuditService
 from fedshift.flare import patches
 from fedshift.flare.disabled_sites import DISABLED
 from fedshift.flare.guard import commands, disabling, gate, sessions
-from fedshift.flare.kit import is_root, open_kit, out_of_time
+from fedshift.flare.kit import is_root, open_kit
 from fedshift.flare.kit_lock import hold_kit
 from fedshift.schema.errors import ConfigError
 
@@ -74,10 +73,6 @@ class Guard(FLComponent):
                 AuditService.add_event(user="fedshift", action="fedshift.root", msg=text)
 
     def _begin(self, folder: Path) -> None:
-        kit = open_kit(folder)
-        fault = out_of_time(kit, datetime.now(UTC))
-        if fault is not None:
-            log.error("the other parties will not talk to this one, because of its certificate: %s", fault)
         DISABLED.use(folder)
-        if kit.role == "site":  # a server locks its store
+        if open_kit(folder).role == "site":  # a server locks its store
             self._lock = hold_kit(folder)
