@@ -28,7 +28,8 @@ Deviations from the paper:
 
 - As the equation is read, exp(s_mp / τ) is not in the sum of ℓ (``bounded: false``). ℓ then has no 0 to stop at: with
   τ = 0.05 it falls to −40 as the two kinds part, and γ ℓ outweighs the task's loss. On the prostate Dice was 9 with it
-  and 51 with the pair in the sum, as in NT-Xent and in the authors' code (docs/open-questions.md).
+  and 51 with the pair in the sum, as in NT-Xent and in the authors' code
+  (``benchmarks/results/elcfs_contrast``).
 - As printed, A' is (1−λ)A outside of M and λA_j within; the authors' demonstration interpolates within M, and so does
   this.
 - A site sends ``spectra`` amplitudes of training images drawn at random, not of all; nothing outside of M, and half
