@@ -99,6 +99,8 @@ def _add_parsers(subparsers: Any) -> None:
     add_interpolate(look)
     add_empty(look)
     look.set_defaults(func=_check)
+    formats = subparsers.add_parser("formats", help="what is read, converted, warned of and refused, by format")
+    formats.set_defaults(func=_formats)
 
 
 def _add_pictures(parser: Any) -> None:
@@ -197,3 +199,11 @@ def _check(args: argparse.Namespace) -> int:
     asked = "; prepare will ask for --label" if counts.unnamed else ""
     console.print(f"{args.dir}: {counts}: {summary}{asked}", markup=False)
     return 1 if errors else 0
+
+
+def _formats(args: argparse.Namespace) -> int:
+    """Print the tables of what is read, as the documentation has them."""
+    from fedshift.data.reading_rules import RULES, table
+
+    print("\n\n".join(map(table, RULES)))
+    return 0

@@ -333,7 +333,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
 }
 
 
-def markdown(group: str) -> str:
+def table(group: str) -> str:
     """The rules of one format as a table of Markdown."""
     rows = [f"| {rule.input} | {rule.outcome} | {rule.how} |" for rule in RULES[group]]
-    return "\n".join(["| what the file holds | it is | how |", "|---|---|---|", *rows])
+    return "\n".join([f"| {group} | it is | how |", "|---|---|---|", *rows])
