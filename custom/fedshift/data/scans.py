@@ -217,7 +217,7 @@ def _read_dicom(path: Path, volume: int | None) -> DicomVolume:
     except (DicomFault, VolumeFault) as error:
         mend = "export the series again" if is_series(path) else "export the series again, or as single slices"
         if isinstance(error, NotEven):
-            mend = "resample it onto even slices at right angles, as dcm2niix does"
+            mend = "resample it onto even slices at right angles"
         raise ScanError(path, str(error), mend) from None
 
 
