@@ -70,7 +70,7 @@ def segments(content: Any, image: Scan, path: Path) -> list[Structure]:
                     pixels = frame.pixels == number if labelled else frame.pixels >= half
                     fractions = fractions or (half > 1 and bool(((frame.pixels > 0) & (frame.pixels < 2 * half)).any()))
                     slabs.append(Slab(pixels, frame.position, frame.steps, frame.below, frame.above))
-            return _drawing(slabs, image, path, name, _fractions(content) if fractions else None)
+            return drawing(slabs, image, path, name, _fractions(content) if fractions else None)
 
         code, meaning = code_of(segment.get("SegmentedPropertyTypeCodeSequence"))
         found.append(Structure(name, code, meaning, draw_it))
@@ -88,7 +88,12 @@ def _fractions(content: Any) -> str:
     return f"holds {what}, and a half or more is taken as inside"
 
 
-def _drawing(slabs: Sequence[Slab], image: Scan, path: Path, name: str, fractions: str | None) -> Drawing:
+def drawing(slabs: Sequence[Slab], image: Scan, path: Path, name: str, fractions: str | None = None) -> Drawing:
+    """A structure of slabs on an image's voxels, with what is to be said of it; ``fractions``: which it has.
+
+    Raises:
+        ScanError: nothing of it is in the image.
+    """
     voxels = draw(slabs, image)
     outside, of = beyond(slabs, image)
     if of and not voxels.any():
@@ -100,12 +105,12 @@ def _drawing(slabs: Sequence[Slab], image: Scan, path: Path, name: str, fraction
     other = next((slab for slab in slabs if not is_on_grid(slab, image)), None)
     if other is None:
         return Drawing(voxels, tuple(remarks))
-    said = resampled_from(other.box, image)
+    said = _resampled(other.box, image)
     remarks.append(Remark(f"is {said}", "look at it on the image, or export it on the image's slices"))
     return Drawing(voxels, tuple(remarks), resampled=said)
 
 
-def resampled_from(box: Sequence[float], image: Scan) -> str:
+def _resampled(box: Sequence[float], image: Scan) -> str:
     """In words; ``box``: millimetres of a pixel of the mask."""
     given, onto = (" x ".join(f"{length:.3g}" for length in lengths) for lengths in (box, image.spacing))
     return f"resampled from {given} mm (columns, rows, slices) onto {onto} mm (x, y, z) by the nearest voxel"

@@ -17,8 +17,8 @@ import SimpleITK as sitk  # noqa: N813 - its customary name
 from fedshift.data.labels import Labels
 from fedshift.data.scan_file import ScanError, SeveralVolumes, reading
 from fedshift.data.scans import ORIENTATION, Scan, require_text
-from fedshift.data.segmentations import resampled_from
-from fedshift.data.slabs import Slab, beyond, draw, is_on_grid, matrix_of
+from fedshift.data.segmentations import drawing
+from fedshift.data.slabs import Slab, matrix_of
 from fedshift.data.structures import CodeKey, Drawing, Remark, Structure, modern, paint
 from fedshift.data.volume_file import open_file
 from fedshift.schema.names import one_line
@@ -134,19 +134,7 @@ def _on_grid(inside: np.ndarray, grid: Scan, image: Scan, path: Path, name: str)
         for k, plane in enumerate(inside)
         if plane.any()
     ]
-    voxels = draw(slabs, image)
-    outside, of = beyond(slabs, image)
-    if of and not voxels.any():
-        raise ScanError(path, f"has {name!r} where its image has no voxels", "name the image that it was drawn on")
-    remarks = []
-    if outside:
-        what = f"has {outside:.3g} of {of:.3g} ml of {name!r} beyond the image, which are cut off"
-        remarks.append(Remark(what, "look whether the image is the one that it was drawn on"))
-    resampled = None
-    if slabs and not all(is_on_grid(slab, image) for slab in slabs):
-        resampled = resampled_from(slabs[0].box, image)
-        remarks.append(Remark(f"is {resampled}", "look at it on the image, or save it with the image's geometry"))
-    return Drawing(voxels, tuple(remarks), resampled=resampled)
+    return drawing(slabs, image, path, name)
 
 
 # --- header -------------------------------------------------------------------------------------------------------

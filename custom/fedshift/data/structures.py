@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,7 +64,7 @@ class _Chosen:
     structure: Structure
     drawing: Drawing
     value: int
-    name: str = field(default="")
+    name: str = ""
     """Of the class."""
 
 
@@ -122,9 +122,8 @@ def paint(
     return mask, remarks
 
 
-def _joined(texts: object) -> str | None:
-    said = dict.fromkeys(text for text in texts if text)  # type: ignore[attr-defined]
-    return "; ".join(said) or None
+def _joined(texts: Iterable[str | None]) -> str | None:
+    return "; ".join(dict.fromkeys(text for text in texts if text)) or None
 
 
 def _all_drawn(found: Sequence[Structure]) -> tuple[list[_Chosen], list[Remark]]:
