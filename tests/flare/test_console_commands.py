@@ -153,6 +153,8 @@ def test_a_job_is_named_by_its_id_as_its_folder_is(name: str, job: str) -> None:
     rest = RIGHT[name][0].split()[1:]
     assert refusal(name, [JOB, *rest], role="project_admin") is None
     assert refusal(name, [job, *rest], role="project_admin")
+    found = refusal(name, ["nope", *rest], role="project_admin")
+    assert found is not None and (found.kind, found.reason) == ("job", "'nope' is no id of a job")
 
 
 @pytest.mark.parametrize("level", ["debug", "reload", "full", "10", "0", "log_config.json", '{"version": 1}', ""])
@@ -253,6 +255,14 @@ def test_a_leads_log_command_reads_no_file_outside_the_job(
         assert "arguments of get_job_log" in server.asked(f"{prefix}get_job_log {JOB} {site}")
     assert len(server.done) == 1
     assert f"dropped a message from {PERSON} (console/get_job_log): the arguments of get_job_log" in caplog.text
+
+
+def test_an_id_of_a_job_that_is_mistyped_is_told_to_the_person_and_not_logged(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = server.asked("get_job_meta nope")
+    assert "'nope' is no id of a job" in said and "invalid_job_id" in said
+    assert not server.done and not caplog.messages
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -126,7 +126,15 @@ COMMANDS: Mapping[str, Command] = {
 """Name → who may give it, and with which arguments."""
 
 
-def refusal(name: str, arguments: Sequence[str], *, role: str | None) -> str | None:
+@dataclass(frozen=True)
+class Refusal:
+    """Why a command is not done, and whether that is for the role, the arguments, or a mistyped id of a job."""
+
+    reason: str
+    kind: Literal["role", "arguments", "job"]
+
+
+def refusal(name: str, arguments: Sequence[str], *, role: str | None) -> Refusal | None:
     """Why the server doesn't do a command, or None if it does.
 
     Args:
@@ -136,13 +144,15 @@ def refusal(name: str, arguments: Sequence[str], *, role: str | None) -> str | N
     """
     command = COMMANDS.get(name)
     if command is None or not command.roles:
-        return f"no console of this federation has {name!r}"
+        return Refusal(f"no console of this federation has {name!r}", "role")
     if not (command.before_login if role is None else role in command.roles):
-        return f"the role {role or 'of nobody'} may not give {name}"
-    if not command.takes(arguments):
-        usage = f"{name} {command.usage}".strip()
-        return f"the arguments of {name} are not as they may be: {usage}"
-    return None
+        return Refusal(f"the role {role or 'of nobody'} may not give {name}", "role")
+    if command.takes(arguments):
+        return None
+    job = arguments[0] if arguments and command.pattern.startswith(_JOB) else ""
+    if re.fullmatch(r"[\w-]+", job) and not re.fullmatch(_JOB, job):
+        return Refusal(f"{job[:40]!r} is no id of a job", "job")
+    return Refusal(f"the arguments of {name} are not as they may be: {name} {command.usage}".strip(), "arguments")
 
 
 def rights(role: str) -> dict[str, str]:

@@ -23,6 +23,12 @@ from fedshift.flare.guard.gate import DROPS, PERSON
 from fedshift.flare.patches.patch import Patch, find
 
 LOGIN = "nvflare.fuel.hci.server.login:LoginModule"
+STATUS = {
+    "role": MetaStatusValue.NOT_AUTHORIZED,
+    "arguments": MetaStatusValue.SYNTAX_ERROR,
+    "job": MetaStatusValue.INVALID_JOB_ID,
+}
+"""What a console is told beside the sentence, by the kind of refusal."""
 PATCH = Patch(
     name="sessions",
     without="one coordinator could speak with another's rights",
@@ -59,12 +65,13 @@ def apply() -> None:
             conn.append_error("this session is another person's")
             return False
         name = conn.get_prop(ConnProps.CMD_ENTRY).name  # a command may be given with its module's name before its own
-        reason = refusal(name, args[1:], role=None if session is None else session.user_role)
-        if reason is not None:
-            DROPS.add(person or (session.user_name if session else "a console"), f"console/{name}", reason)
-            conn.append_error(reason, meta=make_meta(MetaStatusValue.NOT_AUTHORIZED, reason))
-            return False
-        return True
+        refused = refusal(name, args[1:], role=None if session is None else session.user_role)
+        if refused is None:
+            return True
+        if refused.kind != "job":  # anybody mistypes one
+            DROPS.add(person or (session.user_name if session else "a console"), f"console/{name}", refused.reason)
+        conn.append_error(refused.reason, meta=make_meta(STATUS[refused.kind], refused.reason))
+        return False
 
     login.pre_command = pre_command
     PATCH.put_in_place()
