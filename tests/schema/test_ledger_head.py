@@ -30,5 +30,5 @@ def test_a_head_comes_back_as_it_was() -> None:
     ],
 )
 def test_what_is_no_head_is_refused(raw: Any) -> None:
-    with pytest.raises(ConfigError, match="^head: "):
+    with pytest.raises(ConfigError, match=r"^head: "):
         LedgerHead.parse(raw, where="head")
