@@ -19,12 +19,15 @@ from nvflare.recipe import ProdEnv
 from fedshift.federation.encryption.site import decrypt_model
 from fedshift.federation.in_process import run_in_process
 from fedshift.federation.model_files import read_model_file
+from fedshift.federation.site.privacy.ledger import HEAD_FILE
 from fedshift.flare.export import write_job
 from fedshift.flare.keys import SITE_KEYS, read_keys
+from fedshift.flare.ledger_heads import LedgerHeads
 from fedshift.flare.recipe import FeatureShiftRecipe
 from fedshift.schema.job import JobSpec
+from fedshift.schema.ledger_head import LEDGER_FILE
 from fedshift.schema.paired import OWN_FILE, LocalComparison
-from fedshift.schema.results import BEST, LAST, Results, read_results
+from fedshift.schema.results import BEST, LAST, Rejection, Results, read_results
 
 from .deployed import LEAD, SERVER, Deployed
 
@@ -142,3 +145,31 @@ def test_provisioned_sites_run_an_encrypted_job(
     ours, theirs = read_model_file(tmp_path / LAST), read_model_file(tmp_path / "plain" / LAST)
     for key, value in theirs["weights"].items():
         assert np.abs(ours["weights"][key].numpy() - value.numpy()).max() < 0.01, key
+
+
+def test_a_ledger_that_is_behind_keeps_a_provisioned_site_out_until_it_is_mended(
+    federation: Deployed, tmp_path: Path
+) -> None:
+    local, known = federation.kits / "B" / "local", LedgerHeads(federation.kits / SERVER / "local")
+    settings, files = local / "fedshift.yaml", (LEDGER_FILE, HEAD_FILE)
+    before = settings.read_text(encoding="utf-8")
+
+    def rejected() -> list[Rejection]:
+        job = small_image_job("fedrdn", "schedule.rounds=1", "federation.min_sites=2")
+        job_id = federation.submit(write_job(job, tmp_path / "jobs" / "job", production=True))
+        assert federation.finished(job_id) == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
+        return read_results(federation.download(job_id)).statistics.rejected
+
+    settings.write_text(f"{before}\nprivacy: {{statistics: {{epsilon: 3}}}}\n", encoding="utf-8")
+    try:
+        assert not rejected()
+        assert {site: head.number for site, head in known.all().items()} == {"B": 1}
+        for file in files:
+            (local / file).rename(tmp_path / file)
+        (fault,) = rejected()
+        assert fault.site == "B" and "has seen 1 releases, and there is no privacy_ledger.jsonl here" in fault.reason
+        for file in files:
+            (tmp_path / file).rename(local / file)
+        assert not rejected() and known.all()["B"].number == 2
+    finally:
+        settings.write_text(before, encoding="utf-8")
