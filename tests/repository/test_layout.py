@@ -142,7 +142,6 @@ ELSEWHERE = {
     "schema/evaluation": "tasks/evaluation/test_evaluation.py",
     "schema/fingerprint": "federation/survey/test_collect.py",
     "schema/identity": "flare/test_export.py",
-    "schema/manifest": "schema/test_broken_files.py",
     "schema/policy": "federation/site/privacy/test_gate.py",
     "schema/protocol_results": "federation/test_protocols.py",
     "schema/reading": "cli/test_explain.py",
