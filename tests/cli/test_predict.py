@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 import SimpleITK as sitk
@@ -116,7 +118,21 @@ def test_scans_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.Captur
     for name in ("k.hdr", "k.img", "l.gipl"):
         (tmp_path / "scans" / name).write_bytes(b"")
     assert predict(brightness_model(tmp_path / "model.pt"), tmp_path / "scans", "--out", tmp_path / "out") == 0
-    assert "not read: k.hdr, l.gipl: save them as NIfTI (.nii.gz)\n" in capsys.readouterr().out
+    assert "not read: k.hdr, l.gipl: convert with nibabel" in capsys.readouterr().out
+
+
+def test_nifti_2_is_read_and_the_record_says_so(tmp_path: Path) -> None:
+    """… with the same volume as the same scan in NIfTI-1, and the record of each beside it."""
+    write_ball(tmp_path / "one.nii.gz")
+    scan = nibabel.load(tmp_path / "one.nii.gz")
+    nibabel.save(nibabel.Nifti2Image(np.asarray(scan.dataobj), scan.affine), tmp_path / "two.nii.gz")
+    nibabel.save(nibabel.Nifti1Image(np.asarray(scan.dataobj), scan.affine), tmp_path / "three.nii.zst")
+    files = [tmp_path / name for name in ("one.nii.gz", "two.nii.gz", "three.nii.zst")]
+    assert predict(brightness_model(tmp_path / "model.pt"), *files, "--out", tmp_path / "out") == 0
+    assert len({row["volume_ml"] for row in rows(tmp_path / "out")}) == 1
+    entries = json.loads((tmp_path / "out" / "predictions.json").read_text(encoding="utf-8"))["images"]
+    assert [entry["reading"]["image"]["format"] for entry in entries] == ["NIfTI-1", "NIfTI-2", "NIfTI-1"]
+    assert (tmp_path / "out" / "three_mask.nii.gz").is_file()
 
 
 def test_a_bad_image_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

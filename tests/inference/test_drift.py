@@ -96,7 +96,7 @@ def test_a_new_scanner_is_found_named_and_dated(run: Path, tmp_path: Path, capsy
     assert "Since 2026-03 the scans differ from those that the model was trained on in" in said
     assert "5 of 5 are flagged, where about 0.25 would be by chance; look first at c" in said
     assert "no scan yet, and left out: 2026-04" in said
-    assert "not read: d.mgz: save them as NIfTI (.nii.gz)\n" in said
+    assert "not read: d.mgz: convert with nibabel, `nib-convert IN OUT.nii.gz`\n" in said
     assert "trained on simulated data (phantom)" in said and "not a medical device" in said
     with (tmp_path / "out" / "drift.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
