@@ -139,6 +139,7 @@ ELSEWHERE = {
     "reporting/protocol_tables": "federation/test_protocols.py",
     "reporting/recent_log": "reporting/test_progress.py",
     "reporting/shift_table": "reporting/test_shift_map.py",
+    "reporting/without_structure": "federation/test_without_structure.py",
     "schema/evaluation": "tasks/evaluation/test_evaluation.py",
     "schema/fingerprint": "federation/survey/test_collect.py",
     "schema/identity": "flare/test_export.py",
