@@ -21,7 +21,6 @@ from fedshift.data.prepared import read_labels
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan, read_scan
 from fedshift.federation.resolve import resolve
-from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import read_manifest
 
 OBLIQUE = rotation(20, 0)
@@ -165,9 +164,8 @@ def test_what_is_beyond_the_image_is_cut_off_and_said(case: Case) -> None:
             [segment("bladder")],
             {"prostate": (1,)},
             r"calls its value 1 'bladder', and what is said of the values is that it is prostate",
-            marks=pytest.mark.reads(".seg.nrrd: names against --label or dataset.json"),
+            marks=pytest.mark.reads(".seg.nrrd: a name that is no class, and a value that is said to be one"),
         ),
-        ([segment("prostate", 1)], {"prostate": (2,)}, "another value for prostate: leave the values out"),
         pytest.param(
             [segment("other", 2)],
             {},
@@ -196,6 +194,19 @@ def test_a_file_that_contradicts_itself_or_the_command_is_refused(
     path = case.write([case.ball], segments)
     with pytest.raises(ScanError, match=words):
         read_named_mask(path, case.scan, wanted(**given))
+
+
+@pytest.mark.reads(".seg.nrrd: a name that is one class, and a value that is said to be another")
+def test_names_are_followed_where_the_values_of_one_case_are_swapped(case: Case) -> None:
+    path = case.write([2 * case.ball + case.box], [segment("prostate", 2), segment("bladder", 1)])
+    classes = ("background", "prostate", "bladder")
+    labels = settle_labels(given={"prostate": (1,), "bladder": (2,)}, classes=classes, named=True)
+    mask, remarks = read_named_mask(path, case.scan, labels)
+    np.testing.assert_array_equal(mask.voxels == 1, case.in_ras(case.ball))
+    assert [remark.what for remark in remarks] == [
+        "calls its value 2 'prostate', where it is said to be bladder",
+        "calls its value 1 'bladder', where it is said to be prostate",
+    ]
 
 
 @pytest.mark.reads(".seg.nrrd: segments that nobody has named")
@@ -256,14 +267,13 @@ def site(folder: Path) -> None:
 def test_a_site_whose_values_are_swapped_in_one_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site(tmp_path / "in")
     given = {"dataset": "two", "classes": ("background", "prostate", "bladder"), "source": tmp_path / "in"}
-    for _ in range(2):  # the second time with what the first has recorded
-        folder = prepare_own(None, None, "A", tmp_path / "out", **given)  # type: ignore[arg-type]
-    for number, case in enumerate(read_manifest(folder).cases):
-        mask = read_labels(folder, case)
-        ball = sitk.GetArrayFromImage(sitk.DICOMOrient(volume(number)[1], "RAS")) > 0
-        np.testing.assert_array_equal(mask == 1, ball)
-        assert np.count_nonzero(mask == 2) == 24
-    with pytest.raises(DataError, match=r"P2\.seg\.nrrd calls its value 2 'prostate'"):
-        prepare_own(None, None, "B", tmp_path / "out", labels={"prostate": (1,), "bladder": (2,)}, **given)  # type: ignore[arg-type]
+    values = {"prostate": (1,), "bladder": (2,)}
+    for labels in ({}, {}, values):  # the second time with what the first has recorded
+        folder = prepare_own(None, None, "A", tmp_path / "out", labels=labels, **given)  # type: ignore[arg-type]
+        for number, case in enumerate(read_manifest(folder).cases):
+            mask = read_labels(folder, case)
+            ball = sitk.GetArrayFromImage(sitk.DICOMOrient(volume(number)[1], "RAS")) > 0
+            np.testing.assert_array_equal(mask == 1, ball)
+            assert np.count_nonzero(mask == 2) == 24
     assert main(["data", "check", str(tmp_path / "in")]) == 0
     assert "has masks with the structures 'prostate' (3), 'bladder' (3), and nothing says" in capsys.readouterr().out

@@ -179,10 +179,11 @@ SEG_NRRD: tuple[Rule, ...] = (
     ),
     Rule("segments with a code", "read", "by the terminology entry, after the name; Tissue, the default, says nothing"),
     Rule("segments that nobody has named", "read", "Segment_1 and the like, by the value that --label gives"),
+    Rule("a name that is one class, and a value that is said to be another", "warned of", "the name is followed"),
     Rule(
-        "names against --label or dataset.json",
+        "a name that is no class, and a value that is said to be one",
         "refused",
-        "where a value is said to be another class than its segment is called",
+        "--label prostate='Whole gland' says what the name stands for",
     ),
     Rule("values that no segment has", "refused", "save it from 3D Slicer again"),
     Rule("two segments with one value, or one name", "refused", "keep one of them"),

@@ -200,7 +200,7 @@ def _classes_of(
             meaning = labels.codes[name].type.meaning
             what = f"calls a structure {structure.name!r} and codes it as {structure.meaning!r}, not {meaning!r}"
             remarks.append(Remark(what))
-        name = _not_against_its_value(structure, name or coded, labels.said, path)
+        name = _by_name_before_value(structure, name or coded, labels.said, path, remarks)
         if name in seen and name != BACKGROUND:
             raise ScanError(
                 path,
@@ -213,25 +213,27 @@ def _classes_of(
     return classes
 
 
-def _not_against_its_value(structure: Structure, name: str | None, said: Mapping[int, str], path: Path) -> str | None:
+def _by_name_before_value(
+    structure: Structure, name: str | None, said: Mapping[int, str], path: Path, remarks: list[Remark]
+) -> str | None:
     """The class of a structure by its name, or by its value where its name says nothing.
 
     Raises:
-        ScanError: a person has said that its value stands for another class, or its class for another value.
+        ScanError: its name is no class, and a person has said that its value stands for one.
     """
-    if structure.value is None:
-        return name
-    by_value = said.get(structure.value)
+    by_value = None if structure.value is None else said.get(structure.value)
     if name is None and by_value is not None and _SAYS_NOTHING.fullmatch(structure.name):
         return by_value
-    if by_value == name or (name is None and by_value == BACKGROUND):
-        return name
-    if by_value is None and name not in said.values():
-        return name
-    meant = f"that it is {by_value}" if by_value else f"another value for {name}"
-    what = f"calls its value {structure.value} {structure.name!r}, and what is said of the values is {meant}"
-    if name is None:
-        mend = f"name structures in place of values, as in --label {by_value}={structure.name!r}, or correct its name"
-    else:
-        mend = f"leave the values out, as in --label {name}={structure.name!r}, or correct its name"
-    raise ScanError(path, what, mend)
+    if name is None and by_value not in (None, BACKGROUND):
+        raise ScanError(
+            path,
+            f"calls its value {structure.value} {structure.name!r}, and what is said of the values is that it is "
+            f"{by_value}",
+            f"name structures in place of values, as in --label {by_value}={structure.name!r}, or correct its name",
+        )
+    is_said = by_value is not None or name in said.values()
+    if name is not None and structure.value is not None and is_said and by_value != name:
+        meant = f"it is said to be {by_value}" if by_value else f"{name} is said to have another"
+        what = f"calls its value {structure.value} {structure.name!r}, where {meant}"
+        remarks.append(Remark(what, "its name is followed; look at the mask on the image"))
+    return name
