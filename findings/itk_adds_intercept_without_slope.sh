@@ -1,6 +1,6 @@
 #!/bin/sh
-# A NIfTI header with scl_slope 0 says that its values are not scaled (nifti1.h: "If the scl_slope field is nonzero, then
-# each voxel value in the dataset should be scaled as y = scl_slope * x + scl_inter").
+# A NIfTI header with scl_slope 0 says that its values are not scaled (nifti1.h, on scl_slope and scl_inter): slope and
+# intercept apply only where the slope is not 0.
 #
 # Expected: with scl_slope 0 and scl_inter -1024 the stored values are the intensities, whatever reads them.
 # Seen: nibabel gives the stored values; SimpleITK takes the slope for 1 and adds the intercept, so that a CT scan that is
