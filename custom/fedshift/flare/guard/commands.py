@@ -39,7 +39,7 @@ from nvflare.private.fed.server.shell_cmd import ShellCommandModule
 from fedshift.flare.console_commands import COMMANDS
 from fedshift.flare.export import client_config, server_config
 from fedshift.flare.guard.gate import DROPS
-from fedshift.flare.patches import uploads
+from fedshift.flare.patches import job_archives
 from fedshift.flare.patches.patch import Patch, find
 from fedshift.flare.survey import job as survey_job
 from fedshift.schema.job import FILE_NAME
@@ -108,8 +108,6 @@ SIGNATURE = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
 """What NVFlare puts into each folder of a job when it is submitted."""
 CODE = "custom/"
 """Folder of a job's code, which needs a right that no site of ours gives unless its owner says so."""
-LARGEST = uploads.LARGEST
-"""Bytes of a job, unpacked."""
 
 
 def apply() -> None:
@@ -192,12 +190,11 @@ def _is_job_id(text: Any) -> bool:
 
 def _unwanted_file(app: Any) -> str | None:
     """What is wrong with the files that a job brings, which are not on disk yet."""
+    if wrong := job_archives.fault(app):
+        return wrong
     try:
         with zipfile.ZipFile(io.BytesIO(app)) as archive:
-            files = [info for info in archive.infolist() if not info.is_dir()]
-            if sum(info.file_size for info in files) > LARGEST:
-                return f"the job's app is larger than {LARGEST / 1e6:.0f} MB"
-            names = [info.filename for info in files]
+            names = [info.filename for info in archive.infolist() if not info.is_dir()]
             contents = {name: archive.read(name) for name in CONFIGS if name in names}
     except (zipfile.BadZipFile, zlib.error, TypeError, ValueError, OSError, EOFError, RuntimeError):
         return "the job's app is no archive"
