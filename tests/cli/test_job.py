@@ -53,3 +53,12 @@ def test_a_job_whose_rounds_end_by_the_clock_says_that_it_cannot_be_repeated(
     assert said in capsys.readouterr().out
     assert cli.main([*line, "--name", "plain"]) == 0
     assert "clock" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("sites", "warned"), [("BIDMC,HK", True), ("BIDMC,HK,UCL", False)])
+def test_sums_that_sites_do_not_take_part_in_are_told_when_the_job_is_made(
+    sites: str, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["job", "fedavg", "prostate", "--sites", sites, "--out", str(tmp_path)]
+    assert cli.main([*words, "--set", "federation.encryption=masks"]) == 0
+    assert ("a site takes part in sums over 3 or more only" in capsys.readouterr().out) is warned

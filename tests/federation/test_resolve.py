@@ -101,6 +101,14 @@ def test_a_federation_of_two_does_not_go_on_with_one(sites: int, fewest: int) ->
     assert resolve("prostate", "fedavg", options=[f"federation.sites_per_round={sites}"]).federation.min_sites == fewest
 
 
+@pytest.mark.parametrize(("sites", "fewest"), [(2, 2), (3, 3), (4, 3), (6, 5)])
+def test_a_masked_sum_is_over_three_sites_or_more_where_there_are_as_many(sites: int, fewest: int) -> None:
+    """What sites take part in by their own default."""
+    named = ("BIDMC", "HK", "I2CVB", "BMC", "RUNMC", "UCL")[:sites]
+    job = resolve("prostate", "fedavg", sites=named, options=["federation.encryption=masks"])
+    assert job.federation.min_sites == fewest
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
