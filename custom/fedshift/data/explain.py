@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedshift.data.casefiles import CaseFiles, Finding, read_case, read_values
-from fedshift.data.dicom_masks import is_dicom_mask, structures_in
+from fedshift.data.dicom_masks import is_dicom_mask
+from fedshift.data.named_masks import names_structures, structures_in
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scan_folders import scans_in
 from fedshift.data.scans import Scan, read_volumes, volumes_in
@@ -46,8 +47,8 @@ def explain(path: Path, mask: Path | None = None) -> Iterator[Explained]:
         yield from _case(path, mask)
     elif (path / FILE_NAME).is_file():
         yield from _site(path)
-    elif is_dicom_mask(path):
-        image = _image_of(path)
+    elif names_structures(path):
+        image = _image_of(path) if is_dicom_mask(path) else None
         yield _without_image(path) if image is None else list(_case(image, path))[-1]
     else:
         for scan in scans_in([path]):
