@@ -191,12 +191,12 @@ def _outputs(
         chain.receive(arrays)
         chain.begin(data)
         found = []
-        with torch.no_grad():
-            for number, (x, y) in enumerate(_batches(data)):
-                batch = chain.batch(Batch(x, y))
-                torch.manual_seed(number)  # dropout is the same with and without
+        for number, (x, y) in enumerate(_batches(data)):
+            batch = chain.batch(Batch(x, y))  # some methods take gradients for it
+            torch.manual_seed(number)  # dropout is the same with and without
+            with torch.no_grad():
                 output = net(batch.x)
-                found.append(output if isinstance(output, Tensor) else output[0])
+            found.append(output if isinstance(output, Tensor) else output[0])
     finally:
         for handle in handles:
             handle.remove()

@@ -69,6 +69,7 @@ privacy:
   train: {train}                         # false: this site only scores models, for jobs that hold it out
   allow: [statistics, control, loss]  # of: statistics, prototypes, images, generator, control, loss, other
   min_cases: 1                        # patients (or pictures) to train on before any of these leaves
+  min_sites_in_sum: 3                 # fewest sites in a sum that a server may unmask (federation.encryption: masks)
   case_scores: false                  # true: a final model's score of every single case leaves too, without ids
   survey_cases: 3                     # cases before a survey gets more than their number; at least 3
   scanners: false                     # true: a survey is told the scanners' makes and models

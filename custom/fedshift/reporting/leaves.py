@@ -104,6 +104,13 @@ ROWS_OF_EVERY_JOB = (
     ),
     ("fedshift version and source hash", "2 strings", "every answer", "the software version at the site"),
     (
+        "the end of the site's privacy ledger: number of releases, SHA-256 of the last",
+        "1 number, 1 hash",
+        "every answer to a job's statistics and training rounds and to a survey, once something has left with noise",
+        "how many answers with noise the site has given in all jobs and surveys; the hash tells nothing of what is in "
+        "them, as each holds a secret of the site. All sites that are asked are told it too",
+    ),
+    (
         "the machine's address in the site's own network, as NVFlare registers it",
         "1 string",
         "when the site connects, and again after a restart",
