@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedshift import cli
-from fedshift.federation import resolve
+from fedshift.federation import effect, resolve
 from fedshift.methods import method_set
 from fedshift.reporting.comparison import cells as comparison_cells
 from fedshift.reporting.comparison import estimate
@@ -197,12 +197,14 @@ def test_a_dry_run_tells_of_every_spec_what_it_takes_and_what_lacks(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With the cells resolved once for all tests, and the times of a step and of a process's start made up: minutes."""
+    """With the cells resolved once for all tests, without a trial of effects, and the times of a step and of a process's
+    start made up: minutes."""
     spec, cells = cells_of(path, scale)
     monkeypatch.setattr(comparison_cells, "make_cells", lambda *args, **options: cells)
     made_up = estimate.Step(train=0.01, evaluate=0.005, activations=2**20, network=2**22)
     monkeypatch.setattr(estimate, "measure_step", lambda job, device: made_up)
     monkeypatch.setattr(estimate, "measure_start", lambda: 2.0)
+    monkeypatch.setattr(effect, "without_effect", lambda job: [])
     monkeypatch.chdir(tmp_path)
     assert cli.main(["compare", str(path), "--scale", scale, "--dry-run"]) == 0
     told = capsys.readouterr().out

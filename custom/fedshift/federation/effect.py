@@ -90,13 +90,14 @@ def effects(
         methods = MethodSet(job, net)
         data = made_up(job, task, net) if samples is None else samples
         states: list[dict[str, dict[str, Tensor]]] = [{} for _ in data]
-        arrays = _statistics(job, methods, data, states)
+        tried = [m for m in methods if m.name in {name for name, _ in parts}]  # others may want more images than these
+        arrays = _statistics(job, methods, tried, data, states)
         found, without = [], dict[str, Tensor]()
         for (name, what), half in parts.items():
             if name not in without:
-                others = [m for m in methods if m.name != name]
+                others = [m for m in tried if m.name != name]
                 without[name] = _outputs(job, task, methods, others, data[0], states[0], arrays)
-            alone = [_Part(m.name, half) if m.name == name else m for m in methods]
+            alone = [_Part(m.name, half) if m.name == name else m for m in tried]
             before, after = without[name], _outputs(job, task, methods, alone, data[0], states[0], arrays)
             variation = before - before.mean([0, *range(2, before.dim())], keepdim=True)
             found.append(Effect(name, what, float((after - before).norm() / variation.norm().clamp_min(1e-12))))
@@ -153,16 +154,20 @@ def _run(job: JobSpec, task: Task, net: nn.Module, site: str, round_: int) -> Ru
 
 
 def _statistics(
-    job: JobSpec, methods: MethodSet, data: Sequence[TrainingSamples], states: list[dict[str, dict[str, Tensor]]]
+    job: JobSpec,
+    methods: MethodSet,
+    tried: Sequence[Method],
+    data: Sequence[TrainingSamples],
+    states: list[dict[str, dict[str, Tensor]]],
 ) -> MethodArrays:
     """The round before the first: what the server then sends."""
     told = []
     task = build_task(job)
     for site, samples, state in zip(job.task.sites, data, states, strict=False):
-        arrays = ClientChain(methods, _run(job, task, methods.net, site, 0), state).statistics(samples)
+        arrays = ClientChain(tried, _run(job, task, methods.net, site, 0), state).statistics(samples)
         told.append(_Told(site, samples.n_train, arrays))
     sent: MethodArrays = {}
-    for method in methods:
+    for method in tried:
         half, context = method.server(), server_context(methods, 0)
         half.start(methods.net, context)
         half.receive(told, context)
