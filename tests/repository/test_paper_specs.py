@@ -197,7 +197,7 @@ def test_a_dry_run_tells_of_every_spec_what_it_takes_and_what_lacks(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With the cells resolved once for all tests, without a trial of effects; the times of a step and of a start made up."""
+    """With the cells resolved once, without a trial of effects; the times of a step and of a start are made up."""
     spec, cells = cells_of(path, scale)
     monkeypatch.setattr(comparison_cells, "make_cells", lambda *args, **options: cells)
     made_up = estimate.Step(train=0.01, evaluate=0.005, activations=2**20, network=2**22)
