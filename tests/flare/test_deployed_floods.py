@@ -44,7 +44,7 @@ class Flooded:
 @pytest.fixture(scope="module")
 def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flooded]:
     folder = tmp_path_factory.mktemp("flooded")
-    job = small_image_job("fedavg", "schedule.rounds=40", "federation.min_sites=2", "federation.grace=1")
+    job = small_image_job("fedavg", "schedule.rounds=5000", "federation.min_sites=2", "federation.grace=1")
     with Deployed(folder, image_sites(folder / "data")) as federation:
         federation.start(SERVER, "A", "B")
         federation.connected(["A", "B"])
@@ -55,7 +55,8 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flooded]:
         federation.command("tests.flare.attacks.hostile", str(federation.kits / HOSTILE), run.job_id, "B", "floods")
         grown = (parent.memory_info().rss - before[0], process.memory_info().rss - before[1])
         rounds = range(before[2] + 1, closed(run) + 1)
-        yield Flooded(run.end(), *grown, rounds)
+        federation.session.abort_job(run.job_id)
+        yield Flooded(run.end("FINISHED:ABORTED"), *grown, rounds)
 
 
 def closed(run: DeployedRun) -> int:
