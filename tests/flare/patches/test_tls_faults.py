@@ -118,11 +118,7 @@ def test_a_certificate_two_hours_off_is_told_once_with_this_machines_time(
             meet(*files, theirs=project.root, ours=project.root)
     told = [text for text in caplog.messages if "because of the certificate" in text]
     assert len(told) == (said is not None)
-    own = [text for text in caplog.messages if "will not talk to this one" in text]
-    assert len(own) == (said is not None)
     if said is not None:
-        party = "server" if server is not VALID else "site"
-        assert f"its certificate is of {party}, valid from " in own[0]
         assert said in told[0] and f"{datetime.now(UTC):%Y-%m-%d %H:}" in told[0] and "compare the clocks" in told[0]
 
 

@@ -3,9 +3,9 @@
 NVFlare 2.9: a server whose TLS library refuses a site's certificate, because it has expired, is not valid yet, or is of
 another project, logs nothing, and neither does the site.
 Cost: two clocks that differ by hours look like a network that is down.
-Instead: a party that makes a TLS context with a certificate of its own that is out of time says so, and the sockets of
-these contexts say what OpenSSL says of the other end's, with this machine's time, at most once a minute for each
-reason. OpenSSL does not tell whose certificate it was.
+Instead: the sockets of its TLS contexts say what OpenSSL says of the other end's certificate, with this machine's time,
+at most once a minute for each reason. OpenSSL does not tell whose certificate it was; a site's own is told by
+``fedshift site check``.
 Fixed in NVFlare when: a server logs why a handshake failed.
 """
 
@@ -16,15 +16,10 @@ import ssl
 import threading
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from cryptography.x509 import load_pem_x509_certificate
-from cryptography.x509.oid import NameOID
 from nvflare.fuel.f3.drivers import net_utils
-from nvflare.fuel.f3.drivers.driver_params import DriverParams
 
-from fedshift.flare.certificate_dates import out_of_time
 from fedshift.flare.patches.patch import Patch
 
 log = logging.getLogger("fedshift")
@@ -79,18 +74,6 @@ def apply() -> None:
         context: ssl.SSLContext | None = original(params, ssl_server)
         if context is not None:
             context.sslobject_class = Telling
-            _look_at_own(params.get((DriverParams.SERVER_CERT if ssl_server else DriverParams.CLIENT_CERT).value))
         return context
 
     net_utils.get_ssl_context = get_ssl_context
-
-
-def _look_at_own(path: str | None) -> None:
-    """Say so if this party's own certificate is out of time: the others will refuse it, and nobody else tells it."""
-    if path is None:
-        return
-    own = load_pem_x509_certificate(Path(path).read_bytes())
-    name = str(own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
-    fault = out_of_time(name, own.not_valid_before_utc, own.not_valid_after_utc, now=datetime.now(UTC))
-    if fault is not None:
-        _TOLD.tell("the other parties will not talk to this one", f"its certificate is {fault}")
