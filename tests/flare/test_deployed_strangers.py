@@ -102,7 +102,7 @@ def test_the_server_and_the_sites_check_say_that_a_certificate_is_out_of_time(
         assert main(["site", "check", str(federation.kits / site)]) == 1
         assert ours in " ".join(capsys.readouterr().out.split())
         said = f"because of the certificate of whoever connected: {theirs}; the clock of this machine says"
-        assert said in federation.log(SERVER)
+        wait_for(lambda said=said: said in federation.log(SERVER), 120, f"the server to say why it refuses {site}")
 
 
 def test_a_person_with_an_expired_certificate_does_not_log_in(guarded: DeployedRun) -> None:
