@@ -19,7 +19,7 @@ from fedshift import __version__
 from fedshift.cli import main
 
 from .conftest import ROOT, image_sites
-from .deployed import OWNER, PROJECT, SERVER, Deployed, DeployedRun, wait_for
+from .deployed import LEAD, OWNER, PROJECT, SERVER, Deployed, DeployedRun, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -109,6 +109,7 @@ def test_a_person_with_an_expired_certificate_does_not_log_in(guarded: DeployedR
     federation = guarded.federation
     with pytest.raises(Exception, match=r"(?i)connect|login|session|certificate|timed out"):
         new_secure_session(OWNER, str(federation.kits / OWNER), timeout=20)
+    assert f"Created user session for {LEAD}" in federation.log(SERVER)
     assert f"Created user session for {OWNER}" not in federation.log(SERVER)
 
 

@@ -65,6 +65,7 @@ def test_a_second_process_of_a_kit_does_not_start_and_says_why(twice: Twice) -> 
 
 
 def test_the_first_process_is_not_disturbed_by_it(twice: Twice) -> None:
+    assert twice.copied_in > 1
     for record in twice.run.results.rounds[: twice.copied_in - 1]:
         assert twice.run.trained(record.round) == {"A", "B", "C"} and not record.rejected and not record.absent
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from conftest import small_image_job
 
 from fedshift.federation.server.coordinator import Coordinator
-from fedshift.flare.disabled_clients import DISABLED, DisabledClients
+from fedshift.flare.disabled_clients import KEY, DisabledClients
 from fedshift.flare.disabled_sites import Disabling
 from fedshift.flare.round_answers import RoundAnswers
 
@@ -43,7 +43,7 @@ def test_it_is_left_out_once_a_round_and_the_round_of_the_first_time_is_told(tmp
     for _ in range(3):
         clients.leave_out()
     said = "by admin@hub.org since 2026-01-02 03:04:05 UTC (round 0)"
-    assert answers.answered == {"C"} and coordinator.rejected == {"C": f"{DISABLED}: {said}"}
+    assert answers.answered == {"C"} and coordinator.rejected == {"C": f"{KEY}: {said}"}
     assert [fault.reason for fault in coordinator.record.current.rejected] == [said]
     assert not coordinator.hopeless and clients.names == {"C"}
     answers.close()
@@ -53,7 +53,7 @@ def test_it_is_left_out_once_a_round_and_the_round_of_the_first_time_is_told(tmp
     again = DisabledClients(coordinator, answers, lambda: disabled)  # the server's process was started again
     answers.open(frozenset("AB"), Taking(coordinator))
     again.leave_out()
-    assert coordinator.rejected == {"C": f"{DISABLED}: {said}"}, "since the same round"
+    assert coordinator.rejected == {"C": f"{KEY}: {said}"}, "since the same round"
     disabled["B"] = TOLD
     again.leave_out()
     assert coordinator.hopeless, "one site is left, and two are needed"

@@ -85,6 +85,7 @@ ELSEWHERE = {
     "flare/dry_run": "cli/test_site.py",
     "flare/kit_identity": "flare/test_masks.py",
     "flare/keys": "flare/test_encryption.py",
+    "flare/once_a_minute": "flare/guard/test_drops.py",
     "flare/patches/broadcast_copy": "flare/test_workflow.py",
     "flare/patches/message_pieces": "flare/patches/test_numpy_arrays.py",
     "flare/patches/return_codes": "flare/patches/test_message_exits.py",

@@ -1,8 +1,8 @@
 """The console's commands: who may give each one, and what its arguments may be. What is not in the table is refused.
 
-NVFlare 2.9 asks a right of some commands only, and looks at few arguments, so that a command for a job's log is not
-held to that job; ``list_sessions`` names everybody to everybody, ``reset_errors`` is a right to look. Here an argument
-is a job's id, a party's name, or one word of a short list, and none leads out of the job's own folder.
+NVFlare 2.9 asks a right of some commands only, and checks few arguments; ``list_sessions`` names everybody to
+everybody, ``reset_errors`` is a right to look. Here an argument is a job's id, a party's name, or one word of a short
+list, and none leads out of the job's own folder.
 
 Three places are made from the table or ask it: the guard of the server's console (`fedshift.flare.guard.sessions`),
 which looks at every command before NVFlare does; the rights in each kit's ``local/authorization.json``

@@ -8,7 +8,7 @@ from fedshift.federation.server.coordinator import Coordinator
 from fedshift.flare.disabled_sites import Disabling
 from fedshift.flare.round_answers import RoundAnswers
 
-DISABLED = "disabled"
+KEY = "disabled"
 """What ``results.json`` names in place of a part of the answer."""
 
 
@@ -31,13 +31,13 @@ class DisabledClients:
         """Leave those that are disabled now out of the open round: with the answer that they have given to it, too."""
         for client, told in self._disabled().items():
             reason = f"{told} (round {self._since(client, told)})"
-            self._answers.leave_out(client, DISABLED, reason)
+            self._answers.leave_out(client, KEY, reason)
 
     def _since(self, client: str, told: Disabling) -> int:
         """The round that was open when this was first seen, also by an earlier process of the job."""
         if (client, told) not in self._rounds:
             results = self._coordinator.results
             records = [*([results.statistics] if results.statistics else []), *results.rounds]
-            found = (r.round for r in records for f in r.rejected if f.key == DISABLED and str(told) in f.reason)
+            found = (r.round for r in records for f in r.rejected if f.key == KEY and str(told) in f.reason)
             self._rounds[client, told] = next(found, self._coordinator.round)
         return self._rounds[client, told]

@@ -65,12 +65,11 @@ class DisabledSites:
             return self._sites
         seen = found.st_mtime_ns, found.st_ino, found.st_size
         if seen != self._read:
-            with self._lock:
-                try:
-                    self._sites = _parse(self._path)
-                except ConfigError as error:
-                    log.error("%s; until then it is as it was", error)
-                self._read = seen
+            try:
+                self._sites = _parse(self._path)
+            except ConfigError as error:
+                log.error("%s; until then it is as it was", error)
+            self._read = seen
         return self._sites
 
     def add(self, names: Iterable[str], *, by: str) -> None:
@@ -80,7 +79,8 @@ class DisabledSites:
             OSError: it cannot be written down, so nothing has changed.
         """
         now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-        self._write({**dict.fromkeys(names, Disabling(by, now)), **self.all()})
+        with self._lock:  # two consoles may do so at once
+            self._write({**dict.fromkeys(names, Disabling(by, now)), **self.all()})
 
     def remove(self, names: Iterable[str]) -> None:
         """Let these sites in again.
@@ -89,7 +89,8 @@ class DisabledSites:
             OSError: it cannot be written down, so they stay out.
         """
         out = set(names)
-        self._write({name: told for name, told in self.all().items() if name not in out})
+        with self._lock:
+            self._write({name: told for name, told in self.all().items() if name not in out})
 
     def _write(self, sites: Mapping[str, Disabling]) -> None:
         if self._path is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from fedshift.federation.run_lock import owner_of, take
+from fedshift.federation.run_lock import owner_of, take_when_free
 from fedshift.schema.errors import ConfigError
 
 log = logging.getLogger("fedshift")
@@ -31,19 +31,14 @@ def hold_kit(kit: Path, *, wait: Callable[[float], None] = time.sleep) -> IO[str
     Raises:
         ConfigError: another process runs from it.
     """
-    path, waited = kit / FILE, 0.0
-    while True:
-        try:
-            return take(path)
-        except BlockingIOError:
-            if waited >= PATIENCE:
-                break
-        except OSError as error:
-            log.warning("%s cannot be locked (%s): see that no other process runs from this kit", path, error)
-            return None
-        wait(0.5)
-        waited += 0.5
-    raise ConfigError(
-        f"{kit} is in use by another process ({owner_of(path) or 'unknown'}), which is this site already: a second one "
-        "would take its place in running jobs. Stop one of the two"
-    )
+    path = kit / FILE
+    try:
+        return take_when_free(path, patience=PATIENCE, wait=wait)
+    except BlockingIOError:
+        raise ConfigError(
+            f"{kit} is in use by another process ({owner_of(path) or 'unknown'}), which is this site already: a second "
+            "one would take its place in running jobs. Stop one of the two"
+        ) from None
+    except OSError as error:
+        log.warning("%s cannot be locked (%s): see that no other process runs from this kit", path, error)
+        return None

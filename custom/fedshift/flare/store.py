@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from fedshift.federation.run_lock import lock_file, owner_of, require_unlocked, take
+from fedshift.federation.run_lock import lock_file, owner_of, require_unlocked, take_when_free
 from fedshift.schema.errors import ConfigError
 
 log = logging.getLogger("fedshift")
@@ -45,23 +45,18 @@ def hold(jobs: Path, *, wait: Callable[[float], None] = time.sleep) -> IO[str] |
     Raises:
         ConfigError: another server holds it.
     """
-    path, waited = lock_file(jobs), 0.0
-    while True:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return take(path)
-        except BlockingIOError:
-            if waited >= PATIENCE:
-                break
-        except OSError as error:
-            log.warning("%s cannot be locked (%s): see that no other server uses this store", path, error)
-            return None
-        wait(0.5)
-        waited += 0.5
-    raise ConfigError(
-        f"{jobs} is in use by another server (process {owner_of(path) or 'unknown'}): it has been started already, or "
-        "this kit is a copy of its kit. For a copy run 'fedshift site init' with --force, and start again"
-    )
+    path = lock_file(jobs)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return take_when_free(path, patience=PATIENCE, wait=wait)
+    except BlockingIOError:
+        raise ConfigError(
+            f"{jobs} is in use by another server (process {owner_of(path) or 'unknown'}): it has been started already, "
+            "or this kit is a copy of its kit. For a copy run 'fedshift site init' with --force, and start again"
+        ) from None
+    except OSError as error:
+        log.warning("%s cannot be locked (%s): see that no other server uses this store", path, error)
+        return None
 
 
 def holder(kit: Path) -> str | None:

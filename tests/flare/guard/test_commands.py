@@ -222,7 +222,9 @@ def test_a_job_is_an_archive_of_a_moderate_size(site: Site, tmp_path: Path, monk
     name = b"config/config_fed_client.json"
     start = damaged.index(name) + len(name)
     damaged[start : start + 20] = bytes(range(200, 220))
-    for body in (b"no archive", None, "text", {}, bytes(damaged)):
+    file = tmp_path / "app.zip"
+    file.write_bytes(app(of_fedshift(tmp_path)))
+    for body in (b"no archive", None, "text", str(file), {}, bytes(damaged)):
         reply = site.asked(TrainingTopic.DEPLOY, body, job_id=JOB)
         assert refused(reply) and "no archive" in reply.body
     monkeypatch.setattr(job_archives, "LARGEST", 100)

@@ -9,6 +9,7 @@ from nvflare.fuel.sec.audit import AuditService
 
 from fedshift.flare.guard import drops
 from fedshift.flare.guard.drops import Drops
+from fedshift.flare.once_a_minute import MINUTE
 
 
 class Clock:
@@ -31,10 +32,10 @@ def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 def test_the_first_is_told_at_once_and_others_are_counted(clock: Clock, told: pytest.LogCaptureFixture) -> None:
     some = Drops(clock)
-    for clock.now in (0.0, 1.0, 2.0, drops.PAUSE - 1):
+    for clock.now in (0.0, 1.0, 2.0, MINUTE - 1):
         some.add("UCL", "admin/admin to HK", "it is hostile")
     assert told.messages == ["dropped a message from UCL (admin/admin to HK): it is hostile"]
-    clock.now = drops.PAUSE
+    clock.now = MINUTE
     some.add("UCL", "admin/admin to HK", "it is hostile")
     assert told.messages[1].endswith("it is hostile (3 more since this was last said)")
 

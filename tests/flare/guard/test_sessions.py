@@ -15,8 +15,8 @@ from nvflare.fuel.hci.server.login import LoginModule
 from nvflare.fuel.hci.server.sess import Session, SessionManager
 
 from fedshift.flare.guard import sessions
-from fedshift.flare.guard.gate import PERSON
 from fedshift.flare.patches import patch
+from fedshift.flare.patches.refusals import PERSON
 
 JOB = "3f509f41-3a7e-406e-88f6-69672abb2e34"
 OWNER, OTHER = "lead@hub.org", "other@hub.org"

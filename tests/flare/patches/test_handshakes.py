@@ -15,6 +15,7 @@ from nvflare.fuel.f3.sfm.constants import Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
 from fedshift.flare import patches
+from fedshift.flare.once_a_minute import OnceAMinute
 from fedshift.flare.patches import refusals
 from fedshift.flare.patches.handshakes import HERE, LARGEST, LARGEST_HEADERS, MOST, fault
 
@@ -57,7 +58,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(refusals.REFUSALS, "_counts", {})
+    monkeypatch.setattr(refusals.REFUSALS, "_told", OnceAMinute())
     server = Server()
     yield server
     server.manager.stop()

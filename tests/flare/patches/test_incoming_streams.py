@@ -20,6 +20,7 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_ERROR_TOPIC, StreamDat
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 
 from fedshift.flare import patches
+from fedshift.flare.once_a_minute import OnceAMinute
 from fedshift.flare.patches import incoming_streams, message_exits, refusals
 from fedshift.flare.patches.incoming_streams import LARGEST, LOOK, MOST_OPEN, SILENCE, allow
 from fedshift.flare.patches.message_shares import THREADS, WAITING
@@ -104,7 +105,7 @@ def is_open(task: RxTask | None) -> bool:
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     monkeypatch.setattr(incoming_streams, "_limit", None)
     monkeypatch.setattr(incoming_streams, "_ending", False)
-    monkeypatch.setattr(refusals.REFUSALS, "_counts", {})
+    monkeypatch.setattr(refusals.REFUSALS, "_told", OnceAMinute())
     allow(lambda channel, topic: ALLOWED)
     yield Receiver()
     for task in list(RxTask.rx_task_map.values()):

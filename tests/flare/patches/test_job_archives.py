@@ -20,6 +20,7 @@ from nvflare.private.fed.utils import app_deployer
 
 from fedshift.flare import patches
 from fedshift.flare.export import write_job
+from fedshift.flare.once_a_minute import OnceAMinute
 from fedshift.flare.patches import job_archives, refusals
 from fedshift.flare.patches.job_archives import LARGEST, LARGEST_TEXT, LONGEST, MOST_CONTENTS, MOST_FILES, fault
 
@@ -86,7 +87,7 @@ class Console:
 def test_it_is_refused_when_it_is_submitted(
     archive: bytes, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals.REFUSALS, "_counts", {})
+    monkeypatch.setattr(refusals.REFUSALS, "_told", OnceAMinute())
     (tmp_path / "job.zip").write_bytes(archive)
     console = Console(tmp_path / "job.zip")
     JobCommandModule().submit_job(console, ["submit_job", "job"])

@@ -12,6 +12,7 @@ import pytest
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
+from fedshift.flare.once_a_minute import OnceAMinute
 from fedshift.flare.patches import long_poll, refusals
 from fedshift.flare.patches.long_poll import AGAIN, HOLD, MANY, MOST, NONE, PAUSE, PAUSE_AGAIN, LongPoll
 
@@ -140,7 +141,7 @@ def test_an_open_task_is_given_to_one_client_so_often(
 ) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(long_poll, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(refusals.REFUSALS, "_counts", {})
+    monkeypatch.setattr(refusals.REFUSALS, "_told", OnceAMinute())
     held, runner = attach(clients)
     runner.answer = TASK
     given = [runner.task("UCL") for _ in range(10 * AGAIN)]

@@ -13,6 +13,7 @@ from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 
 from fedshift.flare import patches
+from fedshift.flare.once_a_minute import OnceAMinute
 from fedshift.flare.patches import refusals
 from fedshift.flare.patches.outgoing_streams import MOST_OPEN
 
@@ -39,7 +40,7 @@ class Line:
 
 @pytest.fixture
 def streamer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(refusals.REFUSALS, "_counts", {})
+    monkeypatch.setattr(refusals.REFUSALS, "_told", OnceAMinute())
     yield ByteStreamer(Line())  # type: ignore[arg-type]
     for task in list(ByteStreamer.tx_task_map.values()):
         task.stop(StreamError("the test ends"), notify=False)

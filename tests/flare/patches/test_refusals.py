@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedshift.flare.patches.refusals import EVERY, LONGEST, Refusals, party_of
+from fedshift.flare.once_a_minute import MINUTE
+from fedshift.flare.patches.refusals import LONGEST, Refusals, party_of
 
 
 def test_a_refusal_is_told_at_once_and_then_with_its_number_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -14,7 +15,7 @@ def test_a_refusal_is_told_at_once_and_then_with_its_number_once_a_minute(caplog
         refusals.tell("UCL", "streams", "does too much")
     refusals.tell("UCL", "connections", "has too many")
     refusals.tell("HK", "streams", "does too much")
-    now[0] = EVERY
+    now[0] = MINUTE
     refusals.tell("UCL", "streams", "does too much")
     assert [record.getMessage() for record in caplog.records] == [
         "'UCL' does too much",

@@ -16,6 +16,7 @@ from cryptography.x509.oid import NameOID
 from nvflare.fuel.f3.drivers import net_utils
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 
+from fedshift.flare.once_a_minute import OnceAMinute
 from fedshift.flare.patches import tls_faults
 
 NOW, TWO_HOURS = datetime.now(UTC), timedelta(hours=2)
@@ -55,7 +56,7 @@ class Project:
 @pytest.fixture(autouse=True)
 def patched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(net_utils, "get_ssl_context", net_utils.get_ssl_context)
-    monkeypatch.setattr(tls_faults, "_TOLD", tls_faults._Told())
+    monkeypatch.setattr(tls_faults, "_TOLD", OnceAMinute())
     tls_faults.apply()
 
 

@@ -15,7 +15,6 @@ Fixed in NVFlare when: a job's process at the server refuses a site that is disa
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 from nvflare.apis.fl_constant import RunProcessKey
@@ -23,16 +22,15 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.hci.server.constants import ConnProps
 
 from fedshift.flare.disabled_sites import DISABLED
-from fedshift.flare.guard.drops import PAUSE
 from fedshift.flare.guard.rules import Message, party
+from fedshift.flare.once_a_minute import OnceAMinute
 from fedshift.flare.patches.patch import Patch, find
 
 log = logging.getLogger("fedshift")
 
 LONGEST, MOST = 120, 20
 """Characters of a refusal in the log, and different ones that are told."""
-_told: dict[str, float] = {}
-"""Refusal → when it was last told."""
+_told = OnceAMinute(most=MOST)
 
 COMMANDS = "nvflare.private.fed.server.training_cmds:TrainingCommandModule"
 PATCH = Patch(
@@ -92,18 +90,16 @@ def note_refusal(message: Any) -> None:
     """At a site: say in its log why the server refuses it. NVFlare says no more than that a heartbeat has failed."""
     if message.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.UNAUTHENTICATED:
         why = str(message.get_header(MessageHeaderKey.ERROR))[:LONGEST]
-        now = time.monotonic()
-        if now - _told.get(why, -PAUSE) >= PAUSE and (why in _told or len(_told) < MOST):
-            _told[why] = now
+        if _told.due(why) is not None:
             log.warning("the server refuses this site: %a", why)
 
 
 def _end_jobs(engine: Any, names: list[str]) -> None:
     """Ask the sites to end their running jobs. They may do as they like: nothing that they send is taken."""
+    connected = {client.name for client in engine.get_clients()}
     with engine.new_context() as fl_ctx:
         for job_id, running in list(engine.run_processes.items()):
             there = {client.name for client in running[RunProcessKey.PARTICIPANTS].values()}
-            connected = {client.name for client in engine.get_clients()}
             sites = [name for name in names if name in there & connected]
             if sites:
                 engine.job_runner.abort_client_run(job_id, sites, fl_ctx)

@@ -6,14 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from nvflare.fuel.sec.audit import AuditService
 
+from fedshift.flare.once_a_minute import OnceAMinute
+
 log = logging.getLogger("fedshift")
 
-PAUSE = 60.0
-"""Seconds between two lines about the same sender and topic."""
 TOPICS = 20
 """Different topics of a sender that are told apart."""
 OTHERS = "other topics"
@@ -21,37 +20,26 @@ LONGEST = 120
 """Characters of what a sender wrote that go into a line."""
 
 
-@dataclass
-class _Count:
-    told: float
-    since: int = 0
-
-
 class Drops:
     """Counts for each sender and topic. The first one is told at once, later ones with their number once a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` gives seconds."""
-        self._clock = clock
         self._lock = threading.Lock()
-        self._counts: dict[str, dict[str, _Count]] = {}
+        self._topics: dict[str, set[str]] = {}
+        self._told = OnceAMinute(clock)
 
     def add(self, sender: str, topic: str, reason: str) -> None:
         """Note one message; ``sender`` is whom the connection belongs to, ``topic`` what it wanted."""
         sender, topic = _printable(sender), _printable(topic)
         with self._lock:
-            topics = self._counts.setdefault(sender, {})
+            topics = self._topics.setdefault(sender, set())
             if topic not in topics and len(topics) >= TOPICS:
                 topic = OTHERS
-            now = self._clock()
-            count = topics.get(topic)
-            if count is None:
-                topics[topic], earlier = _Count(told=now), 0
-            elif now - count.told < PAUSE:
-                count.since += 1
-                return
-            else:
-                earlier, count.told, count.since = count.since, now, 0
+            topics.add(topic)
+        earlier = self._told.due((sender, topic))
+        if earlier is None:
+            return
         more = f" ({earlier} more since this was last said)" if earlier else ""
         text = f"dropped a message from {sender} ({topic}): {reason}{more}"
         log.warning(text)

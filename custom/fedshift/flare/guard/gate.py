@@ -23,9 +23,9 @@ from nvflare.private.defs import CellMessageHeaderKeys
 
 from fedshift.flare.guard import disabling
 from fedshift.flare.guard.drops import Drops
-from fedshift.flare.guard.rules import Message, party, refusal
+from fedshift.flare.guard.rules import ROOT, Message, party, refusal
 from fedshift.flare.patches.patch import Patch, find
-from fedshift.flare.patches.refusals import PERSON as PERSON
+from fedshift.flare.patches.refusals import PERSON
 
 CELL = "nvflare.fuel.f3.cellnet.core_cell:CoreCell"
 CONNECTIONS = "nvflare.fuel.f3.sfm.conn_manager:ConnManager"
@@ -73,7 +73,8 @@ def apply() -> None:
         if reason is None:
             _take_off(me, message)
             _put_on(endpoint, connection, message)
-            disabling.note_refusal(message)
+            if me.partition(".")[0] != ROOT:
+                disabling.note_refusal(message)
             original(self, endpoint, connection, message)
         else:
             sender = _sender(endpoint, connection)

@@ -29,6 +29,7 @@ from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 from nvflare.private.defs import ClientType
 from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 
+from fedshift.flare.patches.refusals import CONSOLE
 from fedshift.flare.pieces.wire import CHANNEL, FETCH, SEND
 
 Kind = Literal["server", "server's job", "site", "site's job", "console"]
@@ -132,7 +133,7 @@ def party(name: str) -> Party | None:
     if is_valid_admin_client_name(name):
         return Party("console", name)
     parts = name.split(".")
-    if len(parts) > 2 or not all(PART.fullmatch(part) for part in parts) or name.startswith("_admin_"):
+    if len(parts) > 2 or not all(PART.fullmatch(part) for part in parts) or name.startswith(CONSOLE):
         return None
     root, job = parts[0], parts[1] if len(parts) == 2 else None
     if root == ROOT:

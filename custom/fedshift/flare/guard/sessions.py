@@ -1,9 +1,8 @@
 """A console's session is of the person whose certificate its connection has, and gives the commands of the table.
 
 NVFlare 2.9: what a console signs to log in is its user's name and nothing that is used once, and whoever has a
-session's token is its user, over any connection. Of a command's arguments each command looks at what it likes.
-Cost: a coordinator who has seen another's login or token gives orders with the other's rights, and one who may read
-the log of a job reads logs of other folders of the server's machine.
+session's token is its user, over any connection. Few arguments of commands are checked.
+Cost: a coordinator who has seen another's login or token gives orders with the other's rights.
 Instead: the gate writes down whose certificate a console's connection has, and a login or a token of somebody else is
 refused. A signature that was seen is then of no use without the person's own key. And `console_commands` is asked
 before NVFlare looks at a command.
@@ -19,8 +18,9 @@ from nvflare.fuel.hci.proto import InternalCommands, MetaStatusValue, make_meta
 from nvflare.fuel.hci.server.constants import ConnProps
 
 from fedshift.flare.console_commands import refusal
-from fedshift.flare.guard.gate import DROPS, PERSON
+from fedshift.flare.guard.gate import DROPS
 from fedshift.flare.patches.patch import Patch, find
+from fedshift.flare.patches.refusals import PERSON
 
 LOGIN = "nvflare.fuel.hci.server.login:LoginModule"
 STATUS = {

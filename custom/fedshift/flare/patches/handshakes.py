@@ -12,6 +12,7 @@ Fixed in NVFlare when: ``ConnManager.get_dict_payload`` has a limit, and ``close
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -75,10 +76,10 @@ def apply() -> None:
 
 def fault(frame: Any) -> str | None:
     """Why a frame must not be decoded, or None; completes the sentence "UCL ..."."""
-    length, types = find(f"{SFM}.prefix:PREFIX_LEN"), find(f"{SFM}.constants:Types")
+    length, types, prefixes = _parts_of_frames()
     if len(frame) < length:
         return None  # NVFlare refuses it
-    prefix = find(f"{SFM}.prefix:Prefix").from_bytes(frame)
+    prefix = prefixes.from_bytes(frame)
     if prefix.header_len > LARGEST_HEADERS:
         return f"has sent a message with {prefix.header_len} bytes of headers, allowed are {LARGEST_HEADERS}"
     if prefix.type not in (types.HELLO, types.READY):
@@ -86,6 +87,12 @@ def fault(frame: Any) -> str | None:
     if len(frame) - length > LARGEST:
         return f"has sent a handshake of {len(frame) - length} bytes, allowed are {LARGEST}"
     return None if _is_plain(bytes(frame[length + prefix.header_len :])) else "has sent a handshake of other contents"
+
+
+@cache
+def _parts_of_frames() -> tuple[int, Any, Any]:
+    """How long a prefix is, the types of frames, and the class of prefixes: this is asked for every frame."""
+    return find(f"{SFM}.prefix:PREFIX_LEN"), find(f"{SFM}.constants:Types"), find(f"{SFM}.prefix:Prefix")
 
 
 def _is_plain(content: bytes) -> bool:

@@ -16,6 +16,7 @@ import importlib
 import io
 import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedshift.flare.patches.patch import Patch, find
@@ -65,7 +66,7 @@ def apply() -> None:
 
     def submit_job(self: Any, conn: Any, args: list[str]) -> None:
         archive = conn.get_prop(properties.FILE_LOCATION)
-        wrong = fault(archive) if archive else None
+        wrong = fault(Path(archive)) if archive else None
         if wrong is None:
             submit(self, conn, args)
             return
@@ -84,8 +85,11 @@ def apply() -> None:
         module.unzip_all_from_bytes = unpack
 
 
-def fault(archive: str | bytes) -> str | None:
-    """Why a job's archive, a file or its bytes, must not be unpacked, or None. Nothing of its files is read."""
+def fault(archive: Path | bytes) -> str | None:
+    """Why a job's archive, a file or its bytes, must not be unpacked, or None. Nothing of its files is read.
+
+    Whoever sends an archive may send anything in place of bytes; only a `Path`, which nobody sends, is opened.
+    """
     try:
         with _Contents(archive) as opened, zipfile.ZipFile(opened) as packed:
             return _fault(packed.infolist())
@@ -123,9 +127,9 @@ class _TooLongError(Exception):
 class _Contents(io.BufferedReader):
     """An archive, of which `zipfile` reads the table of contents at once."""
 
-    def __init__(self, archive: str | bytes) -> None:
+    def __init__(self, archive: Path | bytes) -> None:
         """Open a file, or bytes."""
-        super().__init__(io.FileIO(archive) if isinstance(archive, str) else io.BytesIO(archive))
+        super().__init__(io.FileIO(archive) if isinstance(archive, Path) else io.BytesIO(archive))
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Read as `zipfile` does: with a size, or to the end, where it looks for the end of the table."""

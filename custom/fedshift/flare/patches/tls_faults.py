@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import logging
 import ssl
-import threading
-import time
 from datetime import UTC, datetime
 from typing import Any
 
 from nvflare.fuel.f3.drivers import net_utils
 
+from fedshift.flare.once_a_minute import OnceAMinute
 from fedshift.flare.patches.patch import Patch
 
 log = logging.getLogger("fedshift")
@@ -29,8 +28,6 @@ PATCH = Patch(
     without="nobody is told why a certificate was refused",
     calls={"nvflare.fuel.f3.drivers.net_utils:get_ssl_context": "params, ssl_server"},
 )
-PAUSE = 60.0
-"""Seconds between two lines with the same reason."""
 
 
 class Telling(ssl.SSLObject):
@@ -41,29 +38,19 @@ class Telling(ssl.SSLObject):
         try:
             super().do_handshake()
         except ssl.SSLCertVerificationError as error:
-            _TOLD.tell(
-                "a connection was refused because of the certificate of "
-                f"{'whoever connected' if self.server_side else 'the server'}: {error.verify_message}",
-                "compare the clocks, and run 'fedshift site check' at both ends",
-            )
+            whose = "whoever connected" if self.server_side else "the server"
+            if _TOLD.due((whose, error.verify_message)) is not None:
+                log.error(
+                    "a connection was refused because of the certificate of %s: %s; the clock of this machine says %s: "
+                    "compare the clocks, and run 'fedshift site check' at both ends",
+                    whose,
+                    error.verify_message,
+                    f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+                )
             raise
 
 
-class _Told:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._when: dict[str, float] = {}
-
-    def tell(self, what: str, mend: str) -> None:
-        with self._lock:
-            now = time.monotonic()
-            if now - self._when.get(what, -PAUSE) < PAUSE:
-                return
-            self._when[what] = now
-        log.error("%s; the clock of this machine says %s: %s", what, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", mend)
-
-
-_TOLD = _Told()
+_TOLD = OnceAMinute()
 
 
 def apply() -> None:
