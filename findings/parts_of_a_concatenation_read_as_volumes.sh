@@ -3,7 +3,7 @@
 # part of how many, and with which frame they begin.
 # One would expect one volume of all frames.
 # What happens: dcm2niix writes a volume for each part, and SimpleITK's series reader stacks the parts as a fourth dimension;
-# neither says that a volume is a part of a scan.
+# dcm2niix does not say that a volume is a part of a scan.
 # Seen with dcm2niix 1.0.20260724, SimpleITK 2.5.7, pydicom 3.0.2, nibabel 5.4.2, numpy 2.4.6, Python 3.11.
 set -eu
 work=$(mktemp -d)

@@ -3,10 +3,10 @@
 # do. Pillow turns such a picture where it has 8 bits, and not where it has 16.
 #
 # Expected: one picture, stored with 8 and with 16 bits, looks the same in both; or neither is turned and the tag is left
-# to the reader, as tifffile does for all depths.
+# to the reader.
 # Seen: the mode L picture is turned, the mode I;16 one is not, without a warning: one of them is the negative of the
 # other.
-# Versions: Pillow 12.0.0 and 13.0.0 (tifffile 2025.9.20 writes the files).
+# Versions: Pillow 12.0.0 (tifffile 2025.9.20 writes the files).
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

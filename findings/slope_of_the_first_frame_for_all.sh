@@ -3,7 +3,7 @@
 # table (modality LUT).
 # One would expect a reader that rescales to use each frame's own slope, and the table where there is one.
 # What happens: SimpleITK rescales all frames of an enhanced image by the slope of the first; it ignores the table of a
-# classic slice, and so does dcm2niix, without a word: they give the stored values. pydicom and highdicom use the table,
+# classic slice, and so does dcm2niix: they give the stored values. pydicom and highdicom use the table,
 # highdicom each frame's slope.
 # Seen with SimpleITK 2.5.7, highdicom 0.28.2, pydicom 3.0.2, dcm2niix 1.0.20260724, nibabel 5.4.2, numpy 2.4.6, Python 3.11.
 set -eu
@@ -55,7 +55,7 @@ def same(one, other):
     return np.array_equal(np.sort(one, None), np.sort(other, None))
 
 
-# 1. An enhanced image whose frames have slopes 1 to 6.
+# 1. An enhanced image whose frames have slopes 2 to 7.
 made = base("1.2.840.10008.5.1.4.1.1.4.1", "MR", generate_uid())
 made.ImageType, made.NumberOfFrames = ["ORIGINAL", "PRIMARY", "VOLUME", "NONE"], 6
 made.DimensionOrganizationSequence = [item(DimensionOrganizationUID=dimension)]
@@ -67,14 +67,14 @@ made.SharedFunctionalGroupsSequence = [item(
 made.PerFrameFunctionalGroupsSequence = [item(
     PlanePositionSequence=[item(ImagePositionPatient=[0, 0, 3.0 * k])],
     FrameContentSequence=[item(DimensionIndexValues=[k + 1])],
-    PixelValueTransformationSequence=[item(RescaleSlope=k + 1, RescaleIntercept=0, RescaleType="US")]) for k in range(6)]
+    PixelValueTransformationSequence=[item(RescaleSlope=k + 2, RescaleIntercept=0, RescaleType="US")]) for k in range(6)]
 made.PixelData = stored.tobytes()
 made.save_as("whole.dcm", enforce_file_format=True)
-right = stored * np.arange(1, 7)[:, None, None]
+right = stored.astype(int) * np.arange(2, 8)[:, None, None]
 by_itk = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage("whole.dcm"))
 by_highdicom = highdicom.imread("whole.dcm").get_volume().array
-print(f"slopes 1 to 6: right {right.max()}, SimpleITK {by_itk.max()}, highdicom {by_highdicom.max():g}")
-seen = same(by_itk, stored) and same(by_highdicom, right)
+print(f"slopes 2 to 7: right {right.max()}, SimpleITK {by_itk.max()}, highdicom {by_highdicom.max():g}")
+seen = same(by_itk, 2 * stored.astype(int)) and same(by_highdicom, right)
 
 # 2. Classic slices with a table that gives ten times the stored value.
 folder, series = pathlib.Path("slices"), generate_uid()

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Unused bits of DICOM pixels (PS3.5, 8.1.1): of 16 allocated bits 12 are stored, and the upper four may hold anything, such
 # as an overlay or nothing at all above a sign.
-# One would expect every reader to give the stored values, in a classic slice and in an enhanced image alike.
-# What happens: highdicom does for classic slices; in an enhanced image it takes all 16 bits, so signed values below 0
-# become +4096, and an overlay's bit +32768. SimpleITK and pydicom give the stored values of both.
+# One would expect every reader to give the stored values.
+# What happens: of an enhanced image highdicom takes all 16 bits, so signed values below 0 become +4096, and an overlay's bit
+# +32768. SimpleITK and pydicom give the stored values.
 # Seen with highdicom 0.28.2, pydicom 3.0.2, SimpleITK 2.5.7, numpy 2.4.6, Python 3.11.
 set -eu
 work=$(mktemp -d)

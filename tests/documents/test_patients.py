@@ -9,12 +9,13 @@ from statistics import fmean
 import pytest
 
 from fedshift.reporting.comparison.columns import blocks
-from fedshift.reporting.comparison.guess import ROW, below_guess
+from fedshift.reporting.comparison.guess import below_guess
 from fedshift.reporting.comparison.record import read_comparison
 from fedshift.reporting.comparison.significance import paired_tests
 from fedshift.reporting.comparison.tables import LAST_ROUND, make_tables
 from fedshift.reporting.comparison.verdict import judged
 from fedshift.reporting.differences import signed
+from fedshift.reporting.known_scores import GUESS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -37,7 +38,7 @@ def test_the_table_on_patients_is_that_of_the_runs(page: str, folder: Path) -> N
     rows = [
         line.replace("**", "").replace("FedFA+FedRDN", "FedFA + FedRDN")
         for line in (folder / "table.md").read_text(encoding="utf-8").splitlines()
-        if line.startswith(("| Fed", f"| {ROW}"))
+        if line.startswith(("| Fed", f"| {GUESS}"))
     ]
     text = (ROOT / page).read_text(encoding="utf-8")
     assert len(rows) == (5 if folder == UNSEEN else 6) and "\n".join(rows) in text
@@ -111,9 +112,9 @@ def test_what_is_said_of_a_hospital_that_took_no_part_is_what_was_found() -> Non
     gains = {name: values[name, LAST_ROUND] - values["FedAvg", LAST_ROUND] for name in average}
     turned = f"In the last round FedRDN is {-gains['FedRDN']:.1f} below it, FedFA {gains['FedFA']:.1f} above, both"
     assert f"{turned} together level" in text and abs(gains["FedFA+FedRDN"]) < 0.1
-    assert f"image-free guess of {values[ROW, 'average']:.1f}" in text
+    assert f"image-free guess of {values[GUESS, 'average']:.1f}" in text
     sites = ("BIDMC", "HK", "RUNMC", "UCL")
-    below = [site for site in sites if scores["FedAvg", site] < values[ROW, site]]
+    below = [site for site in sites if scores["FedAvg", site] < values[GUESS, site]]
     assert len(below) == 3 and "FedAvg is below it at three of four sites" in text
     best = [name for name in average if all(scores[name, site] > scores["FedAvg", site] for site in sites)]
     assert not best, "none is above FedAvg at every site"
@@ -207,7 +208,7 @@ def test_the_image_free_guess_stands_beside_what_was_found(folder: str, row: str
     (table,) = make_tables(comparison)
     place = [column.key for column in table.columns].index("average")
     means = {name: entries[place].mean for name, entries in table.rows.items()}
-    guess = means.pop(ROW)
+    guess = means.pop(GUESS)
     assert guess is not None
     below = sum(mean is not None and mean <= guess for mean in means.values())
     shown = (

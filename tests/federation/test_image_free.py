@@ -43,7 +43,7 @@ def test_slices_are_guessed_with_the_papers_dice_too(tmp_path: Path, options: tu
 
 
 def test_no_image_is_looked_at(tmp_path: Path) -> None:
-    """Other images and other masks of cases that do not train leave the guess as it is."""
+    """Other images leave the guess as it is."""
     scores = []
     for number, name in enumerate(("a", "b")):
         folder = make_volume_site(tmp_path / name, "A", cases=5)

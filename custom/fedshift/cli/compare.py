@@ -263,8 +263,8 @@ class _Command:
 
         jobs = {}
         for job in (job for cell in selected for job in cell.plan.jobs.values()):
-            task = job.task
-            jobs[json.dumps([sorted(job.methods), task.data, task.network.model_dump(mode="json")])] = job
+            kind = [job.methods, job.task.data, job.task.network.model_dump(mode="json")]
+            jobs[json.dumps(kind, sort_keys=True)] = job
         for sentence in dict.fromkeys(str(effect) for job in jobs.values() for effect in without_effect(job)):
             print(f"hardly any effect: {sentence}")
 

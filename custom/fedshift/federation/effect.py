@@ -1,7 +1,7 @@
 """What of a method's perturbation the network lets through: a trial on made-up images, of a second or a few.
 
 A method that perturbs images or features does nothing if what follows removes it: FedRDN's pairs of mean and deviation
-are nearly the same at all sites whose volumes are normalised one by one, and instance norm takes the rest away. No
+are nearly the same at all sites whose volumes are normalised one by one, and FedFA's means go with instance norm. No
 option is wrong then, so only outputs tell. Each of the job's training sites, at most `SITES`, gets images of its own
 gain, offset and gamma, prepared as the task prepares scans; the methods' halves do a statistics round with them; then
 the untrained network answers batches of one site in training mode, with and without each of a method's

@@ -7,6 +7,11 @@ from typing import Literal
 
 Unit = Literal["%", "mm", "ml", ""]
 Better = Literal["higher", "lower"]
+GUESS = "image-free guess"
+GUESS_NOTE = (
+    "The image-free guess looks at no image: it is where the structure is in the mean of the training masks, by "
+    "relative place in the stack and in the slice."
+)
 
 
 @dataclass(frozen=True)

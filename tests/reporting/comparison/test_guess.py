@@ -9,11 +9,12 @@ import pytest
 from fedshift.reporting.comparison.cell_record import IMAGE_FREE
 from fedshift.reporting.comparison.columns import blocks
 from fedshift.reporting.comparison.footnotes import footnotes
-from fedshift.reporting.comparison.guess import ROW, below_guess
+from fedshift.reporting.comparison.guess import below_guess
 from fedshift.reporting.comparison.leaderboard import make_leaderboard
 from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.tables import LAST_ROUND, long_csv, make_tables, markdown
 from fedshift.reporting.comparison.verdict import judged
+from fedshift.reporting.known_scores import GUESS
 from fedshift.schema.errors import ConfigError
 
 from .made import made
@@ -79,11 +80,11 @@ def test_a_leaderboard_of_several_tasks_leaves_out_the_one_that_is_no_better() -
 def test_the_guess_is_a_row_that_is_never_bold() -> None:
     comparison = guessed(0.55)
     (table,) = make_tables(comparison)
-    assert [entry.mean for entry in table.rows[ROW]] == pytest.approx([0.55, 0.55, 0.55])
-    assert not any(entry.best for entry in table.rows[ROW])
-    assert f"| {ROW} | 55.0 | 55.0 | 55.0 |" in markdown(comparison)
-    assert f"{ROW},average,55," in long_csv(comparison)
-    assert ROW not in markdown(guessed(None))
+    assert [entry.mean for entry in table.rows[GUESS]] == pytest.approx([0.55, 0.55, 0.55])
+    assert not any(entry.best for entry in table.rows[GUESS])
+    assert f"| {GUESS} | 55.0 | 55.0 | 55.0 |" in markdown(comparison)
+    assert f"{GUESS},average,55," in long_csv(comparison)
+    assert GUESS not in markdown(guessed(None))
 
 
 def test_the_last_round_stands_beside_the_selected_one() -> None:
@@ -94,5 +95,5 @@ def test_the_last_round_stands_beside_the_selected_one() -> None:
     ]
     (table,) = make_tables(comparison.model_copy(update={"cells": cells}))
     assert [column.key for column in table.columns] == ["A", "B", "average", LAST_ROUND]
-    assert table.rows["X"][-1].mean == pytest.approx(0.35) and table.rows[ROW][-1].mean is None
+    assert table.rows["X"][-1].mean == pytest.approx(0.35) and table.rows[GUESS][-1].mean is None
     assert [column.key for column in make_tables(comparison)[0].columns] == ["A", "B", "average"]

@@ -7,12 +7,13 @@ from statistics import fmean, stdev
 
 from fedshift.data.splits import FOLDS
 from fedshift.reporting.comparison.columns import blocks, summary
-from fedshift.reporting.comparison.guess import ROW, below_guess, guess_row
+from fedshift.reporting.comparison.guess import below_guess, guess_row
 from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.significance import CONFIDENCE, FEWEST, Paired, paired_tests, printed_p
 from fedshift.reporting.comparison.spec import Pairs
 from fedshift.reporting.differences import points
+from fedshift.reporting.known_scores import GUESS_NOTE
 from fedshift.reporting.p_values import exact_p
 
 PAIRS: dict[Pairs, str] = {
@@ -50,10 +51,7 @@ def footnotes(comparison: Comparison) -> list[str]:
     if comparison.published:
         lines.append("In brackets: the values published in the paper.")
     if any(guess_row(comparison, block) for block in blocks(comparison)):
-        lines.append(
-            f"The {ROW} looks at no image: it is where the structure is in the mean of the training masks, by relative "
-            "place in the stack and in the slice."
-        )
+        lines.append(GUESS_NOTE)
     lines += [why for block in blocks(comparison) if (why := below_guess(comparison, block))]
     tests = paired_tests(comparison)
     lines += [test_line(test, comparison) for test in tests]

@@ -9,8 +9,6 @@ from fedshift.reporting.comparison.columns import Block, summary
 from fedshift.reporting.comparison.measures import measure
 from fedshift.reporting.comparison.record import Comparison
 
-ROW = "image-free guess"
-
 
 def guess_row(comparison: Comparison, block: Block) -> CellRecord | None:
     """The guess as a cell of the block, with its scores as those of the model that is shown; None without one."""

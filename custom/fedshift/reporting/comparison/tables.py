@@ -22,12 +22,13 @@ from fedshift.reporting.comparison.columns import (
     summary,
 )
 from fedshift.reporting.comparison.footnotes import footnotes
-from fedshift.reporting.comparison.guess import ROW, below_guess, guess_row
+from fedshift.reporting.comparison.guess import below_guess, guess_row
 from fedshift.reporting.comparison.measures import Measure, measure
 from fedshift.reporting.comparison.record import Comparison
 from fedshift.reporting.comparison.significance import paired_tests, printed_p
 from fedshift.reporting.comparison.spec import FULL
 from fedshift.reporting.comparison.verdict import verdict
+from fedshift.reporting.known_scores import GUESS
 from fedshift.reporting.table import title_of
 from fedshift.schema.csv_text import csv_text
 from fedshift.schema.files import write_text
@@ -147,7 +148,7 @@ def _table(comparison: Comparison, title: str, parts: Sequence[tuple[Block, list
             guesses.append(Entry(() if value is None else (value,), 1))
     rows = {row: [column[number] for column in entries] for number, row in enumerate(comparison.axes[first])}
     if any(entry.values for entry in guesses):
-        rows[ROW] = guesses
+        rows[GUESS] = guesses
     return Table(title, columns, rows)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from fedshift.reporting import without_structure
+from fedshift.reporting.known_scores import GUESS, GUESS_NOTE
 from fedshift.reporting.report.findings import mean_with_interval, scores_of_voxel_size, sites_without_voxel_sizes
 from fedshift.reporting.report.runs import Run, evaluation, guess_mean, personal_evaluation
 from fedshift.reporting.report.section import Block, Cell, Column, Heading, Row, Section, Table, Text
@@ -14,11 +15,6 @@ from fedshift.reporting.report.wording import Metric, interval, listed, metric, 
 from fedshift.schema.evaluation import Evaluation
 from fedshift.schema.results import TRAINED_BEFORE, FinalScores, Metrics
 
-GUESS = "image-free guess"
-GUESS_NOTE = (
-    "The image-free guess looks at no image: it is where the structure is in the mean of the sites' training masks, by "
-    "relative place in the stack and in the slice. It is the mean over sites, and what a model must be above."
-)
 MIN_CASES_FOR_INTERVAL = 5
 """With fewer cases no interval is shown, because the bootstrap interval would be too narrow."""
 PRINTED_HEADING = "Only to compare with papers"
@@ -61,7 +57,7 @@ def per_site(run: Run) -> Section | None:
     if not any(evaluation(final.best, site, "test") for site in run.results.data):
         blocks.append(Text("This record has no scores of single cases, so there are no intervals."))
     if run.has_guess:
-        blocks.append(Text(GUESS_NOTE))
+        blocks.append(Text(f"{GUESS_NOTE} It is the mean over sites, and what a model must be above."))
     if papers:
         blocks += [Heading(PRINTED_HEADING), Text(PRINTED_NOTE), *papers]
     how = f"The mean score of each site's test {run.counted}."
