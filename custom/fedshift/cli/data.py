@@ -171,7 +171,7 @@ def _check(args: argparse.Namespace) -> int:
     if args.explain:
         from fedshift.cli import explain
 
-        return explain.run(args.dir, args.masks)
+        return explain.run(args)
     from fedshift.data.check import Counts, check
 
     counts = Counts()

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import argparse
 
 from rich.markup import escape
 from rich.table import Table
 
 from fedshift.cli.display import console
-from fedshift.data.explain import Explained, explain
+from fedshift.data.explain import Explained, How, explain
+from fedshift.schema.errors import ConfigError
 from fedshift.schema.names import one_line, printable
 
 
-def run(path: Path, mask: Path | None) -> int:
-    """Print how each file is read; the exit code is 1 if one cannot be."""
+def run(args: argparse.Namespace) -> int:
+    """Print how each file is read; the exit code is 1 if one cannot be.
+
+    Raises:
+        ConfigError: options that say what the values of masks mean, which is not asked here.
+    """
+    for option in ("task", "label", "sequence", "annotated"):
+        if getattr(args, option):
+            raise ConfigError(f"--explain shows a file as it is, whatever the task: leave out --{option}")
+    how = How(args.volume, trust_voxels=args.trust_voxels, interpolate=args.interpolate, may_be_empty=args.empty)
     failed = False
-    for one in explain(path, mask):
+    for one in explain(args.dir, args.masks, how):
         console.print(_table(one), markup=False)
         for finding in one.findings:
             failed = failed or finding.level == "error"

@@ -1,4 +1,4 @@
-"""DICOM files whose data set is deflated (PS3.5, A.5): how much is in them, before somebody inflates all of it."""
+"""DICOM files whose data set is deflated (PS3.5, A.5): a small file may hold very much."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import struct
 import zlib
 from pathlib import Path
 
-META = 132
-"""Where the elements of a file begin, which are never deflated. The first says how long they are."""
-DEFLATED = b"1.2.840.10008.1.2.1.99"
+DEFLATED = "1.2.840.10008.1.2.1.99"
 """The transfer syntax."""
 MOST_WHOLE = 1 << 32
 """Bytes of a file that is read."""
 STEP = 1 << 20
+_META, _SYNTAX = 132, 0x0010
+"""Where the elements of a file begin, which are never deflated up to the end of group 2; and one of that group."""
+_LONG = (b"OB", b"OW", b"UN", b"SQ", b"UT")
 
 
 def is_too_large(path: Path) -> bool:
@@ -34,7 +35,17 @@ def is_too_large(path: Path) -> bool:
 
 def _end_of_meta(content: bytes) -> int:
     """Where the deflated part of a file begins; 0 if it has none."""
-    if content[META - 4 : META] != b"DICM" or content[META : META + 8] != b"\x02\0\0\0UL\x04\0":
+    if content[_META - 4 : _META] != b"DICM":
         return 0
-    end = META + 12 + int(struct.unpack_from("<I", content, META + 8)[0])
-    return end if DEFLATED in content[META:end] else 0
+    at, syntax = _META, b""
+    try:
+        while struct.unpack_from("<H", content, at)[0] == 2:
+            long = content[at + 4 : at + 6] in _LONG
+            start = at + (12 if long else 8)
+            length = struct.unpack_from("<I" if long else "<H", content, start - (4 if long else 2))[0]
+            if struct.unpack_from("<H", content, at + 2)[0] == _SYNTAX:
+                syntax = content[start : start + length]
+            at = start + length
+    except struct.error:
+        return 0
+    return at if syntax.strip(b" \0").decode("ascii", "replace") == DEFLATED else 0

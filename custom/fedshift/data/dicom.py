@@ -19,18 +19,18 @@ from typing import Literal
 
 import numpy as np
 
+from fedshift.data.deflated import DEFLATED
 from fedshift.data.dicom_classes import is_multiframe, is_no_scan
 from fedshift.data.scan_file import DATA_SUFFIXES, ScanError, reading, suffix_of
 
 MAGIC, START = b"DICM", 132
 """The word before the first element, and where that begins."""
 IMPLICIT, EXPLICIT, BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2"
-DEFLATED = "1.2.840.10008.1.2.1.99"
 COMPRESSED = ("1.2.840.10008.1.2.4.", "1.2.840.10008.1.2.5", "1.2.840.10008.1.2.8.")
 """Transfer syntaxes: of uncompressed pixels, of a whole file that is compressed, and what those of compressed pixels
 begin with."""
-MOST_INFLATED = 2**30
-"""Bytes of a deflated file: a small one may hold very many."""
+MOST_INFLATED, MOST_OF_A_HEAD = 2**30, 2**24
+"""Bytes of a deflated slice, and of those in which a deflated file says what it is: a small one may hold very many."""
 LONG = frozenset({b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV"})
 """Value representations whose length has four bytes."""
 OPEN = 0xFFFFFFFF
@@ -54,7 +54,7 @@ FARTHEST = 1e6
 HEAD = 1 << 18
 """Bytes of a file in which it says what it is, nearly always."""
 TOLERANCE = 1e-3
-"""Of a direction cosine, and relative of a pixel spacing."""
+"""Of a direction cosine."""
 
 
 class SliceFault(Exception):
@@ -203,7 +203,7 @@ def _elements(content: bytes, found: dict[int, bytes], *, last: int) -> None:
                 is_head = False
                 explicit, order = _encoding(_syntax(found))
                 if _syntax(found) == DEFLATED:
-                    content, at = _inflate(content[at:]), 0
+                    content, at = _inflate(content[at:], whole=last == PIXELS), 0
             tag, start, length = _head(content, at, explicit=explicit, order=order)
             if tag > last:
                 break
@@ -229,18 +229,18 @@ def _encoding(syntax: str) -> tuple[bool, str]:
     return syntax != IMPLICIT, ">" if syntax == BIG_ENDIAN else "<"
 
 
-def _inflate(content: bytes) -> bytes:
-    """What a deflated file, or the beginning of one, holds.
+def _inflate(content: bytes, *, whole: bool) -> bytes:
+    """What a deflated file holds, or, if the ``whole`` is not wanted, the beginning of it.
 
     Raises:
         SliceFault: it is damaged, or holds too much.
     """
     reader = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
-        inflated = reader.decompress(content, MOST_INFLATED)
+        inflated = reader.decompress(content, MOST_INFLATED if whole else MOST_OF_A_HEAD)
     except zlib.error:
         raise SliceFault("that is damaged where it is deflated") from None
-    if reader.unconsumed_tail:
+    if whole and reader.unconsumed_tail:
         raise SliceFault(f"that holds more than {MOST_INFLATED:,} bytes where it is deflated")
     return inflated
 

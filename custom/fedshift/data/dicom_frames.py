@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 from pydicom.datadict import keyword_for_tag
 
+from fedshift.data.deflated import MOST_WHOLE, is_too_large
 from fedshift.data.dicom import FARTHEST, LARGEST, SMALLEST, SliceFault, identify, read_slice
-from fedshift.data.dicom_classes import is_multiframe
 from fedshift.data.dicom_extra import UNREADABLE, quiet
 from fedshift.data.dicom_pixels import syntax_of
 from fedshift.data.dicom_values import ValueFault, Values, values_of
@@ -61,7 +62,6 @@ CLASSIC = (
 ENHANCED = (
     *("Rows", "Columns", "NumberOfFrames", "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
     *("SOPInstanceUID", "ConcatenationUID", "InConcatenationNumber", "InConcatenationTotalNumber"),
-    "ConcatenationFrameOffsetNumber",
 )
 """Elements that are read of a file: others may hold anything."""
 DEEPEST = 4
@@ -104,7 +104,6 @@ class Part:
     uid: str
     number: int
     total: int | None
-    offset: int
 
 
 def frames_in(path: Path) -> tuple[list[Frame], Part | None]:
@@ -114,15 +113,27 @@ def frames_in(path: Path) -> tuple[list[Frame], Part | None]:
         FrameFault: it is no image with places, or damaged.
     """
     identity = identify(path)
+    if is_too_large(path):
+        raise FrameFault(f"that holds more than {MOST_WHOLE:,} bytes when it is inflated")
     with quiet():
         try:
-            if identity is not None and is_multiframe(identity.sop_class):
+            if identity is not None and identity.is_multiframe:
                 return _enhanced(path)
             return [_classic(path)], None
         except SliceFault as fault:
             raise FrameFault(str(fault)) from None
         except UNREADABLE:
             raise FrameFault("that cannot be read, it is damaged") from None
+
+
+def digest_of_pixels(path: Path) -> bytes:
+    """A digest of all pixels of a file, as they are stored."""
+    import pydicom
+
+    names = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
+    with quiet():
+        header = pydicom.dcmread(path, specific_tags=list(names))
+        return hashlib.sha256(b"".join(header[name].value for name in names if name in header)).digest()
 
 
 def _classic(path: Path) -> Frame:
@@ -203,7 +214,6 @@ def _part(header: Any) -> Part | None:
         str(header.ConcatenationUID),
         int(header.get("InConcatenationNumber", 1)),
         None if total is None else int(total),
-        int(header.get("ConcatenationFrameOffsetNumber", 0)),
     )
 
 

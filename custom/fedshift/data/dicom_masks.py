@@ -16,7 +16,7 @@ from fedshift.data.labels import Labels
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scans import Scan
 from fedshift.data.segmentations import AGAIN
-from fedshift.data.series import is_series, list_series
+from fedshift.data.series import first_file, is_series, list_series
 from fedshift.data.structures import Remark, paint
 from fedshift.schema.names import one_line
 
@@ -62,7 +62,7 @@ def references(path: Path) -> References:
     """
     with quiet():
         try:
-            content = _open(path)
+            content = _open(path, pixels=False)
             series = tuple(dict.fromkeys(_series(content)))
             images = tuple(dict.fromkeys(_images(content)))
             return References(series, images, _frame(content))
@@ -79,7 +79,7 @@ def structures_in(path: Path) -> tuple[str, ...]:
     """
     with quiet():
         try:
-            content = _open(path)
+            content = _open(path, pixels=False)
             segments, rois = content.get("SegmentSequence", []), content.get("StructureSetROISequence", [])
             labels = [segment.get("SegmentLabel", "") for segment in segments if segment.get("SegmentNumber") != 0]
             return tuple(one_line(name) for name in (*labels, *(roi.get("ROIName", "") for roi in rois)))
@@ -122,13 +122,15 @@ def read_mask(
 def wrong_image(path: Path, image: Path) -> OtherImage | None:
     """Why a DICOM mask is not of a DICOM image, by what both say; None if nothing speaks against it."""
     said = references(path)
-    files = list_series(image).files if is_series(image) else (image,)
-    first, frame = identify(files[0]), frame_of(files[0])
+    file = first_file(image)
+    first, frame = identify(file), frame_of(file)
     elsewhere = bool(said.frame and frame and said.frame != frame)
     if said.series and first is not None and first.series not in said.series:
         return OtherImage("refers to another series than that of its image", elsewhere)
-    if said.images and not said.series and not any(of.instance in said.images for of in map(identify, files) if of):
-        return OtherImage("refers to other images than its image", elsewhere)
+    if said.images and not said.series:
+        files = list_series(image).files if is_series(image) else (image,)
+        if not any(of.instance in said.images for of in map(identify, files) if of):
+            return OtherImage("refers to other images than its image", elsewhere)
     return OtherImage("has another frame of reference than its image", elsewhere) if elsewhere else None
 
 
@@ -145,14 +147,14 @@ def frame_of(file: Path) -> str:
         return str(pydicom.dcmread(file, specific_tags=["FrameOfReferenceUID"]).get("FrameOfReferenceUID", "") or "")
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path, *, pixels: bool = True) -> Any:
     need_highdicom(f"{path} is a DICOM mask, and reading it")
     import pydicom
 
     if is_too_large(path):
         what = f"has more than {MOST_WHOLE:,} bytes when it is inflated"
         raise ScanError(path, what, "export fewer segments")
-    content = pydicom.dcmread(path)
+    content = pydicom.dcmread(path, stop_before_pixels=not pixels)
     if content.SOPClassUID not in (*SEGMENTATIONS, STRUCTURE_SET):
         raise ScanError(path, "is no DICOM SEG or RT Structure Set", "name the mask")
     return content

@@ -62,8 +62,7 @@ def stored_frames(path: Path, numbers: Sequence[int], values: Sequence[Values]) 
         if "BitsStored" in header:
             header.BitsStored = header.BitsAllocated  # pydicom would take the lowest bits, whatever the highest one is
             header.HighBit = header.BitsAllocated - 1
-        for number, pixels in zip(numbers, _arrays(get_decoder(syntax), header, numbers), strict=True):
-            of_frame = values[numbers.index(number)]
+        for pixels, of_frame in zip(_arrays(get_decoder(syntax), header, numbers), values, strict=True):
             yield stored_value(pixels, of_frame) if np.issubdtype(pixels.dtype, np.integer) else pixels
         return
     if syntax not in DECODED:

@@ -119,15 +119,15 @@ def _refuse_incomplete(parts: Sequence[Part]) -> None:
     """Refuse a concatenation of which parts are missing.
 
     Raises:
-        DicomFault: one is, or there are several.
+        DicomFault: one is.
     """
-    if len({part.uid for part in parts}) > 1:
-        return  # several whole images of one series: their frames say which are one volume
-    numbers = sorted(part.number for part in parts)
-    total = max([*numbers, *(part.total for part in parts if part.total is not None)])
-    if numbers != list(range(1, total + 1)):
-        shown = ", ".join(map(str, numbers))
-        raise DicomFault(f"has part {shown} of an enhanced image that was split into {total} files, and not the others")
+    for uid in dict.fromkeys(part.uid for part in parts):
+        numbers = sorted(part.number for part in parts if part.uid == uid)
+        total = max([*numbers, *(part.total for part in parts if part.uid == uid and part.total is not None)])
+        if numbers != list(range(1, total + 1)):
+            shown = ", ".join(map(str, numbers))
+            what = f"has part {shown} of an enhanced image that was split into {total} files, and not the others"
+            raise DicomFault(what)
 
 
 def _smallest(voxels: np.ndarray) -> np.ndarray:

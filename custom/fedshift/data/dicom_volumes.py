@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from fedshift.data.dicom import LARGEST, SMALLEST
-from fedshift.data.dicom_frames import MARKS, NO_MARK, UNMIXED, Frame, Mark
+from fedshift.data.dicom_frames import MARKS, NO_MARK, UNMIXED, Frame, Mark, digest_of_pixels
 
 OFF = 0.1
 """Of a voxel: how far one may lie from where the box has it."""
@@ -171,12 +172,20 @@ def _without_copies(frames: Sequence[Frame]) -> list[Frame]:
         VolumeFault: two files say that they are the same instance and differ.
     """
     first: dict[bytes, Frame] = {}
+    digests: dict[Path, bytes] = {}
     kept = []
+
+    def content(frame: Frame) -> bytes:
+        """A digest of what a frame shows; of an enhanced image that of all its frames, which is seldom asked for."""
+        if not frame.content and frame.file not in digests:
+            digests[frame.file] = digest_of_pixels(frame.file)
+        return frame.content or digests[frame.file]
+
     for frame in frames:
         twin = first.setdefault(frame.instance, frame) if frame.instance else frame
         if twin is frame:
             kept.append(frame)
-        elif twin.content != frame.content or not np.array_equal(twin.position, frame.position):
+        elif not np.array_equal(twin.position, frame.position) or content(twin) != content(frame):
             raise VolumeFault(f"has a slice {frame.file.name} with the UID of another slice and other content")
     return kept
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fedshift.data.casefiles import CaseFiles, Finding, read_case, read_values
+from fedshift.data.casefiles import CaseFiles, Finding, read_case
 from fedshift.data.dicom_masks import is_dicom_mask
 from fedshift.data.named_masks import names_structures, structures_in
 from fedshift.data.scan_file import ScanError
 from fedshift.data.scan_folders import scans_in
-from fedshift.data.scans import Scan, read_volumes, volumes_in
-from fedshift.data.studies import pair_studies
+from fedshift.data.scans import Scan, read_scan
+from fedshift.data.slicer_masks import refuse_layers
+from fedshift.data.studies import image_of
 from fedshift.data.volume_file import unclear_positions
 from fedshift.schema.errors import DataError
 from fedshift.schema.manifest import FILE_NAME, read_manifest
@@ -33,32 +34,43 @@ class Explained:
     findings: tuple[Finding, ...] = ()
 
 
-def explain(path: Path, mask: Path | None = None) -> Iterator[Explained]:
+@dataclass(frozen=True)
+class How:
+    """The options that files are read with, see `fedshift.data.casefiles.CaseFiles`."""
+
+    volume: int | None = None
+    trust_voxels: bool = False
+    interpolate: bool = False
+    may_be_empty: bool = False
+
+
+def explain(path: Path, mask: Path | None = None, how: How = How()) -> Iterator[Explained]:
     """Explain a scan or a mask, all scans of a folder, an image with its mask, or the cases of a prepared site.
 
     Args:
         path: the scan, as of `fedshift.data.scans.read_scan`; or a mask, a folder, or a prepared site.
         mask: the mask of the scan at ``path``.
+        how: options.
 
     Raises:
         DataError: a folder without scans, or a site's manifest that cannot be read.
     """
     if mask is not None:
-        yield from _case(path, mask)
+        yield from _case(path, mask, how)
     elif (path / FILE_NAME).is_file():
         yield from _site(path)
     elif names_structures(path):
         image = _image_of(path) if is_dicom_mask(path) else None
-        yield _without_image(path) if image is None else list(_case(image, path))[-1]
+        yield _without_image(path) if image is None else list(_case(image, path, how))[-1]
     else:
         for scan in scans_in([path]):
-            yield _scan(scan)
+            yield _scan(scan, how)
 
 
-def _scan(path: Path) -> Explained:
-    several = volumes_in(path)
+def _scan(path: Path, how: How) -> Explained:
     try:
-        scan = read_volumes(path, [0])[0] if several > 1 else read_values(path)
+        refuse_layers(path)
+        scan = read_scan(path, volume=how.volume)
     except ScanError as error:
         return Explained(path, findings=(Finding("error", error.path, error.what, error.mend),))
     findings = [
@@ -67,13 +79,13 @@ def _scan(path: Path) -> Explained:
     return Explained(path, scan.reading, _outcome(scan), tuple(findings))
 
 
-def _case(image: Path, mask: Path) -> Iterator[Explained]:
+def _case(image: Path, mask: Path, how: How) -> Iterator[Explained]:
     """An image, and its mask on the image's grid; all that is wrong with them is said of the mask."""
-    yield (first := _scan(image))
+    yield (first := _scan(image, how))
     if first.reading is None:
         yield Explained(mask, findings=first.findings)
         return
-    decoded, findings = read_case(CaseFiles(mask.stem, (image,), mask))
+    decoded, findings = read_case(CaseFiles(mask.stem, (image,), mask, **asdict(how)))
     said = tuple(finding for finding in findings if finding not in first.findings)
     if decoded is None:
         yield Explained(mask, findings=said)
@@ -91,9 +103,10 @@ def _site(folder: Path) -> Iterator[Explained]:
 def _image_of(mask: Path) -> Path | None:
     """The series that a DICOM mask was drawn on, in its folder or one above."""
     for folder in list(mask.absolute().parents)[:LEVELS_UP]:
-        for case in pair_studies(folder, mask.parent).cases:
-            if case.mask.samefile(mask):
-                return case.image
+        if folder in (folder.parent, Path.home()):
+            break  # where everything is
+        if (image := image_of(mask, folder)) is not None:
+            return image
     return None
 
 

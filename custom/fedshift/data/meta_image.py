@@ -92,7 +92,12 @@ def _unclear(path: Path, said: Mapping[str, str], direction: str | None) -> Iter
     words = said.get("anatomicalorientation", "").upper()
     if len(words) != 3 or not set(words) <= set("RLAPIS") or said.get("ndims") != "3":
         return
-    matrix = tuple(map(float, said[direction].split())) if direction else (1.0, 0, 0, 0, 1, 0, 0, 0, 1)
+    try:
+        matrix = tuple(map(float, said[direction].split())) if direction else (1.0, 0, 0, 0, 1, 0, 0, 0, 1)
+    except ValueError:
+        matrix = ()
+    if len(matrix) != 9:
+        return  # ITK says what is wrong with the file
     # In the file the columns of ITK's matrix lie one after another.
     rows = tuple(matrix[3 * column + row] for row in range(3) for column in range(3))
     code = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(rows)

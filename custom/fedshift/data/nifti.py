@@ -56,19 +56,17 @@ def unclear_positions(path: Path) -> Iterator[Unclear]:
     mend = "look where the image and its mask lie in a viewer, and write the header again with both the same"
     if not (has_qform and has_sform):
         return
-    shape, sform = header.get_data_shape(), affine_in_mm(header.get_sform(), header)
     try:
-        qform = affine_in_mm(header.get_qform(), header)
+        apart = _forms_apart(header)
     except ValueError:  # nibabel computes none; SimpleITK, which reads the scan, takes one or the other
+        shape, sform = header.get_data_shape(), affine_in_mm(header.get_sform(), header)
         is_sform = _most_apart(_direction_and_affine(path)[1], sform, shape) <= MAX_POSITION_DIFFERENCE_MM
         used = "the sform" if is_sform else "the quaternion, scaled to length 1,"
         what = "has a qform that is no rotation, because its quaternion is longer than 1"
         yield Unclear(what, f"{used} is used", mend)
         return
-    most, at_first_voxel = _most_apart(qform, sform, shape), _most_apart(qform, sform, (1, 1, 1))
-    rounding = _turn_by_rounding(header) * _extent(sform, shape)
-    if at_first_voxel > MAX_POSITION_DIFFERENCE_MM or most > MAX_POSITION_DIFFERENCE_MM + rounding:
-        what = f"has a qform and an sform in its header that differ by up to {most:.3g} mm"
+    if apart is not None:
+        what = f"has a qform and an sform in its header that differ by up to {apart:.3g} mm"
         yield Unclear(what, "the volume in ml is computed from the qform", mend)
 
 
@@ -82,10 +80,24 @@ def geometry_words(path: Path) -> str:
     if not header["qform_code"]:
         return "sform"
     try:
-        apart = _most_apart(header.get_qform(), header.get_sform(), header.get_data_shape())
+        apart = _forms_apart(header)
     except ValueError:
         return "qform or sform, which differ"
-    return "qform and sform, which agree" if apart <= MAX_POSITION_DIFFERENCE_MM else "qform; the sform differs"
+    return "qform and sform, which agree" if apart is None else "qform; the sform differs"
+
+
+def _forms_apart(header: Any) -> float | None:
+    """How far qform and sform put a voxel apart at most, in mm; None if it is no more than rounding.
+
+    Raises:
+        ValueError: there is no qform.
+    """
+    shape = header.get_data_shape()
+    qform, sform = (affine_in_mm(form, header) for form in (header.get_qform(), header.get_sform()))
+    most, at_first_voxel = _most_apart(qform, sform, shape), _most_apart(qform, sform, (1, 1, 1))
+    rounding = _turn_by_rounding(header) * _extent(sform, shape)
+    differ = at_first_voxel > MAX_POSITION_DIFFERENCE_MM or most > MAX_POSITION_DIFFERENCE_MM + rounding
+    return most if differ else None
 
 
 def _turn_by_rounding(header: Any) -> float:

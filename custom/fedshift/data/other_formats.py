@@ -103,7 +103,7 @@ def passed_over(folder: Path, levels: int = DEEPEST) -> Iterator[Path]:
         return
     yield from in_other_formats(entries)
     for entry in entries:
-        if levels and entry.is_dir():
+        if levels and entry.is_dir() and not entry.name.lower().endswith(".zarr"):
             yield from passed_over(entry, levels - 1)
 
 

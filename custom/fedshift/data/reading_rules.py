@@ -69,7 +69,11 @@ DICOM_IMAGES: tuple[Rule, ...] = (
     ),
     Rule("JPEG lossless, JPEG-LS, JPEG 2000, run lengths (RLE)", "read", "the same values as uncompressed"),
     Rule("high-throughput JPEG 2000 (HTJ2K)", "read", "the same values as uncompressed"),
-    Rule("JPEG with loss (baseline and extended)", "warned of", "its values are not those of the scanner"),
+    Rule(
+        "JPEG with loss (baseline, extended), or an image that says it was compressed so",
+        "warned of",
+        "its values are not those of the scanner",
+    ),
     Rule("deflated, big endian or with implicit value representations", "read", "the same values"),
     Rule("other encodings, such as MPEG or JPIP", "refused", "by the name of the transfer syntax"),
     Rule("pixels that are damaged where they are compressed", "refused", "by file"),

@@ -32,7 +32,7 @@ def scans_in(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         inside = _inside(path, DEEPEST)[0] if path.is_dir() else [path]
         if not inside:
-            others = list(passed_over(path))
+            others = list(passed_over(path, DEEPEST))
             if others:
                 shown = few_names([file.name for file in others])
                 raise DataError(f"{path} holds no scan that is read, only {shown}: {how_to_convert(others)}")
@@ -45,7 +45,7 @@ def scans_in(paths: Iterable[Path]) -> list[Path]:
 
 def not_read(paths: Iterable[Path]) -> Iterator[str]:
     """A line that names the scans in formats that are not read, in the folders in which `scans_in` looks, if any."""
-    if files := [file for path in paths if path.is_dir() for file in passed_over(path)]:
+    if files := [file for path in paths if path.is_dir() for file in passed_over(path, DEEPEST)]:
         yield f"not read: {few_names([file.name for file in files])}: {how_to_convert(files)}"
 
 

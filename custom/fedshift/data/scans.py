@@ -277,5 +277,6 @@ def _three_dimensional(
         )
     pick = channel or 0
     if pick >= size[3]:
-        raise ScanError(path, f"has {size[3]} volume(s), not the expected {pick + 1}", "download it again")
+        mend = "download it again" if volume is None else "say another --volume"
+        raise ScanError(path, f"has {size[3]} volume(s), not the expected {pick + 1}", mend)
     return image[:, :, :, pick], pick

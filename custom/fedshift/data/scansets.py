@@ -95,7 +95,26 @@ def gather(
     """
     with reading(images or masks or source or Path()):
         sets = _gather(source, images, masks, sequences or {})
-    return [replace(found, cases=tuple(replace(case, volume=volume) for case in found.cases)) for found in sets]
+    return sets if volume is None else [_with_volume(found, volume) for found in sets]
+
+
+def _with_volume(found: ScanSet, volume: int) -> ScanSet:
+    """Take one volume, from 1, of images that have several.
+
+    Raises:
+        ConfigError: their volumes are sequences with names, or there are not so many.
+    """
+    if not any(case.channels for case in found.cases):
+        return replace(found, cases=tuple(replace(case, volume=volume) for case in found.cases))
+    if not all(UNNAMED.fullmatch(name) for name in found.sequences):
+        raise ConfigError(
+            f"{found.folder} has the sequences {', '.join(found.sequences)} as volumes of its files: choose one with "
+            "--sequence, without --volume"
+        )
+    if volume > len(found.sequences):
+        raise ConfigError(f"{found.folder} has files of {len(found.sequences)} volumes: --volume {volume} is none")
+    cases = tuple(_of_sequences(case, [volume - 1], ()) for case in found.cases)
+    return replace(found, cases=cases, sequences=())
 
 
 def _gather(

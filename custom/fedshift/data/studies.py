@@ -49,15 +49,7 @@ def pair_studies(images: Path, masks: Path | None = None, name: str | None = Non
     Raises:
         ConfigError: highdicom is not installed.
     """
-    series: dict[str, list[Path]] = {}
-    findings: list[Finding] = []
-    for folder in _folders(images):
-        try:
-            if any(map(looks_like_dicom, visible(folder))):
-                for uid, paths in series_by_uid(folder).items():
-                    series.setdefault(uid, []).extend(paths)
-        except ScanError as error:
-            findings.append(Finding("error", error.path, error.what, error.mend))
+    series, findings = _series_below(images)
     scans = _Scans(series)
     of_case: dict[str, list[tuple[Path, Path]]] = {}
     for mask in (file for folder in _folders(masks or images) for file in visible(folder)):
@@ -88,6 +80,31 @@ def pair_studies(images: Path, masks: Path | None = None, name: str | None = Non
         what = f"is of case {case}, which has no mask"
         findings.append(Finding("error", bare[case], what, "add the mask or remove the case", case))
     return ScanSet(name or images.name, images, "studies", tuple(cases), tuple(findings))
+
+
+def image_of(mask: Path, folder: Path) -> Path | None:
+    """The scan below a folder that a DICOM mask refers to; None if it is not there, or not one.
+
+    Raises:
+        ScanError: the mask cannot be read.
+        ConfigError: highdicom is not installed.
+    """
+    found, _ = _Scans(_series_below(folder)[0]).of(references(mask))
+    return found[0] if len(found) == 1 else None
+
+
+def _series_below(images: Path) -> tuple[dict[str, list[Path]], list[Finding]]:
+    """The scans of each series below a folder, and what cannot be read there."""
+    series: dict[str, list[Path]] = {}
+    findings: list[Finding] = []
+    for folder in _folders(images):
+        try:
+            if any(map(looks_like_dicom, visible(folder))):
+                for uid, paths in series_by_uid(folder).items():
+                    series.setdefault(uid, []).extend(paths)
+        except ScanError as error:
+            findings.append(Finding("error", error.path, error.what, error.mend))
+    return series, findings
 
 
 class _Scans:

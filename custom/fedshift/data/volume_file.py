@@ -98,7 +98,7 @@ def _refuse_by_header(path: Path) -> None:
     """Refuse a file whose header names too many voxels, or frames of DICOM that ITK reads without their places.
 
     A small compressed file may hold very many voxels. Of DICOM, an enhanced image is read elsewhere, by its frames'
-    own positions (`fedshift.data.multiframe`).
+    own positions (`fedshift.data.dicom_scan`).
 
     Raises:
         ScanError: there are too many, or it is such a file.

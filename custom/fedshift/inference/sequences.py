@@ -126,6 +126,8 @@ def read_sequences(image: Path, sequences: Sequence[str], *, volume: int | None 
     """
     files = files_of(image, sequences)
     several = is_4d(image) and (bool(sequences) or volume is None)
+    if several and volume is not None:
+        raise ScanError(image, "has the model's sequences as its volumes", "leave out --volume")
     scans = (
         read_volumes(image, _channels(image, sequences))
         if several
